@@ -1,0 +1,19 @@
+"""`python -m appliance` and the `roomscribe` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> int:
+    """Runs the command line; its exit status."""
+    # numpy's BLAS would start a thread for each core for matrices that one multiplies in 2 ms
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from appliance import cli
+
+    return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

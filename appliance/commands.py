@@ -1,0 +1,188 @@
+"""What each command does, behind the command line of `appliance.cli`.
+
+Heavy rooms are imported by the command that needs them, so that `roomscribe log` starts at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from appliance.config import node_name
+from appliance.errors import ConfigError, RoomscribeError
+from appliance.records import Discarded, Transcription, Window
+from appliance.settings import Settings
+
+if TYPE_CHECKING:
+    from appliance.infer.transcriber import Transcriber
+
+
+def run(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe run`"""
+    from appliance import service
+
+    if options.recording:
+        settings = replace(settings, capture=replace(settings.capture, recording=options.recording))
+    service.run(settings)
+    return 0
+
+
+def transcribe(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe transcribe`; the status of the last failing file, after doing all the others."""
+    from appliance.infer.transcriber import open_transcriber
+
+    if options.model:
+        settings = replace(settings, model=replace(settings.model, bundle=options.model))
+    transcriber = open_transcriber(settings)
+    if transcriber.bundle.demo_model and not options.json:
+        print(
+            f"roomscribe: {transcriber.bundle.name} is a demonstration model that knows a few "
+            "hundred home words; `roomscribe model add tiny` brings a real one",
+            file=sys.stderr,
+        )
+    status = 0
+    number = 0
+    for file in options.files:
+        try:
+            for window, result, reason in _transcribed(file, transcriber, settings):
+                number += reason is None
+                if options.json:
+                    print(json.dumps(_as_json(file, window, result, reason)), flush=True)
+                elif reason is None and isinstance(window, Window) and result is not None:
+                    print(_as_text(file, window, result, number, options), flush=True)
+        except RoomscribeError as error:
+            print(f"roomscribe: {error}", file=sys.stderr)
+            status = error.exit_status
+    return status
+
+
+def devices(_options: argparse.Namespace, _settings: Settings) -> int:
+    """`roomscribe devices`; 1 when there is no microphone."""
+    from appliance.capture.microphone import list_microphones
+
+    found = list_microphones()
+    for one in found:
+        mark = "*" if one.default else " "
+        print(f"{mark} {one.index:3d}  {one.name}  ({one.channels} ch, {one.rate_hz:.0f} Hz)")
+    if not found:
+        print(
+            "roomscribe: no microphone found: plug one in, and see that this user is in the "
+            "group audio (`arecord -l` shows what the kernel sees)",
+            file=sys.stderr,
+        )
+    return 0 if found else 1
+
+
+def log(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe log`; 1 when nothing matches."""
+    from appliance.publish.events import encode, transcript
+    from appliance.publish.store import Store
+
+    since = moment(options.since) if options.since else None
+    found = 0
+    with Store.open(settings.store, read_only=True) as store:
+        for row in store.query(since, options.grep or "", options.limit):
+            found += 1
+            one = row.transcript
+            if options.json:
+                event = transcript(row, node_name(settings), one.end, False)
+                print(encode(event).decode())
+            else:
+                start = one.start.astimezone()
+                print(f"{start:%Y-%m-%d %H:%M:%S}  {one.confidence:4.0%}  {one.text}")
+    return 0 if found else 1
+
+
+def moment(text: str) -> datetime:
+    """A point in time: an age such as 90s, 15m, 2h, 3d, or an ISO date and time (local)."""
+    age = re.fullmatch(r"(\d+)\s*([smhdw])", text)
+    if age:
+        unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+        return datetime.now(UTC) - timedelta(**{unit[age[2]]: int(age[1])})
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        raise ConfigError(
+            f"--since: expected an age (90s, 15m, 2h, 3d) or a time (2026-01-31T18:00), "
+            f"found {text!r}"
+        ) from None
+
+
+def _transcribed(
+    file: str, transcriber: Transcriber, settings: Settings
+) -> Iterator[tuple[Window | Discarded, Transcription | None, str | None]]:
+    """Each window of a file with what the model made of it and why it is discarded, if it is."""
+    from appliance.capture.recording import Recording
+    from appliance.capture.segmenter import Segmenter
+    from appliance.capture.voice import VoiceDetector
+    from appliance.infer.guards import judge
+
+    segmenter = Segmenter(
+        VoiceDetector(settings.voice), settings.segmenter, transcriber.bundle.window_s
+    )
+
+    def windows() -> Iterator[Window | Discarded]:
+        with Recording(file, real_time=False) as recording:
+            for frame in recording.frames():
+                yield from segmenter.push(frame)
+            yield from segmenter.flush()
+
+    for found in windows():
+        if isinstance(found, Discarded):
+            yield found, None, found.reason
+        else:
+            result = transcriber.transcribe(found)
+            yield found, result, judge(result, transcriber.gates)
+
+
+def _as_text(
+    file: str, window: Window, result: Transcription, number: int, options: argparse.Namespace
+) -> str:
+    """One window for people: its text, or its SubRip entry `number`."""
+    if options.srt:
+        begin, end = _srt_time(window.start_s), _srt_time(window.speech_end_s)
+        return f"{number}\n{begin} --> {end}\n{result.text}\n"
+    return f"{file}: {result.text}" if len(options.files) > 1 else result.text
+
+
+def _as_json(
+    file: str, window: Window | Discarded, result: Transcription | None, reason: str | None
+) -> dict[str, object]:
+    """One window as `--json` prints it; the text of a discarded one is shown, nothing is kept."""
+    shown: dict[str, object] = {
+        "file": file,
+        "utterance_id": window.utterance_id,
+        "duration_s": round(window.duration_s, 3),
+        "discarded": reason,
+    }
+    if isinstance(window, Window):
+        shown |= {
+            "window": window.index,
+            "start_s": round(window.start_s, 3),
+            "end_s": round(window.speech_end_s, 3),
+        }
+    if result is not None:
+        shown |= {
+            "text": result.text,
+            "language": result.language,
+            "avg_logprob": round(result.avg_logprob, 4),
+            "no_speech_prob": round(result.no_speech_prob, 4),
+            "compression_ratio": round(result.compression_ratio, 3),
+            "flags": [*(window.flags if isinstance(window, Window) else ()), *result.flags],
+            "encode_ms": round(result.encode_ms, 1),
+            "decode_ms": round(result.decode_ms, 1),
+        }
+    return shown
+
+
+def _srt_time(seconds: float) -> str:
+    """hh:mm:ss,mmm"""
+    millis = round(max(0.0, seconds) * 1000)
+    minutes, millis = divmod(millis, 60_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{millis // 1000:02d},{millis % 1000:03d}"

@@ -1,0 +1,1 @@
+"""Window to transcription: mel, encoder, decoder, guards, tokenizer."""

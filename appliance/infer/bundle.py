@@ -1,0 +1,249 @@
+"""A model bundle: a folder whose bundle.json sizes everything in infer/, verified before use.
+
+A bundle is looked for by name in the package itself, in /var/lib/roomscribe/models and in
+$ROOMSCRIBE_MODELS, in this order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.errors import ModelError
+from appliance.infer.manifest import Manifest
+from appliance.infer.mel import FRAMES_PER_SECOND
+
+MANIFEST = "bundle.json"
+ENCODER, CROSS, STEP, VOCABULARY = "encoder.onnx", "cross.onnx", "step.onnx", "vocabulary.json"
+PACKAGED = Path(__file__).resolve().parent.parent / "bundles"
+INSTALLED = Path("/var/lib/roomscribe/models")
+PLACE_VARIABLE = "ROOMSCRIBE_MODELS"
+FRAMES_PER_POSITION = 2
+"""Whisper's second convolution has stride 2: a position is two mel frames, 20 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Ids of the tokens that are not text."""
+
+    start: int
+    end_of_text: int
+    no_speech: int | None
+    """None: the model was not trained to say that nobody speaks."""
+    no_timestamps: int
+    first_special: int
+    """No id from this one on is text."""
+    timestamp_begin: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """How the decoder is kept from running on."""
+
+    positions: int
+    """Encoder positions after zero-padding; at least the bundle's own."""
+    repetition_penalty: float
+    """1 is off."""
+    eot_boost: float
+    """Added to the score of end-of-text; 0 is off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A verified model folder."""
+
+    folder: Path
+    name: str
+    description: str
+    source: str
+    licence: str
+    demo_model: bool
+    """True for a model that must never be mistaken for real Whisper."""
+    checkpoint_sha256: str
+    d_model: int
+    encoder_layers: int
+    decoder_layers: int
+    heads: int
+    n_mels: int
+    vocabulary_size: int
+    max_tokens: int
+    """Context of the decoder, prompt included."""
+    window_s: float
+    """Length of the model's window, seconds."""
+    positions: int
+    """Encoder positions of one window."""
+    languages: tuple[str, ...]
+    language: str
+    prompt: tuple[int, ...]
+    tokens: Tokens
+    suppressed: tuple[int, ...]
+    suppressed_first: tuple[int, ...]
+    """Suppressed at the first step only, besides `suppressed`."""
+    guards: Guards
+    no_speech_sure: float
+    """GateSettings.no_speech_sure, as this model wants it."""
+    """What the bundle recommends; the configuration may say otherwise."""
+    files: tuple[str, ...]
+
+    @property
+    def frames(self) -> int:
+        """Mel frames of one window."""
+        return self.positions * FRAMES_PER_POSITION
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.d_model // self.heads
+
+
+def load_bundle(path_or_name: str | Path) -> Bundle:
+    """The bundle in a folder, or the installed one of that name, every checksum verified.
+
+    Anything with a slash in it is a folder. Raises ModelError naming file, key, what was
+    expected, what was found and what to do.
+    """
+    folder = _find(path_or_name)
+    manifest = Manifest.read(folder / MANIFEST, _cure(folder))
+    bundle = _parse(manifest, folder)
+    _verify_files(manifest.table("files"), bundle)
+    return bundle
+
+
+def installed_bundles() -> dict[str, Path]:
+    """Folders of the bundles that load_bundle finds by name; not verified."""
+    found: dict[str, Path] = {}
+    for place in _places():
+        if place.is_dir():
+            for file in sorted(place.glob(f"*/{MANIFEST}")):
+                found.setdefault(file.parent.name, file.parent)
+    return found
+
+
+def _places() -> list[Path]:
+    extra = os.environ.get(PLACE_VARIABLE, "")
+    return [PACKAGED, INSTALLED, *([Path(extra)] if extra else [])]
+
+
+def _find(path_or_name: str | Path) -> Path:
+    """The folder meant by a path or a bare name."""
+    if isinstance(path_or_name, Path) or os.sep in path_or_name or path_or_name in (".", ".."):
+        folder = Path(path_or_name).expanduser()
+        if not (folder / MANIFEST).is_file():
+            raise ModelError(
+                f"{folder}: expected a model bundle (a folder with a {MANIFEST}), found "
+                f"{'no such file in it' if folder.is_dir() else 'no such folder'}; "
+                f"correct [model] bundle; installed are: {_installed_names()}"
+            )
+        return folder
+    installed = installed_bundles()
+    if path_or_name in installed:
+        return installed[path_or_name]
+    raise ModelError(
+        f"model bundle {path_or_name!r}: expected it in {', '.join(map(str, _places()))}, found "
+        f"there: {_installed_names()}; correct [model] bundle, or roomscribe model add tiny"
+    )
+
+
+def _installed_names() -> str:
+    return ", ".join(installed_bundles()) or "none"
+
+
+def _cure(folder: Path) -> str:
+    if folder.resolve().is_relative_to(PACKAGED):
+        return "the package is damaged: reinstall roomscribe"
+    return "the bundle is damaged: install it again, or roomscribe model add tiny"
+
+
+def _parse(manifest: Manifest, folder: Path) -> Bundle:
+    """The bundle that the manifest describes; its parts fit each other, files are not looked at."""
+    vocabulary_size = manifest.whole("vocabulary_size", 2)
+    positions = manifest.whole("positions", 2)
+    bundle = Bundle(
+        folder=folder,
+        name=manifest.text("name"),
+        description=manifest.text("description"),
+        source=manifest.text("source"),
+        licence=manifest.text("licence"),
+        demo_model=manifest.flag("demo_model"),
+        checkpoint_sha256=manifest.text("checkpoint_sha256"),
+        d_model=manifest.whole("d_model", 1),
+        encoder_layers=manifest.whole("encoder_layers", 1),
+        decoder_layers=manifest.whole("decoder_layers", 1),
+        heads=manifest.whole("heads", 1),
+        n_mels=manifest.whole("n_mels", 1),
+        vocabulary_size=vocabulary_size,
+        max_tokens=manifest.whole("max_tokens", 2),
+        window_s=manifest.number("window_s", 0.04, 30.0),
+        positions=positions,
+        languages=manifest.texts("languages"),
+        language=manifest.text("language"),
+        prompt=manifest.ids("prompt", vocabulary_size),
+        tokens=_parse_tokens(manifest.table("tokens"), vocabulary_size),
+        suppressed=manifest.ids("suppressed", vocabulary_size),
+        suppressed_first=manifest.ids("suppressed_first", vocabulary_size),
+        guards=_parse_guards(manifest.table("guards"), positions),
+        no_speech_sure=manifest.table("guards").number("no_speech_sure", 0.0, 1.0),
+        files=tuple(manifest.table("files").keys()),
+    )
+    _check_sense(manifest, bundle)
+    return bundle
+
+
+def _parse_tokens(table: Manifest, vocabulary_size: int) -> Tokens:
+    last = vocabulary_size - 1
+    return Tokens(
+        start=table.whole("start", 0, last),
+        end_of_text=table.whole("end_of_text", 0, last),
+        no_speech=table.whole_or_none("no_speech", 0, last),
+        no_timestamps=table.whole("no_timestamps", 0, last),
+        first_special=table.whole("first_special", 1, last),
+        timestamp_begin=table.whole_or_none("timestamp_begin", 0, last),
+    )
+
+
+def _parse_guards(table: Manifest, positions: int) -> Guards:
+    return Guards(
+        positions=table.whole("positions", positions),
+        repetition_penalty=table.number("repetition_penalty", 0.5, 2.0),
+        eot_boost=table.number("eot_boost", 0.0, 5.0),
+    )
+
+
+def _check_sense(manifest: Manifest, bundle: Bundle) -> None:
+    """Raises ModelError where two values contradict each other."""
+    frames = bundle.window_s * FRAMES_PER_SECOND
+    if abs(frames - bundle.frames) > 1e-6:
+        raise manifest.fault(
+            "positions", f"{frames / 2:g} for {bundle.window_s:g} s", bundle.positions
+        )
+    if bundle.d_model % bundle.heads:
+        raise manifest.fault("heads", f"a divisor of d_model {bundle.d_model}", bundle.heads)
+    if not 0 < len(bundle.prompt) < bundle.max_tokens:
+        raise manifest.fault("prompt", f"1 to {bundle.max_tokens - 1} tokens", len(bundle.prompt))
+    if bundle.tokens.start not in bundle.prompt:
+        raise manifest.fault("prompt", f"tokens.start {bundle.tokens.start} in it", bundle.prompt)
+    if bundle.tokens.end_of_text in bundle.suppressed:
+        raise manifest.fault("suppressed", "a list without end_of_text", bundle.tokens.end_of_text)
+    if bundle.language not in bundle.languages:
+        raise manifest.fault("language", f"one of {', '.join(bundle.languages)}", bundle.language)
+
+
+def _verify_files(table: Manifest, bundle: Bundle) -> None:
+    """Raises ModelError at the first file that is absent or not as the manifest says."""
+    for name in dict.fromkeys((ENCODER, CROSS, STEP, VOCABULARY, *bundle.files)):
+        entry = table.table(name)
+        if Path(name).name != name:
+            raise table.fault(name, "the name of a file in the folder itself", name)
+        size, digest = entry.whole("size", 0), entry.text("sha256")
+        try:
+            with (bundle.folder / name).open("rb") as file:
+                found_size = os.fstat(file.fileno()).st_size
+                if found_size != size:
+                    raise entry.fault("size", f"{size} bytes", f"{found_size} bytes")
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise table.fault(name, "a readable file", error.strerror) from error
+        if found != digest:
+            raise entry.fault("sha256", digest, found)

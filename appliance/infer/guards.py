@@ -1,0 +1,124 @@
+"""What keeps the decoder from running on, and invented text from being believed.
+
+Pure functions: the first ones act on encoder states and logits at every step, `judge` and
+`is_doubtful` on the finished transcription.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.records import Logits, States, Transcription
+from appliance.settings import GateSettings
+
+LOOP_REPEATS = 5
+LOOP_TOKENS = 12
+"""The same tokens so often in a row, and so many in all, are a loop. People do say "no no no no";
+they do not say it through 12 tokens, and a decoder that loops goes on for dozens."""
+HOPELESS_LOGPROB = 1.5
+"""So far below GateSettings.avg_logprob nothing is text any more: at the default -1, a mean
+probability of 8 % for each token."""
+
+
+def pad_positions(states: States, positions: int) -> States:
+    """States (P, d_model) with zeros behind, (positions, d_model); unchanged if P is enough.
+
+    Zeros after the encoder's layer norm have cross keys of exactly zero (Whisper's k_proj has no
+    bias): they attract attention where no sound does, and the decoder stops in time.
+    """
+    missing = positions - len(states)
+    return np.pad(states, ((0, missing), (0, 0))) if missing > 0 else states
+
+
+def suppress(logits: Logits, ids: NDArray[np.intp]) -> Logits:
+    """Logits (vocabulary,) with minus infinity at `ids`; a copy."""
+    result = logits.copy()
+    result[ids] = -np.inf
+    return result
+
+
+def penalise(logits: Logits, written: Collection[int], penalty: float) -> Logits:
+    """Logits with those of the tokens already written made less, once for each distinct token.
+
+    Positive ones are divided by `penalty`, negative ones multiplied (Keskar et al. 2019, CTRL);
+    1 is off.
+    """
+    if penalty == 1.0 or not written:
+        return logits
+    ids = sorted(set(written))
+    result = logits.copy()
+    chosen = result[ids]
+    result[ids] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
+    return result
+
+
+def boost_end(logits: Logits, end_of_text: int, boost: float) -> Logits:
+    """Logits with `boost` added to end-of-text's, so that it wins when it comes that close."""
+    if boost == 0.0:
+        return logits
+    result = logits.copy()
+    result[end_of_text] += boost
+    return result
+
+
+def log_softmax(logits: Logits) -> Logits:
+    """Natural log-probabilities of (vocabulary,) logits; minus infinity stays."""
+    shifted = logits - np.max(logits)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()), dtype=np.float32)
+
+
+def compression_ratio(text: str) -> float:
+    """Length of the UTF-8 text over its zlib size (Whisper's measure of repetition); 0 if empty."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
+def is_loop(tokens: Sequence[int]) -> bool:
+    """True when the same run of tokens comes LOOP_REPEATS times in a row, LOOP_TOKENS in all.
+
+    Tokens, not words: Chinese, Japanese and Thai have no spaces.
+    """
+    for length in range(1, len(tokens) // LOOP_REPEATS + 1):
+        matching = 0
+        for here in range(len(tokens) - length):
+            matching = matching + 1 if tokens[here] == tokens[here + length] else 0
+            repeats = matching // length + 1
+            if repeats >= LOOP_REPEATS and matching + length >= LOOP_TOKENS:
+                return True
+    return False
+
+
+def judge(transcription: Transcription, gates: GateSettings) -> str | None:
+    """Why a transcription is discarded (no_speech, repetition, low_confidence); None: it is kept.
+
+    A false text acts on somebody's home and a lost "yes" annoys, so each test needs evidence that
+    real speech does not give:
+    - empty text: the model itself heard nothing;
+    - a no-speech probability above `no_speech_sure` counts alone: where its token is reliable;
+    - from `no_speech_prob` on it counts only with low confidence, as in Whisper: the token alone
+      is often wrong about short words in noise;
+    - loops are discarded whatever their confidence: a looping decoder is very sure of itself;
+    - low confidence alone discards only far below the limit; above that it is a mark
+      (`is_doubtful`) and the reader decides: short answers are often of low confidence.
+    """
+    if not transcription.text:
+        return "no_speech"
+    if 0 <= gates.no_speech_sure < transcription.no_speech_prob:
+        return "no_speech"
+    confident = transcription.avg_logprob >= gates.avg_logprob
+    if transcription.no_speech_prob >= gates.no_speech_prob and not confident:
+        return "no_speech"
+    if transcription.compression_ratio > gates.compression_ratio or is_loop(transcription.tokens):
+        return "repetition"
+    if transcription.avg_logprob < gates.avg_logprob - HOPELESS_LOGPROB:
+        return "low_confidence"
+    return None
+
+
+def is_doubtful(transcription: Transcription, gates: GateSettings) -> bool:
+    """True for a transcription to be marked low_confidence: kept, not to be acted on blindly."""
+    return transcription.avg_logprob < gates.avg_logprob

@@ -1,0 +1,84 @@
+"""Log-mel spectrogram of a window, exactly as Whisper was trained on it.
+
+Constants are OpenAI Whisper's (whisper/audio.py): 16 kHz, STFT of 400 samples, hop 160.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from appliance.errors import ModelError
+
+SAMPLE_RATE = 16_000
+N_FFT = 400
+HOP = 160
+FRAMES_PER_SECOND = SAMPLE_RATE // HOP
+FLOOR = 1e-10
+DYNAMIC_RANGE = 8.0
+
+
+def log_mel(
+    samples: NDArray[np.float32], n_mels: int = 80, frames: int | None = None
+) -> NDArray[np.float32]:
+    """Log-mel of `samples`, (n,) float32 in -1..1, as (frames, n_mels) float32, C-contiguous.
+
+    `frames` cuts or zero-pads the samples to frames * 160 first; left out, it is n // 160.
+    Values lie within 2 of the window's maximum, scaled as (log10(power) + 4) / 4.
+    """
+    if frames is None:
+        frames = len(samples) // HOP
+    if frames < 2:
+        raise ModelError(f"a window needs at least 2 mel frames (320 samples), found {frames}")
+    audio = np.zeros(frames * HOP, np.float32)
+    audio[: len(samples)] = samples[: len(audio)]
+    padded = np.pad(audio, N_FFT // 2, mode="reflect")
+    tapered = sliding_window_view(padded, N_FFT)[::HOP][:frames] * _hann()
+    spectrum = np.fft.rfft(tapered, axis=1)
+    power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
+    mel = np.log10(np.maximum(power @ mel_filters(n_mels), FLOOR))
+    mel = np.maximum(mel, mel.max() - DYNAMIC_RANGE)
+    return np.ascontiguousarray((mel + 4.0) / 4.0, dtype=np.float32)
+
+
+@lru_cache(maxsize=1)
+def _hann() -> NDArray[np.float32]:
+    """Periodic Hann taper, (400,) float32."""
+    return (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)).astype(np.float32)
+
+
+@lru_cache(maxsize=4)
+def mel_filters(n_mels: int) -> NDArray[np.float32]:
+    """Slaney-normalised triangular filters, (201, n_mels) float32; librosa.filters.mel's formula.
+
+    The Slaney scale is linear (66.67 Hz a step) below 1 kHz and logarithmic above.
+    """
+    bins = np.linspace(0, SAMPLE_RATE / 2, N_FFT // 2 + 1)
+    edges = _mel_to_hz(np.linspace(0.0, _hz_to_mel(SAMPLE_RATE / 2), n_mels + 2))
+    widths = np.diff(edges)
+    slopes = edges[:, None] - bins[None, :]
+    rising = -slopes[:-2] / widths[:-1, None]
+    falling = slopes[2:] / widths[1:, None]
+    triangles = np.maximum(0.0, np.minimum(rising, falling))
+    area = 2.0 / (edges[2:] - edges[:-2])
+    return np.ascontiguousarray((triangles * area[:, None]).T, dtype=np.float32)
+
+
+_LINEAR_HZ = 200.0 / 3
+_LOG_START_HZ = 1000.0
+_LOG_START_MEL = _LOG_START_HZ / _LINEAR_HZ
+_LOG_STEP = np.log(6.4) / 27.0
+
+
+def _hz_to_mel(hz: float) -> float:
+    """Mel of a frequency at or above 1 kHz on Slaney's scale."""
+    return float(_LOG_START_MEL + np.log(hz / _LOG_START_HZ) / _LOG_STEP)
+
+
+def _mel_to_hz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Frequencies, in Hz, of mels on Slaney's scale."""
+    above = _LOG_START_HZ * np.exp(_LOG_STEP * (mel - _LOG_START_MEL))
+    return np.where(mel < _LOG_START_MEL, mel * _LINEAR_HZ, above)

@@ -1,0 +1,127 @@
+"""ONNX Runtime sessions: the one place that knows onnxruntime."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from appliance.errors import ModelError
+
+Shape = tuple[int | None, ...]
+"""Sizes of a tensor; None where the size may vary."""
+
+_FAILURES: tuple[type[Exception], ...] = tuple(
+    found
+    for found in vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
+    if isinstance(found, type) and issubclass(found, Exception)
+)
+"""What onnxruntime raises; the classes have no base of their own and come and go with versions."""
+
+
+class Session:
+    """A loaded graph whose inputs and outputs were checked. Used from one thread at a time."""
+
+    def __init__(
+        self, file: Path, threads: int, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape]
+    ) -> None:
+        """Loads `file` with `threads` CPU threads (0: one for each core the process may use).
+
+        Raises ModelError when the graph cannot be loaded or its tensors are not as given.
+        """
+        self._file = file
+        try:
+            with _first_session_silenced():
+                self._session = onnxruntime.InferenceSession(
+                    str(file), _options(threads), providers=["CPUExecutionProvider"]
+                )
+        except _FAILURES as error:
+            raise ModelError(
+                f"{file}: expected a graph that onnxruntime {onnxruntime.__version__} loads, "
+                f"found: {_one_line(error)}; build or install the bundle again"
+            ) from error
+        _check_tensors(file, "input", inputs, self._session.get_inputs())
+        _check_tensors(file, "output", outputs, self._session.get_outputs())
+        self._outputs = list(outputs)
+
+    def run(self, feeds: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
+        """The outputs, in the order given at construction. Raises ModelError when the run fails."""
+        try:
+            results: list[NDArray[np.float32]] = self._session.run(self._outputs, dict(feeds))
+        except _FAILURES as error:
+            raise ModelError(
+                f"{self._file}: running the graph failed: {_one_line(error)}"
+            ) from error
+        return results
+
+
+def _options(threads: int) -> onnxruntime.SessionOptions:
+    """Session options of an always-on daemon: no busy waiting, no pinning of threads to cores."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def _check_tensors(
+    file: Path, role: str, wanted: Mapping[str, Shape], present: Sequence[onnxruntime.NodeArg]
+) -> None:
+    """Raises ModelError at the first tensor of `wanted` that is absent or has another shape."""
+    found = {
+        tensor.name: tuple(size if isinstance(size, int) else None for size in tensor.shape)
+        for tensor in present
+    }
+    for name, shape in wanted.items():
+        if found.get(name) != shape:
+            raise ModelError(
+                f"{file}: {role} {name}: expected shape {_show(shape)}, "
+                f"found {_show(found[name]) if name in found else 'none of that name'}; "
+                "build or install the bundle again"
+            )
+    if surplus := sorted(found.keys() - wanted.keys()):
+        raise ModelError(
+            f"{file}: expected no {role} but {', '.join(wanted)}, found {', '.join(surplus)}; "
+            "build or install the bundle again"
+        )
+
+
+def _show(shape: Shape) -> str:
+    return "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+_silence_next = True
+
+
+@contextmanager
+def _first_session_silenced() -> Iterator[None]:
+    """Points file descriptor 2 at /dev/null around the process's first session, and only that one.
+
+    Debian's onnxruntime 1.21 prints 567 lines "Schema error" there, from C++, the first time.
+    """
+    global _silence_next  # noqa: PLW0603 - the fact is one of the process
+    if not _silence_next:
+        yield
+        return
+    _silence_next = False
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -1,0 +1,92 @@
+"""Token ids to text: GPT-2's byte-level vocabulary, as Whisper uses it, from the bundle."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from appliance.errors import ModelError
+from appliance.infer.bundle import VOCABULARY, Bundle
+
+
+class Tokenizer:
+    """The bytes of each token. Immutable; any thread may use it."""
+
+    def __init__(self, vocabulary: Mapping[str, int], first_special: int) -> None:
+        """From tokens as they are written in a Hugging Face vocab.json; ids from
+        `first_special` on are not text. Raises ModelError when an id below is missing twice or
+        written in letters that stand for no byte."""
+        written = {number: token for token, number in vocabulary.items() if number < first_special}
+        if missing := sorted(set(range(first_special)) - written.keys()):
+            raise ModelError(
+                f"vocabulary: expected a token for every id below {first_special}, found none for "
+                f"{missing[0]} ({len(missing)} in all); build or install the bundle again"
+            )
+        self._bytes = tuple(_to_bytes(written[number], number) for number in range(first_special))
+
+    @classmethod
+    def open(cls, bundle: Bundle) -> Tokenizer:
+        """The bundle's tokenizer. Raises ModelError when its vocabulary cannot be read."""
+        file = bundle.folder / VOCABULARY
+        vocabulary = _read(file)
+        try:
+            return cls(vocabulary, bundle.tokens.first_special)
+        except ModelError as error:
+            raise ModelError(f"{file}: {error}") from None
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token writes; nothing for a special one."""
+        return self._bytes[token] if token < len(self._bytes) else b""
+
+    def detokenize(self, tokens: Iterable[int]) -> str:
+        """The text of token ids, special ones left out, spaces at the ends kept.
+
+        Bytes that are not UTF-8 become U+FFFD; a character cut off at the very end (by the token
+        limit) is dropped; control characters become spaces, so that a text is always one line.
+        """
+        data = b"".join(self.token_bytes(token) for token in tokens)
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=False)
+        return "".join(" " if unicodedata.category(letter) == "Cc" else letter for letter in text)
+
+
+def _read(file: Path) -> dict[str, int]:
+    try:
+        vocabulary = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{file}: expected a vocabulary in JSON, found: {error}; "
+            "build or install the bundle again"
+        ) from error
+    if not isinstance(vocabulary, dict) or not all(isinstance(n, int) for n in vocabulary.values()):
+        raise ModelError(
+            f"{file}: expected a table of tokens and ids, found something else; "
+            "build or install the bundle again"
+        )
+    return vocabulary
+
+
+def _to_bytes(token: str, number: int) -> bytes:
+    """The bytes that a token's letters stand for."""
+    try:
+        return bytes(_byte_of_letter()[letter] for letter in token)
+    except KeyError as error:
+        raise ModelError(
+            f"vocabulary: expected token {number} in byte letters, found {token!r}; "
+            "build or install the bundle again"
+        ) from error
+
+
+@cache
+def _byte_of_letter() -> dict[str, int]:
+    """GPT-2's letter for each byte, inverted (openai/gpt-2, encoder.py, bytes_to_unicode).
+
+    Printable Latin-1 stands for itself; the other 68 bytes are the letters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}

@@ -1,0 +1,108 @@
+"""The numeric chain: window -> transcription. No threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+
+from appliance.infer.bundle import Bundle, load_bundle
+from appliance.infer.decoder import Decoded, Decoder, choose_guards
+from appliance.infer.encoder import Encoder, open_encoder
+from appliance.infer.guards import compression_ratio
+from appliance.infer.mel import HOP, log_mel
+from appliance.infer.tokenizer import Tokenizer
+from appliance.records import Mel, Transcription, Window
+from appliance.settings import GateSettings, Settings
+
+FULL_SCALE = 32_768.0
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Transcriber:
+    """Makes text of windows; everything in it is sized by its bundle. One thread."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        encoder: Encoder,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        gates: GateSettings,
+    ) -> None:
+        self.bundle, self.encoder = bundle, encoder
+        self._decoder, self._tokenizer = decoder, tokenizer
+        self.gates = gates
+        """For `guards.judge`."""
+
+    def transcribe(self, window: Window) -> Transcription:
+        """The transcription of a window of at most bundle.window_s.
+
+        Raises ModelError when a graph fails and ValueError when the window is too long.
+        """
+        mel = self._mel(window)
+        states, encode_ms = _timed(self.encoder.encode, mel)
+        decoded, decode_ms = _timed(self._decoder.decode, states, window.duration_s)
+        text = self._tokenizer.detokenize(decoded.tokens).strip()
+        return self._describe(text, decoded, encode_ms, decode_ms)
+
+    def warm_up(self) -> None:
+        """Transcribes a window of silence, so that the first real one is not slower."""
+        length = self.bundle.frames * HOP
+        self.transcribe(Window("", 1, True, np.zeros(length, np.int16), 0.0, 0.0, 0.0))
+
+    def _mel(self, window: Window) -> Mel:
+        """Log-mel (W, n_mels) of a window, zero-padded to the model's length."""
+        if len(window.samples) > self.bundle.frames * HOP:
+            raise ValueError(
+                f"expected a window of at most {self.bundle.window_s:g} s, "
+                f"found {window.duration_s:g} s; the segmenter cuts longer ones"
+            )
+        samples = window.samples.astype(np.float32) / FULL_SCALE
+        return log_mel(samples, self.bundle.n_mels, self.bundle.frames)
+
+    def _describe(
+        self, text: str, decoded: Decoded, encode_ms: float, decode_ms: float
+    ) -> Transcription:
+        flags = {"demo_model": self.bundle.demo_model, "token_limit": not decoded.ended}
+        return Transcription(
+            text=text,
+            tokens=decoded.tokens,
+            language=self.bundle.language,
+            avg_logprob=decoded.avg_logprob,
+            no_speech_prob=decoded.no_speech_prob,
+            compression_ratio=compression_ratio(text),
+            ended=decoded.ended,
+            encoder=self.encoder.name,
+            encode_ms=encode_ms,
+            decode_ms=decode_ms,
+            flags=tuple(flag for flag, raised in flags.items() if raised),
+        )
+
+
+def open_transcriber(settings: Settings) -> Transcriber:
+    """The transcriber that the configuration asks for, loaded and verified.
+
+    Raises ModelError for the bundle and ConfigError for guards that do not fit it.
+    """
+    bundle = load_bundle(settings.model.bundle)
+    rules = choose_guards(bundle, settings.decoder)
+    tokenizer = Tokenizer.open(bundle)
+    encoder = open_encoder(bundle, settings.encoder)
+    decoder = Decoder(bundle, rules, settings.decoder.threads)
+    gates = settings.gates
+    if gates.no_speech_sure < 0:
+        gates = replace(gates, no_speech_sure=bundle.no_speech_sure)
+    return Transcriber(bundle, encoder, decoder, tokenizer, gates)
+
+
+def _timed(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R, float]:
+    """What the call returns, and its milliseconds."""
+    begun = time.perf_counter()
+    result = function(*args, **kwargs)
+    return result, (time.perf_counter() - begun) * 1000

@@ -1,0 +1,1 @@
+"""A Whisper checkpoint to a bundle of ONNX graphs."""

@@ -1,0 +1,1 @@
+"""Store first, then broker and journal."""

@@ -1,0 +1,141 @@
+"""Keeping a connection to the broker: attempts, the delays between them, and what is wrong."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Iterator
+
+from appliance.errors import ConfigError, PublishError
+from appliance.publish import credentials, events, troubles
+from appliance.publish.mqtt import Acknowledged, Connected, Link, Lost, Refused, client_id
+from appliance.publish.troubles import Troubles
+from appliance.settings import MqttSettings
+
+log = logging.getLogger(__name__)
+
+OUTAGE_DELAYS_S = (1.0, 2.0, 4.0)
+"""Between attempts at a broker that is away; short, as what was said meanwhile waits for it."""
+STEADY_S = 10.0
+"""A connection that stood this long ends a series of outages."""
+REFUSAL_DELAY_S = 60.0
+"""Between attempts at a broker that says no: a wrong password does not heal by hammering."""
+ATTEMPT_S = 30.0
+"""An attempt without an answer is given up after this."""
+
+
+class Connection:
+    """One link at a time, and another one when it ends. Owned by one thread."""
+
+    def __init__(
+        self, settings: MqttSettings, node: str, wake: threading.Event, problems: Troubles
+    ) -> None:
+        """Connects nowhere yet. Raises ConfigError when the password's file cannot be read."""
+        credentials.password(settings)
+        self.connected_s: float | None = None
+        """Since when it stands, on time.monotonic()'s clock; None while it does not."""
+        self._settings = settings
+        self._node = node
+        self._wake = wake
+        self._troubles = problems
+        self._link: Link | None = None
+        self._attempt_s = 0.0
+        self._outages = 0
+
+    @property
+    def trying(self) -> bool:
+        """True while it stands or an attempt is under way."""
+        return self._link is not None
+
+    @property
+    def due_s(self) -> float | None:
+        """When `news` has something to do of its own accord; None while connected."""
+        if self.connected_s is not None:
+            return None
+        return self._attempt_s + (ATTEMPT_S if self._link else 0.0)
+
+    def news(self, now_s: float) -> Iterator[Connected | Acknowledged | Lost]:
+        """What has happened since the last call, in order; tries to connect when it is time."""
+        if self._link is None and now_s >= self._attempt_s:
+            self._attempt(now_s)
+        while self._link and self._link.news:
+            item = self._link.news.popleft()
+            match item:
+                case Connected():
+                    self._welcome(now_s)
+                    yield item
+                case Acknowledged():
+                    yield item
+                case Refused(code, reason) if code not in troubles.PASSING:
+                    own = client_id(self._settings, self._node)
+                    why = troubles.refused(self._settings, own, code, reason)
+                    yield self._part(now_s, REFUSAL_DELAY_S, why)
+                case Lost(troubles.TAKEN_OVER, _):
+                    why = troubles.taken_over(client_id(self._settings, self._node))
+                    yield self._part(now_s, REFUSAL_DELAY_S, why)
+                case Lost(_, reason) | Refused(_, reason):
+                    yield self.give_up(now_s, reason)
+        if self._link and self.connected_s is None and now_s >= self._attempt_s + ATTEMPT_S:
+            yield self.give_up(now_s, "no answer")
+
+    def give_up(self, now_s: float, detail: str) -> Lost:
+        """Takes the broker for away: drops the link, tries again soon."""
+        if self.connected_s is not None and now_s - self.connected_s > STEADY_S:
+            self._outages = 0
+        delay_s = OUTAGE_DELAYS_S[min(self._outages, len(OUTAGE_DELAYS_S) - 1)]
+        self._outages += 1
+        return self._part(now_s, delay_s, *troubles.away(self._settings, detail))
+
+    def publish(
+        self,
+        name: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        expiry_s: int | None = None,
+    ) -> int:
+        """Sends on one of the node's topics and returns the message's number.
+
+        Raises PublishError when no connection stands.
+        """
+        topic = events.topic(self._node, name)
+        if self._link is None or self.connected_s is None:
+            raise PublishError(f"cannot publish {topic}: expected a connection, found none")
+        return self._link.publish(topic, payload, qos=qos, retain=retain, expiry_s=expiry_s)
+
+    def close(self) -> None:
+        """Says offline and goes; takes 0.3 s at most."""
+        if self._link and self.connected_s is not None:
+            self.publish(events.AVAILABILITY, events.OFFLINE, retain=True)
+            self._link.close(timeout_s=0.3)
+        elif self._link:
+            self._link.drop()
+        self._link = self.connected_s = None
+
+    def _attempt(self, now_s: float) -> None:
+        """Begins to connect, with the password as its file has it now."""
+        try:
+            password = credentials.password(self._settings)
+        except ConfigError as error:
+            self._part(now_s, REFUSAL_DELAY_S, str(error))
+        else:
+            self._attempt_s = now_s
+            self._link = Link(self._settings, self._node, password, self._wake)
+
+    def _welcome(self, now_s: float) -> None:
+        """The broker let us in: says so before anything else is published."""
+        self.connected_s = now_s
+        self.publish(events.AVAILABILITY, events.ONLINE, retain=True)
+        self._troubles.clear("broker")
+        log.info("connected to the broker %s:%d", self._settings.host, self._settings.port)
+
+    def _part(self, now_s: float, delay_s: float, reason: str, detail: str = "") -> Lost:
+        """Gives the link up; the next attempt begins after about `delay_s`."""
+        if self._link:
+            self._link.drop()
+        self._link = self.connected_s = None
+        self._attempt_s = now_s + delay_s * random.uniform(0.8, 1.2)
+        self._troubles.set("broker", reason, detail)
+        return Lost(0, reason)

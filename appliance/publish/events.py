@@ -1,0 +1,128 @@
+"""What subscribers are told: topics and payloads of the public MQTT contract. Pure functions."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from appliance.publish.rows import StoredTranscript
+from appliance.records import Discarded
+
+SCHEMA = 1
+"""Version of the transcript's event; raised when a field changes its meaning or goes."""
+
+AVAILABILITY, STATE, MICROPHONE = "availability", "state", "microphone"
+TRANSCRIPT, SPEECH, DISCARDED = "transcript", "speech", "discarded"
+ONLINE, OFFLINE = b"online", b"offline"
+ON, OFF = b"ON", b"OFF"
+
+
+@dataclass(frozen=True, slots=True)
+class ApplianceState:
+    """How the appliance is, as the `state` and `microphone` topics tell it."""
+
+    status: str
+    """running, degraded or muted."""
+    reasons: tuple[str, ...]
+    """Why it is not simply running, in plain words, never with a password or a text."""
+    encoder: str
+    model: str
+    microphone: str
+    """The device's name, or what stands in for it."""
+    microphone_online: bool
+    """Present and delivering samples that are not digital silence."""
+    queue_depth: int
+    """Windows that wait to be transcribed."""
+    uptime_s: float
+    version: str
+
+    def news(self) -> tuple[object, ...]:
+        """What is told at once when it changes; the rest waits for the next regular message."""
+        return (self.status, self.reasons, self.encoder, self.model, self.microphone)
+
+
+def topic(node: str, name: str) -> str:
+    """The topic `name` of the appliance `node`."""
+    return f"roomscribe/{node}/{name}"
+
+
+def transcript(
+    stored: StoredTranscript, node: str, published: datetime, late: bool
+) -> dict[str, Any]:
+    """The event of a transcript; `late` when its delivery waited for a broker."""
+    heard = stored.transcript
+    return {
+        "schema": SCHEMA,
+        "event_type": "transcript",
+        "id": heard.id,
+        "seq": stored.seq,
+        "node": node,
+        "utterance_id": heard.utterance_id,
+        "window": heard.window,
+        "windows": heard.windows,
+        "start": timestamp(heard.start),
+        "end": timestamp(heard.end),
+        "published": timestamp(published),
+        "text": heard.text,
+        "language": heard.language,
+        "confidence": _number(heard.confidence),
+        "avg_logprob": _number(heard.avg_logprob),
+        "no_speech_prob": _number(heard.no_speech_prob),
+        "compression_ratio": _number(heard.compression_ratio),
+        "flags": list(heard.flags),
+        "duration_s": _number(heard.duration_s),
+        "model": heard.model,
+        "encoder": heard.encoder,
+        "latency_ms": _whole(heard.latency_ms),
+        "encode_ms": _whole(heard.encode_ms),
+        "decode_ms": _whole(heard.decode_ms),
+        "queue_ms": _whole(heard.queue_ms),
+        "late": late,
+    }
+
+
+def state(appliance: ApplianceState, outbox_depth: int) -> dict[str, Any]:
+    """The `state` message."""
+    return {
+        "status": appliance.status,
+        "reasons": list(appliance.reasons),
+        "encoder": appliance.encoder,
+        "model": appliance.model,
+        "microphone": appliance.microphone,
+        "queue_depth": appliance.queue_depth,
+        "outbox_depth": outbox_depth,
+        "version": appliance.version,
+        "uptime_s": _whole(appliance.uptime_s),
+    }
+
+
+def discarded(speech: Discarded) -> dict[str, Any]:
+    """The `discarded` message: why there is no transcript, without its text."""
+    return {
+        "reason": speech.reason,
+        "utterance_id": speech.utterance_id,
+        "duration_s": _number(speech.duration_s),
+    }
+
+
+def encode(payload: dict[str, Any]) -> bytes:
+    """A payload as JSON in UTF-8."""
+    return json.dumps(payload, ensure_ascii=False, allow_nan=False).encode()
+
+
+def timestamp(moment: datetime) -> str:
+    """UTC with milliseconds and a Z: 2026-11-21T08:14:03.120Z."""
+    utc = moment.astimezone(UTC).replace(tzinfo=None)
+    return utc.isoformat(timespec="milliseconds") + "Z"
+
+
+def _number(value: float) -> float | None:
+    """Three decimals; None for what JSON cannot say (infinite, not a number)."""
+    return round(float(value), 3) if math.isfinite(value) else None
+
+
+def _whole(value: float) -> int | None:
+    return round(value) if math.isfinite(value) else None

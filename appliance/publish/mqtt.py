@@ -1,0 +1,186 @@
+"""One connection to an MQTT 5 broker, from the attempt to its end.
+
+paho is given a new client for every attempt and never reconnects by itself: nothing is left in its
+memory to be sent again behind the outbox's back, and the delays between attempts are ours. Its
+network thread only drops news into a queue; whoever owns the link reads them in its own thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from paho.mqtt.client import Client, MQTTv5
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from appliance.publish import events
+from appliance.settings import MqttSettings
+
+CONNECT_S = 5.0
+"""Longest wait for the broker's host to accept the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The broker let us in."""
+
+    receive_maximum: int
+    """How many unacknowledged messages it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The broker answered and said no (CONNACK with a reason code of MQTT 5)."""
+
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """No connection came about, or the one that stood has ended."""
+
+    code: int
+    """MQTT 5 reason code; 0 when there is none."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A message of QoS 1 has its PUBACK; 16 means that nobody subscribes, from 128 on refused."""
+
+    message: int
+    code: int
+    reason: str
+
+
+News = Connected | Refused | Lost | Acknowledged
+
+
+def client_id(settings: MqttSettings, node: str) -> str:
+    """The configured client id, or one made from the node; the same at every start."""
+    return settings.client_id or f"roomscribe-{node}"
+
+
+class _Mailbox:
+    """What paho's network thread has to tell, and who is to be woken for it.
+
+    It does not know its link: a client that referred to its owner would not be freed, with its
+    sockets, when the attempt has failed.
+    """
+
+    def __init__(self, wake: threading.Event) -> None:
+        self.news: deque[News] = deque()
+        self.ended = threading.Event()
+        self.dropped = False
+        self._wake = wake
+
+    def on_connect(
+        self, client: Client, userdata: Any, flags: Any, reason: Any, properties: Any
+    ) -> None:
+        """The broker's CONNACK."""
+        if self.dropped:  # while the attempt was under way; it must not live on beside a new one
+            client.disconnect()
+        elif reason.is_failure:
+            self._tell(Refused(reason.value, str(reason)))
+        else:
+            self._tell(Connected(getattr(properties, "ReceiveMaximum", 65535)))
+
+    def on_connect_fail(self, client: Client, userdata: Any) -> None:
+        """No connection: paho calls this while it handles the error, and says no more about it."""
+        self._tell(Lost(0, str(sys.exc_info()[1] or "no connection")))
+
+    def on_disconnect(
+        self, client: Client, userdata: Any, flags: Any, reason: Any, properties: Any
+    ) -> None:
+        """The end, by the broker's DISCONNECT, by ours, or by the network."""
+        self.ended.set()
+        if flags.is_disconnect_packet_from_server:
+            self._tell(Lost(reason.value, str(reason)))
+        elif reason == "Unspecified error":
+            self._tell(Lost(0, "the connection broke"))
+        else:
+            self._tell(Lost(0, str(reason)))
+
+    def on_publish(
+        self, client: Client, userdata: Any, message: int, reason: Any, properties: Any
+    ) -> None:
+        """A PUBACK, or a message of QoS 0 that has left."""
+        self._tell(Acknowledged(message, reason.value, str(reason)))
+
+    def _tell(self, news: News) -> None:
+        self.news.append(news)
+        self._wake.set()
+
+
+class Link:
+    """An attempt to connect and, if it succeeds, the connection. Owned by one thread."""
+
+    def __init__(
+        self, settings: MqttSettings, node: str, password: str | None, wake: threading.Event
+    ) -> None:
+        """Begins to connect in the background; `news` tells how it went, after `wake` is set."""
+        self._mailbox = _Mailbox(wake)
+        self._client = Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id(settings, node),
+            protocol=MQTTv5,
+            reconnect_on_failure=False,
+        )
+        self._client.connect_timeout = CONNECT_S
+        if settings.username:
+            self._client.username_pw_set(settings.username, password)
+        will = events.topic(node, events.AVAILABILITY)
+        self._client.will_set(will, events.OFFLINE, qos=1, retain=True)
+        self._client.on_connect = self._mailbox.on_connect
+        self._client.on_connect_fail = self._mailbox.on_connect_fail
+        self._client.on_disconnect = self._mailbox.on_disconnect
+        self._client.on_publish = self._mailbox.on_publish
+        self._client.connect_async(settings.host, settings.port, settings.keepalive_s)
+        self._client.loop_start()
+
+    @property
+    def news(self) -> deque[News]:
+        """What has happened, oldest first, for the owner to take out.
+
+        Bounded by the protocol: a few on the connection, one for each message in flight.
+        """
+        return self._mailbox.news
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        expiry_s: int | None = None,
+    ) -> int:
+        """Sends a message and returns its number, which Acknowledged repeats when qos is 1.
+
+        The broker forgets it after `expiry_s`. On a connection that has just ended the message is
+        dropped; Lost is among the news then.
+        """
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        if expiry_s is not None:
+            properties.MessageExpiryInterval = expiry_s
+        return self._client.publish(topic, payload, qos, retain, properties).mid
+
+    def drop(self) -> None:
+        """Ends it at once; does not wait for the network."""
+        self._mailbox.dropped = True
+        self._client.disconnect()
+
+    def close(self, timeout_s: float) -> None:
+        """Ends a standing connection with a DISCONNECT, behind all that was published.
+
+        Returns when it has left, at the latest after `timeout_s`. The broker then keeps the last
+        will to itself.
+        """
+        self._client.disconnect()
+        self._mailbox.ended.wait(timeout_s)

@@ -1,0 +1,150 @@
+"""What travels through the appliance. Every record is frozen; arrays in it are never written to.
+
+Two clocks: `*_s` fields of frames and windows are seconds on their source's clock
+(time.monotonic() for a microphone or a recording paced in real time, the position in the file
+otherwise). A transcript carries wall-clock times in UTC, for people and other machines.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+SAMPLE_RATE = 16_000
+"""Samples per second of everything behind capture/; Whisper's and both voice detectors' rate."""
+
+Samples = NDArray[np.int16]
+"""(n,) int16 mono at SAMPLE_RATE."""
+Mel = NDArray[np.float32]
+"""(W, n_mels) float32, W frames of 10 ms."""
+States = NDArray[np.float32]
+"""Encoder states, (P, d_model) float32; P positions of 20 ms."""
+Logits = NDArray[np.float32]
+"""(vocabulary,) float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """30 ms (or what a source gives) of sound: `samples` (n,) int16; `start_s` of the first one."""
+
+    samples: Samples
+    start_s: float
+    after_gap: bool = False
+    """True when samples were lost just before this frame (overflow, device trouble)."""
+
+    @property
+    def end_s(self) -> float:
+        """Time of the end of the last sample, seconds on the source's clock."""
+        return self.start_s + len(self.samples) / SAMPLE_RATE
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A piece of one utterance that the model takes in at once.
+
+    `samples` (n,) int16, pre-roll and hang-over included, at most the model's length.
+    `speech_end_s` is the end of the last frame judged speech: latency is counted from there.
+    """
+
+    utterance_id: str
+    index: int
+    """1 for the utterance's first window."""
+    last: bool
+    """True when the utterance ends with this window."""
+    samples: Samples
+    start_s: float
+    speech_end_s: float
+    voiced_s: float
+    """Seconds of it judged speech."""
+    flags: tuple[str, ...] = ()
+    """clipped, cut_at_window, gap (a few samples lost within), interrupted (source lost in
+    mid-utterance)."""
+
+    @property
+    def duration_s(self) -> float:
+        """Length in seconds."""
+        return len(self.samples) / SAMPLE_RATE
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """Speech that gave no transcript, with why; never with its text."""
+
+    reason: str
+    """too_short, no_speech, repetition, low_confidence, overload, failed or muted."""
+    utterance_id: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transcription:
+    """What the model made of one window; no times but the milliseconds that it took."""
+
+    text: str
+    tokens: tuple[int, ...]
+    """Without prompt and end-of-text."""
+    language: str
+    avg_logprob: float
+    """Mean natural log-probability of the tokens and end-of-text."""
+    no_speech_prob: float
+    compression_ratio: float
+    """Length of the UTF-8 text over its zlib size (Whisper's measure of repetition)."""
+    ended: bool
+    """True when end-of-text was reached, False when the token limit stopped the decode."""
+    encoder: str
+    """cpu, hailo8, hailo8l or hailo10h."""
+    encode_ms: float
+    decode_ms: float
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """One window's text with all that a reader is told; becomes the event of the MQTT contract."""
+
+    id: str
+    utterance_id: str
+    window: int
+    windows: int | None
+    """How many the utterance has; None while it goes on."""
+    start: datetime
+    end: datetime
+    text: str
+    language: str
+    avg_logprob: float
+    no_speech_prob: float
+    compression_ratio: float
+    duration_s: float
+    model: str
+    encoder: str
+    encode_ms: float
+    decode_ms: float
+    queue_ms: float
+    latency_ms: float
+    """From the end of speech to the transcript being complete, before the store."""
+    flags: tuple[str, ...] = field(default=())
+
+    @property
+    def confidence(self) -> float:
+        """Geometric mean probability of the tokens, 0..1."""
+        return float(min(1.0, np.exp(self.avg_logprob)))
+
+
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+def new_id(now_s: float | None = None) -> str:
+    """A fresh ULID: 48 bits of Unix milliseconds and 80 random bits, 26 letters, sorts by time."""
+    millis = int((time.time() if now_s is None else now_s) * 1000) & ((1 << 48) - 1)
+    value = (millis << 80) | int.from_bytes(os.urandom(10), "big")
+    return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def utc_from_monotonic(moment_s: float) -> datetime:
+    """Wall-clock time (UTC) of a moment given on time.monotonic()'s clock."""
+    return datetime.fromtimestamp(time.time() - (time.monotonic() - moment_s), UTC)

@@ -1,0 +1,180 @@
+"""Windows in, stored transcripts out: the transcriber thread's work, without the thread.
+
+A transcript is committed to the store before anyone is told of it. While the store refuses
+(disk full), transcripts wait here, in order and bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+from appliance.errors import DeviceError, PublishError
+from appliance.health import Health
+from appliance.infer.guards import is_doubtful, judge
+from appliance.infer.transcriber import Transcriber
+from appliance.publish import journal
+from appliance.publish.store import Store
+from appliance.records import (
+    Discarded,
+    Transcript,
+    Transcription,
+    Window,
+    new_id,
+    utc_from_monotonic,
+)
+from appliance.settings import Settings
+
+log = logging.getLogger("roomscribe")
+
+FAILURES_IN_A_ROW = 3
+"""So many windows failing one after another are a broken device, not a strange sound."""
+TRANSCRIPTS_WAITING = 1000
+"""Kept in memory while the store refuses; about a day of commands."""
+
+EXPIRE_EVERY_S = 3600.0
+
+
+class Listener(Protocol):
+    """Who is told, after the store, of what was heard."""
+
+    def notify(self) -> None:
+        """The store has a new transcript."""
+
+    def discarded(self, discarded: Discarded) -> None:
+        """Speech that gave no transcript."""
+
+
+class Scribe:
+    """Transcribes windows and stores the result. One thread; the store is its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        transcriber: Transcriber,
+        store: Store,
+        health: Health,
+        listeners: tuple[Listener, ...] = (),
+    ) -> None:
+        self._settings, self._transcriber, self._store = settings, transcriber, store
+        self._health, self._listeners = health, listeners
+        self._waiting: deque[Transcript] = deque()
+        self._failures = 0
+        self._expire_s = 0.0
+
+    def write(self, window: Window, queued_s: float) -> None:
+        """Transcribes one window that was queued at `queued_s` (time.monotonic()) and stores it.
+
+        Raises DeviceError when several windows failed in a row.
+        """
+        begun_s = time.monotonic()
+        try:
+            transcription = self._transcriber.transcribe(window)
+        except Exception as error:
+            self._failed(window, error)
+            return
+        self._failures = 0
+        gates = self._transcriber.gates
+        reason = judge(transcription, gates)
+        if reason:
+            self.discard(Discarded(reason, window.utterance_id, window.duration_s))
+        else:
+            if is_doubtful(transcription, gates):
+                flags = (*transcription.flags, "low_confidence")
+                transcription = replace(transcription, flags=flags)
+            queue_ms = (begun_s - queued_s) * 1000
+            self._waiting.append(compose(window, transcription, self.model, queue_ms))
+            if len(self._waiting) > TRANSCRIPTS_WAITING:
+                self._waiting.popleft()
+                self._health.count("lost_store_refused")
+                log.error("the store has refused for too long: the oldest transcript is lost")
+            self.flush()
+
+    def flush(self) -> int:
+        """Stores what waits; how many transcripts still do because the store refuses."""
+        while self._waiting:
+            try:
+                stored = self._store.append(self._waiting[0])
+            except PublishError as error:
+                self._health.trouble("store", str(error))
+                return len(self._waiting)
+            self._waiting.popleft()
+            self._health.count("transcripts")
+            journal.heard(stored, self._settings.journal)
+            for listener in self._listeners:
+                listener.notify()
+        self._health.trouble("store", None)
+        return 0
+
+    def tidy(self) -> None:
+        """What there is time for while nobody speaks: stores what waits, deletes what is old."""
+        if self.flush() or time.monotonic() < self._expire_s:
+            return
+        self._expire_s = time.monotonic() + EXPIRE_EVERY_S
+        try:
+            deleted = self._store.expire(datetime.now(UTC))
+        except PublishError as error:
+            log.warning("%s", error)
+            return
+        if deleted:
+            log.info("deleted %d transcripts older than the retention", deleted)
+
+    def discard(self, discarded: Discarded) -> None:
+        """Counts and reports speech that gave no transcript."""
+        self._health.count(f"discarded_{discarded.reason}")
+        log.info(
+            "discarded %.1f s of sound: %s (utterance %s)",
+            discarded.duration_s,
+            discarded.reason,
+            discarded.utterance_id,
+        )
+        for listener in self._listeners:
+            listener.discarded(discarded)
+
+    @property
+    def model(self) -> str:
+        """Name of the model bundle in use."""
+        return self._transcriber.bundle.name
+
+    @property
+    def encoder(self) -> str:
+        """What runs the encoder: cpu, hailo8..."""
+        return self._transcriber.encoder.name
+
+    def _failed(self, window: Window, error: Exception) -> None:
+        self._failures += 1
+        log.error("a window of %.1f s failed: %s", window.duration_s, error, exc_info=error)
+        self.discard(Discarded("failed", window.utterance_id, window.duration_s))
+        if self._failures >= FAILURES_IN_A_ROW:
+            raise DeviceError(
+                f"transcribing failed {self._failures} times in a row, last with: {error}"
+            ) from error
+
+
+def compose(window: Window, result: Transcription, model: str, queue_ms: float) -> Transcript:
+    """The transcript of a window on time.monotonic()'s clock."""
+    return Transcript(
+        id=new_id(),
+        utterance_id=window.utterance_id,
+        window=window.index,
+        windows=window.index if window.last else None,
+        start=utc_from_monotonic(window.start_s),
+        end=utc_from_monotonic(window.speech_end_s),
+        text=result.text,
+        language=result.language,
+        avg_logprob=result.avg_logprob,
+        no_speech_prob=result.no_speech_prob,
+        compression_ratio=result.compression_ratio,
+        duration_s=window.duration_s,
+        model=model,
+        encoder=result.encoder,
+        encode_ms=result.encode_ms,
+        decode_ms=result.decode_ms,
+        queue_ms=queue_ms,
+        latency_ms=(time.monotonic() - window.speech_end_s) * 1000,
+        flags=(*window.flags, *result.flags),
+    )

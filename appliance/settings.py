@@ -1,0 +1,212 @@
+"""Every configuration key: default, unit, range, meaning; one frozen dataclass a section.
+
+`appliance.config` reads TOML into this tree; config/roomscribe.toml shows it to people, and a test
+keeps the two equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def key(
+    default: Any,
+    sentence: str,
+    *,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    pattern: str = "",
+) -> Any:
+    """A configuration key as a dataclass field: default, meaning, unit and limits (inclusive)."""
+    limits = {"unit": unit, "low": low, "high": high, "choices": choices, "pattern": pattern}
+    return field(default=default, metadata={"sentence": sentence, **limits})
+
+
+@dataclass(frozen=True, slots=True)
+class ApplianceSettings:
+    """[appliance]"""
+
+    node: str = key(
+        "",
+        "Name of this appliance in topics and events; empty: made from the host name.",
+        pattern=r"[a-z0-9_]{0,64}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSettings:
+    """[capture]"""
+
+    device: str = key(
+        "", "Microphone: part of its name as `roomscribe devices` shows it; empty: the default one."
+    )
+    block_ms: int = key(30, "Length of one read from the microphone.", unit="ms", low=10, high=100)
+    recording: str = key(
+        "", "A sound file (or - for raw PCM on standard input) to hear in place of the microphone."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceSettings:
+    """[voice]"""
+
+    webrtc_mode: int = key(
+        2, "How strict the detector that wakes Silero is: 0 lets most through.", low=0, high=3
+    )
+    open_score: float = key(
+        0.5, "Silero's score from which 32 ms count as speech when opening.", low=0.05, high=0.99
+    )
+    close_score: float = key(
+        0.35, "Silero's score below which 32 ms count as silence when closing.", low=0.01, high=0.95
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmenterSettings:
+    """[segmenter]"""
+
+    pre_roll_ms: int = key(
+        600, "Sound kept from before the speech was noticed.", unit="ms", low=0, high=2000
+    )
+    hang_over_ms: int = key(600, "Silence that ends an utterance.", unit="ms", low=200, high=3000)
+    min_speech_ms: int = key(
+        90, "Utterances with less speech than this are discarded.", unit="ms", low=0, high=2000
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """[model]"""
+
+    bundle: str = key(
+        "home-en",
+        "Model bundle: the name of an installed one, or the path of a folder with a bundle.json.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSettings:
+    """[encoder]"""
+
+    backend: str = key("cpu", "What runs the encoder.", choices=("cpu",))
+    threads: int = key(
+        2, "CPU threads of the encoder; 0: as many as there are cores.", low=0, high=64
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSettings:
+    """[decoder]"""
+
+    threads: int = key(
+        2, "CPU threads of the decoder; 0: as many as there are cores.", low=0, high=64
+    )
+    positions: int = key(
+        0,
+        "Encoder positions after zero-padding; 0: what the bundle recommends.",
+        low=0,
+        high=1500,
+    )
+    repetition_penalty: float = key(
+        0.0,
+        "Divides positive and multiplies negative scores of tokens already written; "
+        "1 is off, 0: what the bundle recommends.",
+        low=0.0,
+        high=2.0,
+    )
+    eot_boost: float = key(
+        -1.0,
+        "End-of-text is taken when its score comes within this of the best; "
+        "-1: what the bundle recommends.",
+        low=-1.0,
+        high=5.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GateSettings:
+    """[gates]"""
+
+    no_speech_sure: float = key(
+        -1.0,
+        "Windows that the model takes for no speech with more than this are discarded, whatever "
+        "their text; 1 is off, -1: what the bundle recommends.",
+        low=-1.0,
+        high=1.0,
+    )
+    no_speech_prob: float = key(
+        0.6, "The same, from this on, for windows whose text has less than avg_logprob.",
+        low=0.0, high=1.0,
+    )  # fmt: skip
+    avg_logprob: float = key(
+        -1.0, "Mean log-probability below which a transcript is of low confidence.",
+        low=-10.0, high=0.0,
+    )  # fmt: skip
+    compression_ratio: float = key(
+        2.4, "Text that compresses better than this is a repetition loop.", low=1.0, high=10.0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """[store]"""
+
+    path: str = key(
+        "", "Folder of the local log; empty: $STATE_DIRECTORY, else ~/.local/state/roomscribe."
+    )
+    retention_days: int = key(
+        30, "Transcripts older than this are deleted; 0 keeps them for ever.",
+        unit="days", low=0, high=3650,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MqttSettings:
+    """[mqtt]"""
+
+    enabled: bool = key(True, "Publish to an MQTT broker.")
+    host: str = key("localhost", "Host name or address of the broker.", pattern=r"\S+")
+    port: int = key(1883, "TCP port of the broker.", low=1, high=65535)
+    username: str = key("", "User name at the broker; empty: none.")
+    password_file: str = key(
+        "", "File holding the password; empty: the credential `roomscribe.mqtt-password`, if any."
+    )
+    client_id: str = key(
+        "", "MQTT client id, unique at the broker; empty: roomscribe-<node>.",
+        pattern=r"[0-9A-Za-z_-]{0,64}",
+    )  # fmt: skip
+    keepalive_s: int = key(30, "Longest silence towards the broker.", unit="s", low=5, high=3600)
+    expiry_s: int = key(
+        3600, "The broker forgets an undelivered transcript after this.", unit="s", low=60,
+        high=604800,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSettings:
+    """[journal]"""
+
+    text: bool = key(False, "Write the text of transcripts to systemd's journal, too.")
+    level: str = key(
+        "info", "Least severe message shown.", choices=("debug", "info", "warning", "error")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The whole configuration."""
+
+    appliance: ApplianceSettings = field(default_factory=ApplianceSettings)
+    capture: CaptureSettings = field(default_factory=CaptureSettings)
+    voice: VoiceSettings = field(default_factory=VoiceSettings)
+    segmenter: SegmenterSettings = field(default_factory=SegmenterSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
+    decoder: DecoderSettings = field(default_factory=DecoderSettings)
+    gates: GateSettings = field(default_factory=GateSettings)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    mqtt: MqttSettings = field(default_factory=MqttSettings)
+    journal: JournalSettings = field(default_factory=JournalSettings)

@@ -1,0 +1,47 @@
+"""One thread of the pipeline, and how it waits for its queue."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, Queue
+from typing import TypeVar
+
+IDLE_S = 1.0
+
+Item = TypeVar("Item")
+
+
+class Stage(threading.Thread):
+    """A named thread that shows that it moves and keeps its error for the main thread."""
+
+    def __init__(self, name: str, work: Callable[[Stage], None], on_error: Callable[[], None]):
+        super().__init__(name=name, daemon=True)
+        self.error: Exception | None = None
+        self._moved_s = time.monotonic()
+        self._work, self._on_error = work, on_error
+
+    def run(self) -> None:
+        """Thread's body."""
+        try:
+            self._work(self)
+        except Exception as error:
+            self.error = error
+            self._on_error()
+
+    def moved(self) -> None:
+        """Says that the stage made progress; the watchdog is fed by it."""
+        self._moved_s = time.monotonic()
+
+    def still_s(self) -> float:
+        """Seconds since the stage last moved; 0 when it has ended."""
+        return time.monotonic() - self._moved_s if self.is_alive() else 0.0
+
+
+def next_item(queue: Queue[Item]) -> Item | None:
+    """The queue's next item; None when nothing came for a while."""
+    try:
+        return queue.get(timeout=IDLE_S)
+    except Empty:
+        return None

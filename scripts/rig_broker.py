@@ -1,0 +1,135 @@
+"""A real Mosquitto of our own on a free port, for tests and the demo."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+START_S = 5.0
+"""Longest wait until the broker takes connections."""
+
+
+def missing() -> str:
+    """What to install before a broker can be started; empty when nothing."""
+    paths = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
+    programs = ("mosquitto", "mosquitto_passwd")
+    absent = [
+        name for name in programs if not (shutil.which(name) or shutil.which(name, path=paths))
+    ]
+    return f"{' and '.join(absent)} not installed (apt install mosquitto)" if absent else ""
+
+
+class Broker:
+    """Use as `with Broker() as broker:`; listens on `broker.host`, `broker.port`.
+
+    Keeps its port over `stop` and `start`.
+    """
+
+    host = "127.0.0.1"
+
+    def __init__(
+        self,
+        users: dict[str, str] | None = None,
+        config: str = "",
+        *,
+        persistent: bool = False,
+        start: bool = True,
+    ) -> None:
+        """`users` are names with passwords; None lets anybody in. `config` is added to the file.
+
+        A `persistent` one keeps sessions and retained messages over `stop` and `start`.
+        With start=False the port is chosen and nobody listens on it yet.
+        """
+        self.port = _free_port()
+        self._start_at_once = start
+        self._process: subprocess.Popen[bytes] | None = None
+        self.folder = Path(tempfile.mkdtemp(prefix="roomscribe-broker-"))
+        self._log = self.folder / "mosquitto.log"
+        lines = [
+            f"listener {self.port} {self.host}",
+            f"allow_anonymous {'true' if users is None else 'false'}",
+            f"persistence {'true' if persistent else 'false'}",
+            f"persistence_location {self.folder}/",
+            "log_type all",
+            "connection_messages true",
+        ]
+        if _is_root():
+            lines.append("user root")
+        if users is not None:
+            lines.append(f"password_file {self._password_file(users)}")
+        self._config = self.folder / "mosquitto.conf"
+        self._config.write_text("\n".join([*lines, config, ""]), encoding="utf-8")
+
+    def start(self) -> None:
+        """Starts it and returns when it takes connections; RuntimeError with its log if not."""
+        command = [_program("mosquitto"), "-c", str(self._config)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with socket.socket() as probe:
+                if probe.connect_ex((self.host, self.port)) == 0:
+                    return
+            time.sleep(0.02)
+        self.stop()
+        raise RuntimeError(f"mosquitto does not listen on port {self.port}:\n{self.log()}")
+
+    def stop(self) -> None:
+        """Ends it; everybody is disconnected."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(10)
+            self._process = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends it a signal: SIGSTOP is a broker that hangs, SIGCONT ends that."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def log(self) -> str:
+        """What it wrote so far."""
+        return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+
+    def __enter__(self) -> Broker:
+        if self._start_at_once:
+            self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _password_file(self, users: dict[str, str]) -> Path:
+        path = self.folder / "passwords"
+        path.touch(mode=0o600)
+        for name, password in users.items():
+            command = [_program("mosquitto_passwd"), "-b", str(path), name, password]
+            subprocess.run(command, check=True, capture_output=True)
+        return path
+
+
+def _program(name: str) -> str:
+    """Full path of a program; Debian keeps the broker where users do not look."""
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin") or name
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0

@@ -1,0 +1,58 @@
+# Sourced by scripts/demo and scripts/test: installs what is missing, sets $PYTHON to the
+# environment's interpreter. Needs Debian (or a relative) with apt, as root or with sudo.
+#   set_up demo|dev
+
+PACKAGES=(python3 python3-venv mosquitto mosquitto-clients pulseaudio pulseaudio-utils
+          libasound2-plugins libportaudio2)
+
+say() { printf '%s\n' "$*" >&2; }
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo "$@"; else
+        say "needs root or sudo for: $*"; return 1
+    fi
+}
+
+install_packages() {
+    local missing=()
+    for package in "${PACKAGES[@]}"; do
+        dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' \
+            || missing+=("$package")
+    done
+    [ ${#missing[@]} = 0 ] && return
+    say "installing ${missing[*]}"
+    as_root apt-get update -qq
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+        --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+find_python() {
+    local candidate
+    for candidate in ${ROOMSCRIBE_PYTHON:-python3 python3.13 python3.12 python3.11 /usr/bin/python3}; do
+        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+        then command -v "$candidate"; return; fi
+    done
+    say "no Python of at least 3.11 with venv found; install python3 and python3-venv"
+    return 1
+}
+
+# One environment, .venv: made anew for another Python, completed when pyproject.toml changed.
+set_up() {
+    local kind=$1 base stamp extras=''
+    install_packages
+    base=$(find_python)
+    [ "$kind" = dev ] && extras='[dev]'
+    stamp=.venv/.set-up-$kind
+    if [ "$("$base" -VV)" != "$(cat .venv/.python 2>/dev/null)" ]; then
+        say "making the Python environment .venv"
+        "$base" -m venv --clear .venv
+        "$base" -VV > .venv/.python
+    fi
+    if ! cmp -s pyproject.toml "$stamp"; then
+        say "installing the Python packages that pyproject.toml names ($kind)"
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".$extras" \
+            2> >(grep -v '^WARNING: Location' >&2)
+        cp pyproject.toml "$stamp"
+    fi
+    PYTHON=$PWD/.venv/bin/python
+}

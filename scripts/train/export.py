@@ -1,0 +1,57 @@
+"""A trained run as a folder in Hugging Face's layout: averaged weights, pieces, configuration."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from checkpoint import load_model
+from safetensors.torch import save_file
+from wordpieces import PROMPT, Wordpieces
+
+
+def export(run: Path, out: Path) -> None:
+    """Writes model.safetensors (float32), config.json and the tokenizer's files into `out`."""
+    model = load_model(run / "last.pt")
+    pieces = Wordpieces(run / "pieces")
+    out.mkdir(parents=True, exist_ok=True)
+    weights = {
+        name: tensor.float().contiguous()
+        for name, tensor in model.state_dict().items()
+        if name.startswith("model.")
+    }
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
+    for name in ("vocab.json", "merges.txt", "added_tokens.json"):
+        shutil.copyfile(run / "pieces" / name, out / name)
+    config = {
+        "architectures": ["WhisperForConditionalGeneration"],
+        "model_type": "whisper",
+        "activation_function": "gelu",
+        "scale_embedding": False,
+        "tie_word_embeddings": True,
+        **model.size.as_dict(),
+        "bos_token_id": pieces.end_of_text,
+        "eos_token_id": pieces.end_of_text,
+        "pad_token_id": pieces.end_of_text,
+        "decoder_start_token_id": pieces.prompt[0],
+        "forced_decoder_ids": [[i, pieces.prompt[i]] for i in range(1, len(PROMPT))],
+    }
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="train.py's --out")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    export(args.run, args.out)
+    size = (args.out / "model.safetensors").stat().st_size
+    print(f"{args.out}: {size / 1e6:.2f} MB of weights")
+
+
+if __name__ == "__main__":
+    main()

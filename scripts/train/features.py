@@ -1,0 +1,249 @@
+"""Training windows: what is said where, how it is distorted, its mel and its targets.
+
+A `Plan` says which utterances a window holds; `Studio.render` makes sound, mel and targets of it.
+Windows are either full (10 s, as at run time) or cut to the clip, which costs less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import soxr
+from disguise import follow, mask, rhythm, sharpen, warp_frequency
+from numpy.typing import NDArray
+from scipy import signal
+from shards import SAMPLE_RATE, SILENCE_PHONE, Bank
+from sounds import Generator, Sound
+from wordpieces import Wordpieces
+
+from appliance.infer.mel import log_mel
+
+HOP = 160
+POSITION_S = 0.02
+WINDOW_FRAMES = 1000
+PRE_ROLL_S = 0.6
+"""Room sound in front of speech at run time."""
+LONGEST_SPEECH_S = 9.5
+FILTER_DELAY = 127
+"""Samples by which the impulse responses of `sounds` are late."""
+IGNORED = -100
+"""Target that costs nothing, as PyTorch's cross_entropy has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How windows are drawn: shares of 0..1, and how hard they are distorted (0..1)."""
+
+    strength: float
+    full_share: float
+    combination_share: float
+    empty_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A window to be made: utterances (none: no speech), tempo factor, length in mel frames."""
+
+    utterances: tuple[int, ...]
+    tempo: float
+    lead_s: float
+    tail_s: float
+    frames: int
+    strength: float
+    seed: int
+
+    @property
+    def full(self) -> bool:
+        """Whether this is a 10 s window."""
+        return self.frames == WINDOW_FRAMES
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A window's mel (T, 80), phone of each position (T / 2,), and text ids without prompt.
+
+    `places`: about where each of text_ids and the end is spoken, in encoder positions.
+    """
+
+    mel: NDArray[np.float32]
+    phones: NDArray[np.int64]
+    text_ids: list[int]
+    places: list[float]
+    speech: bool
+
+
+def draw_plan(rng: Generator, bank: Bank, mix: Mix) -> Plan:
+    """One window's plan."""
+    full = rng.random() < mix.full_share
+    seed = int(rng.integers(2**62))
+    tempo = 1.0
+    if rng.random() < 0.8 * mix.strength:
+        tempo = float(np.clip(1 + rng.normal(0, 0.075), 0.86, 1.18))
+    lead_s, tail_s = rng.uniform(0.0, 0.6), rng.uniform(0.05, 0.5)
+    if rng.random() < mix.empty_share:
+        frames = WINDOW_FRAMES if full else 2 * int(rng.integers(60, 250))
+        return Plan((), tempo, lead_s, tail_s, frames, mix.strength, seed)
+    wanted = 1
+    if rng.random() < (mix.combination_share * (1.5 if full else 0.6)):
+        wanted = int(rng.choice([2, 3, 4]))
+    first = int(rng.integers(len(bank)))
+    while bank.durations[first] / tempo > LONGEST_SPEECH_S - 0.3:
+        first = int(rng.integers(len(bank)))
+    chosen, seconds = [first], float(bank.durations[first]) / tempo
+    mates = bank.same_voice(first)
+    for _ in range(6):
+        if len(chosen) == wanted:
+            break
+        mate = int(mates[rng.integers(len(mates))])
+        longer = seconds + 0.8 + float(bank.durations[mate]) / tempo
+        if longer <= LONGEST_SPEECH_S:
+            chosen.append(mate)
+            seconds = longer
+    if full:
+        free_s = WINDOW_FRAMES / 100 - seconds
+        if rng.random() < 0.6:
+            lead_s = rng.uniform(0.4, 0.8) if rng.random() < 0.75 else rng.uniform(0, 1.2)
+            tail_s = rng.uniform(0.2, 0.8)
+        else:
+            lead_s, tail_s = rng.uniform(0, min(8.5, free_s)), 10.0
+        lead_s = min(lead_s, free_s)
+        frames = WINDOW_FRAMES
+    else:
+        frames = min(WINDOW_FRAMES, 2 * int(np.ceil((lead_s + seconds + tail_s) * 50)))
+        lead_s = min(lead_s, frames / 100 - seconds)
+    return Plan(tuple(chosen), tempo, max(0.0, lead_s), tail_s, frames, mix.strength, seed)
+
+
+def decibels(db: float) -> float:
+    """Amplitude ratio of `db`."""
+    return float(10 ** (db / 20))
+
+
+def level(sound: Sound) -> float:
+    """RMS of `sound`, never 0."""
+    return float(np.sqrt(np.mean(np.square(sound), dtype=np.float64))) + 1e-7
+
+
+class Studio:
+    """Makes windows from plans, with banks of synthetic sounds and impulse responses."""
+
+    def __init__(
+        self, bank: Bank, pieces: Wordpieces, sounds: NDArray[np.int16], channels: list[Sound]
+    ) -> None:
+        self.bank = bank
+        self.pieces = pieces
+        self.sounds = sounds
+        self.channels = channels
+
+    def background(self, rng: Generator, n: int) -> Sound:
+        """A random stretch of a random synthetic sound, (n,) float32."""
+        sound = self.sounds[int(rng.integers(len(self.sounds)))]
+        at = int(rng.integers(len(sound) - n + 1))
+        return sound[at : at + n].astype(np.float32) / 32768
+
+    def speak(
+        self, rng: Generator, plan: Plan, limit: int
+    ) -> tuple[Sound, NDArray[np.int64], list[int], list[float], int]:
+        """Speech alone (T * 160,), phones, text ids and places, and the sample it ends at."""
+        audio = np.zeros(plan.frames * HOP, np.float32)
+        phones = np.full(plan.frames // 2, SILENCE_PHONE, np.int64)
+        ids: list[int] = []
+        places: list[float] = []
+        at = int(plan.lead_s * SAMPLE_RATE)
+        end = at
+        for index in plan.utterances:
+            said = self.bank.utterance(index)
+            sound = said.audio.astype(np.float32) / 32768
+            if plan.tempo != 1.0:
+                sound = soxr.resample(sound, SAMPLE_RATE * plan.tempo, SAMPLE_RATE, quality="LQ")
+            more = self.pieces.encode(said.text)
+            room = len(audio) - at
+            if len(ids) + len(more) > limit or (ids and len(sound) > room):
+                break
+            ids += more
+            spoken_s = at / SAMPLE_RATE + said.piece_times(self.pieces.lengths(more)) / plan.tempo
+            places += (spoken_s / POSITION_S).tolist()
+            sound = sound[:room]
+            audio[at : at + len(sound)] = sound
+            first = int(np.ceil(at / SAMPLE_RATE / POSITION_S))
+            last = min(len(phones), int((at + len(sound)) / SAMPLE_RATE / POSITION_S))
+            times = np.arange(first, last) * POSITION_S - at / SAMPLE_RATE
+            which = np.searchsorted(said.phone_ends / plan.tempo, times, side="right")
+            known = which < len(said.phones)
+            phones[first:last][known] = said.phones[which[known]]
+            end = at + len(sound)
+            at = end + int(rng.uniform(0.0, 0.7) * SAMPLE_RATE)
+        return audio, phones, ids, [*places, end / SAMPLE_RATE / POSITION_S], end
+
+    def distort(self, rng: Generator, audio: Sound, end: int, strength: float) -> Sound:
+        """Speech through a room and microphone, with background until sample `end`."""
+        speech_level = level(audio[audio != 0]) if np.any(audio) else decibels(-20)
+        if rng.random() < 0.75 * strength:
+            number = int(rng.integers(len(self.channels)))
+            if strength < 0.5:
+                number -= number % 2
+            through = signal.oaconvolve(audio, self.channels[number])
+            audio = through[FILTER_DELAY : FILTER_DELAY + len(audio)].astype(np.float32)
+            audio[end:] = 0
+        if rng.random() < 0.35 + 0.5 * strength:
+            snr_db = rng.uniform(32 - 30 * strength, 45)
+            noise = self.background(rng, end)
+            audio[:end] += noise * (speech_level / level(noise) * decibels(-snr_db))
+        if rng.random() < 0.1 * strength:
+            voice = self.bank.utterance(int(rng.integers(len(self.bank)))).audio[:end]
+            babble = voice.astype(np.float32) / 32768
+            at = int(rng.integers(end - len(babble) + 1))
+            scale = speech_level / level(babble) * decibels(-rng.uniform(12, 25))
+            audio[at : at + len(babble)] += babble * scale
+        return audio
+
+    def finish(self, rng: Generator, audio: Sound, strength: float) -> Sound:
+        """`audio` at a random loudness, now and then clipped, as 16 bit numbers give it."""
+        if strength > 0:
+            loudest = float(np.abs(audio).max()) + 1e-9
+            peak_db = rng.uniform(-26, -1) if rng.random() < 0.9 else rng.uniform(-40, 6)
+            audio = audio * (decibels(peak_db) / loudest)
+        return np.clip(np.round(audio * 32768), -32768, 32767).astype(np.float32) / 32768
+
+    def without_speech(self, rng: Generator, plan: Plan) -> Sound:
+        """A window in which nobody speaks: silence, noise, music, distant reversed babble."""
+        n = plan.frames * HOP
+        audio = np.zeros(n, np.float32)
+        if rng.random() < 0.08:
+            return audio
+        end = n if rng.random() < 0.5 else int(rng.uniform(0.15, 1.0) * n)
+        for _ in range(int(rng.choice([1, 1, 2]))):
+            audio[:end] += self.background(rng, end) * decibels(rng.uniform(-20, 0))
+        if rng.random() < 0.15:
+            for _ in range(int(rng.integers(2, 6))):
+                voice = self.bank.utterance(int(rng.integers(len(self.bank)))).audio[::-1][:end]
+                at = int(rng.integers(end - len(voice) + 1))
+                audio[at : at + len(voice)] += voice.astype(np.float32) / 32768 * 0.1
+        quiet = decibels(rng.uniform(-60, -3)) / (float(np.abs(audio).max()) + 1e-9)
+        return np.clip(np.round(audio * quiet * 32768), -32768, 32767).astype(np.float32) / 32768
+
+    def render(self, plan: Plan, limit: int = 106) -> Rendered:
+        """The window of `plan`; its text has at most `limit` pieces."""
+        rng = np.random.default_rng(plan.seed)
+        if not plan.utterances:
+            audio = self.without_speech(rng, plan)
+            phones = np.full(plan.frames // 2, SILENCE_PHONE, np.int64)
+            return Rendered(log_mel(audio, frames=plan.frames), phones, [], [], speech=False)
+        audio, phones, ids, places, end = self.speak(rng, plan, limit)
+        if plan.strength > 0:
+            end = min(len(audio), end + int(plan.tail_s * SAMPLE_RATE))
+            audio = self.distort(rng, audio, end, plan.strength)
+        mel = log_mel(self.finish(rng, audio, plan.strength), frames=plan.frames)
+        if rng.random() < 0.5 * plan.strength:
+            mel = warp_frequency(rng, mel)
+        if rng.random() < 0.4 * plan.strength:
+            mel = sharpen(rng, mel)
+        if rng.random() < 0.4 * plan.strength:
+            old = rhythm(rng, len(mel))
+            mel = follow(mel, old)
+            phones = phones[np.minimum(old[::2] / 2 + 0.5, len(phones) - 1).astype(np.int64)]
+            places = np.interp(np.array(places) * 2, old, np.arange(len(old)) / 2).tolist()
+        if rng.random() < 0.45 * plan.strength:
+            mel = mask(rng, mel)
+        return Rendered(mel, phones, ids, places, speech=True)

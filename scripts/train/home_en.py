@@ -1,0 +1,73 @@
+"""From nothing to the embedded model's weights: bank, training, evaluation, export.
+
+    python scripts/train/home_en.py --out BUILD --minutes 110 --processes 2
+
+Needs torch (CPU), numpy, scipy, soxr, tokenizers and safetensors, and the synthesisers
+that voices.py names. BUILD/export is what `roomscribe model build` turns into a bundle. Run again,
+it goes on where it was cut off; --more-minutes trains a finished run on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+NICE = 15
+ATTEMPTS = 5
+
+
+def run(script: str, *arguments: str) -> None:
+    """Runs one of the scripts beside this one; a failure raises CalledProcessError."""
+    subprocess.run([sys.executable, str(HERE / script), *arguments], check=True)
+
+
+def train(arguments: list[str]) -> None:
+    """Trains, resuming from the last checkpoint when the loop dies."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            run("train.py", *arguments)
+        except subprocess.CalledProcessError:
+            if attempt == ATTEMPTS:
+                raise
+            print(f"training stopped, attempt {attempt} of {ATTEMPTS}", flush=True)
+            time.sleep(5)
+        else:
+            return
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for bank, run and export")
+    parser.add_argument("--minutes", type=float, help="of training; 110 unless the run has its own")
+    parser.add_argument("--more-minutes", type=float, default=0, help="train a finished run on")
+    parser.add_argument("--processes", type=int, default=2, help="one per core")
+    parser.add_argument("--utterances", type=int, default=40_000)
+    parser.add_argument("--seed", type=int, default=7)
+    args = parser.parse_args()
+    os.nice(NICE)
+    bank, trained, exported = (args.out / name for name in ("bank", "run", "export"))
+    run(
+        "bank.py", "--out", str(bank), "--seed", str(args.seed), "--count", str(args.utterances),
+        "--workers", str(args.processes), "--unseen",
+    )  # fmt: skip
+    length = ["--minutes", str(args.minutes)] if args.minutes else []
+    train([
+        *length, "--bank", str(bank), "--out", str(trained),
+        "--more-minutes", str(args.more_minutes), "--processes", str(args.processes),
+        "--seed", str(args.seed),
+    ])  # fmt: skip
+    run(
+        "evaluate.py", "--run", str(trained), "--bank", str(bank),
+        "--json", str(args.out / "evaluation.json"),
+    )  # fmt: skip
+    run("export.py", "--run", str(trained), "--out", str(exported))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""The training loop: processes share gradients, a clock drives stages and learning rate.
+
+Run again with the same --out it resumes from the last checkpoint; --more-minutes trains a finished
+run on, at a rewarmed rate and on the last stage's mix. Reads shards as they appear in --bank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import math
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+sys.path.extend(str(folder) for folder in Path(__file__).resolve().parents[1:3])
+
+import wordpieces
+from batches import Batch, Planner, windows
+from checkpoint import load_checkpoint, save_checkpoint
+from features import Studio
+from losses import losses
+from network import NetworkSize, Whisper
+from optimizer import FlatOptimizer
+from pacing import Clock, Log
+from schedule import Schedule, mix_at
+from scoring import hearing
+from shards import Bank, join_new
+from sounds import make_channels, make_sounds
+from texts import sentences
+
+DEFAULT_MINUTES = 110
+EMA_DECAY = 0.998
+EMA_FROM = 0.6
+SAVE_EVERY_S = 180
+SOUND_S = 12.0
+CHANNELS = 400
+PR_SET_PDEATHSIG = 1
+
+
+class Trainer:
+    """One process's network, optimiser and place in the schedule."""
+
+    def __init__(self, process: int, args: argparse.Namespace) -> None:
+        self.args, self.process = args, process
+        self.log = Log(args.out / "train.log", process)
+        self.pieces = wordpieces.Wordpieces(args.out / "pieces")
+        self.phones = len((args.bank / "phones.txt").read_text(encoding="utf-8").splitlines())
+        size = NetworkSize(
+            self.pieces.size,
+            encoder_layers=args.encoder_layers,
+            decoder_layers=args.decoder_layers,
+        )
+        self.model = Whisper(size, self.phones)
+        self.optimizer = FlatOptimizer(
+            self.model, args.rate, args.matrix_rate, args.decay, clip=1.0
+        )
+        self.average = self.optimizer.flat.clone()
+        self.averaged = False
+        self.schedule = Schedule(0.0, (args.minutes or DEFAULT_MINUTES) * 60, extension=False)
+        self.step = self.seen = self.skipped = 0
+        self.spent_s = 0.0
+        self._resume()
+        self.first_step = self.step
+        self.sums = torch.zeros(5)
+
+    def _resume(self) -> None:
+        saved = load_checkpoint(self.args.out / "last.pt")
+        if saved is None:
+            return
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load(saved["optimizer"])
+        self.average.copy_(saved["average"])
+        self.averaged = saved["averaged"]
+        self.step, self.spent_s, self.seen = saved["step"], saved["spent_s"], saved["seen"]
+        if saved["extension"] or self.args.minutes is None:
+            self.schedule = Schedule(saved["start_s"], saved["total_s"], saved["extension"])
+        if self.args.more_minutes and self.over:
+            self.schedule = Schedule(self.spent_s, self.args.more_minutes * 60, extension=True)
+            self.averaged = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the schedule's time is spent."""
+        return self.schedule.progress(self.spent_s) >= 1.0
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of this step, as a share of its peak."""
+        return self.schedule.rate(self.spent_s, self.step - self.first_step)
+
+    def save(self) -> None:
+        """Writes the checkpoint, from the first process."""
+        if self.process:
+            return
+        progress = {
+            "size": self.model.size.as_dict(), "phones": self.phones, "step": self.step,
+            "spent_s": self.spent_s, "seen": self.seen, "averaged": self.averaged,
+            "extension": self.schedule.extension, "start_s": self.schedule.start_s,
+            "total_s": self.schedule.total_s,
+        }  # fmt: skip
+        average = self.average if self.averaged else None
+        save_checkpoint(self.args.out / "last.pt", self.model, self.optimizer, average, progress)
+
+    def learn(self, batch: Batch, began: float) -> None:
+        """One step on `batch`; `began` is time.monotonic() at no time spent."""
+        args = self.args
+        loss = losses(self.model, batch)
+        weights = torch.tensor([1.0, args.phone_weight, args.piece_weight, args.guide_weight])
+        (loss.every() * weights).sum().backward()
+        norm, self.spent_s = self.optimizer.share(time.monotonic() - began)
+        if math.isfinite(norm):
+            self.optimizer.step(self.rate, norm)
+            self.sums += torch.cat([loss.every().detach(), torch.ones(1)])
+        else:
+            self.skipped += 1
+            self.log(f"step {self.step}: gradient is not finite, skipped")
+        self.optimizer.zero()
+        self.step += 1
+        self.seen += len(batch.mel) * args.processes
+        if self.schedule.stage(self.spent_s) >= EMA_FROM:
+            weight = 1 - EMA_DECAY if self.averaged else 1.0
+            self.average.lerp_(self.optimizer.flat, weight)
+            self.averaged = True
+
+    def report(self, bank: Bank) -> None:
+        """Logs the losses since the last report."""
+        token, phone, piece, guide, _ = (self.sums / self.sums[-1].clamp(min=1)).tolist()
+        self.sums.zero_()
+        self.log(
+            f"{self.spent_s / 60:6.1f} min step {self.step} seen {self.seen} token {token:.3f} "
+            f"phone {phone:.3f} piece {piece:.3f} guide {guide:.3f} rate {self.rate:.3f} "
+            f"bank {len(bank)}"
+        )
+
+    def test(self) -> None:
+        """Logs how well the first process hears, with the average's weights if there is one."""
+        if self.process:
+            return
+        flat = self.optimizer.flat
+        current = flat.clone()
+        if self.averaged:
+            flat.copy_(self.average)
+        heard = hearing(self.model, self.pieces, self.args.bank, self.args.test_count)
+        flat.copy_(current)
+        which = " (average)" if self.averaged else ""
+        self.log(f"TEST {self.spent_s / 60:.1f} min{which}: {heard}")
+
+    def run(self) -> None:
+        """Trains until the schedule's time is spent."""
+        args = self.args
+        bank = Bank(args.bank, "train")
+        sounds = make_sounds(args.seed, args.sounds, SOUND_S)
+        studio = Studio(bank, self.pieces, sounds, make_channels(args.seed, CHANNELS))
+        planner = Planner(bank, args.frames, args.processes)
+        self.log(
+            f"{self.model.size}; from step {self.step}, {self.spent_s / 60:.1f} min spent; "
+            f"{self.schedule}"
+        )
+        began = time.monotonic() - self.spent_s
+        reports = Clock(args.report_every_s, self.spent_s)
+        saves = Clock(SAVE_EVERY_S, self.spent_s)
+        tests = Clock(args.test_every_s, self.spent_s)
+        while not self.over:
+            join_new(bank, self.phones)
+            rng = np.random.default_rng([args.seed, self.step])
+            mix = mix_at(self.schedule.stage(self.spent_s))
+            for batch in windows(studio, planner.steps(rng, mix), self.process):
+                self.learn(batch, began)
+                if reports.due(self.spent_s):
+                    self.report(bank)
+                if saves.due(self.spent_s):
+                    self.save()
+                if tests.due(self.spent_s):
+                    self.test()
+                if self.over:
+                    break
+        self.save()
+        self.log(f"done: {self.step} steps, {self.seen} windows, {self.skipped} skipped")
+
+
+def work(process: int, args: argparse.Namespace) -> None:
+    """One training process; it ends when its parent is ended."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{args.out / 'rendezvous'}",
+        rank=process,
+        world_size=args.processes,
+        timeout=timedelta(minutes=20),
+    )
+    Trainer(process, args).run()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bank", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, help=f"{DEFAULT_MINUTES}, or as the run began")
+    parser.add_argument("--more-minutes", type=float, default=0)
+    parser.add_argument("--processes", type=int, default=2, help="one per core")
+    parser.add_argument("--encoder-layers", type=int, default=5)
+    parser.add_argument("--decoder-layers", type=int, default=2)
+    parser.add_argument("--frames", type=int, default=5000, help="mel frames a batch and process")
+    parser.add_argument("--rate", type=float, default=1.8e-3, help="AdamW's peak rate")
+    parser.add_argument("--matrix-rate", type=float, default=0.02, help="Muon's; 0: AdamW alone")
+    parser.add_argument("--decay", type=float, default=0.01)
+    parser.add_argument("--phone-weight", type=float, default=1.0)
+    parser.add_argument("--piece-weight", type=float, default=0.5)
+    parser.add_argument("--guide-weight", type=float, default=0.3)
+    parser.add_argument("--sounds", type=int, default=320, help="synthetic background sounds")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--test-every-s", type=float, default=600)
+    parser.add_argument("--test-count", type=int, default=100)
+    parser.add_argument("--report-every-s", type=float, default=20)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Learns the word pieces unless there are some, then starts the processes."""
+    args = arguments()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "8192"
+    args.out = args.out.resolve()
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "rendezvous").unlink(missing_ok=True)
+    if not (args.out / "pieces" / "vocab.json").exists():
+        wordpieces.learn(islice(sentences(0, "train"), 40_000), args.out / "pieces")
+    mp.spawn(work, args=(args,), nprocs=args.processes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Word errors between what was said and what was heard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words without punctuation."""
+    return re.findall(r"[a-z0-9']+", text.lower())
+
+
+def word_errors(said: str, heard: str) -> tuple[int, int]:
+    """Substitutions, insertions and deletions (Levenshtein), and the number of words said."""
+    a, b = words(said), words(heard)
+    row = list(range(len(b) + 1))
+    for i, word in enumerate(a, 1):
+        previous, row = row, [i]
+        for j, other in enumerate(b, 1):
+            row.append(min(previous[j] + 1, row[j - 1] + 1, previous[j - 1] + (word != other)))
+    return row[-1], len(a)
+
+
+def word_error_rate(said: Sequence[str], heard: Sequence[str]) -> float:
+    """Errors per word said, in percent, over all pairs."""
+    counts = [word_errors(a, b) for a, b in zip(said, heard, strict=True)]
+    return 100 * sum(errors for errors, _ in counts) / max(1, sum(count for _, count in counts))

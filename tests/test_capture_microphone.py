@@ -1,0 +1,175 @@
+"""The microphone: chosen by name, dated by the clock, and real sound through PulseAudio."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from rig_microphone import PulseMicrophone, missing_packages
+
+from appliance.capture.frames import SampleClock
+from appliance.capture.microphone import Device, _choose, list_microphones
+from appliance.errors import DeviceError
+
+needs_pulseaudio = pytest.mark.skipif(
+    bool(missing_packages()), reason=f"not installed: {' '.join(missing_packages())}"
+)
+DEVICES = [
+    Device(0, "USB Mic: Audio (hw:1,0)", 1, 48000.0, default=False),
+    Device(3, "default", 2, 44100.0, default=True),
+    Device(4, "sysdefault", 2, 44100.0, default=False),
+    Device(5, "USB Camera: Audio (hw:2,0)", 2, 32000.0, default=False),
+]
+LISTENER = """
+import json, sys, time
+import numpy as np
+from appliance.capture.microphone import Microphone, list_microphones
+from appliance.errors import DeviceError
+from appliance.settings import CaptureSettings
+
+kept, dates, error = [], [], ""
+with Microphone(CaptureSettings(block_ms=int(sys.argv[3]))) as microphone:
+    try:
+        for frame in microphone.frames():
+            if not kept:
+                print("open", flush=True)
+            kept.append(frame.samples)
+            dates.append((frame.start_s, time.monotonic()))
+            if len(kept) * 0.03 >= float(sys.argv[2]):
+                microphone.stop()
+    except DeviceError as trouble:
+        error = str(trouble)
+np.save(sys.argv[1], np.concatenate(kept))
+names = [one.name for one in list_microphones()] if not error else []
+print(json.dumps({"dates": dates, "error": error, "names": names}))
+"""
+
+
+def test_without_a_name_the_default_microphone_is_taken() -> None:
+    assert _choose(DEVICES, "").index == 3
+    assert _choose(DEVICES[:1], "").index == 0
+
+
+def test_a_part_of_the_name_in_any_case_is_enough() -> None:
+    assert _choose(DEVICES, "usb mic").index == 0
+
+
+def test_a_whole_name_wins_over_a_part_of_another() -> None:
+    assert _choose(DEVICES, "Default").index == 3
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("usb", "found several: 'USB Mic: Audio (hw:1,0)', 'USB Camera"), ("jabra", "'sysdefault'")],
+)
+def test_a_name_that_fits_none_or_several_lists_what_is_there(wanted: str, found: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        _choose(DEVICES, wanted)
+    assert found in str(caught.value)
+    assert "roomscribe devices" in str(caught.value)
+
+
+def test_no_microphone_at_all_is_said_to_be_that() -> None:
+    with pytest.raises(DeviceError, match="found none: plug one in"):
+        _choose([], "")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "cure"),
+    [
+        ("raise OSError('PortAudio library not found')", "install the package libportaudio2"),
+        ("raise ModuleNotFoundError('no sounddevice')", "pip install sounddevice"),
+    ],
+)
+def test_a_missing_library_is_a_device_error_that_names_it(
+    tmp_path: Path, trouble: str, cure: str
+) -> None:
+    (tmp_path / "sounddevice.py").write_text(trouble, encoding="utf-8")
+    program = "from appliance.capture.microphone import list_microphones as l\nl()"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("appliance.errors.DeviceError: ")
+    assert cure in last
+
+
+def test_listing_works_with_and_without_a_microphone() -> None:
+    assert all(one.channels > 0 for one in list_microphones())
+
+
+def test_dates_follow_the_clock_smoothly_and_jump_only_over_lost_samples() -> None:
+    clock = SampleClock()
+    assert not clock.follow(100.03, 0.03)
+    assert clock.began_s == pytest.approx(100.0)
+    assert not clock.follow(100.08, 0.06)
+    assert clock.began_s == pytest.approx(100.0002)
+    assert clock.follow(101.09, 0.09)
+    assert clock.began_s == pytest.approx(101.0)
+    assert clock.follow(101.15, 0.12, lost=True)
+    assert clock.began_s == pytest.approx(101.03)
+
+
+def test_dates_keep_up_with_a_sound_card_whose_clock_is_slow() -> None:
+    clock = SampleClock()
+    for block in range(1, 20_000):
+        assert not clock.follow(100 + block * 0.03 * 1.0003, block * 0.03)
+    assert clock.began_s + block * 0.03 == pytest.approx(100 + block * 0.03 * 1.0003, abs=0.01)
+
+
+@needs_pulseaudio
+@pytest.mark.parametrize("block_ms", [30, 20])
+def test_what_is_spoken_is_what_is_heard_bit_for_bit_and_in_time(
+    tmp_path: Path, block_ms: int
+) -> None:
+    spoken = np.random.default_rng(0).integers(-9000, 9000, 24000).astype(np.int16)
+    # A sink that wakes up may swallow the first few milliseconds.
+    soundfile.write(tmp_path / "noise.wav", np.append(np.zeros(8000, np.int16), spoken), 16000)
+    with PulseMicrophone(tmp_path / "rig") as microphone:
+        heard, told = listen(microphone, tmp_path, 5.0, block_ms)
+    begin = int(np.flatnonzero(heard)[0]) - int(np.flatnonzero(spoken)[0])
+    assert np.array_equal(heard[begin : begin + len(spoken)], spoken)
+    dates = np.array(told["dates"])
+    assert np.diff(dates[:, 0]) == pytest.approx(0.03, abs=0.005)
+    assert np.median(dates[:, 1] - dates[:, 0] - 0.03) == pytest.approx(0.03, abs=0.05)
+    assert "default" in told["names"]
+
+
+@needs_pulseaudio
+def test_an_unplugged_microphone_is_a_device_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with PulseMicrophone(tmp_path / "rig") as microphone:
+        _, told = listen(microphone, tmp_path, 60.0, 30, unplug=True)
+    assert "plugged in" in told["error"]
+
+
+def listen(
+    microphone: PulseMicrophone, folder: Path, seconds: float, block_ms: int, unplug: bool = False
+) -> tuple[np.ndarray, dict]:
+    """What another process hears while something is spoken, and what it tells about it."""
+    arguments = [str(folder / "heard.npy"), str(seconds), str(block_ms)]
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTENER, *arguments],
+        env=microphone.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as listener:
+        assert listener.stdout
+        assert listener.stdout.readline() == "open\n"
+        time.sleep(1)
+        if unplug:
+            microphone.stop()
+        else:
+            microphone.speak(folder / "noise.wav")
+        output, _ = listener.communicate(timeout=60)
+    return np.load(folder / "heard.npy"), json.loads(output)

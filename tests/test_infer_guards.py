@@ -1,0 +1,161 @@
+"""The guards keep the decoder in check, and judge what it wrote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from appliance.infer import guards
+from appliance.records import Transcription
+from appliance.settings import GateSettings
+
+GATES = GateSettings()
+
+
+def logits(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def transcription(
+    text: str = "turn on the light",
+    tokens: tuple[int, ...] = (1, 2, 3, 4),
+    avg_logprob: float = -0.3,
+    no_speech_prob: float = 0.1,
+) -> Transcription:
+    return Transcription(
+        text=text,
+        tokens=tokens,
+        language="en",
+        avg_logprob=avg_logprob,
+        no_speech_prob=no_speech_prob,
+        compression_ratio=guards.compression_ratio(text),
+        ended=True,
+        encoder="cpu",
+        encode_ms=1.0,
+        decode_ms=1.0,
+    )
+
+
+def test_a_no_speech_probability_above_the_sure_limit_discards_whatever_the_confidence() -> None:
+    sure = replace(GATES, no_speech_sure=0.3)
+    assert guards.judge(transcription(no_speech_prob=0.31, avg_logprob=-0.1), sure) == "no_speech"
+    assert guards.judge(transcription(no_speech_prob=0.3, avg_logprob=-0.1), sure) is None
+    off = replace(GATES, no_speech_sure=1.0)
+    assert guards.judge(transcription(no_speech_prob=1.0, avg_logprob=-0.1), off) is None
+
+
+def test_suppressed_tokens_become_impossible_and_the_input_stays() -> None:
+    given = logits(1, 2, 3)
+    assert guards.suppress(given, np.array([0, 2])).tolist() == [-np.inf, 2, -np.inf]
+    assert guards.suppress(given, np.array([], np.intp)).tolist() == [1, 2, 3]
+    assert given.tolist() == [1, 2, 3]
+
+
+def test_the_penalty_divides_positive_and_multiplies_negative_scores() -> None:
+    assert guards.penalise(logits(4, -4, 4, 0), [0, 1, 3], 2.0).tolist() == [2, -8, 4, 0]
+
+
+def test_the_penalty_falls_once_on_a_token_written_often() -> None:
+    assert guards.penalise(logits(8, 1), [0, 0, 0], 2.0).tolist() == [4, 1]
+
+
+def test_the_penalty_leaves_suppressed_tokens_impossible() -> None:
+    assert guards.penalise(logits(-np.inf, 1), [0], 1.2)[0] == -np.inf
+
+
+def test_a_penalty_of_one_changes_nothing() -> None:
+    given = logits(3, -1)
+    assert guards.penalise(given, [0, 1], 1.0) is given
+
+
+def test_end_of_text_wins_when_it_comes_within_the_boost() -> None:
+    given = logits(5.0, 4.2, 1.0)
+    assert guards.boost_end(given, 1, 0.7).argmax() == 0
+    assert guards.boost_end(given, 1, 0.9).argmax() == 1
+    assert given.argmax() == 0
+
+
+def test_states_are_padded_with_zeros_behind_and_never_cut() -> None:
+    states = np.ones((3, 2), np.float32)
+    padded = guards.pad_positions(states, 5)
+    assert padded.shape == (5, 2) and padded.dtype == np.float32
+    assert padded[:3].min() == 1 and padded[3:].max() == 0
+    assert guards.pad_positions(states, 2) is states
+
+
+def test_log_probabilities_sum_to_one_and_survive_suppression() -> None:
+    found = guards.log_softmax(logits(1000.0, 999.0, -np.inf))
+    assert np.exp(found).sum() == pytest.approx(1.0)
+    assert found[0] - found[1] == pytest.approx(1.0)
+    assert found[2] == -np.inf
+
+
+def test_repetition_compresses_well_and_speech_does_not() -> None:
+    assert guards.compression_ratio("") == 0.0
+    assert guards.compression_ratio("turn on the light in the kitchen please") < 1.3
+    assert guards.compression_ratio("thank you " * 20) > 5
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        (7,) * 12,
+        (7, 8) * 6,
+        (7, 8, 9) * 5,
+        (1, 2, 3, 4, 5) + (7, 8, 9, 6) * 5 + (1, 2),
+        tuple(range(20)) * 5,
+    ],
+)
+def test_the_same_tokens_over_and_over_are_a_loop(tokens: tuple[int, ...]) -> None:
+    assert guards.is_loop(tokens)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        (),
+        (7,),
+        (7,) * 11,
+        (7, 8) * 4,
+        (7, 8, 9) * 4,
+        tuple(range(60)),
+        (7, 7, 7, 7, 1, 7, 7, 7, 7, 2, 7, 7, 7, 7),
+    ],
+)
+def test_a_few_repeated_words_are_no_loop(tokens: tuple[int, ...]) -> None:
+    assert not guards.is_loop(tokens)
+
+
+@pytest.mark.parametrize("text", ["yes", "no no no no", "seven seven seven seven"])
+def test_a_short_answer_is_kept_even_of_low_confidence(text: str) -> None:
+    heard = transcription(text, tuple(range(len(text.split()))), avg_logprob=-1.8)
+    assert guards.judge(heard, GATES) is None
+    assert guards.is_doubtful(heard, GATES)
+
+
+def test_a_confident_text_is_kept_whatever_the_no_speech_probability() -> None:
+    assert guards.judge(transcription(no_speech_prob=0.99, avg_logprob=-0.4), GATES) is None
+
+
+def test_an_unsure_text_where_nobody_seems_to_speak_is_no_speech() -> None:
+    assert guards.judge(transcription(no_speech_prob=0.6, avg_logprob=-1.1), GATES) == "no_speech"
+    assert guards.judge(transcription(no_speech_prob=0.59, avg_logprob=-1.1), GATES) is None
+
+
+def test_an_empty_text_is_no_speech() -> None:
+    assert guards.judge(transcription("", ()), GATES) == "no_speech"
+
+
+def test_a_loop_is_discarded_however_sure_the_model_is() -> None:
+    by_text = transcription("thank you " * 20, avg_logprob=-0.01)
+    by_tokens = transcription("abc", (5,) * 40, avg_logprob=-0.01)
+    assert guards.judge(by_text, GATES) == "repetition"
+    assert guards.judge(by_tokens, GATES) == "repetition"
+
+
+def test_only_hopeless_confidence_discards_by_itself() -> None:
+    assert guards.judge(transcription(avg_logprob=-2.4), GATES) is None
+    assert guards.judge(transcription(avg_logprob=-2.6), GATES) == "low_confidence"
+    assert not guards.is_doubtful(transcription(avg_logprob=-0.9), GATES)

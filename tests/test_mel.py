@@ -1,0 +1,109 @@
+"""The mel: against published values where they are at hand, and by its properties everywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from appliance.errors import ModelError
+from appliance.infer.mel import FLOOR, SAMPLE_RATE, log_mel, mel_filters
+
+SILENT = (np.log10(FLOOR) + 4) / 4
+
+
+def tone(hz: float, seconds: float = 1.0, amplitude: float = 0.5) -> NDArray[np.float32]:
+    moments = np.arange(int(seconds * SAMPLE_RATE)) / SAMPLE_RATE
+    return (amplitude * np.sin(2 * np.pi * hz * moments)).astype(np.float32)
+
+
+def noise(seconds: float, seed: int = 1) -> NDArray[np.float32]:
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return (rng.random(int(seconds * SAMPLE_RATE)) - 0.5).astype(np.float32)
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The published reference data, which is not part of the repository."""
+    if not (folder := os.environ.get("ROOMSCRIBE_SHARED")):
+        pytest.skip("ROOMSCRIBE_SHARED is not set: no published values to compare with")
+    return Path(folder) / "data" / "whisper"
+
+
+def test_the_mel_of_a_published_recording_equals_the_published_values(shared: Path) -> None:
+    published = json.loads((shared / "expected_reference_values.json").read_text())
+    values = published["log_mel_1x80x3000"]["values"]
+    audio = np.load(shared / "ctranslate2" / "mr_quilter.npy").astype(np.float32)
+    mel = log_mel(audio, 80, 3000)
+    assert np.abs(mel[: len(values), 0] - values).max() < 1e-4
+
+
+@pytest.mark.parametrize("n_mels", [80, 128])
+def test_the_filters_equal_whispers_own(shared: Path, n_mels: int) -> None:
+    with np.load(shared / "openai" / "mel_filters.npz") as published:
+        expected = published[f"mel_{n_mels}"]
+    assert np.abs(mel_filters(n_mels).T - expected).max() < 1e-7
+
+
+@pytest.mark.parametrize("n_mels", [40, 80, 128])
+@pytest.mark.parametrize("hz", [300.0, 1000.0, 3000.0, 6000.0])
+def test_a_tone_is_loudest_in_the_filter_that_covers_it(n_mels: int, hz: float) -> None:
+    mel = log_mel(tone(hz), n_mels)
+    bins = np.linspace(0, SAMPLE_RATE / 2, 201)
+    weights = mel_filters(n_mels)[np.abs(bins - hz).argmin()]
+    loudest = mel[10:-10].argmax(axis=1)
+    assert (weights[loudest] > 0).all()
+
+
+@pytest.mark.parametrize("n_mels", [80, 128])
+def test_every_filter_hears_something_and_has_the_area_of_slaneys(n_mels: int) -> None:
+    filters = mel_filters(n_mels)
+    assert filters.shape == (201, n_mels) and filters.min() >= 0
+    assert (filters.sum(axis=0) > 0).all()
+    wide = filters[:, -10:].sum(axis=0) * SAMPLE_RATE / 400
+    assert np.allclose(wide, 1.0, atol=0.05)
+
+
+def test_silence_is_the_floor_everywhere() -> None:
+    assert np.allclose(log_mel(np.zeros(16_000, np.float32)), SILENT)
+
+
+def test_a_short_sound_is_padded_with_silence_and_a_long_one_cut() -> None:
+    sound = noise(1.0)
+    padded = log_mel(sound, 80, 300)
+    longer = np.concatenate([sound, np.zeros(32_000, np.float32)])
+    assert padded.shape == (300, 80)
+    assert np.array_equal(padded, log_mel(longer, 80, 300))
+    assert np.array_equal(log_mel(sound, 80, 50), log_mel(sound[:8000], 80, 50))
+
+
+def test_frames_are_a_hundredth_of_a_second_apart() -> None:
+    sound = noise(2.0)
+    later = np.concatenate([np.zeros(1600, np.float32), sound])
+    assert np.allclose(log_mel(sound)[10:150], log_mel(later)[20:160], atol=1e-5)
+
+
+def test_a_tenth_of_the_amplitude_is_a_half_less() -> None:
+    sound = noise(1.0)
+    assert np.allclose(log_mel(sound) - log_mel(sound / 10), 0.5, atol=1e-4)
+
+
+def test_nothing_is_more_than_eight_decades_below_the_loudest() -> None:
+    sound = np.concatenate([tone(500, 1.0, 0.9), np.zeros(16_000, np.float32)])
+    mel = log_mel(sound)
+    assert mel.max() - mel.min() == pytest.approx(2.0, abs=1e-5)
+    assert (mel[150:] == mel.min()).all()
+
+
+def test_the_mel_is_what_the_encoder_takes() -> None:
+    mel = log_mel(noise(0.5), 80)
+    assert mel.dtype == np.float32 and mel.flags.c_contiguous and mel.shape == (50, 80)
+
+
+def test_a_window_of_less_than_two_frames_is_refused() -> None:
+    with pytest.raises(ModelError, match="at least 2 mel frames"):
+        log_mel(np.zeros(200, np.float32))
