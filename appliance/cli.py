@@ -13,9 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from appliance import __version__, commands, config
+from appliance import __version__, commands, config, model_cli
+from appliance.benchmark import options as benchmark_options
+from appliance.doctor import options as doctor_options
 from appliance.errors import ConfigError, RoomscribeError
 from appliance.publish import journal
+from appliance.settings import Settings
 
 DESCRIPTION = """\
 Hears a sentence in the room and publishes its text to MQTT and a local log.
@@ -25,6 +28,7 @@ EPILOG = """\
 examples:
   roomscribe run                          listen as /etc/roomscribe/roomscribe.toml says
   roomscribe transcribe --srt talk.flac   subtitles of a recording
+  roomscribe model add tiny               a real model in place of the built-in one
   roomscribe log --since 1h --grep light  what was heard in the last hour about a light
 """
 
@@ -33,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; its exit status."""
     options = parser().parse_args(arguments)
     try:
-        settings = config.load(options.config)
+        settings = _settings(options)
         journal.set_up(settings.journal)
         return int(options.command(options, settings))
     except ConfigError as error:
@@ -52,6 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger("roomscribe").debug("what went wrong", exc_info=error)
         print(f"roomscribe: unexpected {type(error).__name__}: {error}", file=sys.stderr)
         return 70
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """The configuration; the defaults where it is wrong and the command is to say so itself."""
+    try:
+        return config.load(options.config)
+    except ConfigError:
+        if not getattr(options, "lenient", False):
+            raise
+        return Settings()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,6 +89,9 @@ def parser() -> argparse.ArgumentParser:
     _add_transcribe(names, common)
     _add_devices(names, common)
     _add_log(names, common)
+    model_cli.add_model(names, common)
+    _add_benchmark(names, common)
+    _add_doctor(names, common)
     return top
 
 
@@ -119,6 +136,32 @@ def _add_transcribe(
     form.add_argument("--srt", action="store_true", help="SubRip subtitles")
     sub.add_argument("--model", metavar="BUNDLE", help="model bundle: a name or a folder")
     sub.set_defaults(command=commands.transcribe)
+
+
+def _add_benchmark(names: _Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
+    sub = names.add_parser(
+        "benchmark",
+        parents=[common],
+        help="measure the decoder beside its rivals on this machine",
+        description="Measures this machine: encoder and decoder as the daemon runs them beside the "
+        "other ways to run Whisper, side by side, with medians. Rivals that are not installed are "
+        "left out by name (pip install roomscribe[benchmark]).",
+    )
+    benchmark_options.add_arguments(sub)
+    sub.set_defaults(command=commands.benchmark)
+
+
+def _add_doctor(names: _Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
+    sub = names.add_parser(
+        "doctor",
+        parents=[common],
+        help="check everything the appliance needs, with the cure for what is wrong",
+        description="Looks at the machine, the configuration, the microphone, the model, the NPU, "
+        "the broker and the store, beside a running daemon. The exit status is the number of "
+        "checks that failed (63 at most).",
+    )
+    doctor_options.add_arguments(sub)
+    sub.set_defaults(command=commands.doctor, lenient=True)
 
 
 def _add_devices(names: _Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from appliance import config
 from appliance.config import node_name
 from appliance.errors import ConfigError, RoomscribeError
 from appliance.records import Discarded, Transcription, Window
@@ -27,9 +28,12 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe run`"""
     from appliance import service
 
-    if options.recording:
-        settings = replace(settings, capture=replace(settings.capture, recording=options.recording))
-    service.run(settings)
+    def with_recording(chosen: Settings) -> Settings:
+        if not options.recording:
+            return chosen
+        return replace(chosen, capture=replace(chosen.capture, recording=options.recording))
+
+    service.run(with_recording(settings), lambda: with_recording(config.load(options.config)))
     return 0
 
 
@@ -39,7 +43,12 @@ def transcribe(options: argparse.Namespace, settings: Settings) -> int:
 
     if options.model:
         settings = replace(settings, model=replace(settings.model, bundle=options.model))
-    transcriber = open_transcriber(settings)
+    with open_transcriber(settings) as transcriber:
+        return _write_down(options, settings, transcriber)
+
+
+def _write_down(options: argparse.Namespace, settings: Settings, transcriber: Transcriber) -> int:
+    """Prints what is said in each file; the status of the last failing one."""
     if transcriber.bundle.demo_model and not options.json:
         print(
             f"roomscribe: {transcriber.bundle.name} is a demonstration model that knows a few "
@@ -60,6 +69,20 @@ def transcribe(options: argparse.Namespace, settings: Settings) -> int:
             print(f"roomscribe: {error}", file=sys.stderr)
             status = error.exit_status
     return status
+
+
+def benchmark(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe benchmark`"""
+    from appliance.benchmark import main
+
+    return main.run(options, settings)
+
+
+def doctor(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe doctor`; how many checks failed."""
+    from appliance.doctor import main
+
+    return main.run(options, settings)
 
 
 def devices(_options: argparse.Namespace, _settings: Settings) -> int:

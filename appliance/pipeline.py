@@ -1,6 +1,7 @@
 """The corridor: builds the stages, joins them with bounded queues, starts, supervises, stops.
 
-    capture --frames--> segmenter --windows--> transcriber --> store <-- publisher
+    capture --frames--> segmenter --windows--> encoder --states--> transcriber --> store
+                                                                     publisher <--/
 
 Only this module and `stage` say Thread and Queue. Started from the end of the path, stopped from
 its beginning, so that what was heard is still published.
@@ -18,19 +19,18 @@ from typing import TypeVar
 
 from appliance import __version__
 from appliance.capture.segmenter import Segmenter
-from appliance.capture.source import Source, open_source
 from appliance.capture.voice import VoiceDetector
 from appliance.config import node_name
-from appliance.errors import DeviceError
+from appliance.ears import Ears
 from appliance.health import Health
 from appliance.infer.transcriber import open_transcriber
 from appliance.publish.events import ApplianceState
 from appliance.publish.publisher import MqttPublisher
 from appliance.publish.store import Store
 from appliance.records import Discarded, Frame, Window
-from appliance.scribe import Scribe
+from appliance.scribe import Heard, Scribe
 from appliance.settings import Settings
-from appliance.stage import Stage, next_item
+from appliance.stage import Stage, hand_on, next_item
 
 log = logging.getLogger("roomscribe")
 
@@ -38,7 +38,8 @@ FRAMES_WAITING = 1000
 """30 s of sound: longer than any window takes; beyond it frames are dropped and counted."""
 WINDOWS_WAITING = 64
 """Ten minutes of speech at most; beyond it windows are discarded as `overload`."""
-REOPEN_PAUSE_S = 2.0
+STATES_WAITING = 1
+"""One window is encoded ahead while another is decoded; more would only cost memory."""
 STOP_WITHIN_S = 4.0
 """Of the 5 s that systemd is promised."""
 JOIN_WITHIN_S = {"capture": 1.0, "segmenter": 1.0}
@@ -63,14 +64,15 @@ class Pipeline:
         self.health = Health()
         self.ended = threading.Event()
         """Set when the source came to its end, or a stage failed."""
+        self.sounding = threading.Event()
+        """Set once sound has come from the source."""
         self._settings = settings
-        self._stopping = threading.Event()
         self._frames: Queue[Frame | Mark] = Queue(FRAMES_WAITING)
         self._windows: Queue[tuple[Window, float] | Mark] = Queue(WINDOWS_WAITING)
-        self._source_lock = threading.Lock()
+        self._heard: Queue[Heard | Mark] = Queue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
             store = opened.enter_context(Store.open(settings.store))
-            transcriber = open_transcriber(settings)
+            transcriber = opened.enter_context(open_transcriber(settings))
             transcriber.warm_up()
             self._segmenter = Segmenter(
                 VoiceDetector(settings.voice), settings.segmenter, transcriber.bundle.window_s
@@ -81,8 +83,11 @@ class Pipeline:
                 else None
             )
             listeners = (self._publisher,) if self._publisher else ()
+            self._encoder = transcriber.encoder
             self._scribe = Scribe(settings, transcriber, store, self.health, listeners)
-            self._source: Source | None = open_source(settings.capture)
+            self._ears = Ears(
+                settings.capture, self.health, self._put, lambda: self._frames.put(Mark.LOST)
+            )
             self._opened = opened.pop_all()
         if self._publisher:
             self.health.on_change = self._publisher.notify
@@ -90,8 +95,13 @@ class Pipeline:
 
     def start(self) -> None:
         """Starts the stages, the last one of the path first."""
-        works = [("transcriber", self._transcribe), ("segmenter", self._segment)]
-        for name, work in [*works, ("capture", self._capture)]:
+        works = {
+            "transcriber": self._transcribe,
+            "encoder": self._encode,
+            "segmenter": self._segment,
+            "capture": self._capture,
+        }
+        for name, work in works.items():
             self._stages.append(Stage(name, work, self.ended.set))
         if publisher := self._publisher:
             follow = Stage("publisher", lambda stage: publisher.run(stage.moved), self.ended.set)
@@ -102,10 +112,7 @@ class Pipeline:
     def stop(self) -> None:
         """Ends the stages, the first one of the path first; what was heard is published."""
         deadline_s = time.monotonic() + STOP_WITHIN_S
-        self._stopping.set()
-        with self._source_lock:
-            if self._source:
-                self._source.stop()
+        self._ears.stop()
         for stage in reversed(self._stages):
             left_s = max(0.2, deadline_s - time.monotonic())
             if stage.name == "publisher" and self._publisher:
@@ -117,7 +124,10 @@ class Pipeline:
                 _end(self._frames)
             elif stage.name == "segmenter":
                 _end(self._windows)
-        left = sum(1 for item in list(self._windows.queue) if not isinstance(item, Mark))
+            elif stage.name == "encoder":
+                _end(self._heard)
+        waiting = [*self._windows.queue, *self._heard.queue]
+        left = sum(1 for item in waiting if not isinstance(item, Mark))
         if left or self._scribe.flush():
             log.error("stopped with %d windows untranscribed or transcripts unstored", left)
         self._opened.close()
@@ -139,52 +149,32 @@ class Pipeline:
 
     def state(self) -> ApplianceState:
         """How the appliance is, for the `state` topic. Any thread; does not wait."""
-        source = self._source
+        microphone = self._ears.description
         troubles = self.health.troubles()
         return ApplianceState(
             status="degraded" if troubles else "running",
             reasons=tuple(troubles.values()),
             encoder=self._scribe.encoder,
             model=self._scribe.model,
-            microphone=source.description if source else "none",
-            microphone_online=source is not None and "microphone" not in troubles,
-            queue_depth=self._windows.qsize(),
+            microphone=microphone or "none",
+            microphone_online=microphone is not None and "microphone" not in troubles,
+            queue_depth=self._windows.qsize() + self._heard.qsize(),
             uptime_s=self.health.uptime_s,
             version=__version__,
         )
 
-    def _capture(self, stage: Stage) -> None:
-        """Source -> frames. A microphone that is lost is opened again until it is back."""
-        while not self._stopping.is_set():
-            try:
-                self._read(stage)
-                break
-            except DeviceError as error:
-                if self.health.trouble("microphone", str(error)):
-                    log.warning("%s", error)
-                with self._source_lock:
-                    self._source = None
-                self._frames.put(Mark.LOST)
-                self._stopping.wait(REOPEN_PAUSE_S)
-                stage.moved()
-        self._frames.put(Mark.END)
+    def broker_reasons(self) -> tuple[str, ...]:
+        """What is wrong between the store and the broker, in plain words."""
+        return self._publisher.reasons() if self._publisher else ()
 
-    def _read(self, stage: Stage) -> None:
-        """Puts frames until the source ends; raises DeviceError, and then the source is closed."""
-        with self._source_lock:
-            if self._stopping.is_set():
-                return
-            if self._source is None:
-                self._source = open_source(self._settings.capture)
-            source = self._source
-        with source:
-            for frame in source.frames():
-                stage.moved()
-                self.health.trouble("microphone", None)
-                self._put(frame)
+    def _capture(self, stage: Stage) -> None:
+        """Source -> frames."""
+        self._ears.listen(stage.moved)
+        self._frames.put(Mark.END)
 
     def _put(self, frame: Frame) -> None:
         """Queues a frame, or drops and counts it; the sound never waits."""
+        self.sounding.set()
         try:
             self._frames.put_nowait(frame)
         except Full:
@@ -221,17 +211,31 @@ class Pipeline:
                 result = Discarded("overload", result.utterance_id, result.duration_s)
         self._scribe.discard(result)
 
-    def _transcribe(self, stage: Stage) -> None:
-        """Windows -> stored transcripts, until the end of the path."""
+    def _encode(self, stage: Stage) -> None:
+        """Windows -> encoder states, one window ahead of the transcriber."""
         while True:
             item = next_item(self._windows)
+            stage.moved()
+            if isinstance(item, Mark):
+                break
+            if item is not None:
+                hand_on(self._heard, self._scribe.encode(*item), stage)
+            if self._windows.empty():
+                self._encoder.look_after(time.monotonic())
+                self.health.trouble("encoder", self._encoder.trouble)
+        hand_on(self._heard, Mark.END, stage)
+
+    def _transcribe(self, stage: Stage) -> None:
+        """Encoder states -> stored transcripts, until the end of the path."""
+        while True:
+            item = next_item(self._heard)
             stage.moved()
             if isinstance(item, Mark):
                 break
             if item is None:
                 self._scribe.tidy()
             else:
-                self._scribe.write(*item)
+                self._scribe.write(item)
         self.ended.set()
 
 

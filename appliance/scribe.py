@@ -1,4 +1,4 @@
-"""Windows in, stored transcripts out: the transcriber thread's work, without the thread.
+"""Windows in, stored transcripts out: the encoder's and the transcriber's work, without threads.
 
 A transcript is committed to the store before anyone is told of it. While the store refuses
 (disk full), transcripts wait here, in order and bounded.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
 from appliance.errors import DeviceError, PublishError
 from appliance.health import Health
 from appliance.infer.guards import is_doubtful, judge
-from appliance.infer.transcriber import Transcriber
+from appliance.infer.transcriber import Encoded, Transcriber
 from appliance.publish import journal
 from appliance.publish.store import Store
 from appliance.records import (
@@ -49,8 +49,23 @@ class Listener(Protocol):
         """Speech that gave no transcript."""
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A window on its way from the encoder to the decoder."""
+
+    window: Window
+    queue_ms: float
+    """How long it waited for the encoder."""
+    encoded: Encoded | Exception
+    """Or why it could not be encoded."""
+
+
 class Scribe:
-    """Transcribes windows and stores the result. One thread; the store is its own."""
+    """Transcribes windows and stores the result.
+
+    `encode` may run in a thread of its own, one window ahead; all the rest is one other thread's,
+    and the store is its own.
+    """
 
     def __init__(
         self,
@@ -66,14 +81,24 @@ class Scribe:
         self._failures = 0
         self._expire_s = 0.0
 
-    def write(self, window: Window, queued_s: float) -> None:
-        """Transcribes one window that was queued at `queued_s` (time.monotonic()) and stores it.
+    def encode(self, window: Window, queued_s: float) -> Heard:
+        """Encodes a window that was queued at `queued_s` (time.monotonic())."""
+        queue_ms = (time.monotonic() - queued_s) * 1000
+        try:
+            return Heard(window, queue_ms, self._transcriber.encode(window))
+        except Exception as error:
+            return Heard(window, queue_ms, error)
+
+    def write(self, heard: Heard) -> None:
+        """Makes text of an encoded window and stores it.
 
         Raises DeviceError when several windows failed in a row.
         """
-        begun_s = time.monotonic()
+        window = heard.window
         try:
-            transcription = self._transcriber.transcribe(window)
+            if isinstance(heard.encoded, Exception):
+                raise heard.encoded
+            transcription = self._transcriber.write(heard.encoded)
         except Exception as error:
             self._failed(window, error)
             return
@@ -86,8 +111,7 @@ class Scribe:
             if is_doubtful(transcription, gates):
                 flags = (*transcription.flags, "low_confidence")
                 transcription = replace(transcription, flags=flags)
-            queue_ms = (begun_s - queued_s) * 1000
-            self._waiting.append(compose(window, transcription, self.model, queue_ms))
+            self._waiting.append(compose(window, transcription, self.model, heard.queue_ms))
             if len(self._waiting) > TRANSCRIPTS_WAITING:
                 self._waiting.popleft()
                 self._health.count("lost_store_refused")

@@ -82,8 +82,9 @@ class ModelSettings:
     """[model]"""
 
     bundle: str = key(
-        "home-en",
-        "Model bundle: the name of an installed one, or the path of a folder with a bundle.json.",
+        "",
+        "Model bundle: the name of an installed one, or the path of a folder with a bundle.json; "
+        "empty: the one that `roomscribe model use` chose, else the built-in home-en.",
     )
 
 
@@ -91,7 +92,18 @@ class ModelSettings:
 class EncoderSettings:
     """[encoder]"""
 
-    backend: str = key("cpu", "What runs the encoder.", choices=("cpu",))
+    backend: str = key(
+        "auto",
+        "What runs the encoder. auto: the Hailo, where there is one and the model has a HEF for "
+        "it, and the CPU while it cannot; hailo: the same, but the start fails (status 69) "
+        "without it; cpu: never the Hailo.",
+        choices=("auto", "hailo", "cpu"),
+    )
+    share: bool = key(
+        False,
+        "Share the Hailo with other programs, through the hailort service, which they must use "
+        "too (hailo-share.conf has what systemd must allow); false: nobody else can use it.",
+    )
     threads: int = key(
         2, "CPU threads of the encoder; 0: as many as there are cores.", low=0, high=64
     )
@@ -104,25 +116,38 @@ class DecoderSettings:
     threads: int = key(
         2, "CPU threads of the decoder; 0: as many as there are cores.", low=0, high=64
     )
+    preset: str = key(
+        "bundle",
+        "How the decoder is kept from running on: conservative pads to what the model was trained "
+        "on (1500 positions for 30 s); balanced pads a fifth of that way, with a penalty of 1.1 "
+        "and a boost of 0.2; aggressive pads nothing, with 1.2 and 0.5; bundle is what the model "
+        "recommends. All take the same time. The next three keys change single rules.",
+        choices=("bundle", "conservative", "balanced", "aggressive"),
+    )
     positions: int = key(
         0,
-        "Encoder positions after zero-padding; 0: what the bundle recommends.",
+        "Encoder positions after zero-padding; 0: what the preset says.",
         low=0,
         high=1500,
     )
     repetition_penalty: float = key(
         0.0,
         "Divides positive and multiplies negative scores of tokens already written; "
-        "1 is off, 0: what the bundle recommends.",
+        "1 is off, 0: what the preset says.",
         low=0.0,
         high=2.0,
     )
     eot_boost: float = key(
         -1.0,
         "End-of-text is taken when its score comes within this of the best; "
-        "-1: what the bundle recommends.",
+        "-1: what the preset says.",
         low=-1.0,
         high=5.0,
+    )
+    temperature_fallback: bool = key(
+        False,
+        "Decode again at temperatures 0.2, 0.4 .. 1.0 while the text is a repetition or of low "
+        "confidence by the [gates], as Whisper does; up to six times as long.",
     )
 
 

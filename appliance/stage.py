@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, Queue
+from queue import Empty, Full, Queue
 from typing import TypeVar
 
 IDLE_S = 1.0
@@ -45,3 +45,16 @@ def next_item(queue: Queue[Item]) -> Item | None:
         return queue.get(timeout=IDLE_S)
     except Empty:
         return None
+
+
+def hand_on(queue: Queue[Item], item: Item, stage: Stage) -> None:
+    """Waits for room and queues the item. The next stage is watched by itself: waiting for it is
+    no standing still.
+    """
+    while True:
+        try:
+            queue.put(item, timeout=IDLE_S)
+            break
+        except Full:
+            stage.moved()
+    stage.moved()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from appliance.model.checkpoint import Weights, WhisperConfig, expected_shapes
+from appliance.model.weights.checkpoint import Weights, WhisperConfig, expected_shapes
 
 SPECIALS = (
     "<|endoftext|>",

@@ -15,7 +15,7 @@ from transformers import WhisperConfig as ReferenceConfig
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from appliance.model.checkpoint import Weights, WhisperConfig
+from appliance.model.weights.checkpoint import Weights, WhisperConfig
 
 
 @dataclass(frozen=True, slots=True)

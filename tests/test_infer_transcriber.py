@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from appliance.errors import ConfigError, ModelError
+from appliance.infer.bundle import Guards
+from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.guards import compression_ratio
+from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.model.build import Recipe, build_bundle
 from appliance.records import SAMPLE_RATE, Window
@@ -121,3 +130,99 @@ def test_a_damaged_bundle_or_setting_stops_the_opening(bundle_folder: Path, tmp_
     (broken / "vocabulary.json").write_text("{}")
     with pytest.raises(ModelError, match=r"vocabulary\.json"):
         open_transcriber(settings(broken))
+
+
+class FailingDecoder:
+    """Loops at temperatures below `good_from`, then writes words."""
+
+    def __init__(self, good_from: float) -> None:
+        self.good_from = good_from
+        self.tried: list[float] = []
+
+    def decode(self, _states: object, _duration_s: float, temperature: float = 0.0) -> Decoded:
+        self.tried.append(temperature)
+        tokens = (5, 6, 7) if temperature >= self.good_from else (5,) * 60
+        return Decoded(tokens, (-0.1,) * (len(tokens) + 1), 0.1, ended=True)
+
+
+def with_decoder(plain: Transcriber, decoder: FailingDecoder, *, fallback: bool) -> Transcriber:
+    tokenizer = Tokenizer.open(plain.bundle)
+    return Transcriber(
+        plain.bundle,
+        plain.encoder,
+        cast(Decoder, decoder),
+        tokenizer,
+        plain.gates,
+        fallback=fallback,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fallback", "good_from", "tried"),
+    [
+        (False, 0.4, [0.0]),
+        (True, 0.0, [0.0]),
+        (True, 0.4, [0.0, 0.2, 0.4]),
+        (True, 9.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+    ],
+)
+def test_a_failed_decode_is_tried_again_at_higher_temperatures_if_wanted(
+    transcriber: Transcriber, fallback: bool, good_from: float, tried: list[float]
+) -> None:
+    decoder = FailingDecoder(good_from)
+    result = with_decoder(transcriber, decoder, fallback=fallback).transcribe(window(1.0))
+    assert decoder.tried == tried
+    assert (result.compression_ratio < 2.4) == (tried[-1] >= good_from)
+
+
+def test_the_two_halves_give_what_the_whole_gives(transcriber: Transcriber) -> None:
+    halves = [transcriber.encode(window(2.0, seed)) for seed in (1, 2)]
+    for seed, encoded in zip((1, 2), halves, strict=True):
+        half, whole = transcriber.write(encoded), transcriber.transcribe(window(2.0, seed))
+        assert (half.tokens, half.avg_logprob) == (whole.tokens, whole.avg_logprob)
+
+
+def test_two_threads_may_encode_and_write_at_once(transcriber: Transcriber) -> None:
+    expected = [transcriber.transcribe(window(2.0, seed)).tokens for seed in range(6)]
+    encoded = transcriber.encode(window(2.0, 0))
+    found = []
+    with ThreadPoolExecutor(1) as other:
+        for seed in range(6):
+            following = other.submit(transcriber.encode, window(2.0, seed + 1))
+            found.append(transcriber.write(encoded).tokens)
+            encoded = following.result()
+    assert found == expected
+
+
+def test_full_scale_noise_and_endless_repetition_end_within_the_limit(bundle_folder: Path) -> None:
+    endless = open_transcriber(settings(bundle_folder))
+    decoder = Decoder(endless.bundle, Guards(500, 1.0, -1e9), 1)
+    endless = Transcriber(
+        endless.bundle, endless.encoder, decoder, Tokenizer.open(endless.bundle), endless.gates
+    )
+    rng = np.random.Generator(np.random.PCG64(3))
+    noise = np.where(rng.random(10 * SAMPLE_RATE) < 0.5, -32768, 32767).astype(np.int16)
+    for samples in (noise, noise[:SAMPLE_RATE], noise[:1], noise * 0):
+        result = endless.transcribe(replace(window(1.0), samples=samples))
+        assert not result.ended and "token_limit" in result.flags
+        assert len(result.tokens) == decoder.token_limit(len(samples) / SAMPLE_RATE)
+
+
+def test_a_bundle_with_nan_in_it_is_an_error_not_a_text(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    for name, tensor in (
+        ("encoder.onnx", "model.encoder.layer_norm.bias"),
+        ("step.onnx", "model.decoder.layer_norm.bias"),
+    ):
+        broken = Path(shutil.copytree(bundle_folder, tmp_path / name))
+        graph = onnx.load(str(broken / name), load_external_data=False)
+        bias = next(each for each in graph.graph.initializer if each.name == tensor)
+        bias.CopyFrom(numpy_helper.from_array(np.full(128, np.nan, np.float32), tensor))
+        onnx.save(graph, str(broken / name))
+        manifest = json.loads((broken / "bundle.json").read_text())
+        data = (broken / name).read_bytes()
+        manifest["files"][name] = {"size": len(data), "sha256": sha256(data).hexdigest()}
+        (broken / "bundle.json").write_text(json.dumps(manifest))
+        with pytest.raises(ModelError, match=r"expected finite .*, found NaN"):
+            open_transcriber(settings(broken)).warm_up()

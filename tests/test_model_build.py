@@ -7,19 +7,14 @@ import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
-from random_whisper import HOME, random_mel, random_weights, sized, write_checkpoint
-from safetensors.numpy import load_file, save_file
+from random_whisper import random_weights, sized, write_checkpoint
 
 from appliance.errors import ModelError
 from appliance.infer.bundle import Tokens, load_bundle
-from appliance.infer.cpu import CpuEncoder
-from appliance.infer.decoder import Decoder
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model.build import Recipe, build_bundle, main
-from appliance.model.checkpoint import expected_shapes, load_checkpoint
 
 RECIPE = Recipe("home", 10.0)
 
@@ -32,66 +27,6 @@ def checkpoint(checkpoint_folder: Path, tmp_path: Path) -> Path:
 
 def edit_json(file: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
-def test_a_checkpoint_has_the_weights_of_whisper() -> None:
-    shapes = expected_shapes(HOME)
-    assert len(shapes) == 7 + 4 * 15 + 24 + 4
-    assert shapes["model.encoder.layers.3.self_attn_layer_norm.bias"] == (128,)
-    assert shapes["model.decoder.layers.0.encoder_attn.k_proj.weight"] == (128, 128)
-    assert "model.decoder.layers.0.self_attn.k_proj.bias" not in shapes
-
-
-def test_everything_wrong_with_the_weights_is_told_at_once(checkpoint: Path) -> None:
-    weights = load_file(checkpoint / "model.safetensors")
-    del weights["model.encoder.conv1.bias"]
-    weights["model.decoder.layers.0.self_attn.k_proj.bias"] = np.zeros(128, np.float32)
-    weights["model.encoder.layer_norm.weight"] = np.ones(127, np.float32)
-    weights["model.encoder.conv2.bias"][5] = np.nan
-    weights["model.decoder.layer_norm.bias"] = np.zeros(128, np.int64)
-    save_file(weights, checkpoint / "model.safetensors")
-    with pytest.raises(ModelError) as caught:
-        load_checkpoint(checkpoint)
-    message = str(caught.value)
-    assert "5 wrong weights" in message and str(checkpoint / "model.safetensors") in message
-    for fault in (
-        "model.encoder.conv1.bias: missing",
-        "model.decoder.layers.0.self_attn.k_proj.bias: not expected",
-        "model.encoder.layer_norm.weight: expected shape (128,), found (127,)",
-        "model.encoder.conv2.bias: expected finite numbers, found NaN",
-        "model.decoder.layer_norm.bias: expected floating point, found int64",
-    ):
-        assert fault in message
-
-
-def test_half_precision_weights_and_a_written_out_tied_output_are_taken(checkpoint: Path) -> None:
-    weights = load_file(checkpoint / "model.safetensors")
-    weights["proj_out.weight"] = weights["model.decoder.embed_tokens.weight"].copy()
-    save_file(
-        {name: array.astype(np.float16) for name, array in weights.items()},
-        checkpoint / "model.safetensors",
-    )
-    loaded = load_checkpoint(checkpoint).weights
-    assert "proj_out.weight" not in loaded
-    assert {array.dtype for array in loaded.values()} == {np.dtype(np.float32)}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"d_model": None}, "d_model: expected a whole number from 1, found None"),
-        ({"activation_function": "relu"}, "activation_function: expected gelu, found relu"),
-        ({"encoder_attention_heads": 2}, "decoder_attention_heads: expected as many as"),
-        ({"scale_embedding": True}, "scale_embedding: expected false"),
-        ({"max_source_positions": 400}, r"embed_positions.weight: expected shape \(400, 128\)"),
-    ],
-)
-def test_a_configuration_that_does_not_fit_is_refused(
-    checkpoint: Path, changes: dict[str, object], message: str
-) -> None:
-    edit_json(checkpoint / "config.json", **changes)
-    with pytest.raises(ModelError, match=message):
-        load_checkpoint(checkpoint)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.json"])
@@ -153,29 +88,26 @@ def test_graphs_load_on_debians_onnxruntime(bundle_folder: Path) -> None:
     for file in bundle_folder.glob("*.onnx"):
         graph = onnx.load(str(file))
         assert graph.ir_version <= 10
-        assert [(used.domain, used.version) for used in graph.opset_import] == [("", 17)]
+        assert {used.domain: used.version for used in graph.opset_import} == {
+            "": 17,
+            **({"com.microsoft": 1} if file.name != "cross.onnx" else {}),
+        }
 
 
 def test_the_vocabulary_matrix_is_stored_once(bundle_folder: Path) -> None:
-    graph = onnx.load(str(bundle_folder / "step.onnx")).graph
-    large = [tensor.name for tensor in graph.initializer if 521 in tensor.dims]
-    assert large == ["model.decoder.embed_tokens.weight"]
-
-
-def test_weights_stored_as_half_give_nearly_the_same(checkpoint: Path, tmp_path: Path) -> None:
-    build_bundle(checkpoint, tmp_path / "whole", RECIPE)
-    build_bundle(checkpoint, tmp_path / "half", Recipe("home", 10.0, half=True))
-    whole, half = load_bundle(tmp_path / "whole"), load_bundle(tmp_path / "half")
-    sizes = [(each.folder / "encoder.onnx").stat().st_size for each in (whole, half)]
-    assert sizes[1] < 0.6 * sizes[0]
-    mel = random_mel(HOME, 1000, 3)
-    states = [CpuEncoder(each, 1).encode(mel) for each in (whole, half)]
-    assert np.abs(states[0] - states[1]).max() < 0.05
-    rows = []
-    for each in (whole, half):
-        decoder = Decoder(each, each.guards, 1)
-        rows.append(decoder.step(decoder.start(states[0]), each.prompt))
-    assert 0 < np.abs(rows[0] - rows[1]).max() < 0.05
+    graph = onnx.load(str(bundle_folder / "step.onnx"), load_external_data=False).graph
+    assert (bundle_folder / "embedding.bin").stat().st_size == 521 * 128 * 4
+    large = {
+        tensor.name: [entry.value for entry in tensor.external_data]
+        for tensor in graph.initializer
+        if {513, 8} & set(tensor.dims)
+    }
+    assert large == {
+        "model.decoder.embed_tokens.weight": ["embedding.bin", "0", str(513 * 512)],
+        "model.decoder.embed_tokens.weight.left_out": [
+            *("embedding.bin", str(513 * 512), str(8 * 512))
+        ],
+    }
 
 
 @pytest.mark.parametrize(
@@ -186,6 +118,8 @@ def test_weights_stored_as_half_give_nearly_the_same(checkpoint: Path, tmp_path:
         (Recipe("x", 5.01), "window: expected a multiple"),
         (Recipe("x", 10.0, padded_positions=400), "padded positions: expected at least 500"),
         (Recipe("x", 10.0, language="de"), r"expected the tokens <\|de\|>"),
+        (Recipe("x", 10.0, quantize="int2"), "quantize: expected none or int8, found int2"),
+        (Recipe("x", 10.0, vocabulary_scan="int4"), "expected exact, or int4 with quantize int8"),
     ],
 )
 def test_a_recipe_that_does_not_fit_is_refused(

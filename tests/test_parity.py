@@ -5,24 +5,26 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from parity_cases import CASES, GOLDEN, INPUTS, STEPS, Case, log_sum
+from plain_decoder import pad
 from random_whisper import fingerprint, random_mel, random_weights, write_checkpoint
 
 from appliance.infer.bundle import Bundle, Guards, load_bundle
 from appliance.infer.cpu import CpuEncoder
 from appliance.infer.decoder import Decoder
-from appliance.infer.guards import pad_positions
 from appliance.model.build import Recipe, build_bundle
-from appliance.model.checkpoint import Weights
+from appliance.model.weights.checkpoint import Weights
 
 TOLERANCE = 1e-4
 THREADS = 2
 LIVE_INPUTS = 2
+INT8_INPUTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,11 @@ class Built:
     bundle: Bundle
     encoder: CpuEncoder
     decoder: Decoder
-    """Pads nothing itself."""
+    checkpoint: Path
+
+    def rules(self, kind: str) -> Guards:
+        """Those of the golden values: bare or padded."""
+        return Guards(self.case.padded if kind == "padded" else self.case.positions, 1.0, 0.0)
 
     def mel(self, index: int) -> NDArray[np.float32]:
         """The case's input of that number."""
@@ -53,7 +59,7 @@ def built(
     build_bundle(checkpoint, folder / "bundle", Recipe(case.name, case.window_s))
     bundle = load_bundle(folder / "bundle")
     decoder = Decoder(bundle, Guards(case.positions, 1.0, 0.0), THREADS)
-    yield Built(case, weights, bundle, CpuEncoder(bundle, THREADS), decoder)
+    yield Built(case, weights, bundle, CpuEncoder(bundle, THREADS), decoder, checkpoint)
     shutil.rmtree(folder)
 
 
@@ -94,8 +100,9 @@ def test_states_logits_and_tokens_equal_the_golden_ones(
         worst["states"] = max(
             worst["states"], distance(case.kept_states(states), golden["states"][index])
         )
-        for kind, heard in (("bare", states), ("padded", pad_positions(states, case.padded))):
-            logits, tokens = write(built.decoder, heard, built.bundle.prompt)
+        for kind in ("bare", "padded"):
+            built.decoder.rules = built.rules(kind)
+            logits, tokens = write(built.decoder, states, built.bundle.prompt)
             assert tokens == golden[f"{kind}_tokens"][index].tolist(), f"{kind}, input {index}"
             worst[kind] = max(
                 worst[kind],
@@ -119,11 +126,38 @@ def test_all_states_logits_and_tokens_equal_transformers_run_live(built: Built) 
         mel = built.mel(INPUTS + index)
         states = reference.encode(mel)
         assert distance(built.encoder.encode(mel), states) < TOLERANCE
-        for heard in (states, pad_positions(states, case.padded)):
+        for kind in ("bare", "padded"):
+            built.decoder.rules = built.rules(kind)
+            heard = pad(states, built.decoder.rules.positions)
             expected, expected_tokens = reference.write(heard, case.prompt, STEPS)
-            logits, tokens = write(built.decoder, heard, built.bundle.prompt)
+            logits, tokens = write(built.decoder, states, built.bundle.prompt)
             assert tokens == expected_tokens
             assert distance(logits, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("scan", ["exact", "int4"])
+def test_int8_keeps_near_the_golden_logits_and_tiny_under_80_mb(
+    built: Built, tmp_path: Path, scan: str
+) -> None:
+    case, golden = built.case, load_golden(built.case)
+    recipe = Recipe(case.name, case.window_s, quantize="int8", vocabulary_scan=scan)
+    build_bundle(built.checkpoint, tmp_path / "int8", recipe)
+    bundle = load_bundle(tmp_path / "int8")
+    size = sum(file.stat().st_size for file in bundle.folder.iterdir())
+    assert case.name != "tiny" or size < 80e6
+    encoder, decoder = CpuEncoder(bundle, THREADS), Decoder(bundle, built.rules("padded"), THREADS)
+    off = []
+    for index in range(INT8_INPUTS):
+        states = encoder.encode(built.mel(index))
+        expected = golden["padded_logits"][index][len(case.prompt) - 1]
+        row = decoder.step(decoder.start(states), bundle.prompt)[-1]
+        off.append(float((row[case.kept_ids] - expected).std() / expected.std()))
+        first = golden["padded_tokens"][index][0]
+        if first not in bundle.suppressed:
+            assert decoder.decode(states, 0.01).tokens[0] == first
+    shutil.rmtree(bundle.folder)
+    print(f"{case.name} {scan}: {size / 1e6:.1f} MB, logits {np.mean(off):.1%} of their spread off")
+    assert np.mean(off) < (0.15 if scan == "int4" else 0.05)
 
 
 def load_golden(case: Case) -> dict[str, NDArray[Any]]:

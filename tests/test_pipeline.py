@@ -125,6 +125,23 @@ def test_a_microphone_that_was_lost_is_opened_again_when_it_is_back(tmp_path: Pa
 
 
 @needs_broker
+@needs_microphone
+def test_a_microphone_that_comes_after_the_start_is_used(tmp_path: Path) -> None:
+    microphone = rig_microphone.PulseMicrophone(tmp_path / "microphone")
+    with rig_broker.Broker() as broker, microphone, Subscriber(broker.port) as heard:
+        microphone.stop()
+        config = write_config(tmp_path, broker.port)
+        with daemon("--config", config, **microphone.environment) as running:
+            until(lambda: heard.payloads("microphone") == [b"offline"], READY_WITHIN_S)
+            until(lambda: state_of(heard)["status"] == "degraded")
+            microphone.start()
+            until(lambda: heard.payloads("microphone")[-1] == b"online", 10)
+            microphone.speak(FIRST)
+            until(heard.events, 10)
+            assert running.poll() is None
+
+
+@needs_broker
 def test_a_recording_in_place_of_the_microphone_ends_the_daemon_with_it(tmp_path: Path) -> None:
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
         config = write_config(tmp_path, broker.port)

@@ -12,9 +12,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from appliance.errors import DeviceError, PublishError
+from appliance.errors import DeviceError, ModelError, PublishError
 from appliance.health import Health
-from appliance.infer.transcriber import Transcriber
+from appliance.infer.transcriber import Encoded, Transcriber
 from appliance.publish.rows import StoredTranscript
 from appliance.publish.store import Store
 from appliance.records import Discarded, Transcript, Transcription, Window
@@ -43,8 +43,14 @@ class FakeTranscriber:
         self.encoder = SimpleNamespace(name="cpu")
         self.gates = Settings().gates
         self.answer: Transcription | Exception = HEARD
+        self.fault: Exception | None = None
 
-    def transcribe(self, _window: Window) -> Transcription:
+    def encode(self, window: Window) -> Encoded:
+        if isinstance(self.fault, Exception):
+            raise self.fault
+        return Encoded(np.zeros((1, 1), np.float32), window.duration_s, "cpu", 20.0)
+
+    def write(self, _encoded: Encoded) -> Transcription:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -92,7 +98,8 @@ class House:
         self.transcriber.answer = answer
         now_s = time.monotonic()
         samples = np.zeros(32_000, np.int16)
-        self.scribe.write(Window("u", 1, True, samples, now_s - 2.6, now_s - 0.6, 1.5), now_s)
+        window = Window("u", 1, True, samples, now_s - 2.6, now_s - 0.6, 1.5)
+        self.scribe.write(self.scribe.encode(window, now_s))
 
     def texts(self) -> list[str]:
         return [row.transcript.text for row in self.store.query()]
@@ -163,3 +170,12 @@ def test_several_windows_failing_in_a_row_are_a_broken_device(house: House) -> N
         house.hear(RuntimeError("graph"))
     with pytest.raises(DeviceError, match="3 times in a row, last with: graph"):
         house.hear(RuntimeError("graph"))
+
+
+def test_a_window_that_cannot_be_encoded_is_discarded_in_its_turn(house: House) -> None:
+    house.transcriber.fault = ModelError("encoder")
+    house.hear()
+    house.transcriber.fault = None
+    house.hear()
+    assert house.listener.reasons == ["failed"]
+    assert house.texts() == ["turn on the light"]

@@ -56,8 +56,8 @@ class Microphone:
         """Opens it; raises DeviceError."""
         self._portaudio = _portaudio()
         device = _choose(_microphones(self._portaudio), settings.device)
-        self._stream, self._rate_hz, self._channels = _open(self._portaudio, device, settings)
-        self._block = round(self._rate_hz * settings.block_ms / 1000)
+        self._stream, self.rate_hz, self._channels = _open(self._portaudio, device, settings)
+        self._block = round(self.rate_hz * settings.block_ms / 1000)
         self._stopped = threading.Event()
         self.name = device.name
         self.description = device.name
@@ -70,15 +70,15 @@ class Microphone:
 
     def frames(self) -> Iterator[Frame]:
         """Frames until `stop`; raises DeviceError when the device is lost."""
-        framer, resampler, clock = Framer(), Resampler(self._rate_hz), SampleClock()
+        framer, resampler, clock = Framer(), Resampler(self.rate_hz), SampleClock()
         heard = given = 0
         try:
             self._stream.start()
             while not self._stopped.is_set():
                 data, overflowed = self._stream.read(self._block)
-                now_s = time.monotonic() - self._stream.read_available / self._rate_hz
+                now_s = time.monotonic() - self._stream.read_available / self.rate_hz
                 heard += self._block
-                lost = clock.follow(now_s, heard / self._rate_hz, lost=overflowed)
+                lost = clock.follow(now_s, heard / self.rate_hz, lost=overflowed)
                 if lost:
                     self.overflows += 1
                     framer.gap()
@@ -117,7 +117,7 @@ class Microphone:
     def _watch(self, sound: NDArray[np.int16]) -> None:
         """Notes that sound came, and whether it was any."""
         self.last_data_s = time.monotonic()
-        silent_s = self.silent_s + len(sound) / self._rate_hz
+        silent_s = self.silent_s + len(sound) / self.rate_hz
         self.silent_s = 0.0 if sound.any() else silent_s
 
 

@@ -1,8 +1,4 @@
-"""A model bundle: a folder whose bundle.json sizes everything in infer/, verified before use.
-
-A bundle is looked for by name in the package itself, in /var/lib/roomscribe/models and in
-$ROOMSCRIBE_MODELS, in this order.
-"""
+"""A model bundle: a folder whose bundle.json sizes everything in infer/, verified before use."""
 
 from __future__ import annotations
 
@@ -11,15 +7,21 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.errors import ModelError
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.infer.installed import MANIFEST, cure, find_bundle, installed_bundles
 from appliance.infer.manifest import Manifest
 from appliance.infer.mel import FRAMES_PER_SECOND
 
-MANIFEST = "bundle.json"
-ENCODER, CROSS, STEP, VOCABULARY = "encoder.onnx", "cross.onnx", "step.onnx", "vocabulary.json"
-PACKAGED = Path(__file__).resolve().parent.parent / "bundles"
-INSTALLED = Path("/var/lib/roomscribe/models")
-PLACE_VARIABLE = "ROOMSCRIBE_MODELS"
+__all__ = ["Bundle", "Guards", "Tokens", "installed_bundles", "load_bundle"]
+
+ENCODER, CROSS, STEP = "encoder.onnx", "cross.onnx", "step.onnx"
+EMBEDDING, VOCABULARY = "embedding.bin", "vocabulary.json"
+QUANTIZE = ("none", "int8")
+SCANS = ("exact", "int4")
+BEST = 32
+"""So many columns of the rough logits of an int4 scan come with it, as model/ builds it."""
 FRAMES_PER_POSITION = 2
 """Whisper's second convolution has stride 2: a position is two mel frames, 20 ms."""
 
@@ -70,10 +72,16 @@ class Bundle:
     vocabulary_size: int
     max_tokens: int
     """Context of the decoder, prompt included."""
+    quantize: str
+    """One of QUANTIZE: none, or int8 matrices and a float16 embedding."""
+    vocabulary_scan: str
+    """One of SCANS: int4 logits are rough, and the best are to be computed again exactly."""
     window_s: float
     """Length of the model's window, seconds."""
     positions: int
     """Encoder positions of one window."""
+    trained_positions: int
+    """Encoder positions, most of them silence, that the decoder was trained on."""
     languages: tuple[str, ...]
     language: str
     prompt: tuple[int, ...]
@@ -93,6 +101,22 @@ class Bundle:
         return self.positions * FRAMES_PER_POSITION
 
     @property
+    def kept(self) -> NDArray[np.intp]:
+        """Ids of the tokens that can be written, ascending: the columns of the step's logits and
+        the first rows of the embedding's file."""
+        return np.flatnonzero(~self._is_suppressed())
+
+    @property
+    def left_out(self) -> NDArray[np.intp]:
+        """Ids of all other tokens, ascending: the embedding's last rows."""
+        return np.flatnonzero(self._is_suppressed())
+
+    def _is_suppressed(self) -> NDArray[np.bool_]:
+        suppressed = np.zeros(self.vocabulary_size, bool)
+        suppressed[list(self.suppressed)] = True
+        return suppressed
+
+    @property
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.d_model // self.heads
@@ -101,59 +125,14 @@ class Bundle:
 def load_bundle(path_or_name: str | Path) -> Bundle:
     """The bundle in a folder, or the installed one of that name, every checksum verified.
 
-    Anything with a slash in it is a folder. Raises ModelError naming file, key, what was
-    expected, what was found and what to do.
+    Anything with a slash in it is a folder; "" is the one that was chosen, or the built-in one.
+    Raises ModelError naming file, key, what was expected, what was found and what to do.
     """
-    folder = _find(path_or_name)
-    manifest = Manifest.read(folder / MANIFEST, _cure(folder))
+    folder = find_bundle(path_or_name)
+    manifest = Manifest.read(folder / MANIFEST, cure(folder))
     bundle = _parse(manifest, folder)
     _verify_files(manifest.table("files"), bundle)
     return bundle
-
-
-def installed_bundles() -> dict[str, Path]:
-    """Folders of the bundles that load_bundle finds by name; not verified."""
-    found: dict[str, Path] = {}
-    for place in _places():
-        if place.is_dir():
-            for file in sorted(place.glob(f"*/{MANIFEST}")):
-                found.setdefault(file.parent.name, file.parent)
-    return found
-
-
-def _places() -> list[Path]:
-    extra = os.environ.get(PLACE_VARIABLE, "")
-    return [PACKAGED, INSTALLED, *([Path(extra)] if extra else [])]
-
-
-def _find(path_or_name: str | Path) -> Path:
-    """The folder meant by a path or a bare name."""
-    if isinstance(path_or_name, Path) or os.sep in path_or_name or path_or_name in (".", ".."):
-        folder = Path(path_or_name).expanduser()
-        if not (folder / MANIFEST).is_file():
-            raise ModelError(
-                f"{folder}: expected a model bundle (a folder with a {MANIFEST}), found "
-                f"{'no such file in it' if folder.is_dir() else 'no such folder'}; "
-                f"correct [model] bundle; installed are: {_installed_names()}"
-            )
-        return folder
-    installed = installed_bundles()
-    if path_or_name in installed:
-        return installed[path_or_name]
-    raise ModelError(
-        f"model bundle {path_or_name!r}: expected it in {', '.join(map(str, _places()))}, found "
-        f"there: {_installed_names()}; correct [model] bundle, or roomscribe model add tiny"
-    )
-
-
-def _installed_names() -> str:
-    return ", ".join(installed_bundles()) or "none"
-
-
-def _cure(folder: Path) -> str:
-    if folder.resolve().is_relative_to(PACKAGED):
-        return "the package is damaged: reinstall roomscribe"
-    return "the bundle is damaged: install it again, or roomscribe model add tiny"
 
 
 def _parse(manifest: Manifest, folder: Path) -> Bundle:
@@ -175,8 +154,11 @@ def _parse(manifest: Manifest, folder: Path) -> Bundle:
         n_mels=manifest.whole("n_mels", 1),
         vocabulary_size=vocabulary_size,
         max_tokens=manifest.whole("max_tokens", 2),
+        quantize=manifest.choice("quantize", QUANTIZE),
+        vocabulary_scan=manifest.choice("vocabulary_scan", SCANS),
         window_s=manifest.number("window_s", 0.04, 30.0),
         positions=positions,
+        trained_positions=manifest.whole("trained_positions", positions),
         languages=manifest.texts("languages"),
         language=manifest.text("language"),
         prompt=manifest.ids("prompt", vocabulary_size),
@@ -232,7 +214,7 @@ def _check_sense(manifest: Manifest, bundle: Bundle) -> None:
 
 def _verify_files(table: Manifest, bundle: Bundle) -> None:
     """Raises ModelError at the first file that is absent or not as the manifest says."""
-    for name in dict.fromkeys((ENCODER, CROSS, STEP, VOCABULARY, *bundle.files)):
+    for name in dict.fromkeys((ENCODER, CROSS, STEP, EMBEDDING, VOCABULARY, *bundle.files)):
         entry = table.table(name)
         if Path(name).name != name:
             raise table.fault(name, "the name of a file in the folder itself", name)

@@ -1,29 +1,26 @@
-"""Encoder states to tokens: greedy, with every key and value computed once.
-
-The graphs are the bundle's cross.onnx (states -> keys and values of the cross-attention, once a
-window) and step.onnx (tokens -> logits, and the self-attention's keys and values grown by them).
-"""
+"""Encoder states to tokens: step, guards in order, choose, stop."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.errors import ConfigError, ModelError
+from appliance.errors import ModelError
 from appliance.infer import guards
-from appliance.infer.bundle import CROSS, STEP, Bundle, Guards
-from appliance.infer.sessions import Session, Shape
+from appliance.infer.bundle import STEP, Bundle, Guards
+from appliance.infer.network import Network, Step
 from appliance.records import Logits, States
-from appliance.settings import DecoderSettings
 
 TOKENS_PER_SECOND = 15
 TOKENS_AT_LEAST = 24
 """A decode ends after this many tokens, plus TOKENS_PER_SECOND of sound. Whisper's own limit is
 224 in 30 s, half as many; the fastest English speech gives about 8."""
+SEED = 0
+"""Of the draws at a temperature above 0, afresh for each decode: the same sound, the same text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class Decoded:
     """Without prompt and end-of-text."""
     logprobs: tuple[float, ...]
     """Natural log-probability of each token, then end-of-text's if it came; after suppression,
-    before penalty and boost."""
+    before penalty, boost and temperature."""
     no_speech_prob: float
     ended: bool
     """True when end-of-text was reached."""
@@ -45,16 +42,27 @@ class Decoded:
         return sum(self.logprobs) / (len(self.tokens) + 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Tokens that may be written next; minus infinity is impossible."""
+
+    columns: NDArray[np.intp]
+    logits: Logits
+    """Exact, one for each of the columns."""
+    written: NDArray[np.intp]
+    """Places, among the columns, of tokens to be penalised."""
+    end: int
+    """Place of end-of-text."""
+    total: float
+    """Logarithm of the sum of exp(logit) of all tokens, those not offered too."""
+
+
 @dataclass(slots=True)
 class Cache:
-    """All that changes while a window is decoded; L layers, H heads of size h, n tokens so far."""
+    """A window that is being decoded; the decoder holds its keys and values until the next one."""
 
-    cross: dict[str, NDArray[np.float32]]
-    """For each layer cross_keys (H, h, positions) and cross_values (H, positions, h)."""
-    grown: dict[str, NDArray[np.float32]]
-    """For each layer self_keys (H, h, n) and self_values (H, n, h)."""
-    length: int = field(default=0)
-    """n."""
+    length: int = 0
+    """Tokens so far."""
 
 
 class Decoder:
@@ -62,51 +70,45 @@ class Decoder:
 
     def __init__(self, bundle: Bundle, rules: Guards, threads: int) -> None:
         """Loads both graphs; `threads` 0 is one for each core. Raises ModelError."""
-        self._bundle, self._rules = bundle, rules
-        self._suppressed = np.array(bundle.suppressed, np.intp)
-        self._suppressed_first = np.array([*bundle.suppressed, *bundle.suppressed_first], np.intp)
-        heads, size = bundle.heads, bundle.head_size
-        cross = _layered(bundle, "cross", (heads, size, None), (heads, None, size))
-        grown = _layered(bundle, "self", (heads, size, None), (heads, None, size))
-        self._cross = Session(
-            bundle.folder / CROSS, threads, {"states": (1, None, bundle.d_model)}, cross
-        )
-        self._step = Session(
-            bundle.folder / STEP,
-            threads,
-            {"tokens": (None,), "places": (None,)} | cross | grown,
-            {"logits": (None, bundle.vocabulary_size)}
-            | {f"grown_{name}": shape for name, shape in grown.items()},
-        )
-        self._cross_names, self._grown_names = list(cross), list(grown)
-        self._empty = {
-            name: np.zeros([size or 0 for size in shape], np.float32)
-            for name, shape in grown.items()
-        }
+        self.rules = rules
+        """May be changed between windows: every choice costs the same time."""
+        self._bundle, self._network = bundle, Network(bundle, threads)
+        self._kept = self._network.embedding.kept
+        columns_of = self._network.embedding.columns_of
+        self._end = int(columns_of([bundle.tokens.end_of_text])[0])
+        self._barred_first = columns_of(bundle.suppressed_first)
+        self._start = bundle.prompt.index(bundle.tokens.start)
+        self._rough = bundle.vocabulary_scan == "int4"
+        self._every = np.arange(len(self._kept))
+        self._cache = Cache()
 
-    def decode(self, states: States, duration_s: float) -> Decoded:
-        """Tokens for states (P, d_model) of `duration_s` of sound. Raises ModelError."""
-        tokens: list[int] = []
+    def decode(self, states: States, duration_s: float, temperature: float = 0.0) -> Decoded:
+        """Tokens for states (P, d_model) of `duration_s` of sound, greedy at `temperature` 0.
+
+        Raises ModelError.
+        """
+        rng = np.random.Generator(np.random.PCG64(SEED))
+        self.start(states)
+        prompt = self._bundle.prompt
+        step = self._network.advance(prompt, (self._start, len(prompt) - 1), (0,))
+        no_speech_prob = self._no_speech_prob(step)
+        columns: list[int] = []
         logprobs: list[float] = []
-        end = self._bundle.tokens.end_of_text
         limit = self.token_limit(duration_s)
-        cache = self.start(states)
-        rows = self.step(cache, self._bundle.prompt)
-        no_speech_prob = self._no_speech_prob(rows)
-        while len(tokens) < limit:
-            logits = guards.suppress(
-                rows[-1], self._suppressed if tokens else self._suppressed_first
-            )
-            scores = guards.penalise(logits, tokens, self._rules.repetition_penalty)
-            scores = guards.boost_end(scores, end, self._rules.eot_boost)
-            token = int(np.argmax(scores))
-            logprobs.append(float(guards.log_softmax(logits)[token]))
-            if token == end:
+        for _ in range(limit):
+            offer = self._offer(step, columns, everything=temperature > 0)
+            scores = guards.penalise(offer.logits, offer.written, self.rules.repetition_penalty)
+            scores = guards.boost_end(scores, offer.end, self.rules.eot_boost)
+            place = guards.sample(scores, temperature, rng)
+            logprobs.append(self._finite(float(offer.logits[place]) - offer.total))
+            column = int(offer.columns[place])
+            if column == self._end:
                 break
-            tokens.append(token)
-            rows = self.step(cache, (token,))
-        self._check(logprobs)
-        return Decoded(tuple(tokens), tuple(logprobs), no_speech_prob, len(logprobs) > len(tokens))
+            columns.append(column)
+            if len(columns) < limit:
+                step = self._network.advance((int(self._kept[column]),), (0,))
+        tokens = tuple(int(self._kept[column]) for column in columns)
+        return Decoded(tokens, tuple(logprobs), no_speech_prob, len(logprobs) > len(tokens))
 
     def token_limit(self, duration_s: float) -> int:
         """The most tokens that `duration_s` of sound may give."""
@@ -114,57 +116,90 @@ class Decoder:
         return min(self._bundle.max_tokens - len(self._bundle.prompt), sane)
 
     def start(self, states: States) -> Cache:
-        """A cache for states (P, d_model) float32, padded to the guards' positions."""
-        padded = guards.pad_positions(states, self._rules.positions)
-        cross = self._cross.run({"states": padded[None]})
-        return Cache(dict(zip(self._cross_names, cross, strict=True)), self._empty)
+        """A fresh cache for states (P, d_model) float32; the one before is over. Raises ModelError.
+
+        The logits are those of states with zeros behind, up to the rules' positions.
+        """
+        self._network.listen(states, self.rules.positions)
+        self._cache = Cache()
+        return self._cache
 
     def step(self, cache: Cache, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits (n, vocabulary) float32 after each of n tokens; the cache grows by them."""
-        places = np.arange(cache.length, cache.length + len(tokens), dtype=np.int64)
-        text = {"tokens": np.array(tokens, np.int64), "places": places}
-        logits, *grown = self._step.run({**text, **cache.cross, **cache.grown})
-        cache.grown = dict(zip(self._grown_names, grown, strict=True))
-        cache.length += len(tokens)
+        """Logits (n, vocabulary) float32 after each of n tokens; the cache grows by them.
+
+        Those of an int4 scan are rough. Raises ValueError for the cache of an earlier window.
+        """
+        if cache is not self._cache:
+            raise ValueError("expected the cache of the window begun last, found an earlier one")
+        every = range(len(tokens))
+        step = self._network.advance(tokens, every, every)
+        cache.length = self._network.length
+        logits = np.empty((len(tokens), self._bundle.vocabulary_size), np.float32)
+        logits[:, self._kept] = step.logits
+        logits[:, self._network.embedding.left_out] = step.left_out
         return logits
 
-    def _no_speech_prob(self, rows: NDArray[np.float32]) -> float:
-        """Probability of the no-speech token after start-of-transcript, 0 where there is none."""
-        if self._bundle.tokens.no_speech is None:
-            return 0.0
-        row: Logits = rows[self._bundle.prompt.index(self._bundle.tokens.start)]
-        return float(np.exp(guards.log_softmax(row)[self._bundle.tokens.no_speech]))
+    def _offer(self, step: Step, columns: Sequence[int], *, everything: bool) -> Offer:
+        """What may follow the last token; `columns` are written already.
 
-    def _check(self, logprobs: Sequence[float]) -> None:
-        if not all(map(math.isfinite, logprobs)):
+        Unless `everything` is wanted, only tokens that can be the best: those that the rules
+        change, and the best of the others; or, of a rough scan, the best and end-of-text.
+        """
+        penalised = self.rules.repetition_penalty != 1.0
+        written = np.unique(np.array(columns if penalised else (), np.intp))
+        logits: Logits = step.logits[-1]
+        if first := not columns and len(self._barred_first) > 0:
+            logits = guards.suppress(logits, self._barred_first)
+        if self._rough:
+            return self._rescored(logits, step, written, first=first)
+        if everything:
+            return Offer(self._every, logits, written, self._end, guards.log_sum(logits))
+        changed = np.append(written, self._end)
+        offered = np.append(changed, guards.best_besides(logits, changed))
+        values = logits[offered]
+        total = guards.log_sum(logits) if first else _total(values, step.odds[-1, offered])
+        return Offer(offered, values, np.arange(len(written)), len(written), total)
+
+    def _rescored(
+        self, logits: Logits, step: Step, written: NDArray[np.intp], *, first: bool
+    ) -> Offer:
+        """The best of rough logits with what is right there."""
+        best, exact, rough = step.best[-1], step.exact[-1], logits[step.best[-1]]
+        total = guards.log_sum(logits) if first else _total(rough, step.odds[-1, best])
+        exact = np.where(np.isneginf(rough), rough, exact)
+        change = np.exp(exact - total) - np.exp(rough - total)
+        once = change[:-1] if self._end in best[:-1] else change
+        places = np.flatnonzero(np.isin(best, written)) if len(written) else written
+        total += math.log1p(float(once.sum()))
+        return Offer(best, exact, places, len(best) - 1, total)
+
+    def _no_speech_prob(self, step: Step) -> float:
+        """Probability of the no-speech token after start-of-transcript, 0 where there is none."""
+        token = self._bundle.tokens.no_speech
+        if token is None:
+            return 0.0
+        logits = step.logits[0]
+        best = int(np.argmax(logits))
+        kept = _total(logits[best : best + 1], step.odds[0, best : best + 1])
+        with np.errstate(invalid="ignore"):  # NaN is told by `_finite`
+            total = float(np.logaddexp(kept, guards.log_sum(step.left_out[0])))
+        among = self._network.embedding
+        if token in among.left_out:
+            logit = step.left_out[0, np.searchsorted(among.left_out, token)]
+        else:
+            logit = logits[among.columns_of([token])[0]]
+        return math.exp(float(logit) - total)
+
+    def _finite(self, logprob: float) -> float:
+        if not math.isfinite(logprob):
             raise ModelError(
                 f"{self._bundle.folder / STEP}: expected finite logits, found NaN; "
                 "the encoder or the bundle is at fault"
             )
+        return logprob
 
 
-def choose_guards(bundle: Bundle, settings: DecoderSettings) -> Guards:
-    """The configured guards, the bundle's where the configuration leaves the choice to it.
-
-    Raises ConfigError when fewer positions are asked for than the encoder gives.
-    """
-    if 0 < settings.positions < bundle.positions:
-        raise ConfigError(
-            f"[decoder] positions: expected 0 or at least {bundle.positions} (what the encoder of "
-            f"bundle {bundle.name} gives), found {settings.positions}"
-        )
-    advice = bundle.guards
-    return Guards(
-        positions=settings.positions or advice.positions,
-        repetition_penalty=settings.repetition_penalty or advice.repetition_penalty,
-        eot_boost=advice.eot_boost if settings.eot_boost < 0 else settings.eot_boost,
-    )
-
-
-def _layered(bundle: Bundle, kind: str, keys: Shape, values: Shape) -> dict[str, Shape]:
-    """Names and shapes of the keys and values of every layer."""
-    return {
-        f"{kind}_{part}_{layer}": shape
-        for layer in range(bundle.decoder_layers)
-        for part, shape in (("keys", keys), ("values", values))
-    }
+def _total(logits: Logits, odds: NDArray[np.float32]) -> float:
+    """Logarithm of the sum of exp(logit) of all tokens, from some with their softmax."""
+    best = int(np.argmax(logits))
+    return float(logits[best]) - math.log(float(odds[best]) or math.nan)

@@ -1,18 +1,19 @@
 """What keeps the decoder from running on, and invented text from being believed.
 
-Pure functions: the first ones act on encoder states and logits at every step, `judge` and
-`is_doubtful` on the finished transcription.
+Pure functions: the first ones act on the logits of every step, `judge`, `is_failed` and
+`is_doubtful` on the finished transcription. A column is where a token stands among the logits.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.records import Logits, States, Transcription
+from appliance.records import Logits, Transcription
 from appliance.settings import GateSettings
 
 LOOP_REPEATS = 5
@@ -24,35 +25,24 @@ HOPELESS_LOGPROB = 1.5
 probability of 8 % for each token."""
 
 
-def pad_positions(states: States, positions: int) -> States:
-    """States (P, d_model) with zeros behind, (positions, d_model); unchanged if P is enough.
-
-    Zeros after the encoder's layer norm have cross keys of exactly zero (Whisper's k_proj has no
-    bias): they attract attention where no sound does, and the decoder stops in time.
-    """
-    missing = positions - len(states)
-    return np.pad(states, ((0, missing), (0, 0))) if missing > 0 else states
-
-
-def suppress(logits: Logits, ids: NDArray[np.intp]) -> Logits:
-    """Logits (vocabulary,) with minus infinity at `ids`; a copy."""
+def suppress(logits: Logits, columns: NDArray[np.intp]) -> Logits:
+    """Logits (n,) with minus infinity at `columns`; a copy."""
     result = logits.copy()
-    result[ids] = -np.inf
+    result[columns] = -np.inf
     return result
 
 
-def penalise(logits: Logits, written: Collection[int], penalty: float) -> Logits:
-    """Logits with those of the tokens already written made less, once for each distinct token.
+def penalise(logits: Logits, written: NDArray[np.intp], penalty: float) -> Logits:
+    """Logits with those at the columns already `written` made less, once for each distinct one.
 
     Positive ones are divided by `penalty`, negative ones multiplied (Keskar et al. 2019, CTRL);
     1 is off.
     """
-    if penalty == 1.0 or not written:
+    if penalty == 1.0 or not len(written):
         return logits
-    ids = sorted(set(written))
-    result = logits.copy()
-    chosen = result[ids]
-    result[ids] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
+    result, columns = logits.copy(), np.unique(written)
+    chosen = result[columns]
+    result[columns] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
     return result
 
 
@@ -65,10 +55,28 @@ def boost_end(logits: Logits, end_of_text: int, boost: float) -> Logits:
     return result
 
 
-def log_softmax(logits: Logits) -> Logits:
-    """Natural log-probabilities of (vocabulary,) logits; minus infinity stays."""
-    shifted = logits - np.max(logits)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum()), dtype=np.float32)
+def sample(logits: Logits, temperature: float, rng: np.random.Generator) -> int:
+    """A column drawn with the probabilities softmax(logits / temperature); the best one at 0."""
+    if temperature == 0.0:
+        return int(np.argmax(logits))
+    # the greatest of logits with Gumbel noise is a draw from their softmax
+    return int(np.argmax(logits / np.float32(temperature) + rng.gumbel(size=logits.shape)))
+
+
+def best_besides(logits: Logits, columns: NDArray[np.intp]) -> int:
+    """The column of the greatest logit that is not among `columns`. They are hidden for a moment:
+    copying 50,000 numbers for each token would take longer than all the rules."""
+    hidden = logits[columns]
+    logits[columns] = -np.inf
+    best = int(np.argmax(logits))
+    logits[columns] = hidden
+    return best
+
+
+def log_sum(logits: Logits) -> float:
+    """Logarithm of the sum of exp(logits)."""
+    peak = float(np.max(logits))
+    return peak + math.log(float(np.exp(logits - np.float32(peak)).sum()))
 
 
 def compression_ratio(text: str) -> float:
@@ -122,3 +130,13 @@ def judge(transcription: Transcription, gates: GateSettings) -> str | None:
 def is_doubtful(transcription: Transcription, gates: GateSettings) -> bool:
     """True for a transcription to be marked low_confidence: kept, not to be acted on blindly."""
     return transcription.avg_logprob < gates.avg_logprob
+
+
+def is_failed(transcription: Transcription, gates: GateSettings) -> bool:
+    """True for a transcription to be tried again at a higher temperature, as Whisper does
+    (openai/whisper, transcribe.py, decode_with_fallback): a repetition, or of low confidence
+    where somebody seems to speak.
+    """
+    if transcription.avg_logprob >= gates.avg_logprob:
+        return transcription.compression_ratio > gates.compression_ratio
+    return transcription.no_speech_prob <= gates.no_speech_prob

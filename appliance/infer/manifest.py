@@ -8,7 +8,7 @@ from typing import Any
 
 from appliance.errors import ModelError
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the bundle format that this program reads."""
 
 
@@ -54,6 +54,13 @@ class Manifest:
         if not isinstance(value, str):
             raise self.fault(key, "a text", repr(value))
         return value
+
+    def choice(self, key: str, choices: tuple[str, ...]) -> str:
+        """One of a few strings."""
+        value = self._value(key, f"one of {', '.join(choices)}")
+        if value not in choices:
+            raise self.fault(key, f"one of {', '.join(choices)}", repr(value))
+        return str(value)
 
     def flag(self, key: str) -> bool:
         """True or false."""

@@ -17,29 +17,41 @@ from appliance.errors import ModelError
 Shape = tuple[int | None, ...]
 """Sizes of a tensor; None where the size may vary."""
 
-_FAILURES: tuple[type[Exception], ...] = tuple(
-    found
-    for found in vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
-    if isinstance(found, type) and issubclass(found, Exception)
+_FAILURES: tuple[type[Exception], ...] = (
+    RuntimeError,
+    *(
+        found
+        for found in vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
+        if isinstance(found, type) and issubclass(found, Exception)
+    ),
 )
-"""What onnxruntime raises; the classes have no base of their own and come and go with versions."""
+"""What onnxruntime raises; its classes have no base of their own and come and go with versions, and
+with bound arrays it raises RuntimeError."""
 
 
 class Session:
     """A loaded graph whose inputs and outputs were checked. Used from one thread at a time."""
 
     def __init__(
-        self, file: Path, threads: int, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape]
+        self,
+        file: Path,
+        threads: int,
+        inputs: Mapping[str, Shape],
+        outputs: Mapping[str, Shape],
+        *,
+        arena: bool = True,
     ) -> None:
         """Loads `file` with `threads` CPU threads (0: one for each core the process may use).
 
+        Without `arena` memory is given back between uses: 30 MB less with onnxruntime 1.21, for a
+        graph of small tensors as fast.
         Raises ModelError when the graph cannot be loaded or its tensors are not as given.
         """
         self._file = file
         try:
             with _first_session_silenced():
                 self._session = onnxruntime.InferenceSession(
-                    str(file), _options(threads), providers=["CPUExecutionProvider"]
+                    str(file), _options(threads, arena), providers=["CPUExecutionProvider"]
                 )
         except _FAILURES as error:
             raise ModelError(
@@ -60,13 +72,59 @@ class Session:
             ) from error
         return results
 
+    def bind(
+        self, feeds: Mapping[str, NDArray[np.generic]], results: Mapping[str, NDArray[np.generic]]
+    ) -> Bound:
+        """A run whose arrays, C-contiguous, are always these; see Bound."""
+        return Bound(self._file, self._session, feeds, results)
 
-def _options(threads: int) -> onnxruntime.SessionOptions:
+
+class Bound:
+    """A run that reads and writes the same arrays each time, in place and without a copy.
+
+    An array may be fed and a result at once, where the graph's operators allow that.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        session: onnxruntime.InferenceSession,
+        feeds: Mapping[str, NDArray[np.generic]],
+        results: Mapping[str, NDArray[np.generic]],
+    ) -> None:
+        self._file, self._session = file, session
+        self._kept = (*feeds.values(), *results.values())
+        """onnxruntime knows their addresses alone: they must live as long as the binding."""
+        self._binding = session.io_binding()
+        for name, array in feeds.items():
+            self._binding.bind_input(name, *_place(array))
+        for name, array in results.items():
+            self._binding.bind_output(name, *_place(array))
+
+    def run(self) -> None:
+        """Reads the feeds, fills the results. Raises ModelError when the run fails."""
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except _FAILURES as error:
+            raise ModelError(
+                f"{self._file}: running the graph failed: {_one_line(error)}"
+            ) from error
+
+
+def _place(array: NDArray[np.generic]) -> tuple[str, int, type[np.generic], Shape, int]:
+    """Where an array lies, as onnxruntime's binding wants it."""
+    if not array.flags.c_contiguous:
+        raise ValueError(f"expected a C-contiguous array, found strides {array.strides}")
+    return "cpu", 0, array.dtype.type, array.shape, array.ctypes.data
+
+
+def _options(threads: int, arena: bool) -> onnxruntime.SessionOptions:
     """Session options of an always-on daemon: no busy waiting, no pinning of threads to cores."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.enable_cpu_mem_arena = arena
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options

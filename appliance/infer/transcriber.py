@@ -4,28 +4,46 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import ParamSpec, TypeVar
+from dataclasses import dataclass, replace
+from typing import ParamSpec, Self, TypeVar
 
 import numpy as np
 
 from appliance.infer.bundle import Bundle, load_bundle
-from appliance.infer.decoder import Decoded, Decoder, choose_guards
+from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.encoder import Encoder, open_encoder
-from appliance.infer.guards import compression_ratio
+from appliance.infer.guards import compression_ratio, is_failed
 from appliance.infer.mel import HOP, log_mel
+from appliance.infer.presets import choose_guards
 from appliance.infer.tokenizer import Tokenizer
-from appliance.records import Mel, Transcription, Window
+from appliance.records import Mel, States, Transcription, Window
 from appliance.settings import GateSettings, Settings
 
 FULL_SCALE = 32_768.0
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Tried in this order while a decode fails (openai/whisper, transcribe.py)."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A window as the encoder heard it."""
+
+    states: States
+    duration_s: float
+    encoder: str
+    """What encoded it."""
+    encode_ms: float
+
+
 class Transcriber:
-    """Makes text of windows; everything in it is sized by its bundle. One thread."""
+    """Makes text of windows; everything in it is sized by its bundle.
+
+    `encode` and `write` share nothing: one thread may encode a window while another writes the
+    one before. Each of them is for one thread.
+    """
 
     def __init__(
         self,
@@ -34,9 +52,12 @@ class Transcriber:
         decoder: Decoder,
         tokenizer: Tokenizer,
         gates: GateSettings,
+        *,
+        fallback: bool = False,
     ) -> None:
         self.bundle, self.encoder = bundle, encoder
         self._decoder, self._tokenizer = decoder, tokenizer
+        self._temperatures = TEMPERATURES if fallback else TEMPERATURES[:1]
         self.gates = gates
         """For `guards.judge`."""
 
@@ -45,16 +66,42 @@ class Transcriber:
 
         Raises ModelError when a graph fails and ValueError when the window is too long.
         """
+        return self.write(self.encode(window))
+
+    def encode(self, window: Window) -> Encoded:
+        """The first half of `transcribe`."""
         mel = self._mel(window)
         states, encode_ms = _timed(self.encoder.encode, mel)
-        decoded, decode_ms = _timed(self._decoder.decode, states, window.duration_s)
-        text = self._tokenizer.detokenize(decoded.tokens).strip()
-        return self._describe(text, decoded, encode_ms, decode_ms)
+        return Encoded(states, window.duration_s, self.encoder.name, encode_ms)
+
+    def write(self, encoded: Encoded) -> Transcription:
+        """The second half of `transcribe`; at higher temperatures too, where that is wanted."""
+        decode_ms = 0.0
+        for temperature in self._temperatures:
+            decoded, taken_ms = _timed(
+                self._decoder.decode, encoded.states, encoded.duration_s, temperature
+            )
+            decode_ms += taken_ms
+            text = self._tokenizer.detokenize(decoded.tokens).strip()
+            transcription = self._describe(text, decoded, encoded, decode_ms)
+            if not is_failed(transcription, self.gates):
+                break
+        return transcription
 
     def warm_up(self) -> None:
         """Transcribes a window of silence, so that the first real one is not slower."""
         length = self.bundle.frames * HOP
         self.transcribe(Window("", 1, True, np.zeros(length, np.int16), 0.0, 0.0, 0.0))
+
+    def close(self) -> None:
+        """Frees the encoder's device."""
+        self.encoder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _mel(self, window: Window) -> Mel:
         """Log-mel (W, n_mels) of a window, zero-padded to the model's length."""
@@ -67,7 +114,7 @@ class Transcriber:
         return log_mel(samples, self.bundle.n_mels, self.bundle.frames)
 
     def _describe(
-        self, text: str, decoded: Decoded, encode_ms: float, decode_ms: float
+        self, text: str, decoded: Decoded, encoded: Encoded, decode_ms: float
     ) -> Transcription:
         flags = {"demo_model": self.bundle.demo_model, "token_limit": not decoded.ended}
         return Transcription(
@@ -78,8 +125,8 @@ class Transcriber:
             no_speech_prob=decoded.no_speech_prob,
             compression_ratio=compression_ratio(text),
             ended=decoded.ended,
-            encoder=self.encoder.name,
-            encode_ms=encode_ms,
+            encoder=encoded.encoder,
+            encode_ms=encoded.encode_ms,
             decode_ms=decode_ms,
             flags=tuple(flag for flag, raised in flags.items() if raised),
         )
@@ -98,7 +145,8 @@ def open_transcriber(settings: Settings) -> Transcriber:
     gates = settings.gates
     if gates.no_speech_sure < 0:
         gates = replace(gates, no_speech_sure=bundle.no_speech_sure)
-    return Transcriber(bundle, encoder, decoder, tokenizer, gates)
+    fallback = settings.decoder.temperature_fallback
+    return Transcriber(bundle, encoder, decoder, tokenizer, gates, fallback=fallback)
 
 
 def _timed(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R, float]:

@@ -12,46 +12,26 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from appliance.errors import ModelError
-from appliance.model.checkpoint import Checkpoint, load_checkpoint, read_json
-from appliance.model.decoder_graph import write_cross, write_step
-from appliance.model.encoder_graph import write_encoder
+from appliance.model.describe import QUANTIZE, SCANS, Recipe, describe, read_vocabulary
+from appliance.model.graphs.decoder_graph import (
+    EMBEDDING_FILE,
+    Written,
+    write_cross,
+    write_embedding,
+    write_step,
+)
+from appliance.model.graphs.encoder_graph import write_encoder
+from appliance.model.weights.checkpoint import Checkpoint, load_checkpoint
 
-SCHEMA = 1
-"""Of bundle.json; appliance.infer.manifest reads it."""
-POSITIONS_PER_SECOND = 50
-END, START, NO_TIMESTAMPS = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"
-TRANSCRIBE = "<|transcribe|>"
-NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
-FIRST_TIMESTAMP = "<|0.00|>"
-LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What a bundle is to be, besides what the checkpoint says."""
-
-    name: str
-    window_s: float
-    description: str = ""
-    source: str = ""
-    licence: str = ""
-    demo_model: bool = False
-    language: str = "en"
-    padded_positions: int = 0
-    """Encoder positions to pad to by default; 0: as many as the model was trained with."""
-    repetition_penalty: float = 1.0
-    eot_boost: float = 0.0
-    no_speech_sure: float = 1.0
-    half: bool = False
-    """Store the weights as float16: half the size; computing stays in float32."""
+__all__ = ["Recipe", "build_bundle", "identify", "write_json"]
 
 
 def build_bundle(checkpoint_folder: Path, out: Path, recipe: Recipe) -> None:
@@ -65,13 +45,13 @@ def build_bundle(checkpoint_folder: Path, out: Path, recipe: Recipe) -> None:
             f"{out}: expected a bundle to replace or nothing, found something else; move it away"
         )
     checkpoint = load_checkpoint(checkpoint_folder)
-    manifest = _describe(checkpoint, checkpoint_folder, recipe)
+    manifest = describe(checkpoint, checkpoint_folder, recipe)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
             draft = Path(scratch) / "new"
             draft.mkdir()
-            _write_files(checkpoint, manifest, _vocabulary(checkpoint_folder), draft, recipe.half)
+            _write_files(checkpoint, manifest, read_vocabulary(checkpoint_folder), draft)
             if out.exists():
                 out.rename(Path(scratch) / "old")
             draft.rename(out)
@@ -82,125 +62,33 @@ def build_bundle(checkpoint_folder: Path, out: Path, recipe: Recipe) -> None:
 
 
 def _write_files(
-    checkpoint: Checkpoint,
-    manifest: dict[str, Any],
-    vocabulary: dict[str, int],
-    folder: Path,
-    half: bool,
+    checkpoint: Checkpoint, manifest: dict[str, Any], vocabulary: dict[str, int], folder: Path
 ) -> None:
     """Writes the bundle's files into an empty folder, bundle.json last."""
-    write_encoder(checkpoint, manifest["positions"], folder / "encoder.onnx", half=half)
-    write_cross(checkpoint, folder / "cross.onnx", half=half)
-    write_step(checkpoint, folder / "step.onnx", half=half)
-    _write_json(folder / "vocabulary.json", vocabulary)
-    files = {file.name: _identify(file) for file in sorted(folder.iterdir())}
-    _write_json(folder / "bundle.json", manifest | {"files": files}, indent=1)
+    int8, positions = manifest["quantize"] == "int8", manifest["positions"]
+    suppressed = np.zeros(manifest["vocabulary_size"], bool)
+    suppressed[manifest["suppressed"]] = True
+    kept, left_out = np.flatnonzero(~suppressed), np.flatnonzero(suppressed)
+    end_of_text, int4 = manifest["tokens"]["end_of_text"], manifest["vocabulary_scan"] == "int4"
+    write_embedding(checkpoint, np.concatenate([kept, left_out]), folder / EMBEDDING_FILE, int8)
+    write_encoder(checkpoint, positions, folder / "encoder.onnx", int8=int8)
+    write_cross(checkpoint, positions, folder / "cross.onnx", int8=int8)
+    written = Written(kept, end_of_text, int4)
+    write_step(checkpoint, written, positions, folder / "step.onnx", int8=int8)
+    write_json(folder / "vocabulary.json", vocabulary)
+    files = {file.name: identify(file) for file in sorted(folder.iterdir())}
+    write_json(folder / "bundle.json", manifest | {"files": files}, indent=1)
 
 
-def _describe(checkpoint: Checkpoint, folder: Path, recipe: Recipe) -> dict[str, Any]:
-    """bundle.json, but for its files."""
-    config = checkpoint.config
-    positions = round(recipe.window_s * POSITIONS_PER_SECOND)
-    padded = recipe.padded_positions or config.max_source_positions
-    if abs(positions - recipe.window_s * POSITIONS_PER_SECOND) > 1e-6 or not (
-        2 <= positions <= config.max_source_positions
-    ):
-        raise ModelError(
-            f"window: expected a multiple of 0.02 s up to "
-            f"{config.max_source_positions / POSITIONS_PER_SECOND:g} s, found {recipe.window_s:g}"
-        )
-    if padded < positions:
-        raise ModelError(f"padded positions: expected at least {positions}, found {padded}")
-    return {
-        "schema": SCHEMA,
-        "name": recipe.name,
-        "description": recipe.description,
-        "source": recipe.source,
-        "licence": recipe.licence,
-        "demo_model": recipe.demo_model,
-        "checkpoint_sha256": checkpoint.sha256,
-        "d_model": config.d_model,
-        "encoder_layers": config.encoder_layers,
-        "decoder_layers": config.decoder_layers,
-        "heads": config.decoder_attention_heads,
-        "n_mels": config.num_mel_bins,
-        "vocabulary_size": config.vocab_size,
-        "max_tokens": config.max_target_positions,
-        "window_s": recipe.window_s,
-        "positions": positions,
-        **_describe_tokens(folder, config.vocab_size, recipe.language),
-        "guards": {
-            "positions": padded,
-            "repetition_penalty": recipe.repetition_penalty,
-            "eot_boost": recipe.eot_boost,
-            "no_speech_sure": recipe.no_speech_sure,
-        },
-    }
-
-
-def _describe_tokens(folder: Path, vocabulary_size: int, language: str) -> dict[str, Any]:
-    """The part of bundle.json about languages, prompt and tokens."""
-    vocabulary = _vocabulary(folder)
-    generation_file = folder / "generation_config.json"
-    generation = read_json(generation_file) if generation_file.exists() else {}
-    special = {name: i for name, i in vocabulary.items() if re.fullmatch(r"<\|.*\|>", name)}
-    multilingual = generation.get("is_multilingual", TRANSCRIBE in special)
-    prompt = [START, f"<|{language}|>", TRANSCRIBE] if multilingual else [START]
-    prompt.append(NO_TIMESTAMPS)
-    if missing := [name for name in (*prompt, END) if name not in special]:
-        raise ModelError(
-            f"{folder}: expected the tokens {', '.join(missing)} in vocab.json or "
-            f"added_tokens.json, found {', '.join(sorted(special)[:12]) or 'no special token'}"
-        )
-    first_special = min(special.values())
-    late = [name for name, i in vocabulary.items() if i >= first_special and name not in special]
-    if late:
-        raise ModelError(
-            f"{folder}: expected every special token behind the text, found {late[0]!r} "
-            f"after token {first_special}"
-        )
-    if max(vocabulary.values()) >= vocabulary_size:
-        raise ModelError(
-            f"{folder}: expected token ids below vocab_size {vocabulary_size}, "
-            f"found {max(vocabulary.values())}"
-        )
-    not_text = set(range(first_special, vocabulary_size)) - {special[END]}
-    languages = [match[1] for name in special if (match := LANGUAGE.fullmatch(name))]
-    timestamps = special.get(FIRST_TIMESTAMP, special[NO_TIMESTAMPS] + 1)
-    return {
-        "languages": sorted(languages) if multilingual else [language],
-        "language": language,
-        "prompt": [special[name] for name in prompt],
-        "tokens": {
-            "start": special[START],
-            "end_of_text": special[END],
-            "no_speech": next((special[name] for name in NO_SPEECH if name in special), None),
-            "no_timestamps": special[NO_TIMESTAMPS],
-            "first_special": first_special,
-            "timestamp_begin": timestamps if timestamps < vocabulary_size else None,
-        },
-        "suppressed": sorted(not_text | set(generation.get("suppress_tokens") or ())),
-        "suppressed_first": sorted(generation.get("begin_suppress_tokens") or ()),
-    }
-
-
-def _vocabulary(folder: Path) -> dict[str, int]:
-    """Every token's id, special ones included."""
-    added = folder / "added_tokens.json"
-    vocabulary = read_json(folder / "vocab.json") | (read_json(added) if added.exists() else {})
-    if not vocabulary or not all(type(number) is int for number in vocabulary.values()):
-        raise ModelError(f"{folder / 'vocab.json'}: expected a table of tokens and ids")
-    return vocabulary
-
-
-def _identify(file: Path) -> dict[str, Any]:
+def identify(file: Path) -> dict[str, Any]:
     """A file's size in bytes and SHA-256."""
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return {"size": file.stat().st_size, "sha256": digest}
 
 
-def _write_json(file: Path, values: dict[str, Any], indent: int | None = None) -> None:
+def write_json(file: Path, values: dict[str, Any], indent: int | None = None) -> None:
+    """Writes a table as JSON in UTF-8."""
     file.write_text(json.dumps(values, ensure_ascii=False, indent=indent) + "\n", "utf-8")
 
 
@@ -219,7 +107,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repetition-penalty", type=float, default=1.0)
     parser.add_argument("--eot-boost", type=float, default=0.0)
     parser.add_argument("--no-speech-sure", type=float, default=1.0)
-    parser.add_argument("--half", action="store_true", help="store weights as float16")
+    parser.add_argument("--quantize", choices=QUANTIZE, default="none", help="width of the weights")
+    parser.add_argument("--vocabulary-scan", choices=SCANS, default="exact")
     given = parser.parse_args(arguments)
     recipe = Recipe(
         name=given.name,
@@ -233,7 +122,8 @@ def main(arguments: list[str] | None = None) -> int:
         repetition_penalty=given.repetition_penalty,
         eot_boost=given.eot_boost,
         no_speech_sure=given.no_speech_sure,
-        half=given.half,
+        quantize=given.quantize,
+        vocabulary_scan=given.vocabulary_scan,
     )
     try:
         build_bundle(given.checkpoint, given.out, recipe)

@@ -106,6 +106,10 @@ class MqttPublisher:
         self._stopping.set()
         self._wake.set()
 
+    def reasons(self) -> tuple[str, ...]:
+        """What is wrong and what to do, in plain words; does not wait."""
+        return self._troubles.reasons()
+
     def status(self) -> PublisherStatus:
         """How it stands now. Raises PublishError when the store cannot be read."""
         return PublisherStatus(

@@ -1,4 +1,4 @@
-"""Writes ONNX graphs node by node: the vocabulary that encoder_graph and decoder_graph share."""
+"""Writes ONNX graphs node by node."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from appliance.model.checkpoint import Weights
+from appliance.model.weights.checkpoint import Weights
 
 OPSET, IR_VERSION = 17, 8
 """Old on purpose: Debian trixie's onnxruntime 1.21 loads at most opset 22 and IR 10; 17 is the
 first opset with LayerNormalization."""
+MICROSOFT = "com.microsoft"
+"""Domain of ONNX Runtime's own operators."""
 LAYER_NORM_EPSILON = 1e-5
 """PyTorch's default, which Whisper uses."""
 
@@ -26,9 +28,8 @@ Dimensions = Sequence[int | str]
 class Graph:
     """A growing graph. Tensors are known by their names, which every method returns."""
 
-    def __init__(self, weights: Weights, *, half: bool = False) -> None:
-        """`half` stores the large weights as float16 and casts them back when loaded."""
-        self._weights, self._half = weights, half
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
@@ -42,28 +43,38 @@ class Graph:
     def output(self, tensor: str, name: str, shape: Dimensions) -> None:
         """Declares `tensor` (float32) an output under `name`."""
         self._nodes.append(helper.make_node("Identity", [tensor], [name]))
-        self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+        self.declare(name, shape)
 
-    def node(self, operator: str, *inputs: str, **attributes: object) -> str:
+    def declare(self, name: str, shape: Dimensions, kind: int = TensorProto.FLOAT) -> None:
+        """Declares the tensor called `name` an output."""
+        self._outputs.append(helper.make_tensor_value_info(name, kind, shape))
+
+    def node(self, operator: str, *inputs: str, domain: str = "", **attributes: object) -> str:
         """The single output of a new node."""
+        return self.nodes(operator, *inputs, domain=domain, outputs=("",), **attributes)[0]
+
+    def nodes(
+        self,
+        operator: str,
+        *inputs: str,
+        outputs: Sequence[str | None],
+        domain: str = "",
+        **attributes: object,
+    ) -> list[str]:
+        """The outputs of a new node; an empty name is made up, None is left out."""
         name = f"{operator.lower()}_{len(self._nodes)}"
-        self._nodes.append(
-            helper.make_node(operator, list(inputs), [name], name=name, **attributes)
-        )
-        return name
+        made_up = [f"{name}_{at}" if at else name for at in range(len(outputs))]
+        pairs = zip(outputs, made_up, strict=True)
+        named = ["" if output is None else output or other for output, other in pairs]
+        node = helper.make_node(operator, list(inputs), named, name, domain=domain, **attributes)
+        self._nodes.append(node)
+        return named
 
     def constant(self, name: str, array: NDArray[np.generic]) -> str:
         """A constant under a name of its own, written once."""
         if name in self._constants:
             return name
-        if self._half and array.dtype == np.float32 and array.ndim > 1:
-            stored = f"{name}.half"
-            self._constants[stored] = numpy_helper.from_array(array.astype(np.float16), stored)
-            cast = helper.make_node("Cast", [stored], [name], to=TensorProto.FLOAT)
-            self._nodes.append(cast)
-            self._constants[name] = self._constants[stored]
-        else:
-            self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
         return name
 
     def weight(self, name: str) -> str:
@@ -117,16 +128,18 @@ class Graph:
         return self.node("MatMul", self.node("Softmax", scores, axis=-1), values)
 
     def save(self, file: Path, name: str) -> None:
-        """Checks the graph and writes it."""
+        """Writes the graph and checks it."""
         constants = {tensor.name: tensor for tensor in self._constants.values()}
         graph = helper.make_graph(
             self._nodes, name, self._inputs, self._outputs, list(constants.values())
         )
+        domains = {node.domain for node in self._nodes} | {""}
+        versions = {"": OPSET, MICROSOFT: 1}
         model = helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid("", OPSET)],
+            opset_imports=[helper.make_opsetid(each, versions[each]) for each in sorted(domains)],
             ir_version=IR_VERSION,
             producer_name="roomscribe",
         )
-        onnx.checker.check_model(model)
         onnx.save(model, str(file))
+        onnx.checker.check_model(str(file))

@@ -1,0 +1,77 @@
+"""This appliance's own path: the bundle, its encoder and its decoder, as the daemon runs them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.benchmark import clock
+from appliance.benchmark.facts import Decoded
+from appliance.infer.bundle import load_bundle
+from appliance.infer.decoder import Decoder
+from appliance.infer.encoder import Encoder, open_encoder
+from appliance.infer.mel import log_mel
+from appliance.infer.presets import preset_guards
+from appliance.records import Mel, States
+from appliance.settings import EncoderSettings
+
+NEVER = -1e9
+"""Boost by which end-of-text is never chosen."""
+
+
+class FixedLength(Decoder):
+    """The product's decoder, told how long a text may be instead of reckoning it from the sound.
+
+    Nothing else differs: `decode` is the product's, its rules and log-probabilities included.
+    """
+
+    limit = 0
+
+    def token_limit(self, duration_s: float) -> int:
+        """`limit`, whatever the duration; the product's own where it is 0."""
+        return self.limit or super().token_limit(duration_s)
+
+
+class OurRunner:
+    """The bundle's encoder and decoder."""
+
+    def __init__(self, folder: Path, preset: str, threads: int, *, encoder: bool) -> None:
+        """Loads the bundle; without `encoder` only the decoder is there."""
+        self._bundle = load_bundle(folder)
+        self._rules = preset_guards(self._bundle, preset)
+        self._encoder: Encoder | None = None
+        if encoder:
+            self._encoder = open_encoder(self._bundle, EncoderSettings(threads=threads))
+        self._decoder = FixedLength(self._bundle, self._rules, threads)
+
+    def mel(self, samples: NDArray[np.float32]) -> Mel:
+        """Log-mel (W, n_mels) of the bundle's window."""
+        return log_mel(samples, self._bundle.n_mels, self._bundle.frames)
+
+    def encode(self, mel: Mel) -> States:
+        """States (P, d_model)."""
+        if self._encoder is None:
+            raise RuntimeError("this process has the decoder alone")
+        return self._encoder.encode(mel)
+
+    def decode(self, states: States, count: int) -> Decoded:
+        """`count` tokens; the first one's time is that of a decode of its own for one token."""
+        self._decoder.rules = replace(self._rules, eot_boost=NEVER)
+        begun = clock.now()
+        self._write(states, 1)
+        first = clock.now()
+        tokens = self._write(states, count)
+        return Decoded(tokens, (first - begun) * 1000, (clock.now() - first) * 1000)
+
+    def transcribe(self, states: States, limit: int) -> tuple[int, ...]:
+        """Tokens until end-of-text or the product's own limit, by the preset's rules."""
+        del limit
+        self._decoder.rules = self._rules
+        return self._write(states, 0)
+
+    def _write(self, states: States, limit: int) -> tuple[int, ...]:
+        self._decoder.limit = limit
+        return self._decoder.decode(states, self._bundle.window_s).tokens

@@ -1,0 +1,64 @@
+"""The model: its bundle, and a known sentence through it on the CPU."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from appliance.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
+from appliance.doctor.sentence import TEXT, spoken_window, words
+from appliance.places import BUILT_IN
+from appliance.records import Transcription
+from appliance.settings import Settings
+
+
+def bundle(around: Surroundings) -> Outcome:
+    """The configured bundle is whole: every checksum, every size."""
+    around.doing("reading the bundle and its checksums")
+    from appliance.infer.bundle import load_bundle
+
+    found = load_bundle(around.settings.model.bundle)
+    size_mb = sum((found.folder / name).stat().st_size for name in found.files) / 1e6
+    line = (
+        f"{found.name}, {', '.join(found.languages[:3])}{'...' if found.languages[3:] else ''}, "
+        f"{found.window_s:g} s windows, {len(found.files)} files of {size_mb:.1f} MB whole"
+    )
+    if found.demo_model:
+        line += "; a demonstration model: `roomscribe model add tiny` brings a real one"
+    return ok(line)
+
+
+def self_test(around: Surroundings) -> Outcome:
+    """A known sentence in, known text out, with the CPU's encoder."""
+    around.doing("loading the model")
+    from appliance.infer.bundle import ENCODER, load_bundle
+    from appliance.infer.transcriber import open_transcriber
+
+    if ENCODER not in load_bundle(around.settings.model.bundle).files:
+        return skipped("the model has no encoder for the CPU")
+    transcriber = open_transcriber(on_cpu(around.settings))
+    around.doing("transcribing the packaged sentence")
+    begun_s = time.monotonic()
+    result = transcriber.transcribe(spoken_window(transcriber.bundle.window_s))
+    took_ms = 1000 * (time.monotonic() - begun_s)
+    return judge_text(transcriber.bundle.name, result, took_ms)
+
+
+def judge_text(model: str, result: Transcription, took_ms: float) -> Outcome:
+    """The outcome for what `model` made of the sentence: the built-in one knows it word for word;
+    others may spell it otherwise, and a model of another language makes anything of it."""
+    timing = f"encoder {result.encode_ms:.0f} ms, all {took_ms:.0f} ms"
+    found = f"{TEXT!r} is read as {result.text!r}; {timing}"
+    if model == BUILT_IN and words(result.text) != words(TEXT):
+        return failed(found, "reinstall roomscribe; if that does not help, report it as a fault")
+    cure = f"install the model {model} again, or take another one"
+    if not words(result.text):
+        return failed(found, cure)
+    if not result.ended:
+        return failed(f"{found}; the decoder does not come to an end", cure)
+    return ok(found)
+
+
+def on_cpu(settings: Settings) -> Settings:
+    """The same settings with the CPU's encoder."""
+    return replace(settings, encoder=replace(settings.encoder, backend="cpu"))

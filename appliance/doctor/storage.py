@@ -1,0 +1,71 @@
+"""The local log and the disk that it is on. Opened read-only."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+from appliance.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
+from appliance.publish import store
+from appliance.publish.store import FILE_NAME, SCHEMA, Store
+
+LEAST_FREE_MB = 200
+"""The log grows by about 1 kB a sentence; the rest of the system needs room, too."""
+DEEP = 100
+"""More transcripts than this that no broker has: worth saying."""
+
+
+def log(around: Surroundings) -> Outcome:
+    """The store opens, its schema is known, its pages are whole."""
+    settings = around.settings.store
+    file = store.folder(settings) / FILE_NAME
+    try:
+        there = file.exists()
+    except PermissionError:
+        return skipped(f"{file.parent} is not for this user: sudo roomscribe doctor")
+    if not there:
+        return skipped(f"{file} is not there: the daemon has not run yet, or keeps it elsewhere")
+    around.doing(f"opening {file}")
+    with Store.open(settings, read_only=True) as opened:
+        around.doing(f"checking every page of {file}")
+        if (trouble := _quick_check(file)) != "ok":
+            cure = f"stop the daemon, move {file} away; `sqlite3 FILE .recover` rescues its text"
+            return failed(f"{file} is damaged: {trouble}", cure)
+        waiting = opened.depth()
+    size_mb = file.stat().st_size / 1e6
+    waits = f"{waiting} transcripts wait for the broker" if waiting else "nothing waits"
+    note = ": see the broker's checks" if waiting > DEEP else ""
+    return ok(f"{file}: schema {SCHEMA}, {size_mb:.1f} MB, whole; {waits}{note}")
+
+
+def disk(around: Surroundings) -> Outcome:
+    """There is room where the log is, or will be."""
+    place = store.folder(around.settings.store)
+    while not _exists(place):
+        place = place.parent
+    free_mb = shutil.disk_usage(place).free / 1e6
+    found = f"{free_mb:,.0f} MB free where the log is".replace(",", " ")
+    if free_mb < LEAST_FREE_MB:
+        return failed(
+            f"{found}; wanted are {LEAST_FREE_MB}", "free some space (`du -xh / | sort -h`)"
+        )
+    return ok(found)
+
+
+def _quick_check(file: Path) -> str:
+    """ok, or SQLite's first complaint."""
+    connection = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, timeout=5)
+    try:
+        return str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    finally:
+        connection.close()
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False

@@ -1,0 +1,191 @@
+"""HEF files, read without a device: version, chip, compiler, edges, and whether they are whole.
+
+A HEF is a header, a description (hef_fields) and the chip's data. The header's layout is that of
+HailoRT's published sources (4.18 to 5.2): big-endian magic, version, length of the description;
+then, by version, 0: MD5 of the description; 1: CRC-32, 2 and 3: XXH3, of all that follows the
+header, whose length is told too.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.errors import ModelError
+from appliance.infer.bundle import Bundle
+from appliance.infer.hef_checksum import SHORTEST, crc32, md5, xxh3
+from appliance.infer.hef_fields import Description, Edge, describe
+
+HEF_FILE = "encoder.hef"
+"""In a bundle's folder, listed in its manifest."""
+MAGIC = b"\x01HEF"
+LAYOUTS = {0: ">4x16s", 1: ">IQ4x", 2: ">QQ16x", 3: ">QQIQ16x"}
+"""What follows magic, version and length of the description, by version: checksum, bytes of data
+behind the description, and in version 3 bytes of padding in them and bytes of what comes last."""
+COMMON = 12
+SINCE = {0: "4.18", 1: "4.18", 2: "4.20", 3: "4.21"}
+"""First HailoRT that reads a version; before 4.18 there is nothing to run it with from Python."""
+
+CHIP_NAMES = {"hailo8": "Hailo-8", "hailo8l": "Hailo-8L", "hailo10h": "Hailo-10H"}
+ARCHITECTURES: dict[int, tuple[str, tuple[str, ...]]] = {
+    0: ("Hailo-8", ("hailo8",)),
+    1: ("Hailo-8", ("hailo8",)),
+    2: ("Hailo-8R", ("hailo8",)),
+    3: ("Hailo-8L", ("hailo8l", "hailo8")),
+    4: ("Hailo-15M", ("hailo10h",)),
+    5: ("Hailo-10H", ("hailo10h",)),
+    6: ("Hailo-15L", ()),
+    103: ("Hailo-10H or Hailo-15H", ("hailo10h",)),
+    104: ("Hailo-10H or Hailo-15H", ("hailo10h",)),
+    105: ("Hailo-10H or Hailo-15H", ("hailo10h",)),
+}
+"""The compiler's number: what it was compiled for, and the chips that run it (HailoRT's
+is_hef_compatible)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hef:
+    """A HEF that is whole: lengths and checksum are right."""
+
+    file: Path
+    version: int
+    """Of the header, 0 to 3."""
+    checksum: str
+    """Hexadecimal; MD5, CRC-32 or XXH3 by version."""
+    made_for: str
+    """The chip that it was compiled for, as people call it."""
+    chips: tuple[str, ...]
+    """hailo8, hailo8l, hailo10h: those that run it; none of them for a chip unknown here."""
+    compiler: str
+    """Version of Hailo's compiler, as it wrote it."""
+    inputs: tuple[Edge, ...]
+    outputs: tuple[Edge, ...]
+
+    def check_chip(self, chip: str) -> None:
+        """Raises ModelError unless `chip` (hailo8...) runs it."""
+        if chip not in self.chips:
+            raise ModelError(
+                f"{self.file}: expected a HEF for {CHIP_NAMES.get(chip, chip)}, found one for "
+                f"{self.made_for}; {_other_hef(chip)}"
+            )
+
+    def check_library(self, version: str) -> None:
+        """Raises ModelError when HailoRT `version` ("4.23.0") is too old for the file."""
+        since = SINCE[self.version]
+        if _numbers(version) < _numbers(since):
+            raise ModelError(
+                f"{self.file}: expected a HEF that HailoRT {version} reads, found one with a "
+                f"header of version {self.version}, which HailoRT reads from {since} on; "
+                "sudo apt full-upgrade and restart the machine"
+            )
+
+    def check_fit(self, bundle: Bundle) -> None:
+        """Raises ModelError unless it is an encoder of the bundle's sizes, as far as it tells.
+
+        How the numbers lie is HailoRT's to say: it is checked again when the chip is configured.
+        """
+        wanted = (
+            ("input", self.inputs, (1, bundle.frames, bundle.n_mels)),
+            ("output", self.outputs, (1, bundle.positions, bundle.d_model)),
+        )
+        for role, edges, shape in wanted:
+            if edges and sum(edge.size for edge in edges) != int(np.prod(shape)):
+                found = ", ".join(f"{edge.name} {edge.shape}" for edge in edges)
+                raise ModelError(
+                    f"{self.file}: {role}: expected {shape} for model {bundle.name} "
+                    f"({bundle.window_s:g} s), found {found}; it is the HEF of another model or "
+                    f"window: roomscribe model add {bundle.name} --hef FILE with the right one"
+                )
+
+
+def read_hef(file: Path) -> Hef:
+    """The HEF in `file`. Raises ModelError when it cannot be read, or is cut short or damaged."""
+    try:
+        content = np.fromfile(file, np.uint8)
+    except OSError as error:
+        raise _fault(file, "a readable file", str(error.strerror)) from error
+    begin = content[: COMMON + 60].tobytes()
+    if begin[:4] != MAGIC:
+        raise _fault(file, f"a HEF (its first bytes are {MAGIC!r})", repr(begin[:4]))
+    if len(content) < COMMON:
+        raise _fault(file, f"a header of {COMMON} bytes", f"{len(content)} bytes")
+    version, length = struct.unpack_from(">II", begin, 4)
+    if version not in LAYOUTS:
+        raise _fault(
+            file, "a header of version 0 to 3", f"version {version}, from a newer compiler"
+        )
+    size = COMMON + struct.calcsize(LAYOUTS[version])
+    if len(content) < size + SHORTEST:
+        raise _fault(file, f"more than {size + SHORTEST} bytes", f"{len(content)} bytes")
+    checksum = _check(file, content, version, length)
+    try:
+        description = describe(content.data[size : size + length])
+    except ValueError as error:
+        raise _fault(file, "a description of the network", str(error)) from error
+    return _hef(file, version, checksum, description)
+
+
+def verify_hef(file: Path, bundle: Bundle, chip: str = "") -> Hef:
+    """The HEF in `file`, if it is whole, an encoder of the bundle's sizes, and runs on `chip`
+    (hailo8..., "": any that is known). Touches no device. Raises ModelError.
+    """
+    hef = read_hef(file)
+    if chip:
+        hef.check_chip(chip)
+    elif not hef.chips:
+        raise _fault(file, f"a HEF for {', '.join(CHIP_NAMES.values())}", f"for {hef.made_for}")
+    hef.check_fit(bundle)
+    return hef
+
+
+def bundled_hef(bundle: Bundle) -> Path | None:
+    """The bundle's HEF; None where it has none."""
+    return bundle.folder / HEF_FILE if HEF_FILE in bundle.files else None
+
+
+def _check(file: Path, content: NDArray[np.uint8], version: int, length: int) -> str:
+    """The right checksum, as found. Raises ModelError when lengths or checksum are wrong."""
+    told = struct.unpack_from(LAYOUTS[version], content.data, COMMON)
+    body = content[COMMON + struct.calcsize(LAYOUTS[version]) :]
+    behind = 0 if version == 0 else told[1] + (told[3] if version == 3 else 0)
+    if len(body) != length + behind:
+        raise _fault(
+            file, f"{length + behind} bytes behind the header", f"{len(body)}: it is cut short"
+            if len(body) < length + behind else f"{len(body)}",
+        )  # fmt: skip
+    if version == 0:
+        wanted, found, kind = told[0].hex(), md5(body), "MD5"
+    elif version == 1:
+        wanted, found, kind = f"{told[0]:08x}", crc32(body), "CRC-32"
+    else:
+        wanted, found, kind = f"{told[0]:016x}", xxh3(body), "XXH3"
+    if wanted != found:
+        raise _fault(file, f"{kind} {wanted}", f"{found}: it is damaged")
+    return found
+
+
+def _hef(file: Path, version: int, checksum: str, description: Description) -> Hef:
+    number = description.architecture
+    made_for, chips = ARCHITECTURES.get(number, (f"an unknown chip (number {number})", ()))
+    return Hef(
+        file, version, checksum, made_for, chips, description.compiler,
+        description.inputs, description.outputs,
+    )  # fmt: skip
+
+
+def _fault(file: Path, expected: str, found: str) -> ModelError:
+    return ModelError(f"{file}: expected {expected}, found {found}; fetch or compile the HEF again")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Major and minor version."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _other_hef(chip: str) -> str:
+    """The cure for a HEF of another chip."""
+    return f"install the model again with the right one: roomscribe model add NAME --hef {chip}"

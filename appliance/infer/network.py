@@ -1,0 +1,180 @@
+"""The decoder's two graphs and all that they read and write, allocated once.
+
+cross.onnx makes keys and values of the encoder states, once a window; step.onnx makes logits of
+tokens and adds their keys and values to those of the tokens before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.errors import ModelError
+from appliance.infer.bundle import BEST, CROSS, STEP, Bundle
+from appliance.infer.embedding import Embedding
+from appliance.infer.sessions import Bound, Session, Shape
+from appliance.records import States
+
+NONE_PADDED = np.float32(-1e9)
+"""Score of the virtual position that stands for no position: its weight is exactly 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The arrays of a step of n tokens of which w are asked for; K tokens can be written."""
+
+    embedded: NDArray[np.float32]
+    """(1, n, d_model)."""
+    places: NDArray[np.int64]
+    wanted: NDArray[np.int64]
+    """(w,), indices of the n."""
+    started: NDArray[np.int64]
+    """(s,), indices of the w whose logits are wanted of all tokens."""
+    logits: NDArray[np.float32]
+    """(w, K), overwritten by the next step of the same n and w."""
+    odds: NDArray[np.float32]
+    """(w, K), softmax of the logits."""
+    left_out: NDArray[np.float32]
+    """(s, vocabulary - K), the logits of all other tokens."""
+    bound: Bound
+    best: NDArray[np.int64]
+    """(w, BEST + 1), columns of the greatest logits, the greatest first, end-of-text's behind;
+    (w, 0) where the logits are exact."""
+    exact: NDArray[np.float32]
+    """(w, BEST + 1), the exact logits there; (w, 0) where all are exact."""
+
+
+class Network:
+    """The decoder without its rules. One thread; one window at a time."""
+
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        """Loads both graphs; `threads` 0 is one for each core. Raises ModelError."""
+        self.embedding = Embedding(bundle)
+        self._bundle, self._rough = bundle, bundle.vocabulary_scan == "int4"
+        heads, size, virtual = bundle.heads, bundle.head_size, bundle.positions + 1
+        cross = _layered(bundle, "cross", (heads, size, virtual), (heads, virtual, size))
+        known = _layered(bundle, "self", *2 * [(1, heads, bundle.max_tokens, size)])
+        states = (1, virtual, bundle.d_model)
+        listening = Session(bundle.folder / CROSS, threads, {"states": states}, cross, arena=False)
+        self._step = Session(
+            bundle.folder / STEP,
+            threads,
+            {
+                "embedded": (1, None, bundle.d_model),
+                "places": (None,),
+                "last": (1,),
+                "count": (),
+                "wanted": (None,),
+                "started": (None,),
+                "offsets": (virtual,),
+            }
+            | cross
+            | known,
+            {
+                "logits": (None, len(self.embedding.kept)),
+                "odds": (None, len(self.embedding.kept)),
+                "left_out": (None, len(self.embedding.left_out)),
+            }
+            | (dict.fromkeys(("best", "exact"), (None, BEST + 1)) if self._rough else {})
+            | {f"grown_{name}": shape for name, shape in known.items()},
+            arena=False,
+        )
+        self._states = np.zeros(states, np.float32)
+        heard = {name: _zeros(shape) for name, shape in cross.items()}
+        self._listen = listening.bind({"states": self._states}, heard)
+        self._known = {name: _zeros(shape) for name, shape in known.items()}
+        self._last, self._count = np.zeros(1, np.int32), np.zeros((), np.int32)
+        self._offsets = np.zeros(virtual, np.float32)
+        self._fixed: dict[str, NDArray[Any]] = {
+            "last": self._last,
+            "count": self._count,
+            "offsets": self._offsets,
+            **heard,
+            **self._known,
+        }
+        self._steps: dict[tuple[int, ...], Step] = {}
+        self.length = 0
+        """Tokens so far."""
+
+    def listen(self, states: States, positions: int) -> None:
+        """Begins a window: states (P, d_model) as if zeros made them `positions` long.
+
+        Raises ModelError for states of another shape, and for any that are not finite.
+        """
+        expected = (self._bundle.positions, self._bundle.d_model)
+        if states.shape != expected:
+            raise ModelError(f"encoder states: expected shape {expected}, found {states.shape}")
+        if not math.isfinite(float(states.sum())):
+            raise ModelError(
+                f"{self._bundle.folder}: expected finite encoder states, found NaN or infinity; "
+                "the encoder or the bundle is at fault"
+            )
+        self._states[0, :-1] = states  # the virtual position's row stays zero
+        padded = positions - len(states)
+        self._offsets[-1] = math.log(padded) if padded > 0 else NONE_PADDED
+        self._listen.run()
+        self.length = 0
+
+    def advance(
+        self, tokens: Sequence[int], wanted: Sequence[int], started: Sequence[int] = ()
+    ) -> Step:
+        """The step of these token ids; `wanted` are the indices of those asked for, `started` the
+        indices of the wanted whose logits are to be those of all tokens.
+
+        Raises ValueError when the context is not long enough, and ModelError when the run fails.
+        """
+        if self.length + len(tokens) > self._bundle.max_tokens:
+            raise ValueError(f"expected at most {self._bundle.max_tokens} tokens, found more")
+        sizes = len(tokens), len(wanted), len(started)
+        step = self._steps.get(sizes) or self._prepare(*sizes)
+        self.embedding.look_up(tokens, step.embedded[0])
+        step.places[:] = range(self.length, self.length + len(tokens))
+        step.wanted[:], step.started[:] = wanted, started
+        self.length += len(tokens)
+        self._last[0], self._count[()] = self.length - 1, self.length
+        step.bound.run()
+        return step
+
+    def _prepare(self, count: int, wanted: int, started: int) -> Step:
+        """Arrays for steps of `count` tokens and so many answers."""
+        kept, left_out = len(self.embedding.kept), len(self.embedding.left_out)
+        feeds: dict[str, NDArray[Any]] = {
+            "embedded": np.zeros((1, count, self._bundle.d_model), np.float32),
+            "places": np.zeros(count, np.int64),
+            "wanted": np.zeros(wanted, np.int64),
+            "started": np.zeros(started, np.int64),
+        }
+        results: dict[str, NDArray[Any]] = {
+            "logits": np.zeros((wanted, kept), np.float32),
+            "odds": np.zeros((wanted, kept), np.float32),
+            "left_out": np.zeros((started, left_out), np.float32),
+        }
+        rough: dict[str, NDArray[Any]] = {
+            "best": np.zeros((wanted, BEST + 1 if self._rough else 0), np.int64),
+            "exact": np.zeros((wanted, BEST + 1 if self._rough else 0), np.float32),
+        }
+        grown = {f"grown_{name}": array for name, array in self._known.items()}
+        bound = self._step.bind(
+            feeds | self._fixed, results | grown | (rough if self._rough else {})
+        )
+        step = Step(**feeds, **results, **rough, bound=bound)
+        self._steps[count, wanted, started] = step
+        return step
+
+
+def _layered(bundle: Bundle, kind: str, keys: Shape, values: Shape) -> dict[str, Shape]:
+    """Names and shapes of the keys and values of every layer."""
+    return {
+        f"{kind}_{part}_{layer}": shape
+        for layer in range(bundle.decoder_layers)
+        for part, shape in (("keys", keys), ("values", values))
+    }
+
+
+def _zeros(shape: Shape) -> NDArray[np.float32]:
+    return np.zeros([size or 0 for size in shape], np.float32)

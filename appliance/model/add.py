@@ -1,0 +1,142 @@
+"""A checkpoint by name, hub id or folder -> a bundle in its workplace, with a HEF if asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.errors import ConfigError, ModelError
+from appliance.model.build import Recipe, build_bundle, identify, write_json
+from appliance.model.hub import checkpoints as hub
+from appliance.model.hub import hailo_store
+from appliance.model.hub.hailo_store import CHIPS
+from appliance.model.library import MANIFEST, Workplace, told
+from appliance.model.weights.checkpoint import CONFIG_FILE, WhisperConfig, read_config
+
+DEFAULT_WINDOW_S = 10.0
+BASE_D_MODEL, BASE_WINDOW_S = 512, 5.0
+"""whisper-base's width: Hailo publishes its encoder for 5 s (its 10 s form does not compile)."""
+HEF = "encoder.hef"
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the user asks for."""
+
+    source: str
+    """A known name, a hub id, or a folder."""
+    revision: str = "main"
+    name: str = ""
+    """Of the bundle; "": from the source."""
+    window_s: float | None = None
+    quantize: str = "int8"
+    language: str = "en"
+    hef: str = NONE
+    """auto, none, a chip, or a file."""
+    chip_present: str | None = None
+    """The Hailo in this machine."""
+
+    @property
+    def chip(self) -> str | None:
+        """The chip for which a HEF is wanted."""
+        return self.chip_present if self.hef == AUTO else self.hef if self.hef in CHIPS else None
+
+    @property
+    def hef_file(self) -> Path | None:
+        """The user's own HEF."""
+        return None if self.hef in (AUTO, NONE, *CHIPS) else Path(self.hef).expanduser()
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the source names, if it names one. Known names go before folders."""
+        folder = Path(self.source).expanduser()
+        return folder if self.source not in hub.NAMES and folder.is_dir() else None
+
+    @property
+    def bundle_name(self) -> str:
+        """What the bundle is to be called."""
+        if self.name or self.source in hub.NAMES:
+            return self.name or self.source
+        stem = self.folder.resolve().name if self.folder else self.source.rsplit("/", 1)[-1]
+        return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.")
+
+
+def make_bundle(order: Order, place: Workplace) -> Iterator[str]:
+    """Builds the bundle in place.draft; yields remarks for the user on the way.
+
+    Raises ConfigError and ModelError; downloads that are done stay in place.checkpoint.
+    """
+    hef = _published_hef(order)
+    if order.folder:
+        checkpoint, source, licence = order.folder, order.folder.resolve().name, ""
+    else:
+        with told(place.checkpoint):
+            place.checkpoint.mkdir(exist_ok=True)
+        origin = hub.fetch_checkpoint(order.source, order.revision, place.checkpoint)
+        checkpoint, licence = place.checkpoint, origin.licence
+        source = f"{origin.repository}@{origin.revision}"
+        yield f"fetched {source}: every file is as the hub has it"
+    config = read_config(checkpoint / CONFIG_FILE)
+    window_s = order.window_s or (hef.window_s if hef else window_of(config))
+    recipe = Recipe(
+        name=place.name,
+        window_s=window_s,
+        source=source,
+        licence=licence,
+        language=order.language,
+        quantize=order.quantize,
+    )
+    build_bundle(checkpoint, place.draft, recipe)
+    if hef:
+        file = hailo_store.fetch_hef(hef, place.checkpoint)
+        yield f"fetched {hef.address} (Hailo publishes no checksum)"
+        _put_hef(file, hef.chip, place)
+    elif order.hef_file:
+        _put_hef(order.hef_file, "", place)
+    elif order.chip:
+        yield f"without a HEF: {hailo_store.explain_none(order.chip, order.source, window_s)}"
+
+
+def window_of(config: WhisperConfig) -> float:
+    """The window, in seconds, of a model whose user asked for none."""
+    wanted = BASE_WINDOW_S if config.d_model == BASE_D_MODEL else DEFAULT_WINDOW_S
+    return min(wanted, config.max_source_positions / 50)
+
+
+def _published_hef(order: Order) -> hailo_store.HefSource | None:
+    """Hailo's encoder for the order; None when none is wanted, or there is none and may be none.
+
+    Raises ConfigError when the user named a chip for which there is none.
+    """
+    if not order.chip:
+        return None
+    found = None if order.folder else hailo_store.encoder_hef(order.chip, order.source)
+    if found and order.window_s in (None, found.window_s):
+        return found
+    if order.hef == AUTO:
+        return None
+    window_s = order.window_s or DEFAULT_WINDOW_S
+    raise ConfigError(f"--hef: {hailo_store.explain_none(order.chip, order.source, window_s)}")
+
+
+def _put_hef(file: Path, chip: str, place: Workplace) -> None:
+    """Copies a HEF into the draft and enters it into the manifest. Raises ModelError."""
+    with told(file):
+        with file.open("rb") as stream:
+            magic = stream.read(len(hailo_store.MAGIC))
+        if magic != hailo_store.MAGIC:
+            raise ModelError(
+                f"{file}: expected a HEF (its first bytes are {hailo_store.MAGIC!r}), "
+                f"found {magic!r}; give --hef a file that Hailo's compiler wrote, or none"
+            )
+        shutil.copyfile(file, place.draft / HEF)
+    with told(place.draft):
+        manifest = json.loads((place.draft / MANIFEST).read_bytes())
+        manifest["files"][HEF] = identify(place.draft / HEF)
+        manifest["hef_chip"] = chip
+        write_json(place.draft / MANIFEST, manifest, indent=1)

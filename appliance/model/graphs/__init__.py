@@ -1,0 +1,1 @@
+"""Whisper as ONNX graphs, written node by node."""

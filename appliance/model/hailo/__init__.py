@@ -1,0 +1,1 @@
+"""The graphs and texts that Hailo's Dataflow Compiler takes."""

@@ -1,0 +1,199 @@
+"""A checkpoint -> what a person with Hailo's Dataflow Compiler needs to make HEFs of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from appliance.errors import ModelError
+from appliance.model.build import identify, write_json
+from appliance.model.describe import POSITIONS_PER_SECOND
+from appliance.model.hailo import texts as hailo_texts
+from appliance.model.hailo.calibration import Transcribe, write_decoder_set, write_encoder_set
+from appliance.model.hailo.check import check_for_hailo
+from appliance.model.hailo.decoder import host_tables, write_hailo_decoder
+from appliance.model.hailo.encoder import write_hailo_encoder
+from appliance.model.hailo.texts import Sizes
+from appliance.model.weights.checkpoint import Checkpoint, WhisperConfig, load_checkpoint
+from appliance.records import Mel
+
+MARK = "report.json"
+MADE_FOR = "Hailo Dataflow Compiler"
+NARROW_LENGTH, WIDE_LENGTH, WIDE = 32, 24, 512
+"""Tokens of the decoder's sequence; from whisper-base's width on, Hailo's own has fewer."""
+ENOUGH = 64
+"""Windows that Hailo's own model scripts calibrate by, at the least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was exported, and what is known of it."""
+
+    folder: Path
+    sizes: Sizes
+    opset: int
+    windows: tuple[int, int]
+    """In the calibration sets of encoder and decoder."""
+    checks: dict[str, list[str]]
+    """Facts about each graph."""
+    remarks: list[str]
+    """What the user should know before compiling."""
+
+    def __str__(self) -> str:
+        lines = [f"{self.folder}: written for Hailo's compiler; start with README.txt"]
+        for file, facts in self.checks.items():
+            lines += [f"  {file}: {fact}" for fact in facts]
+        return "\n".join(lines + [f"note: {remark}" for remark in self.remarks])
+
+
+def export_for_hailo(
+    checkpoint_folder: Path,
+    out: Path,
+    *,
+    window_s: float,
+    mels: Iterable[Mel] = (),
+    opset: int = 13,
+    length: int | None = None,
+    name: str = "",
+    transcribe: Transcribe | None = None,
+) -> Report:
+    """Writes the folder `out`, whole or not at all; an earlier export there is replaced.
+
+    `mels` (W, n_mels) float32 of real recordings become the encoder's calibration set, and with
+    `transcribe` the decoder's. `length` is that of the decoder's sequence, `name` the model's;
+    left out, they are as Hailo has them and the checkpoint folder's. Raises ModelError.
+    """
+    out = out.absolute()
+    _refuse_foreign(out)
+    checkpoint = load_checkpoint(checkpoint_folder)
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name or checkpoint_folder.resolve().name)
+    sizes = _plan(checkpoint.config, window_s, length, plain.strip("-.") or "whisper")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+            draft = Path(scratch) / "new"
+            draft.mkdir()
+            checks = _write_graphs(checkpoint, sizes, opset, draft)
+            windows = _write_calibration(checkpoint, sizes, mels, transcribe, draft)
+            report = Report(out, sizes, opset, windows, checks, _remarks(windows))
+            _write_texts(report, checkpoint.sha256, draft)
+            if out.exists():
+                out.rename(Path(scratch) / "old")
+            draft.rename(out)
+    except OSError as error:
+        raise ModelError(
+            f"{error.filename or out}: expected room and leave to write an export, "
+            f"found: {error.strerror or error}"
+        ) from error
+    return report
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Raises ModelError where something other than an export is in the way."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    try:
+        ours = json.loads((out / MARK).read_bytes())["made_for"] == MADE_FOR
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = False
+    if not ours:
+        raise ModelError(
+            f"{out}: expected an earlier export to replace or nothing, found something else; "
+            "name another folder"
+        )
+
+
+def _plan(config: WhisperConfig, window_s: float, length: int | None, name: str) -> Sizes:
+    """Every size of the export. Raises ModelError for a window that the model does not have."""
+    positions = round(window_s * POSITIONS_PER_SECOND)
+    if abs(positions - window_s * POSITIONS_PER_SECOND) > 1e-6 or not (
+        2 <= positions <= config.max_source_positions
+    ):
+        longest = config.max_source_positions / POSITIONS_PER_SECOND
+        raise ModelError(
+            f"window: expected a multiple of 0.02 s up to {longest:g} s, found {window_s:g}"
+        )
+    usual = NARROW_LENGTH if config.d_model < WIDE else WIDE_LENGTH
+    return Sizes(
+        name=name,
+        window_s=window_s,
+        n_mels=config.num_mel_bins,
+        positions=positions,
+        d_model=config.d_model,
+        vocabulary=config.vocab_size,
+        length=min(usual, config.max_target_positions) if length is None else length,
+    )
+
+
+def _write_graphs(
+    checkpoint: Checkpoint, sizes: Sizes, opset: int, folder: Path
+) -> dict[str, list[str]]:
+    """Writes both graphs and the host's tables; facts about the graphs."""
+    encoder, decoder = folder / "encoder.onnx", folder / "decoder.onnx"
+    write_hailo_encoder(checkpoint, sizes.positions, encoder, opset=opset)
+    write_hailo_decoder(checkpoint, sizes.positions, sizes.length, decoder, opset=opset)
+    assets = folder / "decoder_assets"
+    assets.mkdir()
+    embedding, places = host_tables(checkpoint, sizes.length)
+    np.save(assets / f"token_embedding_weight_{sizes.name}.npy", embedding)
+    np.save(assets / f"onnx_add_input_{sizes.name}.npy", places)
+    return {file.name: check_for_hailo(file) for file in (encoder, decoder)}
+
+
+def _write_calibration(
+    checkpoint: Checkpoint,
+    sizes: Sizes,
+    mels: Iterable[Mel],
+    transcribe: Transcribe | None,
+    folder: Path,
+) -> tuple[int, int]:
+    """Writes the calibration sets; the windows in each."""
+    heard = write_encoder_set(folder, mels, (2 * sizes.positions, sizes.n_mels))
+    if not heard or transcribe is None:
+        return heard, 0
+    tables = host_tables(checkpoint, sizes.length)
+    network = f"{sizes.network}_decoder"
+    return heard, write_decoder_set(folder, network, transcribe, tables, sizes.positions)
+
+
+def _remarks(windows: tuple[int, int]) -> list[str]:
+    """What is missing or thin."""
+    remarks = ["none of this was ever run through Hailo's compiler"]
+    if not windows[0]:
+        remarks.append("no calibration set: give recordings of real speech before compiling")
+    elif windows[0] < ENOUGH:
+        remarks.append(
+            f"{windows[0]} windows in the calibration set: Hailo's scripts take {ENOUGH} or more"
+        )
+    if not windows[1]:
+        remarks.append("no calibration set for the decoder: only its encoder can be compiled")
+    return remarks
+
+
+def _write_texts(report: Report, sha256: str, folder: Path) -> None:
+    """Writes what people read, report.json last."""
+    sizes = report.sizes
+    (folder / "README.txt").write_text(hailo_texts.readme(sizes, report.windows), "utf-8")
+    script = folder / hailo_texts.ENCODER_SCRIPT
+    script.write_text(hailo_texts.encoder_script(sizes), "utf-8")
+    script.chmod(0o755)
+    (folder / hailo_texts.DECODER_SCRIPT).write_text(hailo_texts.decoder_script(sizes), "utf-8")
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    values: dict[str, Any] = {
+        "made_for": MADE_FOR,
+        "checkpoint_sha256": sha256,
+        **asdict(sizes),
+        "opset": report.opset,
+        "calibration_windows": {"encoder": report.windows[0], "decoder": report.windows[1]},
+        "checks": report.checks,
+        "remarks": report.remarks,
+        "files": {str(file.relative_to(folder)): identify(file) for file in files},
+    }
+    write_json(folder / MARK, values, indent=1)

@@ -1,0 +1,1 @@
+"""Checkpoints and HEFs from the network: verified, resumable, with progress."""

@@ -1,0 +1,198 @@
+"""The models folder: a bundle is made in a workplace beside the others and moved in whole.
+
+models/tiny/                 a bundle
+models/in-use                name of the chosen one
+models/.work/tiny.lock       held while tiny is being added or removed
+models/.work/tiny/           what `add` fetched and built so far; kept when it is interrupted,
+                             so that a broken download goes on where it was
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.errors import ConfigError, ModelError
+from appliance.places import CHOICE, PACKAGED, models_folder
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+MANIFEST = "bundle.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """Where one model is put together; `folder` is on the same file system as the models."""
+
+    name: str
+    models: Path
+    folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """Folder for downloads."""
+        return self.folder / "checkpoint"
+
+    @property
+    def draft(self) -> Path:
+        """Folder in which the bundle is built."""
+        return self.folder / "bundle"
+
+    @property
+    def bundle(self) -> Path:
+        """Where the finished bundle belongs."""
+        return self.models / self.name
+
+
+def check_name(name: str) -> str:
+    """The name, if a bundle may be called so. Raises ConfigError."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"model name: expected small letters, digits, '.', '_' and '-' (at most 64), "
+            f"found {name!r}; give another with --name"
+        )
+    if (PACKAGED / name).exists():
+        raise ConfigError(f"model name: {name!r} is the built-in model's; give another with --name")
+    return name
+
+
+@contextmanager
+def work_on(name: str) -> Iterator[Workplace]:
+    """Holds the model's lock; the workplace's leftovers of an interrupted `add` are still in it.
+
+    Raises ConfigError for a bad name, ModelError when the models folder cannot be written or
+    somebody else works on the same model. The draft is taken away in the end in any case.
+    """
+    models = models_folder()
+    work = models / ".work"
+    place = Workplace(check_name(name), models, work / name)
+    with told(models):
+        work.mkdir(parents=True, exist_ok=True)
+        lock = (work / f"{name}.lock").open("a+", encoding="utf-8")
+    with lock:
+        _take(lock.fileno(), place)
+        with told(models):
+            shutil.rmtree(place.draft, ignore_errors=True)
+            place.folder.mkdir(exist_ok=True)
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place.draft, ignore_errors=True)
+            if place.folder.is_dir() and not any(place.folder.iterdir()):
+                place.folder.rmdir()
+
+
+def _take(lock: int, place: Workplace) -> None:
+    """Locks the file and writes this process's number into it; ModelError when it is held."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.lseek(lock, 0, os.SEEK_SET)
+        owner = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
+        raise ModelError(
+            f"model {place.name}: another `roomscribe model` command (process {owner}) is working "
+            "on it; wait until it is done"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())
+
+
+def install(place: Workplace) -> None:
+    """Moves the finished draft to its place; a bundle that is there is replaced.
+
+    Whoever has the old one loaded keeps it until it is closed. Raises ModelError; then the old one
+    is where it was.
+    """
+    with told(place.bundle):
+        if place.bundle.exists():
+            _exchange(place.draft, place.bundle)
+        else:
+            place.draft.rename(place.bundle)
+        _sync(place.models)
+        shutil.rmtree(place.folder, ignore_errors=True)
+
+
+def remove(name: str) -> None:
+    """Deletes an installed bundle. Raises ModelError when there is none of that name."""
+    with work_on(name) as place:
+        if not (place.bundle / MANIFEST).is_file():
+            raise ModelError(
+                f"model {name!r}: expected it in {place.models}, found there: "
+                f"{', '.join(installed()) or 'none'}"
+            )
+        with told(place.bundle):
+            # out of sight at once: half a bundle is never seen under its name
+            gone = place.folder / "removed"
+            shutil.rmtree(gone, ignore_errors=True)
+            place.bundle.rename(gone)
+            shutil.rmtree(place.folder)
+
+
+def installed() -> list[str]:
+    """Names of the bundles in the models folder."""
+    return sorted(file.parent.name for file in models_folder().glob(f"[!.]*/{MANIFEST}"))
+
+
+def choose(name: str) -> None:
+    """Makes `name` the model in use where the configuration names none. Raises ModelError."""
+    file = models_folder() / CHOICE
+    draft = file.with_name(f".{CHOICE}.{os.getpid()}")
+    with told(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with draft.open("w", encoding="utf-8") as stream:
+                stream.write(f"{name}\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.rename(file)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def told(target: Path) -> Iterator[None]:
+    """Turns an OSError into a ModelError of one line with its cure."""
+    try:
+        yield
+    except OSError as error:
+        cure = {
+            errno.EACCES: "run it with sudo, or name another folder in ROOMSCRIBE_MODELS",
+            errno.EPERM: "run it with sudo, or name another folder in ROOMSCRIBE_MODELS",
+            errno.EINVAL: "remove the old model first: this file system cannot swap folders",
+            errno.EROFS: "make the file system writable, or name another in ROOMSCRIBE_MODELS",
+            errno.ENOSPC: "make room on that disk; nothing was changed",
+            errno.EDQUOT: "make room on that disk; nothing was changed",
+        }.get(error.errno or 0, "see to that file and try again")
+        raise ModelError(
+            f"{error.filename or target}: expected room and leave to write a model, found: "
+            f"{error.strerror or error}; {cure}"
+        ) from error
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Swaps two folders in one step, so that each name has a whole folder at any time.
+
+    renameat2(2) with RENAME_EXCHANGE: Linux 3.15, glibc 2.28; ext4, btrfs, xfs, f2fs, tmpfs and
+    overlayfs have it. Elsewhere OSError: the bundle is to be removed first.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(AT_FDCWD, bytes(one), AT_FDCWD, bytes(other), RENAME_EXCHANGE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(other))
+
+
+def _sync(folder: Path) -> None:
+    """Makes a rename in `folder` durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,1 @@
+"""The encoder's weights as blobs for kernels that load weights themselves."""

@@ -1,0 +1,119 @@
+"""What lies where in a pack: which blob holds which weights of the encoder, in which type.
+
+A pack is a folder with pack.json and a blob for each part of the encoder:
+
+    stem.bin               both convolutions
+    positions.bin          the position embedding
+    layer_00.bin ...       one for each layer, weights in the order in which a kernel needs them
+    final_layer_norm.bin
+
+Weights are row-major, little-endian and contiguous. Each begins at a multiple of ALIGNMENT bytes
+and each blob is a multiple of it; the gaps that this may need are zeros, and Whisper's own shapes
+need none: whisper-base's six layers are 75,644,928 bytes in float32 and 37,822,464 in bfloat16.
+(25.2 and 12.6 MB, often quoted for them, are the projections of their attention alone.)
+Names and shapes are those of the checkpoint: a linear layer's weight is (out, in), a
+convolution's (out, in, 3).
+
+In an int8 pack matrices and convolutions are int8, with one float32 scale for each output channel
+right behind them; biases, layer norms and positions stay float32. In the other packs all weights
+have the pack's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from appliance.model.packs.types import STORED
+from appliance.model.weights.shapes import ENCODER, SOUND_POSITIONS, WhisperConfig, expected_shapes
+
+ALIGNMENT = 64
+"""Bytes: a cache line, a multiple of every vector load of the NPUs and CPUs meant."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "int8": "int8", "fp32": "float32"}
+"""Types of packs, and of the numbers in them."""
+LAYER = (
+    *("self_attn_layer_norm.weight", "self_attn_layer_norm.bias"),
+    *("self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.k_proj.weight"),
+    *("self_attn.v_proj.weight", "self_attn.v_proj.bias"),
+    *("self_attn.out_proj.weight", "self_attn.out_proj.bias"),
+    *("final_layer_norm.weight", "final_layer_norm.bias"),
+    *("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"),
+)
+"""A layer's weights; Whisper's key projection has no bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Where an array lies in its blob."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """A key of STORED."""
+    offset: int
+    """Bytes from the blob's begin."""
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return prod(self.shape) * STORED[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A weight in a pack."""
+
+    name: str
+    values: Array
+    scales: Array | None
+    """(out,) float32 for int8 weights."""
+
+    @property
+    def arrays(self) -> list[Array]:
+        """As `narrow` gives them."""
+        return [self.values] if self.scales is None else [self.values, self.scales]
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """One file of a pack."""
+
+    file: str
+    size: int
+    """In bytes."""
+    tensors: tuple[Tensor, ...]
+
+
+def lay_out(config: WhisperConfig, dtype: str) -> tuple[Blob, ...]:
+    """The blobs of a network of these sizes in a pack of this type."""
+    shapes = expected_shapes(config)
+    stem = [f"{ENCODER}.conv{n}.{kind}" for n in (1, 2) for kind in ("weight", "bias")]
+    parts = {"stem.bin": stem, "positions.bin": [SOUND_POSITIONS]}
+    for layer in range(config.encoder_layers):
+        parts[f"layer_{layer:02d}.bin"] = [f"{ENCODER}.layers.{layer}.{name}" for name in LAYER]
+    parts["final_layer_norm.bin"] = [f"{ENCODER}.layer_norm.{kind}" for kind in ("weight", "bias")]
+    return tuple(
+        _lay_out_blob(file, {name: shapes[name] for name in names}, dtype)
+        for file, names in parts.items()
+    )
+
+
+def _lay_out_blob(file: str, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> Blob:
+    offset, tensors = 0, []
+    for name, shape in shapes.items():
+        values = Array(shape, _type_of(name, shape, dtype), offset)
+        offset = _align(offset + values.size)
+        scales = Array(shape[:1], "float32", offset) if values.dtype == "int8" else None
+        offset = _align(offset + (scales.size if scales else 0))
+        tensors.append(Tensor(name, values, scales))
+    return Blob(file, offset, tuple(tensors))
+
+
+def _type_of(name: str, shape: tuple[int, ...], dtype: str) -> str:
+    """The type of a weight's numbers in a pack."""
+    linear = len(shape) > 1 and name != SOUND_POSITIONS
+    return "float32" if dtype == "int8" and not linear else DTYPES[dtype]
+
+
+def _align(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,158 @@
+"""Safetensors files -> where each tensor lies in them, verified before a number is read.
+
+The format (huggingface/safetensors, README): 8 bytes with the length of the header, little-endian;
+the header, a JSON table of names with dtype, shape and the offsets of the first byte and behind
+the last; the numbers, little-endian, without holes. Read here and not by the library, because a
+header from a download must be bounded before it is parsed, and numpy has no bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from appliance.errors import ModelError
+from appliance.model.weights.config_file import read_json
+from appliance.model.weights.stored import DTYPES, StoredTensor, is_plain, listed, shown, unreadable
+
+HEADER_LIMIT = 4_000_000
+"""Bytes. A large Whisper's header has 0.2 million; the format's own limit, 100 million, would let
+a file of that size take gigabytes of memory."""
+MAX_RANK = 8
+METADATA = "__metadata__"
+INDEX_KEY = "weight_map"
+
+
+def open_safetensors(file: Path) -> dict[str, StoredTensor]:
+    """Every tensor of `file`, unread. Raises ModelError saying what is wrong with the file."""
+    try:
+        with file.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(0)
+            header, start = _read_header(stream, size)
+    except OSError as error:
+        raise unreadable(file, error) from error
+    except (ValueError, RecursionError) as error:
+        found = "a header nested too deep" if isinstance(error, RecursionError) else error
+        raise ModelError(
+            f"{file}: expected weights in safetensors, found {found}; get the file again"
+        ) from None
+    header.pop(METADATA, None)
+    faults: list[str] = []
+    tensors: dict[str, StoredTensor] = {}
+    for name, entry in header.items():
+        try:
+            tensors[name] = _locate(file, entry, start, size)
+        except ValueError as error:
+            faults.append(f"{shown(name)}: {error}")
+    faults = faults or _holes(tensors, start, size)
+    if faults:
+        raise ModelError(f"{file}: {listed('wrong entries', faults, most=20)}; get the file again")
+    return tensors
+
+
+def open_shards(index: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
+    """Every tensor of the files that an index names, and these files.
+
+    Raises ModelError saying what is wrong with a file, or in what the index and the files differ.
+    """
+    places = read_json(index).get(INDEX_KEY)
+    if not isinstance(places, dict) or not places:
+        raise ModelError(f"{index}: {INDEX_KEY}: expected a table of weights and their files")
+    for name in places.values():
+        if not is_plain(name) or not name.endswith(".safetensors"):
+            raise ModelError(
+                f"{index}: {INDEX_KEY}: expected names of safetensors files in the same folder, "
+                f"found {shown(name)}"
+            )
+    tensors: dict[str, StoredTensor] = {}
+    faults: list[str] = []
+    files = [index.parent / name for name in sorted(set(places.values()))]
+    for file in files:
+        held = open_safetensors(file)
+        for name, tensor in held.items():
+            if name in tensors:
+                faults.append(f"{shown(name)}: in {tensors[name].file.name} and in {file.name}")
+            elif name not in places:
+                faults.append(f"{shown(name)}: in {file.name}, but not in the index")
+            tensors.setdefault(name, tensor)
+        faults += [
+            f"{shown(name)}: not in {file.name}"
+            for name, place in places.items()
+            if place == file.name and name not in held
+        ]
+    if faults:
+        raise ModelError(f"{index}: {listed('wrong entries', faults)}; get all the files again")
+    return tensors, files
+
+
+def _read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
+    """The header and the offset of the numbers behind it. Raises ValueError."""
+    first = stream.read(8)
+    length = int.from_bytes(first, "little")
+    if len(first) < 8 or length > size - 8:
+        if first[:2] == b"PK" or first[:1] == b"\x80":
+            raise ValueError("a pickle (PyTorch's own format) under this name")
+        raise ValueError(f"{size} bytes of which the header would take {length}")
+    if length > HEADER_LIMIT:
+        raise ValueError(f"a header of {length} bytes where {HEADER_LIMIT} are allowed")
+    header = json.loads(stream.read(length), object_pairs_hook=_table)
+    if not isinstance(header, dict):
+        raise ValueError("a header that is no JSON table")
+    return header, 8 + length
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON table; the format allows no name twice."""
+    table: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in table:
+            raise ValueError(f"{shown(name)} twice in the header")
+        table[name] = value
+    return table
+
+
+def _locate(file: Path, entry: object, start: int, size: int) -> StoredTensor:
+    """The tensor that an entry of the header describes. Raises ValueError."""
+    if not isinstance(entry, dict):
+        raise ValueError("expected a table with dtype, shape and data_offsets")
+    dtype = entry.get("dtype")
+    if not isinstance(dtype, str):
+        raise ValueError("expected a dtype")
+    shape = _counts(entry.get("shape"))
+    offsets = _counts(entry.get("data_offsets"))
+    if shape is None or len(shape) > MAX_RANK:
+        raise ValueError("expected a shape of whole numbers from 0")
+    if offsets is None or len(offsets) != 2:
+        raise ValueError("expected two offsets from 0")
+    first, last = offsets
+    if not first <= last <= size - start:
+        raise ValueError(f"expected offsets up to {size - start}, found {first} to {last}")
+    if dtype in DTYPES:
+        length = math.prod(shape) * DTYPES[dtype].itemsize
+        if last - first != length:
+            raise ValueError(f"expected {length} bytes for its shape, found {last - first}")
+    return StoredTensor(file, start + first, last - first, shown(dtype), tuple(shape))
+
+
+def _counts(values: object) -> list[int] | None:
+    """A list of whole numbers from 0, none absurdly large; None where it is something else."""
+    if not isinstance(values, list):
+        return None
+    return values if all(type(each) is int and 0 <= each < 2**63 for each in values) else None
+
+
+def _holes(tensors: dict[str, StoredTensor], start: int, size: int) -> list[str]:
+    """Where the tensors overlap or leave bytes between them, which the format forbids."""
+    faults, end = [], start
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].length)):
+        if tensor.offset < end:
+            faults.append(f"{shown(name)}: overlaps the one before it")
+        elif tensor.offset > end:
+            faults.append(f"{shown(name)}: {tensor.offset - end} unused bytes before it")
+        end = max(end, tensor.offset + tensor.length)
+    if end != size:
+        faults.append(f"{size - end} unused bytes at the end")
+    return faults

@@ -1,0 +1,129 @@
+# Sourced by scripts/build-deb, build-repo, test-deb and test-vm: Debian trixie roots, made once by
+# debootstrap and kept in a cache outside the checkout. How the host reaches its packages (mirror,
+# proxy, certificates) is copied from the host's own apt.
+#   $ROOMSCRIBE_BUILD_CACHE   the cache (default: $XDG_CACHE_HOME/roomscribe-build)
+#   $ROOMSCRIBE_MIRROR        a Debian mirror in place of the host's
+
+SUITE=trixie
+CACHE=${ROOMSCRIBE_BUILD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/roomscribe-build}
+BASE_PACKAGES=systemd-sysv,systemd,dbus,udev,ca-certificates,iproute2
+# nothing is compiled: no build-essential
+BUILD_PACKAGES=(debhelper dh-python bash-completion python3 python3-numpy fakeroot)
+LINT_PACKAGES=(lintian)
+REPOSITORY_PACKAGES=(apt-utils gnupg)
+TOOLS_PACKAGES=(systemd-container)
+TEST_PACKAGES=(mosquitto mosquitto-clients pulseaudio pulseaudio-utils libasound2-plugins bash-completion man-db)
+HOST_PACKAGES=(debootstrap debian-archive-keyring)
+
+say() { printf '%s\n' "$*" >&2; }
+
+# Says loudly why nothing can be built or tested here, and ends with 77.
+cannot_run() {
+    say "*****************************************************************"
+    say "* ${0##*/} DID NOT RUN: $*"
+    say "*****************************************************************"
+    exit 77
+}
+
+need_host() {
+    [ "$(id -u)" = 0 ] || cannot_run "it needs root (debootstrap, mount and pivot_root)"
+    unshare -m true 2>/dev/null || cannot_run "this machine does not allow mount namespaces"
+    local package missing=()
+    for package in "${HOST_PACKAGES[@]}" "$@"; do
+        dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+    done
+    [ ${#missing[@]} = 0 ] && return
+    say "installing ${missing[*]}"
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+        --no-install-recommends "${missing[@]}" >/dev/null; } || cannot_run "${missing[*]} cannot be installed"
+}
+
+# Lets this machine run programs of another architecture, through qemu, until it is restarted.
+need_foreign() {
+    local binfmt=/proc/sys/fs/binfmt_misc
+    [ "$1" != "$(dpkg --print-architecture)" ] || return 0
+    [ "$1" = arm64 ] || cannot_run "no emulation of $1 is known here"
+    need_host qemu-user-static
+    [ -e $binfmt/register ] || mount -t binfmt_misc binfmt_misc $binfmt || cannot_run "no binfmt_misc"
+    [ -e $binfmt/qemu-aarch64 ] || printf '%s' ':qemu-aarch64:M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00:\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:/usr/bin/qemu-aarch64-static:F' \
+        > $binfmt/register || cannot_run "qemu cannot be registered in binfmt_misc"
+}
+
+# The mirror that the host's apt uses for Debian itself.
+mirror() {
+    local uri=${ROOMSCRIBE_MIRROR:-}
+    [ -n "$uri" ] || uri=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' \
+        | sed -n 's/^Debian //p' | head -n 1)
+    printf '%s\n' "${uri:-http://deb.debian.org/debian}"
+}
+
+# Copies how the host's apt and TLS reach the network into a root.
+copy_network_settings() {
+    local root=$1
+    apt-config dump | grep -E '^Acquire::(https?|ftp|Check-|Retries|ForceIPv)' > "$root/etc/apt/apt.conf.d/90host" || true
+    printf 'Acquire::Languages "none";\nAPT::Install-Recommends "false";\n' >> "$root/etc/apt/apt.conf.d/90host"
+    printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n' "$(mirror)" $SUITE \
+        > "$root/etc/apt/sources.list"
+    # a root that a crash spoils is made anew
+    echo force-unsafe-io > "$root/etc/dpkg/dpkg.cfg.d/90roomscribe"
+    if [ -r /etc/ssl/certs/ca-certificates.crt ] && [ -d "$root/etc/ssl/certs" ]; then
+        cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
+    fi
+}
+
+# Runs a command in a root, in mounts of its own that vanish with it.
+in_root() {
+    local root=$1; shift
+    unshare -m --propagation private bash -c '
+        root=$1; shift
+        mount -t proc proc "$root/proc"; mount -t sysfs -o ro sysfs "$root/sys"; mount --rbind /dev "$root/dev"
+        cp /etc/resolv.conf "$root/etc/resolv.conf" 2>/dev/null
+        for name in http_proxy https_proxy no_proxy; do [ -n "${!name:-}" ] && set -- "$name=${!name}" "$@"; done
+        exec chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
+            DEBIAN_FRONTEND=noninteractive SYSTEMD_OFFLINE=1 "$@"' _ "$root" "$@"
+}
+
+# trixie_root NAME ARCHITECTURE [COMMAND...]: makes $CACHE/NAME-ARCHITECTURE once, as a copy of the
+# bare system on which COMMAND was run, and prints its path. A changed COMMAND makes it anew.
+trixie_root() {
+    local name=$1 architecture=$2; shift 2
+    local root=$CACHE/$name-$architecture
+    mkdir -p "$CACHE"
+    (
+        flock 9
+        local recipe; recipe=$(printf '%s\n' "$SUITE" "$BASE_PACKAGES" "$@")
+        [ "$(cat "$root.recipe" 2>/dev/null)" = "$recipe" ] && exit 0
+        say "making $root (once)"
+        rm -rf "$root" "$root.part" "$root.recipe"
+        if [ "$name" = base ]; then
+            debootstrap --arch="$architecture" --variant=minbase --include="$BASE_PACKAGES" \
+                $SUITE "$root.part" "$(mirror)" > "$root.log" 2>&1 || { tail -n 20 "$root.log" >&2; exit 1; }
+            copy_network_settings "$root.part"
+            in_root "$root.part" apt-get update -qq >> "$root.log" 2>&1
+        else
+            cp -a --reflink=auto "$CACHE/base-$architecture" "$root.part"
+            copy_network_settings "$root.part"
+            in_root "$root.part" "$@" > "$root.log" 2>&1 || { tail -n 20 "$root.log" >&2; exit 1; }
+        fi
+        mv "$root.part" "$root"
+        printf '%s\n' "$recipe" > "$root.recipe"
+    ) 9> "$root.lock" || { say "$root could not be made: see $root.log"; return 1; }
+    printf '%s\n' "$root"
+}
+
+base_root() { trixie_root base "$1"; }
+
+# packages_root NAME ARCHITECTURE PACKAGES...: the bare system with packages
+packages_root() {
+    base_root "$2" > /dev/null && trixie_root "$1" "$2" apt-get install -y "${@:3}"
+}
+
+# test_root ARCHITECTURE DEPENDS: what the tests need is installed, what the package needs is only
+# downloaded, so that apt installs it there without a network.
+test_root() {
+    base_root "$1" > /dev/null && trixie_root test "$1" sh -ec '
+        depends=$1; shift
+        apt-get install -y "$@"
+        systemctl disable mosquitto.service
+        apt-get satisfy -y --download-only "$depends"' _ "$2" "${TEST_PACKAGES[@]}"
+}

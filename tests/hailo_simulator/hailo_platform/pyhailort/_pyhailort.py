@@ -1,0 +1,448 @@
+"""What is C++ in the real package: the chip and who has it, HEFs, jobs, statuses."""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import hashlib
+import json
+import os
+import queue
+import threading
+import time
+import weakref
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DEFAULTS: dict[str, Any] = {
+    "version": "4.23.0",
+    "driver": "4.23.0",
+    "chip": "HAILO8",
+    "latency_ms": 31.0,
+    "open_ms": 0.0,
+    "import_error": "",
+    "busy": False,
+    "forbidden": False,
+    "dead": False,
+    "service": True,
+    "service_version": "",
+    "refuse_status": 0,
+    "fail_jobs": [],
+    "fail_status": 8,
+    "hang_jobs": [],
+    "hang_s": 3.0,
+    "empty_nbytes": False,
+    "round_int8": False,
+    "nan_jobs": [],
+    "temperature_c": 51.5,
+    "power_w": 1.6,
+    "zone": 0,
+    "health": True,
+}
+FOLDER = Path(os.environ["HAILO_SIMULATOR"])
+NODE = "dev/hailo0"
+LOCK = "owner.lock"
+DEVICE_ID = "0001:01:00.0"
+
+STATUS_NAMES = {
+    2: "HAILO_INVALID_ARGUMENT",
+    4: "HAILO_TIMEOUT",
+    6: "HAILO_INVALID_OPERATION",
+    8: "HAILO_INTERNAL_FAILURE",
+    13: "HAILO_OPEN_FILE_FAILURE",
+    26: "HAILO_INVALID_HEF",
+    36: "HAILO_DRIVER_OPERATION_FAILED",
+    61: "HAILO_NOT_FOUND",
+    62: "HAILO_COMMUNICATION_CLOSED",
+    63: "HAILO_STREAM_ABORT",
+    69: "HAILO_NETWORK_GROUP_NOT_ACTIVATED",
+    73: "HAILO_DEVICE_IN_USE",
+    74: "HAILO_OUT_OF_PHYSICAL_DEVICES",
+    76: "HAILO_INVALID_DRIVER_VERSION",
+    77: "HAILO_RPC_FAILED",
+    78: "HAILO_INVALID_SERVICE_VERSION",
+    82: "HAILO_QUEUE_IS_FULL",
+    87: "HAILO_DRIVER_TIMEOUT",
+    89: "HAILO_CONNECTION_REFUSED",
+    91: "HAILO_HEF_FILE_CORRUPTED",
+    92: "HAILO_HEF_NOT_SUPPORTED",
+    93: "HAILO_HEF_NOT_COMPATIBLE_WITH_DEVICE",
+}
+RUNS = {
+    "HAILO8": {"HAILO8", "HAILO8L"},
+    "HAILO8L": {"HAILO8L"},
+    "HAILO10H": {"HAILO10H"},
+}
+"""Which HEFs a chip takes."""
+QUEUE_SIZE = 4
+ABORT, TIMEOUT, OPERATION = 63, 4, 6
+violations: list[str] = []
+"""What the real library would not have noticed, and the user would have suffered from."""
+history: list[tuple[int, float]] = []
+"""Of each job: its status, and the seconds that the chip had it."""
+
+
+class HailoRTStatusException(Exception):  # noqa: N818
+    """Its only argument is the status, as a text. No HailoRTException."""
+
+
+class SchedulingAlgorithm(enum.IntEnum):
+    NONE = 0
+    ROUND_ROBIN = 1
+
+
+class FormatType(enum.IntEnum):
+    AUTO = 0
+    UINT8 = 1
+    UINT16 = 2
+    FLOAT32 = 3
+
+
+BYTES = {FormatType.AUTO: 1, FormatType.UINT8: 1, FormatType.UINT16: 2, FormatType.FLOAT32: 4}
+
+_known: tuple[int, dict[str, Any]] = (-1, {})
+
+
+def setting(name: str) -> Any:
+    """A setting, read again whenever the file has changed."""
+    global _known  # noqa: PLW0603
+    file = FOLDER / "control.json"
+    stamp = file.stat().st_mtime_ns if file.exists() else 0
+    if stamp != _known[0]:
+        _known = (stamp, json.loads(file.read_text()) if stamp else {})
+    return _known[1].get(name, DEFAULTS[name])
+
+
+def version() -> tuple[int, int]:
+    major, minor, *_ = setting("version").split(".")
+    return int(major), int(minor)
+
+
+def fail(status: int) -> None:
+    raise HailoRTStatusException(str(status))
+
+
+def get_status_message(status: int) -> str:
+    if status == 36 and version() < (4, 19):
+        return "HAILO_DRIVER_FAIL"
+    return STATUS_NAMES.get(status, "")
+
+
+def scan() -> list[str]:
+    return [DEVICE_ID] if (FOLDER / NODE).exists() else []
+
+
+def open_node() -> int:
+    """The node's descriptor, after what the driver is asked first."""
+    if not scan():
+        fail(74)
+    if setting("forbidden"):
+        fail(36)
+    if setting("driver") != setting("version"):
+        fail(76)
+    return os.open(FOLDER / NODE, os.O_RDONLY)
+
+
+class Lease:
+    """The right to use the chip: one at a time, in all processes; ends with its last reference."""
+
+    def __init__(self, *, explicit: bool, shared: bool) -> None:
+        self._files: list[int] = []
+        self._files.append(open_node())
+        if shared:
+            return
+        lock = os.open(FOLDER / LOCK, os.O_RDWR | os.O_CREAT)
+        self._files.append(lock)
+        try:
+            if setting("busy"):
+                raise BlockingIOError
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(73 if explicit else 74)
+
+    def __del__(self) -> None:
+        for file in self._files:
+            os.close(file)
+
+
+class VDeviceParams:
+    __slots__ = ("_algorithm", "_group", "_ids", "_service")
+
+    def __init__(self) -> None:
+        self._algorithm, self._group, self._ids, self._service = 0, "UNIQUE", [], False
+        if version() >= (5, 0):
+            self._algorithm = SchedulingAlgorithm.ROUND_ROBIN
+
+    @property
+    def scheduling_algorithm(self) -> int:
+        return int(self._algorithm)
+
+    @scheduling_algorithm.setter
+    def scheduling_algorithm(self, value: SchedulingAlgorithm) -> None:
+        self._algorithm = _typed(value, SchedulingAlgorithm)
+
+    @property
+    def group_id(self) -> str:
+        return self._group
+
+    @group_id.setter
+    def group_id(self, value: str) -> None:
+        self._group = _typed(value, str)
+
+    @property
+    def multi_process_service(self) -> bool:
+        return self._service
+
+    @multi_process_service.setter
+    def multi_process_service(self, value: bool) -> None:
+        self._service = _typed(value, bool)
+
+    @property
+    def device_ids(self) -> list[str]:
+        return self._ids
+
+    @device_ids.setter
+    def device_ids(self, value: list[str]) -> None:
+        self._ids = _typed(value, list)
+
+
+def _typed(value: Any, wanted: type) -> Any:
+    if not isinstance(value, wanted):
+        raise TypeError("incompatible function arguments")
+    return value
+
+
+class VDevice:
+    def __init__(self, params: VDeviceParams) -> None:
+        time.sleep(setting("open_ms") / 1000)
+        if params.multi_process_service:
+            if not setting("service"):
+                fail(77)
+            if setting("service_version") not in ("", setting("version")):
+                fail(78)
+        shared = params.multi_process_service and params.group_id == "SHARED"
+        self.lease: Lease | None = Lease(explicit=bool(params.device_ids), shared=shared)
+        if setting("dead"):
+            fail(87)
+        self.scheduled = params.scheduling_algorithm == SchedulingAlgorithm.ROUND_ROBIN
+
+    def release(self) -> None:
+        self.lease = None
+
+    def create_infer_model_from_file(self, path: str, name: str) -> InferModel:
+        _typed(path, str), _typed(name, str)
+        return InferModel(self, path)
+
+
+@dataclass
+class Edge:
+    name: str
+    shape: list[int]
+    format_type: FormatType = FormatType.AUTO
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * BYTES[self.format_type]
+
+
+class InferModel:
+    def __init__(self, device: VDevice, path: str) -> None:
+        self.lease, self.scheduled = device.lease, device.scheduled
+        self.path = Path(path)
+        about = _read_hef(self.path)
+        self.chip = about["chip"]
+        self.inputs = [Edge(*edge) for edge in about["inputs"]]
+        self.outputs = [Edge(*edge) for edge in about["outputs"]]
+
+    def configure(self) -> Configured:
+        if self.lease is None:
+            fail(OPERATION)
+        if setting("refuse_status"):
+            fail(setting("refuse_status"))
+        if self.chip not in RUNS[setting("chip")]:
+            fail(93 if version() > (4, 20) else 26)
+        return Configured(self)
+
+
+def _read_hef(path: Path) -> dict[str, Any]:
+    """What a HEF of these tests (hef_files.py) says behind its description."""
+    old = version() <= (4, 20)
+    try:
+        content = path.read_bytes()
+    except OSError:
+        fail(13)
+    if content[:4] != b"\x01HEF":
+        fail(26 if old else 92)
+    length, crc, behind = (
+        int.from_bytes(content[8:12], "big"),
+        int.from_bytes(content[12:16], "big"),
+        int.from_bytes(content[16:24], "big"),
+    )
+    if int.from_bytes(content[4:8], "big") != 1 or len(content) != 28 + length + behind:
+        fail(26 if old else 91)
+    if zlib.crc32(content[28:]) != crc:
+        fail(26 if old else 91)
+    about: dict[str, Any] = json.loads(content[28 + length :].rstrip(b"\0"))
+    return about
+
+
+@dataclass
+class Job:
+    number: int
+    source: np.ndarray
+    target: np.ndarray
+    before: str
+    callback: Any
+    done: threading.Event = field(default_factory=threading.Event)
+    answered: threading.Event = field(default_factory=threading.Event)
+    status: int = 0
+
+    def wait(self, timeout_s: float) -> None:
+        """Twice the timeout, at worst; says nothing of how the job ended."""
+        if not self.done.wait(timeout_s) or not self.answered.wait(timeout_s):
+            fail(TIMEOUT)
+
+
+_jobs = 0
+
+
+class Configured:
+    """A worker runs its jobs one after another."""
+
+    def __init__(self, model: InferModel) -> None:
+        self.lease, self.scheduled = model.lease, model.scheduled
+        self.inputs, self.outputs, self.path = model.inputs, model.outputs, model.path
+        self.active = False
+        self._queue: queue.Queue[Job | None] = queue.Queue()
+        self._stop = threading.Event()
+        worker = threading.Thread(
+            target=_work, args=(self._queue, self._stop, model.path), daemon=True
+        )
+        worker.start()
+        self._end = weakref.finalize(self, _end, self._queue, self._stop, worker)
+
+    def shutdown(self) -> None:
+        self._end()
+
+    def ready(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self._queue.unfinished_tasks >= QUEUE_SIZE:
+            if time.monotonic() > deadline:
+                fail(TIMEOUT)
+            time.sleep(0.001)
+
+    def run(self, bound: tuple[np.ndarray | None, np.ndarray | None], callback: Any) -> Job:
+        global _jobs  # noqa: PLW0603
+        if not self.scheduled and not self.active:
+            fail(69)
+        if self._queue.unfinished_tasks >= QUEUE_SIZE:
+            fail(82)
+        source, target = bound
+        for array, edge in ((source, self.inputs[0]), (target, self.outputs[0])):
+            nbytes = 0 if array is None or setting("empty_nbytes") else array.nbytes
+            if nbytes != edge.nbytes:
+                fail(OPERATION)
+        assert source is not None and target is not None
+        if self._queue.unfinished_tasks:
+            violations.append("a job was started while the buffers' last one was running")
+        _jobs += 1
+        job = Job(_jobs, source, target, _digest(source), callback)
+        self._queue.put(job)
+        return job
+
+
+def _digest(array: np.ndarray) -> str:
+    return hashlib.sha1(array.tobytes()).hexdigest()
+
+
+def _end(jobs: queue.Queue[Job | None], stop: threading.Event, worker: threading.Thread) -> None:
+    """What the destructor does: gives running jobs up and waits for their callbacks."""
+    stop.set()
+    jobs.put(None)
+    if worker is threading.current_thread():
+        violations.append("the last reference died in the callback's thread: the process ends")
+        return
+    worker.join()
+
+
+def _work(jobs: queue.Queue[Job | None], stop: threading.Event, path: Path) -> None:
+    while (job := jobs.get()) is not None:
+        begun = time.perf_counter()
+        job.status = _run(job, stop, path)
+        history.append((job.status, time.perf_counter() - begun))
+        job.done.set()
+        jobs.task_done()
+        try:
+            job.callback(job.status)
+        except BaseException as error:
+            violations.append(f"the callback raised {error!r}: the process ends")
+        job.answered.set()
+        job.callback = None
+        del job
+
+
+def _run(job: Job, stop: threading.Event, path: Path) -> int:
+    """Computes what the chip would; the status. A failed job leaves garbage that looks real."""
+    begun = time.perf_counter()
+    status = setting("fail_status") if _is_told(job.number, "fail_jobs") else 0
+    if setting("dead") or not scan():
+        status = ABORT
+    result = None if status else _compute(job, path)
+    pause_s = setting("latency_ms") / 1000
+    if _is_told(job.number, "hang_jobs"):
+        pause_s = setting("hang_s")
+    if stop.wait(max(0.0, pause_s - (time.perf_counter() - begun))):
+        status = ABORT
+    if _digest(job.source) != job.before:
+        violations.append("the input was changed while its job was running")
+    if status or result is None:
+        rng = np.random.Generator(np.random.PCG64(job.number))
+        job.target.reshape(-1).view(np.float32)[:] = rng.random(job.target.nbytes // 4)
+    else:
+        job.target.reshape(-1).view(np.uint8)[:] = result.reshape(-1).view(np.uint8)
+    if _is_told(job.number, "nan_jobs"):
+        job.target.reshape(-1).view(np.float32)[7] = np.nan
+    return status
+
+
+def _is_told(number: int, name: str) -> bool:
+    told = setting(name)
+    return told == "all" or number in told
+
+
+_sessions: dict[Path, Any] = {}
+_results: dict[tuple[Path, str, bool], np.ndarray] = {}
+
+
+def _compute(job: Job, path: Path) -> np.ndarray:
+    """The bundle's own encoder, on the bytes as they lie."""
+    import onnxruntime
+
+    rounded = bool(setting("round_int8"))
+    key = (path, job.before, rounded)
+    if key not in _results:
+        session = _sessions.get(path)
+        if session is None:
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = 2
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+            session = onnxruntime.InferenceSession(
+                str(path.with_name("encoder.onnx")), options, providers=["CPUExecutionProvider"]
+            )
+            _sessions[path] = session
+        shape = session.get_inputs()[0].shape
+        mel = np.frombuffer(job.source.tobytes(), np.float32).reshape(shape)
+        result = session.run(None, {"mel": _round(mel) if rounded else mel})[0]
+        _results[key] = _round(result) if rounded else result
+    return _results[key]
+
+
+def _round(values: np.ndarray) -> np.ndarray:
+    """Through 256 steps between the smallest and the largest, as an edge of the chip has them."""
+    low, high = float(values.min()), float(values.max())
+    step = (high - low) / 255 or 1.0
+    return (np.round((values - low) / step) * step + low).astype(np.float32)
