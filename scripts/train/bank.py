@@ -30,7 +30,7 @@ import numpy as np
 import unseen
 from phones import PHONE_ID, PHONES, Segment
 from texts import commands, sentences
-from voices import SAMPLE_RATE, VOICES, Samples, Studio, draw_voice
+from voices import SAMPLE_RATE, VOICES, Samples, Studio, draw_guest, draw_voice
 
 
 class Kind(NamedTuple):
@@ -41,10 +41,12 @@ class Kind(NamedTuple):
     texts: Callable[[int, str], Iterator[str]]
     unseen: bool
     """Spoken by voices that training never hears."""
+    guest_share: float = 0.0
+    """Of the utterances, spoken by guests."""
 
 
 KINDS = {
-    "train": Kind(500, "train", sentences, unseen=False),
+    "train": Kind(500, "train", sentences, unseen=False, guest_share=0.25),
     "dev": Kind(400, "dev", sentences, unseen=False),
     "homeseen": Kind(200, "dev", commands, unseen=False),
     "unseen": Kind(300, "test", sentences, unseen=True),
@@ -121,7 +123,12 @@ def speak(kind: str, number: int, seed: int, say: Say) -> list[Utterance]:
     out: list[Utterance] = []
     while len(out) < what.size:
         text = next(texts)
-        voice = unseen.VOICES[len(out) % len(unseen.VOICES)] if what.unseen else draw_voice(rng)
+        if what.unseen:
+            voice = unseen.VOICES[len(out) % len(unseen.VOICES)]
+        elif what.guest_share and rng.random() < what.guest_share:
+            voice = draw_guest(rng)
+        else:
+            voice = draw_voice(rng)
         done = finish(*say(voice, text, rng))
         if done:
             out.append(Utterance(voice, text, *done))

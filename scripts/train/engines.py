@@ -12,6 +12,8 @@ PACKAGES = {
     "espeak": "espeak-ng libespeak-ng1",
     "flite": "libflite1",
     "festival": "festival festvox-kallpc16k festvox-kdlpc16k festvox-us-slt-hts",
+    "diphones": "festvox-rablpc16k festvox-czech-dita festvox-czech-krb festvox-czech-machac "
+    "festvox-czech-ph festvox-italp16k festvox-itapc16k festvox-suopuhe-lj festvox-suopuhe-mv",
 }
 """Debian packages of each engine."""
 

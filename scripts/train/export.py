@@ -1,4 +1,8 @@
-"""A trained run as a folder in Hugging Face's layout: averaged weights, pieces, configuration."""
+"""A trained run as a folder in Hugging Face's layout: averaged weights, pieces, configuration.
+
+A run that went on from a bundle has learned new voices and lost a little of the old ones; --blend
+mixes the bundle's weights back in, which keeps most of both (https://arxiv.org/abs/2109.01903).
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,29 @@ import json
 import shutil
 from pathlib import Path
 
+from bundle_weights import read_weights
 from checkpoint import load_model
+from network import Whisper
 from safetensors.torch import save_file
 from wordpieces import PROMPT, Wordpieces
 
 
-def export(run: Path, out: Path) -> None:
-    """Writes model.safetensors (float32), config.json and the tokenizer's files into `out`."""
+def blend(model: Whisper, bundle: Path, share: float) -> None:
+    """Moves each weight of `model` by `share` (0..1) of the way to the bundle's."""
+    _, weights = read_weights(bundle)
+    own = model.state_dict()
+    for name, weight in weights.items():
+        own[name].lerp_(weight, share)
+
+
+def export(run: Path, out: Path, bundle: Path | None = None, share: float = 0.0) -> None:
+    """Writes model.safetensors (float32), config.json and the tokenizer's files into `out`.
+
+    Of the weights, `share` is those of `bundle`.
+    """
     model = load_model(run / "last.pt")
+    if bundle:
+        blend(model, bundle, share)
     pieces = Wordpieces(run / "pieces")
     out.mkdir(parents=True, exist_ok=True)
     weights = {
@@ -47,8 +66,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="train.py's --out")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--blend", type=Path, help="folder of the bundle that the run began with")
+    parser.add_argument("--share", type=float, default=0.3, help="of that bundle's weights, 0 to 1")
     args = parser.parse_args()
-    export(args.run, args.out)
+    export(args.run, args.out, args.blend, args.share)
     size = (args.out / "model.safetensors").stat().st_size
     print(f"{args.out}: {size / 1e6:.2f} MB of weights")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import soxr
-from disguise import follow, mask, rhythm, sharpen, warp_frequency
+from disguise import follow, mask, revoice, rhythm, sharpen, smear, warp_frequency
 from numpy.typing import NDArray
 from scipy import signal
 from shards import SAMPLE_RATE, SILENCE_PHONE, Bank
@@ -236,14 +236,18 @@ class Studio:
             audio = self.distort(rng, audio, end, plan.strength)
         mel = log_mel(self.finish(rng, audio, plan.strength), frames=plan.frames)
         if rng.random() < 0.5 * plan.strength:
+            mel = revoice(rng, mel)
+        if rng.random() < 0.5 * plan.strength:
             mel = warp_frequency(rng, mel)
+        if rng.random() < 0.3 * plan.strength:
+            mel = smear(rng, mel)
         if rng.random() < 0.4 * plan.strength:
             mel = sharpen(rng, mel)
-        if rng.random() < 0.4 * plan.strength:
+        if rng.random() < 0.45 * plan.strength:
             old = rhythm(rng, len(mel))
             mel = follow(mel, old)
             phones = phones[np.minimum(old[::2] / 2 + 0.5, len(phones) - 1).astype(np.int64)]
             places = np.interp(np.array(places) * 2, old, np.arange(len(old)) / 2).tolist()
-        if rng.random() < 0.45 * plan.strength:
+        if rng.random() < 0.55 * plan.strength:
             mel = mask(rng, mel)
         return Rendered(mel, phones, ids, places, speech=True)

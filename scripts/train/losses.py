@@ -50,14 +50,18 @@ def guide(looked_at: list[Tensor], places: Tensor) -> Tensor:
     return total / (known.sum().clamp(min=1) * len(looked_at))
 
 
-def losses(model: Whisper, batch: Batch) -> Losses:
-    """The losses of `batch`, network in bfloat16."""
+def losses(model: Whisper, batch: Batch, heads_apart: bool = False) -> Losses:
+    """The losses of `batch`, network in bfloat16.
+
+    `heads_apart`: the phone and piece heads learn, and the encoder does not hear of it.
+    """
     with torch.autocast("cpu", torch.bfloat16):
         states = model.encoder(batch.mel, batch.start)
         logits = model.decoder(batch.tokens, states)
         looked_at = model.looked_at()
-        phone_logits = model.phone_head(states)
-        piece_logits = model.piece_head(states)
+        heard = states.detach() if heads_apart else states
+        phone_logits = model.phone_head(heard)
+        piece_logits = model.piece_head(heard)
     token = F.cross_entropy(
         logits.float().flatten(0, 1),
         batch.targets.flatten(),

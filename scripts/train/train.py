@@ -1,7 +1,8 @@
 """The training loop: processes share gradients, a clock drives stages and learning rate.
 
 Run again with the same --out it resumes from the last checkpoint; --more-minutes trains a finished
-run on, at a rewarmed rate and on the last stage's mix. Reads shards as they appear in --bank.
+run on, at a rewarmed rate and on the last stage's mix; --start-from does so with the weights of a
+bundle, and learns the phone and piece heads anew. Reads shards as they appear in --bank.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ sys.path.extend(str(folder) for folder in Path(__file__).resolve().parents[1:3])
 
 import wordpieces
 from batches import Batch, Planner, windows
+from bundle_weights import read_weights
 from checkpoint import load_checkpoint, save_checkpoint
 from features import Studio
 from losses import losses
@@ -44,6 +46,8 @@ EMA_FROM = 0.6
 SAVE_EVERY_S = 180
 SOUND_S = 12.0
 CHANNELS = 400
+HEADS_APART_STEPS = 200
+"""So many steps fresh heads learn before the encoder of a bundle learns from them."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -55,23 +59,37 @@ class Trainer:
         self.log = Log(args.out / "train.log", process)
         self.pieces = wordpieces.Wordpieces(args.out / "pieces")
         self.phones = len((args.bank / "phones.txt").read_text(encoding="utf-8").splitlines())
-        size = NetworkSize(
-            self.pieces.size,
-            encoder_layers=args.encoder_layers,
-            decoder_layers=args.decoder_layers,
-        )
-        self.model = Whisper(size, self.phones)
+        self.model = self._first_model()
         self.optimizer = FlatOptimizer(
             self.model, args.rate, args.matrix_rate, args.decay, clip=1.0
         )
         self.average = self.optimizer.flat.clone()
         self.averaged = False
-        self.schedule = Schedule(0.0, (args.minutes or DEFAULT_MINUTES) * 60, extension=False)
+        seconds = (args.minutes or DEFAULT_MINUTES) * 60
+        self.schedule = Schedule(0.0, seconds, extension=args.start_from is not None)
         self.step = self.seen = self.skipped = 0
         self.spent_s = 0.0
         self._resume()
         self.first_step = self.step
         self.sums = torch.zeros(5)
+
+    def _first_model(self) -> Whisper:
+        """A network with fresh weights, or a bundle's where --start-from names one."""
+        args = self.args
+        if not args.start_from:
+            size = NetworkSize(
+                self.pieces.size,
+                encoder_layers=args.encoder_layers,
+                decoder_layers=args.decoder_layers,
+            )
+            return Whisper(size, self.phones)
+        size, weights = read_weights(args.start_from)
+        model = Whisper(size, self.phones)
+        lost = [name for name in model.state_dict() if name not in weights]
+        if size.vocab_size != self.pieces.size or any(name.startswith("model.") for name in lost):
+            raise SystemExit(f"{args.start_from}: not the weights of this network")
+        model.load_state_dict(weights, strict=False)
+        return model
 
     def _resume(self) -> None:
         saved = load_checkpoint(self.args.out / "last.pt")
@@ -114,7 +132,8 @@ class Trainer:
     def learn(self, batch: Batch, began: float) -> None:
         """One step on `batch`; `began` is time.monotonic() at no time spent."""
         args = self.args
-        loss = losses(self.model, batch)
+        apart = args.start_from is not None and self.step < HEADS_APART_STEPS
+        loss = losses(self.model, batch, apart)
         weights = torch.tensor([1.0, args.phone_weight, args.piece_weight, args.guide_weight])
         (loss.every() * weights).sum().backward()
         norm, self.spent_s = self.optimizer.share(time.monotonic() - began)
@@ -212,6 +231,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, help=f"{DEFAULT_MINUTES}, or as the run began")
     parser.add_argument("--more-minutes", type=float, default=0)
+    parser.add_argument("--start-from", type=Path, help="folder of a bundle, for its weights")
     parser.add_argument("--processes", type=int, default=2, help="one per core")
     parser.add_argument("--encoder-layers", type=int, default=5)
     parser.add_argument("--decoder-layers", type=int, default=2)

@@ -1,4 +1,4 @@
-"""Debian's English speech synthesisers as voices that say a text and tell when each phone sounded.
+"""Debian's speech synthesisers as voices that say a text and tell when each phone sounded.
 
 espeak-ng and flite are called in their libraries, festival through one persistent process. All
 hold state outside Python: one `Studio` per process, one thread.
@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import soxr
+from diphones import Diphones
 from engines import Speaker
 from espeak import Espeak
 from festival import Festival
@@ -41,6 +42,8 @@ ESPEAK_VARIANTS = (
 FLITE_MIX = {"slt": 9, "rms": 9, "awb": 7, "kal16": 5}
 FESTIVAL_MIX = {"hts": 13, "kal": 6, "ked": 6}
 ENGINE_MIX = {"espeak": 45, "flite": 30, "festival": 25}
+GUEST_MIX = {"rab": 9, **dict.fromkeys("dita krb machac ph lp pc lj mv".split(), 2)}
+"""Other people's diphones; most of them speak with an accent, so that no test is made of them."""
 
 WARP_LOW, WARP_HIGH = 0.86, 1.18
 """Resampling range: the formants of a longer or shorter vocal tract."""
@@ -49,6 +52,7 @@ VOICES = [
     *(f"espeak:{a}+{v}" for a in ESPEAK_ACCENTS for v in ["plain", *ESPEAK_VARIANTS]),
     *(f"flite:{name}" for name in FLITE_MIX),
     *(f"festival:{name}" for name in FESTIVAL_MIX),
+    *(f"diphones:{name}" for name in GUEST_MIX),
 ]
 """Every training voice; its place in this list is its number in a bank."""
 
@@ -57,8 +61,13 @@ def _pick(mix: dict[str, int], rng: random.Random) -> str:
     return rng.choices(list(mix), list(mix.values()))[0]
 
 
+def draw_guest(rng: random.Random) -> str:
+    """Draw a name of `VOICES` among the guests."""
+    return f"diphones:{_pick(GUEST_MIX, rng)}"
+
+
 def draw_voice(rng: random.Random) -> str:
-    """Draw a name of `VOICES` by the shares above."""
+    """Draw a name of `VOICES` by the shares above, no guest."""
     match engine := _pick(ENGINE_MIX, rng):
         case "espeak":
             accent = _pick(ESPEAK_ACCENTS, rng)
@@ -76,6 +85,7 @@ class Studio:
             "espeak": Espeak,
             "flite": Flite,
             "festival": Festival,
+            "diphones": Diphones,
         }
         self._speakers: dict[str, Speaker] = {}
 
