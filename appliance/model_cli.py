@@ -77,6 +77,12 @@ def _add_add(names: Names[argparse.ArgumentParser], common: argparse.ArgumentPar
         help="the encoder for a Hailo: auto (default) fetches Hailo's own if a chip is in this "
         "machine; hailo8, hailo8l or hailo10h fetches that chip's; FILE takes one of yours",
     )
+    sub.add_argument(
+        "--npu-decoder",
+        action="store_true",
+        help="with --hef CHIP: fetch Hailo's decoder as well, for [decoder] backend = hailo; "
+        "for comparison only, it is about ten times slower than the CPU's",
+    )
     sub.add_argument("--revision", default="main", help="branch, tag or commit (default main)")
     sub.add_argument("--language", default="en", help="language of the prompt (default en)")
     sub.add_argument("--no-use", action="store_true", help="install it, but do not choose it")

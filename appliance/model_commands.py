@@ -38,6 +38,7 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
         language=options.language,
         hef=options.hef,
         chip_present=find_chip() if options.hef == AUTO else None,
+        npu_decoder=options.npu_decoder,
     )
     begun = time.monotonic()
     with work_on(order.bundle_name) as place:
@@ -175,6 +176,7 @@ def _prove(name: str | Path) -> float:
 
     Raises ModelError.
     """
+    from appliance.infer.hailo_decoder_files import DECODER_HEF, DecoderFiles
     from appliance.infer.hef import bundled_hef, verify_hef
 
     begun = time.perf_counter()
@@ -183,6 +185,8 @@ def _prove(name: str | Path) -> float:
         transcriber.warm_up()
         if hef := bundled_hef(transcriber.bundle):
             verify_hef(hef, transcriber.bundle)
+        if DECODER_HEF in transcriber.bundle.files:
+            DecoderFiles(transcriber.bundle).verify()
     return load_s
 
 

@@ -113,6 +113,15 @@ class EncoderSettings:
 class DecoderSettings:
     """[decoder]"""
 
+    backend: str = key(
+        "cpu",
+        "What runs the decoder. hailo is for comparison only, never for use: it computes the whole "
+        "text again for each token and takes about ten times as long as the CPU with its cache, "
+        "cuts the text at the HEF's length (24 to 64 tokens, prompt included) and keeps the "
+        "encoder waiting; it wants a model added with --npu-decoder, and the start fails (status "
+        "69) without a Hailo.",
+        choices=("cpu", "hailo"),
+    )
     threads: int = key(
         2, "CPU threads of the decoder; 0: as many as there are cores.", low=0, high=64
     )

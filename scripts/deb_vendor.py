@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Unpacks the vendored wheels of one architecture into the package's private folder.
 
-deb_vendor.py WHEELS TRIPLET TARGET    TRIPLET such as aarch64-linux-gnu
+deb_vendor.py WHEELS TRIPLET TARGET            TRIPLET such as aarch64-linux-gnu
+deb_vendor.py WHEELS TRIPLET TARGET --links    only the links to Debian's own libraries, after
+                                               dh_python3, which removes links that dangle here
 """
 
 from __future__ import annotations
@@ -23,17 +25,23 @@ def is_kept(name: str) -> bool:
     return "/lib/" not in name or name.endswith(".so.0")
 
 
-def unpack(wheel: Path, triplet: str, target: Path) -> None:
-    """Writes a wheel's files below `target`; Debian's libgomp stands in for the wheel's own."""
+def unpack(wheel: Path, target: Path) -> None:
+    """Writes a wheel's files below `target`."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in filter(is_kept, archive.namelist()):
+            out = target / PurePosixPath(name)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_bytes(archive.read(name))
+
+
+def link(wheel: Path, triplet: str, target: Path) -> None:
+    """Lets Debian's libgomp stand in for the wheel's own."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            out = target / PurePosixPath(name)
             if name.startswith(GOMP):
+                out = target / PurePosixPath(name)
                 out.parent.mkdir(parents=True, exist_ok=True)
                 out.symlink_to(f"/usr/lib/{triplet}/libgomp.so.1")
-            elif is_kept(name):
-                out.parent.mkdir(parents=True, exist_ok=True)
-                out.write_bytes(archive.read(name))
 
 
 def main() -> int:
@@ -54,7 +62,10 @@ def main() -> int:
         )
         return 1
     for wheel in wheels:
-        unpack(wheel, triplet, target)
+        if sys.argv[4:] == ["--links"]:
+            link(wheel, triplet, target)
+        else:
+            unpack(wheel, target)
     return 0
 
 

@@ -11,22 +11,26 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hailo_fixture import hef_bundle, simulator
+from hailo_fixture import copied, hef_bundle, npu_bundle, npu_bundles, simulator
 from hailo_simulator.control import Simulator
 
 import appliance.infer
 from appliance.infer.bundle import Bundle
 
-__all__ = ["hef_bundle", "simulator"]
+__all__ = ["copied", "hef_bundle", "npu_bundle", "npu_bundles", "simulator"]
 
 INFER = Path(appliance.infer.__file__).parent
 MODULES = (
-    "hailo_system", "hailo_errors", "hailo", "hailo_watch", "hailo_npu", "hailo_failover",
-    "encoder",
+    "hailo_system", "hailo_errors", "hailo", "hailo_watch", "hailo_decoder_files", "hailo_model",
+    "hailo_network", "hailo_npu", "hailo_failover", "encoder", "hailo_decoder",
 )  # fmt: skip
 """In the order of their imports."""
-HAILO, ENCODER = "test_infer_hailo", "test_infer_encoder"
+HAILO, ENCODER, DECODER = "test_infer_hailo", "test_infer_encoder", "test_infer_hailo_decoder"
 EQUAL = "test_every_version_and_chip_gives_the_states_of_the_cpu"
+LOGITS = "test_the_logits_are_those_of_the_cpu"
+TOKENS = "test_the_tokens_are_those_of_the_cpu_where_the_sequence_is_long_enough"
+LOST = "test_a_chip_lost_in_the_middle_of_a_text_gives_the_cpus_text_and_comes_back"
+TRANSPOSED = "test_numbers_that_lie_otherwise_are_refused_though_they_are_as_many"
 VERSION_418 = {"version": "4.18.0", "chip": "HAILO8", "made_for": "HAILO8", "name": "hailo8"}
 VERSION_423 = VERSION_418 | {"version": "4.23.0"}
 
@@ -36,11 +40,12 @@ MUTANTS: dict[str, tuple[str, str, str, str, str, dict[str, Any]]] = {
         HAILO, EQUAL, VERSION_423,
     ),
     "passes a Path": (
-        "hailo_npu", "create_infer_model(str(self.hef.file))", "create_infer_model(self.hef.file)",
+        "hailo_model", "create_infer_model(str(self._hef.file))",
+        "create_infer_model(self._hef.file)",
         HAILO, EQUAL, VERSION_423,
     ),
     "names the second argument, which 4.19 renamed": (
-        "hailo_npu", "(str(self.hef.file))", '(str(self.hef.file), name="")',
+        "hailo_model", "(str(self._hef.file))", '(str(self._hef.file), name="")',
         HAILO, EQUAL, VERSION_418,
     ),
     "gives device_ids, which drops the parameters": (
@@ -49,58 +54,60 @@ MUTANTS: dict[str, tuple[str, str, str, str, str, dict[str, Any]]] = {
         HAILO, EQUAL, VERSION_423,
     ),
     "leaves the input as the chip has it": (
-        "hailo_npu", "self._model.input().set_format_type", "str",
+        "hailo_model", "self._model.input(name).set_format_type", "str",
         HAILO, EQUAL, VERSION_423,
     ),
     "leaves the output as the chip has it": (
-        "hailo_npu", "self._model.output().set_format_type", "str",
+        "hailo_model", "self._model.output(name).set_format_type", "str",
         HAILO, EQUAL, VERSION_423,
     ),
     "has integers as the input, of as many bytes": (
-        "hailo_npu", "bundle.n_mels), np.float32)", "bundle.n_mels), np.int32)",
+        "hailo_model", "np.float32) for name, shape in inputs",
+        "np.int32) for name, shape in inputs",
         HAILO, EQUAL, VERSION_423,
     ),
     "binds a buffer that is not writeable": (
-        "hailo_npu", "set_buffer(self._input)", "set_buffer(np.broadcast_to(self._input, "
-        "self._input.shape))", HAILO, EQUAL, VERSION_423,
+        "hailo_model", "input(name).set_buffer(buffer)",
+        "input(name).set_buffer(np.broadcast_to(buffer, buffer.shape))", HAILO, EQUAL, VERSION_423,
     ),
     "binds a buffer that is not contiguous": (
-        "hailo_npu", "set_buffer(self._input)", "set_buffer(np.asfortranarray(self._input))",
+        "hailo_model", "input(name).set_buffer(buffer)",
+        "input(name).set_buffer(np.asfortranarray(buffer))",
         HAILO, EQUAL, VERSION_418,
     ),
     "trusts the number of bytes": (
-        "hailo_npu", "if found != [wanted]", "if not found",
+        "hailo_npu", "if list(edges.values()) != [wanted]", "if not edges",
         HAILO, "test_numbers_that_lie_otherwise_are_refused_though_they_are_as_many",
         {"shape": (100, 1, 128)},
     ),
     "trusts a wait that did not raise": (
-        "hailo_npu", "if outcomes[0].exception is not None", "if False",
+        "hailo_model", "if outcomes[0].exception is not None", "if False",
         HAILO, "test_a_failed_job_gives_an_error_and_never_its_garbage", {},
     ),
     "trusts whatever the numbers are": (
-        "hailo_npu", "if not np.isfinite(states).all()", "if False",
+        "hailo_model", "if not np.isfinite(values).all()", "if False",
         HAILO, "test_a_failed_job_gives_an_error_and_never_its_garbage", {},
     ),
     "has a callback that raises": (
-        "hailo_npu", "outcomes.append(completion_info)",
+        "hailo_model", "outcomes.append(completion_info)",
         "outcomes.append(completion_info); raise ValueError",
         HAILO, "test_what_was_encoded_before_stays_as_it_was", {},
     ),
     "hands the chip's own buffer on": (
-        "hailo_npu", "self._output[0].copy()", "self._output[0]",
+        "hailo_npu", "encoded[0].copy()", "encoded[0]",
         HAILO, "test_what_was_encoded_before_stays_as_it_was", {},
     ),
     "lets go of a job that hangs, which holds the chip": (
-        "hailo_npu", "_quietly(lambda: configured.__exit__(None, None, None))", "pass",
+        "hailo_model", "quietly(lambda: configured.__exit__(None, None, None))", "pass",
         HAILO, "test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip", {},
     ),
     "keeps the model when it closes": (
-        "hailo_npu", "        self._model = None\n        device,", "        device,",
+        "hailo_model", "self._model = None\n", "pass\n",
         HAILO, "test_closing_or_failing_to_open_frees_the_chip", {},
     ),
     "raises with the binding's traceback, which holds the chip": (
-        "hailo_npu", "fault = explain(error, self._situation())\n",
-        "raise explain(error, self._situation()) from error\n",
+        "hailo_model", "fault = explain(error, situation())\n",
+        "raise explain(error, situation()) from error\n",
         HAILO, "test_closing_or_failing_to_open_frees_the_chip", {},
     ),
     "shares without the service": (
@@ -108,7 +115,7 @@ MUTANTS: dict[str, tuple[str, str, str, str, str, dict[str, Any]]] = {
         HAILO, "test_the_chip_is_shared_through_the_service_where_all_agree", {},
     ),
     "takes the chip before it knows the HEF to be for it": (
-        "hailo_npu", "    hef.check_chip(identity.chip)\n", "",
+        "hailo_npu", "            each.check_chip(identity.chip)\n", "",
         HAILO, "test_a_hef_for_another_chip_is_refused_before_the_chip_is_taken", {},
     ),
     "catches what the binding says to raise, not what Device does": (
@@ -129,10 +136,58 @@ MUTANTS: dict[str, tuple[str, str, str, str, str, dict[str, Any]]] = {
         HAILO, "test_hailort_writes_no_log_into_the_working_directory", {},
     ),
     "goes on with an NPU that failed": (
-        "hailo_failover", "self._failed, self._npu = self._npu, None", "pass",
+        "hailo_failover", "self._failed, self._npu = npu, None", "pass",
         ENCODER,
         "test_a_window_that_the_npu_fails_comes_from_the_cpu_at_once_and_the_npu_comes_back",
         {"fault": "a failed job"},
+    ),
+    "trusts the number of bytes of a decoder": (
+        "hailo_network", "rows != [(bundle.positions, bundle.d_model), (length, bundle.d_model)]",
+        "False", DECODER, TRANSPOSED, {},
+    ),
+    "hands the buffers of a decoder on": (
+        "hailo_network", "], axis=-1)", "], axis=-1, out=self.__dict__.get('k'))\n"
+        "        self.k = logits", DECODER, "test_logits_of_a_step_stay_as_they_were", {},
+    ),
+    "joins the parts of the logits as they are listed": (
+        "hailo_network", "self._parts = self._hef.output_order", "self._parts = tuple(outputs)",
+        DECODER, LOGITS, {"name": "home"},
+    ),
+    "joins the parts of the logits by the numbers in their names": (
+        "hailo_network", "self._parts = self._hef.output_order",
+        "self._parts = tuple(sorted(outputs, key=lambda name: int(name[12:])))",
+        DECODER, LOGITS, {"name": "home"},
+    ),
+    "takes a decoder's inputs as they are listed": (
+        "hailo_network", "states, embedded = sorted(self.model.inputs)",
+        "states, embedded = self.model.inputs", DECODER, LOGITS, {"name": "home"},
+    ),
+    "forgets where the tokens stand": (
+        "hailo_decoder_files", " + self._places", "", DECODER, LOGITS, {"name": "home"},
+    ),
+    "starts with a part of the prompt": (
+        "hailo_decoder", "list(self._bundle.prompt)", "list(self._bundle.prompt[:1])",
+        DECODER, TOKENS, {"name": "home", "rules": (1.0, 0.0), "temperature": 0.0},
+    ),
+    "writes more than the sequence holds": (
+        "hailo_decoder", "min(room, self", "max(room, self",
+        DECODER, "test_a_text_longer_than_the_sequence_is_cut_there_and_says_so", {"name": "home"},
+    ),
+    "keeps a chip that failed the decoder": (
+        "hailo_decoder", "npu.fault = error", "pass", DECODER, LOST, {"fault": "a failed job"},
+    ),
+    "loses the window with the chip": (
+        "hailo_decoder", "except NpuError as error:", "except ZeroDivisionError as error:",
+        DECODER, LOST, {"fault": "a failed job"},
+    ),
+    "closes the encoder alone": (
+        "hailo_npu", "self.decoder.model.close()", "pass",
+        DECODER, "test_a_chip_that_the_encoder_lost_is_lost_to_the_decoder_too", {},
+    ),
+    "keeps the chip when the decoder will not do": (
+        "hailo_npu", '"decoding")\n        except RoomscribeError:\n            self.close()',
+        '"decoding")\n        except RoomscribeError:\n            pass',
+        DECODER, "test_closing_frees_the_chip_whatever_happened", {},
     ),
 }  # fmt: skip
 """What it does wrong: module, text, text in its place; the test that catches it, and its arguments
@@ -142,7 +197,7 @@ besides fixtures."""
 @pytest.fixture
 def restored() -> Iterator[None]:
     """Puts the real modules back."""
-    names = [f"appliance.infer.{name}" for name in MODULES] + [HAILO, ENCODER]
+    names = [f"appliance.infer.{name}" for name in MODULES] + [HAILO, ENCODER, DECODER]
     kept = {name: sys.modules.get(name) for name in names}
     yield
     for name, module in kept.items():
@@ -175,7 +230,7 @@ def load_all(mutated: str, old: str, new: str) -> dict[str, ModuleType]:
             source = source.replace(old, new)
         load(f"appliance.infer.{name}", file, source)
     tests = {}
-    for name in (HAILO, ENCODER):
+    for name in (HAILO, ENCODER, DECODER):
         file = Path(__file__).with_name(f"{name}.py")
         tests[name] = load(name, file, file.read_text(encoding="utf-8"))
     return tests
@@ -190,12 +245,18 @@ def run(tests: dict[str, ModuleType], file: str, name: str, given: dict[str, Any
 
 
 @pytest.fixture
-def given(simulator: Simulator, hef_bundle: Bundle, tmp_path: Path) -> Iterator[dict[str, Any]]:
+def given(
+    simulator: Simulator, hef_bundle: Bundle, npu_bundles: dict[str, Bundle], copied: Bundle,
+    tmp_path: Path,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """What the tests may ask for."""
     with pytest.MonkeyPatch.context() as patch:
         yield {
             "simulator": simulator,
             "hef_bundle": hef_bundle,
+            "npu_bundles": npu_bundles,
+            "npu_bundle": npu_bundles["home"],
+            "copied": copied,
             "tmp_path": tmp_path,
             "monkeypatch": patch,
         }
@@ -214,7 +275,7 @@ def test_a_backend_is_caught_that(given: dict[str, Any], wrong: str) -> None:
 
 
 @pytest.mark.usefixtures("restored")
-@pytest.mark.parametrize("name", {mutant[4]: "" for mutant in MUTANTS.values()})
-def test_the_backend_as_it_is_passes(given: dict[str, Any], name: str) -> None:
-    file, arguments = next((m[3], m[5]) for m in MUTANTS.values() if m[4] == name)
+@pytest.mark.parametrize(("file", "name"), dict.fromkeys(m[3:5] for m in MUTANTS.values()))
+def test_the_backend_as_it_is_passes(given: dict[str, Any], file: str, name: str) -> None:
+    arguments = next(m[5] for m in MUTANTS.values() if m[3:5] == (file, name))
     run(load_all("", "", ""), file, name, given | arguments)

@@ -294,6 +294,7 @@ def test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip(
     npu.close()
     assert time.monotonic() - begun < 5
     simulator.set(hang_jobs=[])
+    monkeypatch.setattr(hailo_npu, "JOB_WITHIN_MS", 5000)
     again = open_here(hef_bundle)
     assert again.encode(mel_of(hef_bundle, 1)).any()
     again.close()

@@ -69,14 +69,19 @@ class FailoverEncoder:
         open_npu: Callable[[], Npu],
         cpu: CpuEncoder | None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        instead: str = "the CPU encodes",
     ) -> None:
-        """Opens nothing yet; `open_npu` raises NpuError or ModelError."""
+        """Opens nothing yet; `open_npu` raises NpuError or ModelError. `instead` is what happens
+        while there is no NPU, for messages.
+        """
         self.name = "cpu"
         """What encoded last, or would now: cpu, hailo8, hailo8l or hailo10h."""
         self.trouble: str | None = None
         """Why the NPU is not in use, with the cure; None while it is, and where there never was
         one."""
         self._open_npu, self._cpu, self._clock = open_npu, cpu, clock
+        self._instead = instead
         self._npu: Npu | None = None
         self._failed: Npu | None = None
         self._patience = Patience()
@@ -94,17 +99,22 @@ class FailoverEncoder:
             self._fail(error)
             raise
 
+    @property
+    def npu(self) -> Npu | None:
+        """The NPU in use, for its decoder. Any thread."""
+        return self._npu
+
     def encode(self, mel: Mel) -> States:
         """States (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P.
 
         Raises DeviceError when the NPU fails and there is no encoder for the CPU.
         """
+        self._heed_decoder()
         if self._npu:
             try:
                 states = self._npu.encode(mel)
             except NpuError as error:
-                self._failed, self._npu = self._npu, None
-                self._fail(error)
+                self._drop(self._npu, error)
             else:
                 self._encoded += 1
                 if self._encoded == STEADY_AFTER:
@@ -116,6 +126,7 @@ class FailoverEncoder:
 
     def look_after(self, now_s: float) -> None:
         """Does what may take its time, if any of it is due at `now_s` (time.monotonic())."""
+        self._heed_decoder()
         if self._failed:
             failed, self._failed = self._failed, None
             failed.close()
@@ -139,6 +150,16 @@ class FailoverEncoder:
                 npu.close()
         self._failed = self._npu = None
 
+    def _heed_decoder(self) -> None:
+        """Puts an NPU out of use that failed the decoder."""
+        if self._npu and self._npu.fault:
+            self._drop(self._npu, self._npu.fault)
+
+    def _drop(self, npu: Npu, error: NpuError) -> None:
+        """Puts an NPU out of use; it is closed when there is time."""
+        self._failed, self._npu = npu, None
+        self._fail(error)
+
     def _take(self, npu: Npu) -> None:
         """Puts an open NPU to use."""
         self._npu, self.name, self.trouble, self._encoded = npu, npu.chip, None, 0
@@ -147,7 +168,7 @@ class FailoverEncoder:
     def _fail(self, error: RoomscribeError) -> None:
         """The NPU is out of use."""
         self.name, self._facts = "cpu", {}
-        self.trouble = f"{error}; until then the CPU encodes" if self._cpu else str(error)
+        self.trouble = f"{error}; until then {self._instead}" if self._cpu else str(error)
         self._patience.fail(self._clock(), error)
 
     def _watch(self, npu: Npu, now_s: float) -> None:

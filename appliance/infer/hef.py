@@ -64,6 +64,8 @@ class Hef:
     """Version of Hailo's compiler, as it wrote it."""
     inputs: tuple[Edge, ...]
     outputs: tuple[Edge, ...]
+    output_order: tuple[str, ...]
+    """Names of the outputs in the order of the graph that was compiled; empty where not told."""
 
     def check_chip(self, chip: str) -> None:
         """Raises ModelError unless `chip` (hailo8...) runs it."""
@@ -72,6 +74,14 @@ class Hef:
                 f"{self.file}: expected a HEF for {CHIP_NAMES.get(chip, chip)}, found one for "
                 f"{self.made_for}; {_other_hef(chip)}"
             )
+
+    def check_known(self, chip: str = "") -> None:
+        """Raises ModelError unless `chip` runs it; "": any that is known here."""
+        if chip:
+            self.check_chip(chip)
+        elif not self.chips:
+            names = ", ".join(CHIP_NAMES.values())
+            raise _fault(self.file, f"a HEF for {names}", f"for {self.made_for}")
 
     def check_library(self, version: str) -> None:
         """Raises ModelError when HailoRT `version` ("4.23.0") is too old for the file."""
@@ -134,10 +144,7 @@ def verify_hef(file: Path, bundle: Bundle, chip: str = "") -> Hef:
     (hailo8..., "": any that is known). Touches no device. Raises ModelError.
     """
     hef = read_hef(file)
-    if chip:
-        hef.check_chip(chip)
-    elif not hef.chips:
-        raise _fault(file, f"a HEF for {', '.join(CHIP_NAMES.values())}", f"for {hef.made_for}")
+    hef.check_known(chip)
     hef.check_fit(bundle)
     return hef
 
@@ -173,7 +180,7 @@ def _hef(file: Path, version: int, checksum: str, description: Description) -> H
     made_for, chips = ARCHITECTURES.get(number, (f"an unknown chip (number {number})", ()))
     return Hef(
         file, version, checksum, made_for, chips, description.compiler,
-        description.inputs, description.outputs,
+        description.inputs, description.outputs, description.output_order,
     )  # fmt: skip
 
 

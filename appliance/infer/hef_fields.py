@@ -14,6 +14,8 @@ Field = tuple[int, "int | memoryview"]
 """A field's number, and its value: a whole number, or the bytes of a text or a message."""
 
 HEADER, NETWORKS = 1, 2
+OUTPUT_ORDER = 4
+"""Of a network group: names of its outputs, in the order of the graph's end nodes."""
 ARCHITECTURE, COMPILER = 1, 3
 CONTEXT_PATHS = ((3,), (8, 4, 3), (7, 1, 3), (8, 4, 7, 1, 3))
 """From a network group to its contexts: older files, newer ones, and those for the chips (8L) whose
@@ -52,12 +54,15 @@ class Description:
     compiler: str
     inputs: tuple[Edge, ...]
     outputs: tuple[Edge, ...]
+    """In no order."""
+    output_order: tuple[str, ...]
+    """Their names, in the order of the graph that was compiled; empty where it is not told."""
 
 
 def describe(message: memoryview) -> Description:
     """The description in a HEF's message. Raises ValueError where it is no such message."""
     header = _first(message, HEADER)
-    compiler = bytes(_first(header, COMPILER)[:LONGEST_TEXT]).decode("utf-8", "replace")
+    compiler = _text(_first(header, COMPILER)[:LONGEST_TEXT])
     edges: tuple[dict[str, Edge], dict[str, Edge]] = ({}, {})
     for network in _messages(message, NETWORKS):
         for path in CONTEXT_PATHS:
@@ -68,6 +73,11 @@ def describe(message: memoryview) -> Description:
         compiler.strip(),
         tuple(edges[0].values()),
         tuple(edges[1].values()),
+        tuple(
+            _text(name)
+            for network in _messages(message, NETWORKS)
+            for name in _messages(network, OUTPUT_ORDER)
+        ),
     )
 
 
@@ -87,7 +97,7 @@ def _edges(layer: memoryview, plain: int, muxed: int) -> Iterator[Edge]:
         shape = (_number(base, HEIGHT), _number(base, WIDTH), _number(base, FEATURES))
         if _number(info, TRANSPOSED):
             shape = (shape[1], shape[0], shape[2])
-        yield Edge(bytes(_first(info, NAME)).decode("utf-8", "replace"), shape)
+        yield Edge(_text(_first(info, NAME)), shape)
     for mux in _messages(layer, muxed):
         for predecessor in _messages(mux, PREDECESSORS):
             yield from _edges(predecessor, 1, 2)
@@ -110,6 +120,10 @@ def _messages(message: memoryview, number: int) -> Iterator[memoryview]:
 
 def _first(message: memoryview, number: int) -> memoryview:
     return next(_messages(message, number), memoryview(b""))
+
+
+def _text(content: memoryview) -> str:
+    return bytes(content).decode("utf-8", "replace")
 
 
 def _number(message: memoryview, number: int) -> int:

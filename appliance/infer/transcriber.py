@@ -13,6 +13,7 @@ from appliance.infer.bundle import Bundle, load_bundle
 from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.encoder import Encoder, open_encoder
 from appliance.infer.guards import compression_ratio, is_failed
+from appliance.infer.hailo_decoder import HailoDecoder, open_on_npu
 from appliance.infer.mel import HOP, log_mel
 from appliance.infer.presets import choose_guards
 from appliance.infer.tokenizer import Tokenizer
@@ -41,15 +42,15 @@ class Encoded:
 class Transcriber:
     """Makes text of windows; everything in it is sized by its bundle.
 
-    `encode` and `write` share nothing: one thread may encode a window while another writes the
-    one before. Each of them is for one thread.
+    `encode` and `write` share nothing but, if asked for, a Hailo: one thread may encode a window
+    while another writes the one before. Each of them is for one thread.
     """
 
     def __init__(
         self,
         bundle: Bundle,
         encoder: Encoder,
-        decoder: Decoder,
+        decoder: Decoder | HailoDecoder,
         tokenizer: Tokenizer,
         gates: GateSettings,
         *,
@@ -135,13 +136,18 @@ class Transcriber:
 def open_transcriber(settings: Settings) -> Transcriber:
     """The transcriber that the configuration asks for, loaded and verified.
 
-    Raises ModelError for the bundle and ConfigError for guards that do not fit it.
+    Raises ModelError for the bundle, ConfigError for guards that do not fit it, and DeviceError for
+    a Hailo that must be there and cannot be used.
     """
     bundle = load_bundle(settings.model.bundle)
     rules = choose_guards(bundle, settings.decoder)
     tokenizer = Tokenizer.open(bundle)
-    encoder = open_encoder(bundle, settings.encoder)
-    decoder = Decoder(bundle, rules, settings.decoder.threads)
+    encoder: Encoder
+    decoder: Decoder | HailoDecoder = (cpu := Decoder(bundle, rules, settings.decoder.threads))
+    if settings.decoder.backend == "hailo":
+        encoder, decoder = open_on_npu(bundle, settings.encoder, cpu)
+    else:
+        encoder = open_encoder(bundle, settings.encoder)
     gates = settings.gates
     if gates.no_speech_sure < 0:
         gates = replace(gates, no_speech_sure=bundle.no_speech_sure)

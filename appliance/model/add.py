@@ -21,6 +21,8 @@ DEFAULT_WINDOW_S = 10.0
 BASE_D_MODEL, BASE_WINDOW_S = 512, 5.0
 """whisper-base's width: Hailo publishes its encoder for 5 s (its 10 s form does not compile)."""
 HEF = "encoder.hef"
+DECODER_FILES = ("decoder.hef", "token_embedding_weight.npy", "onnx_add_input.npy")
+"""For the full-NPU path: HEF, token embedding, positions."""
 AUTO, NONE = "auto", "none"
 
 
@@ -40,6 +42,8 @@ class Order:
     """auto, none, a chip, or a file."""
     chip_present: str | None = None
     """The Hailo in this machine."""
+    npu_decoder: bool = False
+    """Hailo's decoder, too."""
 
     @property
     def chip(self) -> str | None:
@@ -72,6 +76,7 @@ def make_bundle(order: Order, place: Workplace) -> Iterator[str]:
     Raises ConfigError and ModelError; downloads that are done stay in place.checkpoint.
     """
     hef = _published_hef(order)
+    decoder = _published_decoder(order)
     if order.folder:
         checkpoint, source, licence = order.folder, order.folder.resolve().name, ""
     else:
@@ -96,6 +101,9 @@ def make_bundle(order: Order, place: Workplace) -> Iterator[str]:
         file = hailo_store.fetch_hef(hef, place.checkpoint)
         yield f"fetched {hef.address} (Hailo publishes no checksum)"
         _put_hef(file, hef.chip, place)
+        if decoder:
+            yield f"fetching {decoder.address}, for comparison only: the CPU decodes faster"
+            _put_decoder(decoder, place)
     elif order.hef_file:
         _put_hef(order.hef_file, "", place)
     elif order.chip:
@@ -124,6 +132,37 @@ def _published_hef(order: Order) -> hailo_store.HefSource | None:
     raise ConfigError(f"--hef: {hailo_store.explain_none(order.chip, order.source, window_s)}")
 
 
+def _published_decoder(order: Order) -> hailo_store.DecoderSource | None:
+    """Hailo's decoder for the order; None when none is wanted.
+
+    Raises ConfigError when there is none, or no encoder of Hailo's to go with it.
+    """
+    if not order.npu_decoder:
+        return None
+    if not order.chip:
+        found = "no Hailo in this machine" if order.hef == AUTO else f"--hef {order.hef}"
+        raise ConfigError(
+            f"--npu-decoder: expected a chip, as with --hef {', '.join(CHIPS)}, found {found}"
+        )
+    source = None if order.folder else hailo_store.decoder_hef(order.chip, order.source)
+    if source is None or _published_hef(order) is None:
+        raise ConfigError(
+            f"--npu-decoder: Hailo publishes decoders for {order.chip} with its encoders of "
+            f"{hailo_store.published_decoders(order.chip)} alone, found {order.source}; leave it "
+            "out: the CPU decodes faster"
+        )
+    return source
+
+
+def _put_decoder(source: hailo_store.DecoderSource, place: Workplace) -> None:
+    """Puts Hailo's decoder and its tables into the draft and its manifest. Raises ModelError."""
+    fetched = hailo_store.fetch_decoder(source, place.checkpoint)
+    with told(place.draft):
+        for file, name in zip(fetched, DECODER_FILES, strict=True):
+            shutil.copyfile(file, place.draft / name)
+        _enter(DECODER_FILES, place)
+
+
 def _put_hef(file: Path, chip: str, place: Workplace) -> None:
     """Copies a HEF into the draft and enters it into the manifest. Raises ModelError."""
     with told(file):
@@ -136,7 +175,11 @@ def _put_hef(file: Path, chip: str, place: Workplace) -> None:
             )
         shutil.copyfile(file, place.draft / HEF)
     with told(place.draft):
-        manifest = json.loads((place.draft / MANIFEST).read_bytes())
-        manifest["files"][HEF] = identify(place.draft / HEF)
-        manifest["hef_chip"] = chip
-        write_json(place.draft / MANIFEST, manifest, indent=1)
+        _enter((HEF,), place, hef_chip=chip)
+
+
+def _enter(names: tuple[str, ...], place: Workplace, **facts: str) -> None:
+    """Enters files, and what else is to be known, into the draft's manifest."""
+    manifest = json.loads((place.draft / MANIFEST).read_bytes()) | facts
+    manifest["files"] |= {name: identify(place.draft / name) for name in names}
+    write_json(place.draft / MANIFEST, manifest, indent=1)

@@ -17,9 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hailo_simulator.hef_files import write_hef
+import numpy as np
+from hailo_simulator.hef_files import write_hef, write_network
 
 from appliance.infer.bundle import Bundle, load_bundle
+from appliance.model.hailo.decoder import host_tables, vocabulary_parts, write_hailo_decoder
+from appliance.model.weights.checkpoint import load_checkpoint
 
 HERE = Path(__file__).resolve().parent
 VARIABLES = ("HAILO_SIMULATOR", "ROOMSCRIBE_HAILO_ROOT")
@@ -102,6 +105,50 @@ def with_hef(source: Bundle, folder: Path, chip: str = "HAILO8", **hef: Any) -> 
     file = write_hef(folder / "encoder.hef", *shapes, chip, **hef)
     enlist(folder, file)
     return load_bundle(folder)
+
+
+DECODER_OUTPUTS = ("decoder/conv99", "decoder/conv9", "decoder/conv102", "decoder/conv100")
+"""Of the four parts of the logits: neither by letters nor by numbers in the order of the parts,
+since the compiler promises neither."""
+
+
+def with_decoder(bundle: Bundle, checkpoint: Path, length: int) -> Bundle:
+    """The same bundle, in whose folder there is now a decoder's HEF, with the tables."""
+    folder, read = bundle.folder, load_checkpoint(checkpoint)
+    write_hailo_decoder(read, bundle.positions, length, folder / "hailo_decoder.onnx")
+    write_decoder_hef(bundle, length)
+    for name, table in zip(DECODER_TABLES, host_tables(read, length), strict=True):
+        np.save(folder / name, table)
+        enlist(folder, folder / name)
+    enlist(folder, folder / "decoder.hef")
+    return load_bundle(folder)
+
+
+DECODER_TABLES = ("token_embedding_weight.npy", "onnx_add_input.npy")
+
+
+def write_decoder_hef(
+    bundle: Bundle, length: int, chip: str = "HAILO8", *, turned: bool = False, **hef: Any
+) -> Path:
+    """A HEF for the graph hailo_decoder.onnx beside it. `turned`: rows along the other axis, which
+    is the same in memory. Outputs are listed in the order of their names, as any order will do."""
+    positions, width = bundle.positions, bundle.d_model
+    tall = (1, length) if turned else (length, 1)
+    inputs = {
+        "decoder/input_layer2": ((*tall, width), "token_embeddings"),
+        "decoder/input_layer1": ((1, positions, width), "encoder_hidden_states"),
+    }
+    outputs = {
+        name: ((1, length, end - begin), f"logits_{part}")
+        for part, (name, (begin, end)) in enumerate(
+            zip(DECODER_OUTPUTS, vocabulary_parts(bundle.vocabulary_size), strict=True)
+        )
+    }
+    hef = {"graph": "hailo_decoder.onnx", "order": DECODER_OUTPUTS} | hef
+    return write_network(
+        bundle.folder / "decoder.hef", hef.pop("inputs", inputs),
+        hef.pop("outputs", dict(sorted(outputs.items()))), chip, **hef,
+    )  # fmt: skip
 
 
 def enlist(folder: Path, file: Path) -> None:

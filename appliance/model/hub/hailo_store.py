@@ -1,6 +1,6 @@
-"""Which Whisper HEFs Hailo publishes, where, and how one is fetched.
+"""Which Whisper HEFs Hailo publishes, where, and how they are fetched.
 
-The store is public and without checksums: a HEF is known by its address, its size and its first
+The store is public and without checksums: a file is known by its address, its size and its first
 bytes; libhailort checks the rest when it is loaded. ROOMSCRIBE_HAILO_STORE names another store.
 """
 
@@ -24,6 +24,7 @@ VARIABLE = "ROOMSCRIBE_HAILO_STORE"
 CHIPS = ("hailo8", "hailo8l", "hailo10h")
 MAGIC = b"\x01HEF"
 """0x01484546, big-endian: the first bytes of a HEF of any version."""
+NPY_MAGIC = b"\x93NUMPY"
 LIMIT = 500_000_000
 """Bytes; far more than an encoder of Whisper base needs."""
 ATTEMPTS = 3
@@ -112,6 +113,15 @@ def decoder_hef(
     )
 
 
+def published_decoders(chip: str) -> str:
+    """The same of decoders: "tiny (32 tokens)"."""
+    return ", ".join(
+        f"{name} ({tokens} tokens)"
+        for (each, name), (tokens, _) in _DECODERS.items()
+        if each == chip
+    )
+
+
 def published(chip: str) -> str:
     """What there is for a chip, for messages: "tiny (10 s), base (5 s)"."""
     return ", ".join(
@@ -140,23 +150,43 @@ def fetch_hef(
 ) -> Path:
     """The HEF in `folder`, fetched unless it is there already. Raises ModelError."""
     client = Client(source.address, "", patience, progress)
-    place = folder / source.file_name
+    cure = "give a HEF of yours (--hef FILE), or none (--hef none)"
+    return _fetch(client, source.address, MAGIC, folder, cure)
+
+
+def fetch_decoder(
+    source: DecoderSource,
+    folder: Path,
+    progress: Progress | None = None,
+    patience: Patience | None = None,
+) -> tuple[Path, Path, Path]:
+    """The decoder's HEF, its token table and its table of positions in `folder`, fetched unless
+    they are there already. Raises ModelError.
+    """
+    client = Client(source.address, "", patience, progress)
+    cure = "leave --npu-decoder out: the CPU decodes faster"
+    return (
+        _fetch(client, source.address, MAGIC, folder, cure),
+        _fetch(client, source.embedding, NPY_MAGIC, folder, cure),
+        _fetch(client, source.positions, NPY_MAGIC, folder, cure),
+    )
+
+
+def _fetch(client: Client, address: str, magic: bytes, folder: Path, cure: str) -> Path:
+    """A file of the store in `folder`. Raises ModelError; `cure` is how to do without it."""
+    place = folder / address.rsplit("/", 1)[-1]
     try:
-        length = client.look(source.address, lambda _: False, ATTEMPTS).get("content-length", "")
+        length = client.look(address, lambda _: False, ATTEMPTS).get("content-length", "")
         size = int(length) if length.isdecimal() else None
         with told(place):
             whole = place.is_file() and place.stat().st_size == size
         if not whole:
-            client.fetch(Source(source.address, size, magic=MAGIC, limit=LIMIT), place)
+            client.fetch(Source(address, size, magic=magic, limit=LIMIT), place)
     except RefusedError as refused:
-        raise ModelError(
-            f"{refused}; Hailo's store has moved or dropped it: give a HEF of yours (--hef FILE), "
-            "or none (--hef none)"
-        ) from refused
+        raise ModelError(f"{refused}; Hailo's store has moved or dropped it: {cure}") from refused
     except UnreachableError as error:
         raise ModelError(
-            f"{error}; check the network and run the same command again, give a HEF of yours "
-            "(--hef FILE), or none (--hef none)"
+            f"{error}; check the network and run the same command again, or: {cure}"
         ) from error
     return place
 

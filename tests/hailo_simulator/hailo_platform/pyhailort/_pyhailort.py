@@ -242,6 +242,7 @@ class VDevice:
 class Edge:
     name: str
     shape: list[int]
+    tensor: str
     format_type: FormatType = FormatType.AUTO
 
     @property
@@ -254,7 +255,7 @@ class InferModel:
         self.lease, self.scheduled = device.lease, device.scheduled
         self.path = Path(path)
         about = _read_hef(self.path)
-        self.chip = about["chip"]
+        self.chip, self.graph = about["chip"], self.path.with_name(about["graph"])
         self.inputs = [Edge(*edge) for edge in about["inputs"]]
         self.outputs = [Edge(*edge) for edge in about["outputs"]]
 
@@ -290,11 +291,14 @@ def _read_hef(path: Path) -> dict[str, Any]:
     return about
 
 
+Buffers = dict[str, "np.ndarray | None"]
+
+
 @dataclass
 class Job:
     number: int
-    source: np.ndarray
-    target: np.ndarray
+    inputs: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
     before: str
     callback: Any
     done: threading.Event = field(default_factory=threading.Event)
@@ -308,6 +312,8 @@ class Job:
 
 
 _jobs = 0
+_chip = threading.Lock()
+"""Held by the job that the chip works on: the scheduler gives it to one network at a time."""
 
 
 class Configured:
@@ -315,12 +321,12 @@ class Configured:
 
     def __init__(self, model: InferModel) -> None:
         self.lease, self.scheduled = model.lease, model.scheduled
-        self.inputs, self.outputs, self.path = model.inputs, model.outputs, model.path
+        self.inputs, self.outputs = model.inputs, model.outputs
         self.active = False
         self._queue: queue.Queue[Job | None] = queue.Queue()
         self._stop = threading.Event()
         worker = threading.Thread(
-            target=_work, args=(self._queue, self._stop, model.path), daemon=True
+            target=_work, args=(self._queue, self._stop, Network(model)), daemon=True
         )
         worker.start()
         self._end = weakref.finalize(self, _end, self._queue, self._stop, worker)
@@ -335,28 +341,39 @@ class Configured:
                 fail(TIMEOUT)
             time.sleep(0.001)
 
-    def run(self, bound: tuple[np.ndarray | None, np.ndarray | None], callback: Any) -> Job:
+    def run(self, inputs: Buffers, outputs: Buffers, callback: Any) -> Job:
         global _jobs  # noqa: PLW0603
         if not self.scheduled and not self.active:
             fail(69)
         if self._queue.unfinished_tasks >= QUEUE_SIZE:
             fail(82)
-        source, target = bound
-        for array, edge in ((source, self.inputs[0]), (target, self.outputs[0])):
-            nbytes = 0 if array is None or setting("empty_nbytes") else array.nbytes
-            if nbytes != edge.nbytes:
-                fail(OPERATION)
-        assert source is not None and target is not None
+        sources = _checked(self.inputs, inputs)
+        targets = _checked(self.outputs, outputs)
         if self._queue.unfinished_tasks:
             violations.append("a job was started while the buffers' last one was running")
         _jobs += 1
-        job = Job(_jobs, source, target, _digest(source), callback)
+        job = Job(_jobs, sources, targets, _digest(sources), callback)
         self._queue.put(job)
         return job
 
 
-def _digest(array: np.ndarray) -> str:
-    return hashlib.sha1(array.tobytes()).hexdigest()
+def _checked(edges: list[Edge], buffers: Buffers) -> dict[str, np.ndarray]:
+    """The buffers, of which nothing is looked at but how many bytes they have."""
+    found = {}
+    for edge in edges:
+        array = buffers.get(edge.name)
+        if array is None or (0 if setting("empty_nbytes") else array.nbytes) != edge.nbytes:
+            fail(OPERATION)
+        assert array is not None
+        found[edge.name] = array
+    return found
+
+
+def _digest(arrays: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha1()
+    for name in sorted(arrays):
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()
 
 
 def _end(jobs: queue.Queue[Job | None], stop: threading.Event, worker: threading.Thread) -> None:
@@ -369,10 +386,17 @@ def _end(jobs: queue.Queue[Job | None], stop: threading.Event, worker: threading
     worker.join()
 
 
-def _work(jobs: queue.Queue[Job | None], stop: threading.Event, path: Path) -> None:
+def _work(jobs: queue.Queue[Job | None], stop: threading.Event, network: Network) -> None:
     while (job := jobs.get()) is not None:
         begun = time.perf_counter()
-        job.status = _run(job, stop, path)
+        while not (has_chip := _chip.acquire(timeout=0.01)) and not stop.is_set():
+            pass
+        if has_chip:
+            begun = time.perf_counter()
+            job.status = _run(job, stop, network)
+            _chip.release()
+        else:
+            job.status = ABORT
         history.append((job.status, time.perf_counter() - begun))
         job.done.set()
         jobs.task_done()
@@ -385,27 +409,28 @@ def _work(jobs: queue.Queue[Job | None], stop: threading.Event, path: Path) -> N
         del job
 
 
-def _run(job: Job, stop: threading.Event, path: Path) -> int:
+def _run(job: Job, stop: threading.Event, network: Network) -> int:
     """Computes what the chip would; the status. A failed job leaves garbage that looks real."""
     begun = time.perf_counter()
     status = setting("fail_status") if _is_told(job.number, "fail_jobs") else 0
     if setting("dead") or not scan():
         status = ABORT
-    result = None if status else _compute(job, path)
+    results = None if status else network.compute(job)
     pause_s = setting("latency_ms") / 1000
     if _is_told(job.number, "hang_jobs"):
         pause_s = setting("hang_s")
     if stop.wait(max(0.0, pause_s - (time.perf_counter() - begun))):
         status = ABORT
-    if _digest(job.source) != job.before:
+    if _digest(job.inputs) != job.before:
         violations.append("the input was changed while its job was running")
-    if status or result is None:
-        rng = np.random.Generator(np.random.PCG64(job.number))
-        job.target.reshape(-1).view(np.float32)[:] = rng.random(job.target.nbytes // 4)
-    else:
-        job.target.reshape(-1).view(np.uint8)[:] = result.reshape(-1).view(np.uint8)
-    if _is_told(job.number, "nan_jobs"):
-        job.target.reshape(-1).view(np.float32)[7] = np.nan
+    rng = np.random.Generator(np.random.PCG64(job.number))
+    for name, target in job.outputs.items():
+        if status or results is None:
+            target.reshape(-1).view(np.float32)[:] = rng.random(target.nbytes // 4)
+        else:
+            target.reshape(-1).view(np.uint8)[:] = results[name].reshape(-1).view(np.uint8)
+        if _is_told(job.number, "nan_jobs"):
+            target.reshape(-1).view(np.float32)[7::16] = np.nan
     return status
 
 
@@ -415,30 +440,48 @@ def _is_told(number: int, name: str) -> bool:
 
 
 _sessions: dict[Path, Any] = {}
-_results: dict[tuple[Path, str, bool], np.ndarray] = {}
+_results: dict[tuple[Path, str, bool], dict[str, np.ndarray]] = {}
+"""Of inputs met before: of those a job takes its latency and nothing else."""
 
 
-def _compute(job: Job, path: Path) -> np.ndarray:
-    """The bundle's own encoder, on the bytes as they lie."""
-    import onnxruntime
+class Network:
+    """What a HEF computes: a graph of the bundle's own, on the bytes as they lie."""
 
-    rounded = bool(setting("round_int8"))
-    key = (path, job.before, rounded)
-    if key not in _results:
-        session = _sessions.get(path)
-        if session is None:
+    def __init__(self, model: InferModel) -> None:
+        self._graph = model.graph
+        self._inputs = {edge.name: edge.tensor for edge in model.inputs}
+        self._outputs = {edge.name: edge.tensor for edge in model.outputs}
+
+    def compute(self, job: Job) -> dict[str, np.ndarray]:
+        """The arrays of the outputs, by the names of the edges."""
+        rounded = bool(setting("round_int8"))
+        key = (self._graph, job.before, rounded)
+        if key not in _results:
+            session = self._session()
+            shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+            feeds = {}
+            for edge, tensor in self._inputs.items():
+                values = np.frombuffer(job.inputs[edge].tobytes(), np.float32)
+                feeds[tensor] = values.reshape(shapes[tensor])
+            if rounded:
+                feeds = {name: _round(values) for name, values in feeds.items()}
+            results = session.run(list(self._outputs.values()), feeds)
+            _results[key] = dict(
+                zip(self._outputs, map(_round, results) if rounded else results, strict=True)
+            )
+        return _results[key]
+
+    def _session(self) -> Any:
+        import onnxruntime
+
+        if self._graph not in _sessions:
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = 2
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-            session = onnxruntime.InferenceSession(
-                str(path.with_name("encoder.onnx")), options, providers=["CPUExecutionProvider"]
+            _sessions[self._graph] = onnxruntime.InferenceSession(
+                str(self._graph), options, providers=["CPUExecutionProvider"]
             )
-            _sessions[path] = session
-        shape = session.get_inputs()[0].shape
-        mel = np.frombuffer(job.source.tobytes(), np.float32).reshape(shape)
-        result = session.run(None, {"mel": _round(mel) if rounded else mel})[0]
-        _results[key] = _round(result) if rounded else result
-    return _results[key]
+        return _sessions[self._graph]
 
 
 def _round(values: np.ndarray) -> np.ndarray:

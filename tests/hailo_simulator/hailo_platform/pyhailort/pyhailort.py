@@ -217,11 +217,11 @@ class InferModel:
 
 
 def _pick(edges: list[_pyhailort.Edge], name: str) -> _pyhailort.Edge:
-    """The edge of that name; no name will do where there is one."""
+    """The edge of that name; no name will do where there is one alone."""
     found = [edge for edge in edges if name in ("", edge.name)]
     with ExceptionWrapper():
         if len(found) != 1:
-            _pyhailort.fail(61)
+            _pyhailort.fail(61 if name else 6)
     return found[0]
 
 
@@ -244,14 +244,21 @@ class BoundStream:
 
 
 class Bindings:
-    def __init__(self) -> None:
-        self._input, self._output = BoundStream(), BoundStream()
+    def __init__(self, model: InferModel) -> None:
+        self._edges = model._inner.inputs, model._inner.outputs
+        self._inputs = {edge.name: BoundStream() for edge in self._edges[0]}
+        self._outputs = {edge.name: BoundStream() for edge in self._edges[1]}
 
     def input(self, name: str = "") -> BoundStream:
-        return self._input
+        return self._inputs[_pick(self._edges[0], name).name]
 
     def output(self, name: str = "") -> BoundStream:
-        return self._output
+        return self._outputs[_pick(self._edges[1], name).name]
+
+    def _buffers(self) -> tuple[_pyhailort.Buffers, _pyhailort.Buffers]:
+        bound = self._inputs, self._outputs
+        inputs, outputs = ({name: s.get_buffer() for name, s in side.items()} for side in bound)
+        return inputs, outputs
 
 
 class AsyncInferCompletionInfo:
@@ -292,7 +299,7 @@ class ConfiguredInferModel:
         self._inner.active = True
 
     def create_bindings(self) -> Bindings:
-        return Bindings()
+        return Bindings(self._infer_model)
 
     def wait_for_async_ready(self, timeout_ms: int = 1000, frames_count: int = 1) -> None:
         assert self._inner
@@ -304,7 +311,7 @@ class ConfiguredInferModel:
 
     def run_async(self, bindings: list[Bindings], callback: Any = None) -> AsyncInferJob:
         assert self._inner
-        bound = bindings[0].input().get_buffer(), bindings[0].output().get_buffer()
+        bound = bindings[0]._buffers()
         self._buffer_guards.append(bound)
 
         def finish(status: int) -> None:
@@ -314,7 +321,7 @@ class ConfiguredInferModel:
             self._buffer_guards.popleft()
 
         with ExceptionWrapper():
-            return AsyncInferJob(self._inner.run(bound, finish))
+            return AsyncInferJob(self._inner.run(*bound, finish))
 
     def shutdown(self) -> None:
         assert self._inner
