@@ -65,7 +65,7 @@ copy_network_settings() {
     printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n' "$(mirror)" $SUITE \
         > "$root/etc/apt/sources.list"
     # a root that a crash spoils is made anew
-    echo force-unsafe-io > "$root/etc/dpkg/dpkg.cfg.d/90roomscribe"
+    echo force-unsafe-io > "$root/etc/dpkg/dpkg.cfg.d/90host"
     if [ -r /etc/ssl/certs/ca-certificates.crt ] && [ -d "$root/etc/ssl/certs" ]; then
         cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
     fi
