@@ -255,7 +255,8 @@ def test_a_topic_refused_by_the_access_list_holds_the_outbox(store: Store, tmp_p
         until(lambda: p.status().connected)
         add(store, p, "kept")
         until(lambda: p.status().reasons)
-        assert "refuses messages (Not authorized)" in p.status().reasons[0]
+        assert "does not let us write to some topics (Not authorized)" in p.status().reasons[0]
+        until(lambda: "kitchen/transcript" in p.status().reasons[0])
         time.sleep(0.5)
         assert (p.status().connected, p.status().outbox_depth) == (True, 1)
 

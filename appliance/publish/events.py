@@ -38,6 +38,8 @@ class ApplianceState:
     """Windows that wait to be transcribed."""
     uptime_s: float
     version: str
+    muted: bool = False
+    """True while the microphone is closed on request."""
 
     def news(self) -> tuple[object, ...]:
         """What is told at once when it changes; the rest waits for the next regular message."""

@@ -10,56 +10,31 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from appliance.publish import events
+from appliance.publish.messages import (
+    PACKET_BYTES,
+    Acknowledged,
+    Connected,
+    Lost,
+    Message,
+    News,
+    Refused,
+    SubscriptionRefused,
+)
 from appliance.settings import MqttSettings
 
 CONNECT_S = 5.0
 """Longest wait for the broker's host to accept the connection."""
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """The broker let us in."""
-
-    receive_maximum: int
-    """How many unacknowledged messages it takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The broker answered and said no (CONNACK with a reason code of MQTT 5)."""
-
-    code: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """No connection came about, or the one that stood has ended."""
-
-    code: int
-    """MQTT 5 reason code; 0 when there is none."""
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """A message of QoS 1 has its PUBACK; 16 means that nobody subscribes, from 128 on refused."""
-
-    message: int
-    code: int
-    reason: str
-
-
-News = Connected | Refused | Lost | Acknowledged
+RECEIVED_WAITING = 100
+"""Messages received and not looked at yet; beyond it the oldest are dropped."""
 
 
 def client_id(settings: MqttSettings, node: str) -> str:
@@ -76,6 +51,8 @@ class _Mailbox:
 
     def __init__(self, wake: threading.Event) -> None:
         self.news: deque[News] = deque()
+        self.received: deque[Message] = deque(maxlen=RECEIVED_WAITING)
+        self.asked: dict[int, str] = {}
         self.ended = threading.Event()
         self.dropped = False
         self._wake = wake
@@ -113,6 +90,26 @@ class _Mailbox:
         """A PUBACK, or a message of QoS 0 that has left."""
         self._tell(Acknowledged(message, reason.value, str(reason)))
 
+    def on_subscribe(
+        self, client: Client, userdata: Any, message: int, reasons: Any, properties: Any
+    ) -> None:
+        """A SUBACK."""
+        topic = self.asked.get(message or 0, "")
+        for reason in reasons:
+            if reason.is_failure:
+                self._tell(SubscriptionRefused(topic, str(reason)))
+
+    def on_message(self, client: Client, userdata: Any, message: Any) -> None:
+        """What a subscription brought."""
+        if len(message.payload) > PACKET_BYTES:
+            return
+        properties = message.properties
+        correlation = getattr(properties, "CorrelationData", None)
+        response = getattr(properties, "ResponseTopic", "")
+        payload, retained = bytes(message.payload), bool(message.retain)
+        self.received.append(Message(message.topic, payload, retained, response, correlation))
+        self._wake.set()
+
     def _tell(self, news: News) -> None:
         self.news.append(news)
         self._wake.set()
@@ -141,7 +138,13 @@ class Link:
         self._client.on_connect_fail = self._mailbox.on_connect_fail
         self._client.on_disconnect = self._mailbox.on_disconnect
         self._client.on_publish = self._mailbox.on_publish
-        self._client.connect_async(settings.host, settings.port, settings.keepalive_s)
+        self._client.on_subscribe = self._mailbox.on_subscribe
+        self._client.on_message = self._mailbox.on_message
+        limits = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        limits.MaximumPacketSize = PACKET_BYTES
+        self._client.connect_async(
+            settings.host, settings.port, settings.keepalive_s, properties=limits
+        )
         self._client.loop_start()
 
     @property
@@ -152,6 +155,18 @@ class Link:
         """
         return self._mailbox.news
 
+    @property
+    def received(self) -> deque[Message]:
+        """What subscriptions brought, oldest first, for the owner to take out; bounded."""
+        return self._mailbox.received
+
+    def subscribe(self, topic: str) -> None:
+        """Listens on a topic, without what is retained there; for a connection that stands."""
+        options = SubscribeOptions(qos=1, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
+        _, message = self._client.subscribe(topic, options=options)
+        if message is not None:
+            self._mailbox.asked[message] = topic
+
     def publish(
         self,
         topic: str,
@@ -160,6 +175,7 @@ class Link:
         qos: int = 1,
         retain: bool = False,
         expiry_s: int | None = None,
+        correlation: bytes | None = None,
     ) -> int:
         """Sends a message and returns its number, which Acknowledged repeats when qos is 1.
 
@@ -169,6 +185,8 @@ class Link:
         properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         if expiry_s is not None:
             properties.MessageExpiryInterval = expiry_s
+        if correlation is not None:
+            properties.CorrelationData = correlation
         return self._client.publish(topic, payload, qos, retain, properties).mid
 
     def drop(self) -> None:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from appliance.errors import PublishError
 from appliance.publish import events, troubles
-from appliance.publish.connection import REFUSAL_DELAY_S, Connection
+from appliance.publish.connection import FIRST_FAILURE, REFUSAL_DELAY_S, Connection
 from appliance.publish.events import ApplianceState
 from appliance.publish.live import LiveTopics
-from appliance.publish.mqtt import Acknowledged, Connected, Lost
+from appliance.publish.messages import Acknowledged, Connected, Lost, Message, Reply
 from appliance.publish.outbox import Outbox
 from appliance.publish.store import Store
 from appliance.publish.troubles import Troubles
@@ -40,7 +40,9 @@ PROGRESS_S = 5.0
 """Looks around this often though nobody woke it."""
 STORE_DELAY_S = 5.0
 """Pause after the store failed."""
-_NOBODY_SUBSCRIBES, _FIRST_FAILURE = 16, 128  # reason codes of a PUBACK
+_NOBODY_SUBSCRIBES = 16  # reason code of a PUBACK
+Subscription = Callable[[Message], Reply | None]
+"""Is given what came on a topic; its answer is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,12 @@ class MqttPublisher:
         node: str,
         store: Store,
         state_source: Callable[[], ApplianceState],
+        subscriptions: Mapping[str, Subscription] | None = None,
     ) -> None:
         """Connects nowhere yet. `state_source` is called in the thread of `run`; it must not wait.
+
+        `subscriptions` are topics below the node's, such as mute/set, with who is told of their
+        messages, in the same thread, and may answer.
 
         Raises ConfigError when the password's file cannot be read, PublishError for the store.
         """
@@ -77,7 +83,11 @@ class MqttPublisher:
         self._live = LiveTopics(state_source, store.depth)
         self._wake = threading.Event()
         self._troubles = Troubles()
-        self._connection = Connection(settings, node, self._wake, self._troubles)
+        self._subscriptions = {
+            events.topic(node, name): told for name, told in (subscriptions or {}).items()
+        }
+        listens_on = tuple(self._subscriptions)
+        self._connection = Connection(settings, node, self._wake, self._troubles, listens_on)
         self._stopping = threading.Event()
         self._stop_s = math.inf
         self._window = self._limit = 1
@@ -149,11 +159,13 @@ class MqttPublisher:
             match news:
                 case Connected(receive_maximum):
                     self._begin_anew(now_s, receive_maximum)
-                case Acknowledged(message, code, reason):
+                case Acknowledged(message, code, _):
                     self._answer_s = now_s
-                    self._acknowledged(message, code, reason)
+                    self._acknowledged(message, code)
                 case Lost():
                     self._outbox.rewind()
+        for letter in self._connection.received():
+            self._take(letter)
         if now_s >= self._silent_s():
             self._connection.give_up(now_s, "messages stay unacknowledged")
             self._outbox.rewind()
@@ -193,15 +205,20 @@ class MqttPublisher:
         self._limit = 1
         self._live.begin_anew()
 
-    def _acknowledged(self, message: int, code: int, reason: str) -> None:
+    def _take(self, message: Message) -> None:
+        """Hands a message to who waits for it, and sends the answer. Raises PublishError."""
+        told = self._subscriptions.get(message.topic)
+        reply = told(message) if told else None
+        if reply:
+            self._connection.answer(reply)
+
+    def _acknowledged(self, message: int, code: int) -> None:
         """The broker has the message, or does not want it, or has nobody to give it to.
 
         After a connection and after a refusal one transcript goes alone, to find out: a whole
         window of them could reach somebody who subscribes just then without the first ones.
         """
-        if code >= _FIRST_FAILURE:
-            why = troubles.message_refused(self._settings, self._node, reason)
-            self._troubles.set("outbox", why)
+        if code >= FIRST_FAILURE:
             self._hold(message, REFUSAL_DELAY_S)
         elif code == _NOBODY_SUBSCRIBES:
             if self._hold(message, SUBSCRIBER_DELAY_S):

@@ -70,12 +70,12 @@ def taken_over(client_id: str) -> str:
     )
 
 
-def message_refused(settings: MqttSettings, node: str, reason: str) -> str:
-    """The broker does not take a message (PUBACK from 128 on)."""
+def denied(settings: MqttSettings, doing: str, reason: str) -> str:
+    """The broker lets us not `doing` ("write to", "listen on") some topics."""
     user = repr(settings.username) if settings.username else "clients without a user name"
     return (
-        f"broker {settings.host}:{settings.port} refuses messages ({reason}); "
-        f"allow {user} to write to roomscribe/{node}/# in its access list"
+        f"broker {settings.host}:{settings.port} does not let us {doing} some topics ({reason}); "
+        f"allow {user} to in its access list"
     )
 
 
