@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from appliance.errors import ConfigError, PublishError
-from appliance.publish import credentials, events, troubles
+from appliance.publish import credentials, events, tls, troubles
 from appliance.publish.messages import (
     Acknowledged,
     Connected,
@@ -17,6 +17,7 @@ from appliance.publish.messages import (
     Refused,
     Reply,
     SubscriptionRefused,
+    Untrusted,
 )
 from appliance.publish.mqtt import Link, client_id
 from appliance.publish.troubles import Troubles
@@ -49,9 +50,10 @@ class Connection:
     ) -> None:
         """Connects nowhere yet; `listens_on` are whole topics.
 
-        Raises ConfigError when the password's file cannot be read.
+        Raises ConfigError when a file of the password or of TLS cannot be read.
         """
         credentials.password(settings)
+        tls.context(settings)
         self._listens_on = listens_on
         self._names: dict[int, str] = {}
         self._denials: dict[str, set[str]] = {}
@@ -96,6 +98,8 @@ class Connection:
                     own = client_id(self._settings, self._node)
                     why = troubles.refused(self._settings, own, code, reason)
                     yield self._part(now_s, REFUSAL_DELAY_S, why)
+                case Untrusted(reason):
+                    yield self._part(now_s, REFUSAL_DELAY_S, reason)
                 case Lost(troubles.TAKEN_OVER, _):
                     why = troubles.taken_over(client_id(self._settings, self._node))
                     yield self._part(now_s, REFUSAL_DELAY_S, why)
@@ -170,11 +174,12 @@ class Connection:
         """Begins to connect, with the password as its file has it now."""
         try:
             password = credentials.password(self._settings)
+            secure = tls.context(self._settings)
         except ConfigError as error:
             self._part(now_s, REFUSAL_DELAY_S, str(error))
         else:
             self._attempt_s = now_s
-            self._link = Link(self._settings, self._node, password, self._wake)
+            self._link = Link(self._settings, self._node, password, secure, self._wake)
 
     def _welcome(self, now_s: float) -> None:
         """The broker let us in: listens, then says so before anything else is published."""

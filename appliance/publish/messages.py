@@ -25,6 +25,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Untrusted:
+    """No encryption came about: the broker, or we, are not who the other side wants."""
+
+    reason: str
+    """One whole line with its cure."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """No connection came about, or the one that stood has ended."""
 
@@ -75,4 +83,4 @@ class Reply:
     correlation: bytes | None = None
 
 
-News = Connected | Refused | Lost | Acknowledged | SubscriptionRefused
+News = Connected | Refused | Untrusted | Lost | Acknowledged | SubscriptionRefused

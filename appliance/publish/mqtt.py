@@ -1,4 +1,4 @@
-"""One connection to an MQTT 5 broker, from the attempt to its end.
+"""One connection to an MQTT broker, from the attempt to its end.
 
 paho is given a new client for every attempt and never reconnects by itself: nothing is left in its
 memory to be sent again behind the outbox's back, and the delays between attempts are ours. Its
@@ -7,18 +7,19 @@ network thread only drops news into a queue; whoever owns the link reads them in
 
 from __future__ import annotations
 
+import ssl
 import sys
 import threading
 from collections import deque
 from typing import Any
 
-from paho.mqtt.client import Client, MQTTv5
+from paho.mqtt.client import Client, MQTTv5, MQTTv311
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from appliance.publish import events
+from appliance.publish import events, tls
 from appliance.publish.messages import (
     PACKET_BYTES,
     Acknowledged,
@@ -28,6 +29,7 @@ from appliance.publish.messages import (
     News,
     Refused,
     SubscriptionRefused,
+    Untrusted,
 )
 from appliance.settings import MqttSettings
 
@@ -49,7 +51,8 @@ class _Mailbox:
     sockets, when the attempt has failed.
     """
 
-    def __init__(self, wake: threading.Event) -> None:
+    def __init__(self, settings: MqttSettings, wake: threading.Event) -> None:
+        self._settings = settings
         self.news: deque[News] = deque()
         self.received: deque[Message] = deque(maxlen=RECEIVED_WAITING)
         self.asked: dict[int, str] = {}
@@ -70,7 +73,11 @@ class _Mailbox:
 
     def on_connect_fail(self, client: Client, userdata: Any) -> None:
         """No connection: paho calls this while it handles the error, and says no more about it."""
-        self._tell(Lost(0, str(sys.exc_info()[1] or "no connection")))
+        error = sys.exc_info()[1]
+        if complaint := tls.complaint(self._settings, error):
+            self._tell(Untrusted(complaint))
+        else:
+            self._tell(Lost(0, str(error or "no connection")))
 
     def on_disconnect(
         self, client: Client, userdata: Any, flags: Any, reason: Any, properties: Any
@@ -119,19 +126,27 @@ class Link:
     """An attempt to connect and, if it succeeds, the connection. Owned by one thread."""
 
     def __init__(
-        self, settings: MqttSettings, node: str, password: str | None, wake: threading.Event
+        self,
+        settings: MqttSettings,
+        node: str,
+        password: str | None,
+        secure: ssl.SSLContext | None,
+        wake: threading.Event,
     ) -> None:
         """Begins to connect in the background; `news` tells how it went, after `wake` is set."""
-        self._mailbox = _Mailbox(wake)
+        self._mailbox = _Mailbox(settings, wake)
+        self._old = settings.protocol != "5"
         self._client = Client(
             CallbackAPIVersion.VERSION2,
             client_id=client_id(settings, node),
-            protocol=MQTTv5,
+            protocol=MQTTv311 if self._old else MQTTv5,
             reconnect_on_failure=False,
         )
         self._client.connect_timeout = CONNECT_S
         if settings.username:
             self._client.username_pw_set(settings.username, password)
+        if secure:
+            self._client.tls_set_context(secure)
         will = events.topic(node, events.AVAILABILITY)
         self._client.will_set(will, events.OFFLINE, qos=1, retain=True)
         self._client.on_connect = self._mailbox.on_connect
@@ -143,7 +158,10 @@ class Link:
         limits = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         limits.MaximumPacketSize = PACKET_BYTES
         self._client.connect_async(
-            settings.host, settings.port, settings.keepalive_s, properties=limits
+            settings.host,
+            settings.port,
+            settings.keepalive_s,
+            properties=None if self._old else limits,
         )
         self._client.loop_start()
 
@@ -162,8 +180,11 @@ class Link:
 
     def subscribe(self, topic: str) -> None:
         """Listens on a topic, without what is retained there; for a connection that stands."""
-        options = SubscribeOptions(qos=1, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
-        _, message = self._client.subscribe(topic, options=options)
+        if self._old:
+            _, message = self._client.subscribe(topic, qos=1)
+        else:
+            options = SubscribeOptions(qos=1, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
+            _, message = self._client.subscribe(topic, options=options)
         if message is not None:
             self._mailbox.asked[message] = topic
 
@@ -182,6 +203,8 @@ class Link:
         The broker forgets it after `expiry_s`. On a connection that has just ended the message is
         dropped; Lost is among the news then.
         """
+        if self._old:
+            return self._client.publish(topic, payload, qos, retain).mid
         properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         if expiry_s is not None:
             properties.MessageExpiryInterval = expiry_s

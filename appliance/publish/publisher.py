@@ -207,7 +207,8 @@ class MqttPublisher:
 
     def _take(self, message: Message) -> None:
         """Hands a message to who waits for it, and sends the answer. Raises PublishError."""
-        told = self._subscriptions.get(message.topic)
+        level = f"{message.topic.rpartition('/')[0]}/+"
+        told = self._subscriptions.get(message.topic) or self._subscriptions.get(level)
         reply = told(message) if told else None
         if reply:
             self._connection.answer(reply)
