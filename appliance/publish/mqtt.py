@@ -53,6 +53,8 @@ class _Mailbox:
 
     def __init__(self, settings: MqttSettings, wake: threading.Event) -> None:
         self._settings = settings
+        self._hint = tls.hint(settings)
+        self._met = False
         self.news: deque[News] = deque()
         self.received: deque[Message] = deque(maxlen=RECEIVED_WAITING)
         self.asked: dict[int, str] = {}
@@ -69,6 +71,7 @@ class _Mailbox:
         elif reason.is_failure:
             self._tell(Refused(reason.value, str(reason)))
         else:
+            self._met = True
             self._tell(Connected(getattr(properties, "ReceiveMaximum", 65535)))
 
     def on_connect_fail(self, client: Client, userdata: Any) -> None:
@@ -87,7 +90,7 @@ class _Mailbox:
         if flags.is_disconnect_packet_from_server:
             self._tell(Lost(reason.value, str(reason)))
         elif reason == "Unspecified error":
-            self._tell(Lost(0, "the connection broke"))
+            self._tell(Lost(0, f"the connection broke{'' if self._met else self._hint}"))
         else:
             self._tell(Lost(0, str(reason)))
 

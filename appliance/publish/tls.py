@@ -47,6 +47,18 @@ def complaint(settings: MqttSettings, error: BaseException | None) -> str:
     return ""
 
 
+def hint(settings: MqttSettings) -> str:
+    """What may be behind a connection that breaks before the broker has answered.
+
+    With TLS 1.3 a broker refuses our certificate only when the connection stands.
+    """
+    if not settings.tls:
+        return ""
+    if settings.cert_file:
+        return " before its answer: does it trust the authority of mqtt.cert_file?"
+    return " before its answer: does it ask for our certificate (mqtt.cert_file)?"
+
+
 def _show_ourselves(settings: MqttSettings, secure: ssl.SSLContext) -> None:
     """Loads our own certificate; a key that wants a passphrase is refused, not waited for."""
 
