@@ -16,7 +16,7 @@ import threading
 import time
 from queue import Full, Queue
 
-from appliance import __version__
+from appliance import __version__, vitals
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import node_name
@@ -25,7 +25,7 @@ from appliance.health import Health
 from appliance.infer.transcriber import open_transcriber
 from appliance.mute import Mute
 from appliance.publish import commands
-from appliance.publish.events import ApplianceState
+from appliance.publish.events import ApplianceState, ApplianceStats
 from appliance.publish.publisher import MqttPublisher
 from appliance.publish.store import Store, folder
 from appliance.records import Discarded, Frame, Window
@@ -57,7 +57,7 @@ class Pipeline:
         """Set when the source came to its end, or a stage failed."""
         self.sounding = threading.Event()
         """Set once sound has come from the source."""
-        self._settings = settings
+        self._settings, self._machine = settings, vitals.machine()
         self._frames: Queue[Frame | Mark] = Queue(FRAMES_WAITING)
         self._windows: Queue[tuple[Window, float] | Mark] = Queue(WINDOWS_WAITING)
         self._heard: Queue[Heard | Mark] = Queue(STATES_WAITING)
@@ -76,7 +76,9 @@ class Pipeline:
                     node,
                     store,
                     self.state,
-                    commands.subscriptions(settings.history, node, store, self.mute),
+                    house=settings.homeassistant,
+                    stats_source=self.stats,
+                    subscriptions=commands.subscriptions(settings.history, node, store, self.mute),
                 )
                 if settings.mqtt.enabled
                 else None
@@ -161,7 +163,12 @@ class Pipeline:
             uptime_s=self.health.uptime_s,
             version=__version__,
             muted=muted,
+            machine=self._machine,
         )
+
+    def stats(self) -> ApplianceStats:
+        """Counters and readings, for the `stats` topic. Any thread; does not wait."""
+        return vitals.stats(self.health, self._encoder.facts().get("temperature_c"))
 
     def broker_reasons(self) -> tuple[str, ...]:
         """What is wrong between the store and the broker, in plain words."""

@@ -224,6 +224,37 @@ class MqttSettings:
         3600, "The broker forgets an undelivered transcript after this.", unit="s", low=60,
         high=604800,
     )  # fmt: skip
+    hold: bool = key(
+        True,
+        "Keep transcripts, for expiry_s at most, while nobody subscribes to them; false: they are "
+        "in the log alone then.",
+    )
+    retain_last: bool = key(
+        False,
+        "Leave the last transcript on the broker, on the topic `last`, for whoever comes later.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HomeAssistantSettings:
+    """[homeassistant]"""
+
+    enabled: bool = key(True, "Announce the appliance to Home Assistant, which then shows it.")
+    prefix: str = key(
+        "homeassistant", "Where Home Assistant looks for announcements (its discovery prefix).",
+        pattern=r"[0-9A-Za-z_-]+(/[0-9A-Za-z_-]+)*",
+    )  # fmt: skip
+    status_topic: str = key(
+        "homeassistant/status",
+        "Where Home Assistant says online and offline (its birth and will messages).",
+        pattern=r"[0-9A-Za-z_-]+(/[0-9A-Za-z_-]+)*",
+    )
+    hold_s: int = key(
+        600,
+        "Transcripts wait at most this long for a Home Assistant that was seen and is away, and "
+        "never longer than mqtt.expiry_s; 0: they do not wait.",
+        unit="s", low=0, high=86400,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,5 +293,6 @@ class Settings:
     gates: GateSettings = field(default_factory=GateSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     mqtt: MqttSettings = field(default_factory=MqttSettings)
+    homeassistant: HomeAssistantSettings = field(default_factory=HomeAssistantSettings)
     history: HistorySettings = field(default_factory=HistorySettings)
     journal: JournalSettings = field(default_factory=JournalSettings)

@@ -109,10 +109,13 @@ class Subscriber:
 
 @contextmanager
 def running(
-    settings: MqttSettings, store: Store, state: Callable[[], ApplianceState] = lambda: STATE
+    settings: MqttSettings,
+    store: Store,
+    state: Callable[[], ApplianceState] = lambda: STATE,
+    **more: Any,
 ) -> Iterator[MqttPublisher]:
     """A publisher of the node `kitchen` in its thread, stopped in the end."""
-    publisher = MqttPublisher(settings, "kitchen", store, state)
+    publisher = MqttPublisher(settings, "kitchen", store, state, **more)
     thread = threading.Thread(target=publisher.run, daemon=True)
     thread.start()
     try:

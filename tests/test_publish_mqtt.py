@@ -21,7 +21,7 @@ import rig_broker
 from publishing import STATE, Subscriber, running, transcript, until
 from rig_broker import Broker
 
-import appliance.publish.publisher
+import appliance.publish.delivery
 from appliance.errors import ConfigError
 from appliance.publish import credentials
 from appliance.publish.publisher import MqttPublisher
@@ -167,7 +167,7 @@ def test_transcripts_wait_for_a_subscriber_that_comes_after_the_broker(store: St
 def test_a_broker_that_hangs_is_left_and_sent_again_what_it_had_not_taken(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appliance.publish.publisher, "ANSWER_S", -4.0)
+    monkeypatch.setattr(appliance.publish.delivery, "ANSWER_S", -4.0)
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         with running(settings(broker, keepalive_s=5), store) as publisher:
             until(lambda: publisher.status().connected)

@@ -84,3 +84,11 @@ class Reply:
 
 
 News = Connected | Refused | Untrusted | Lost | Acknowledged | SubscriptionRefused
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """True when a subscription to `pattern`, in which + stands for one level, brings `topic`."""
+    levels, found = pattern.split("/"), topic.split("/")
+    return len(levels) == len(found) and all(
+        level in ("+", there) for level, there in zip(levels, found, strict=True)
+    )
