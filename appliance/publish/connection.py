@@ -29,6 +29,8 @@ OUTAGE_DELAYS_S = (1.0, 2.0, 4.0)
 """Between attempts at a broker that is away; short, as what was said meanwhile waits for it."""
 STEADY_S = 10.0
 """A connection that stood this long ends a series of outages."""
+BRIEF = 3
+"""So many connections that stood and broke, one after another, are no outage: we are thrown out."""
 REFUSAL_DELAY_S = 60.0
 """Between attempts at a broker that says no: a wrong password does not heal by hammering."""
 FIRST_FAILURE = 128
@@ -65,7 +67,7 @@ class Connection:
         self._troubles = problems
         self._link: Link | None = None
         self._attempt_s = 0.0
-        self._outages = 0
+        self._outages = self._brief = 0
 
     @property
     def trying(self) -> bool:
@@ -115,7 +117,12 @@ class Connection:
 
     def give_up(self, now_s: float, detail: str) -> Lost:
         """Takes the broker for away: drops the link, tries again soon."""
-        if self.connected_s is not None and now_s - self.connected_s > STEADY_S:
+        steady = self.connected_s is not None and now_s - self.connected_s > STEADY_S
+        self._brief = 0 if steady or self.connected_s is None else self._brief + 1
+        if self._brief >= BRIEF:
+            why = troubles.thrown_out(client_id(self._settings, self._node))
+            return self._part(now_s, REFUSAL_DELAY_S, why)
+        if steady:
             self._outages = 0
         delay_s = OUTAGE_DELAYS_S[min(self._outages, len(OUTAGE_DELAYS_S) - 1)]
         self._outages += 1

@@ -90,6 +90,14 @@ def taken_over(client_id: str) -> str:
     )
 
 
+def thrown_out(client_id: str) -> str:
+    """The broker ends one connection after another and says not why; Mosquitto 2.0 does so."""
+    return (
+        "the broker ends every connection soon: probably another client uses the client id "
+        f"{client_id!r}; give each appliance its own appliance.node or mqtt.client_id"
+    )
+
+
 def denied(settings: MqttSettings, doing: str, reason: str) -> str:
     """The broker lets us not `doing` ("write to", "listen on") some topics."""
     user = repr(settings.username) if settings.username else "clients without a user name"
