@@ -19,7 +19,7 @@ from appliance.publish.messages import (
     SubscriptionRefused,
     Untrusted,
 )
-from appliance.publish.mqtt import Link, client_id
+from appliance.publish.mqtt import Link, client_id, is_there
 from appliance.publish.troubles import Troubles
 from appliance.settings import MqttSettings
 
@@ -30,7 +30,8 @@ OUTAGE_DELAYS_S = (1.0, 2.0, 4.0)
 STEADY_S = 10.0
 """A connection that stood this long ends a series of outages."""
 BRIEF = 3
-"""So many connections that stood and broke, one after another, are no outage: we are thrown out."""
+"""So many connections that broke soon, one after another, beside a broker that was there all the
+time, are no outage: it throws us out."""
 REFUSAL_DELAY_S = 60.0
 """Between attempts at a broker that says no: a wrong password does not heal by hammering."""
 FIRST_FAILURE = 128
@@ -118,7 +119,8 @@ class Connection:
     def give_up(self, now_s: float, detail: str) -> Lost:
         """Takes the broker for away: drops the link, tries again soon."""
         steady = self.connected_s is not None and now_s - self.connected_s > STEADY_S
-        self._brief = 0 if steady or self.connected_s is None else self._brief + 1
+        brief = self.connected_s is not None and not steady
+        self._brief = self._brief + 1 if brief and is_there(self._settings) else 0
         if self._brief >= BRIEF:
             why = troubles.thrown_out(client_id(self._settings, self._node))
             return self._part(now_s, REFUSAL_DELAY_S, why)

@@ -7,6 +7,7 @@ network thread only drops news into a queue; whoever owns the link reads them in
 
 from __future__ import annotations
 
+import socket
 import ssl
 import sys
 import threading
@@ -35,6 +36,8 @@ from appliance.settings import MqttSettings
 
 CONNECT_S = 5.0
 """Longest wait for the broker's host to accept the connection."""
+THERE_S = 0.15
+"""A broker that is there takes a connection within this, and one that ends drops it."""
 RECEIVED_WAITING = 100
 """Messages received and not looked at yet; beyond it the oldest are dropped."""
 
@@ -42,6 +45,23 @@ RECEIVED_WAITING = 100
 def client_id(settings: MqttSettings, node: str) -> str:
     """The configured client id, or one made from the node; the same at every start."""
     return settings.client_id or f"roomscribe-{node}"
+
+
+def is_there(settings: MqttSettings) -> bool:
+    """True when the broker takes a connection and waits for us to speak; takes 0.3 s at most.
+
+    One that is going down closes it, or takes none.
+    """
+    try:
+        with socket.create_connection((settings.host, settings.port), THERE_S) as probe:
+            probe.settimeout(THERE_S)
+            try:
+                probe.recv(1)
+            except TimeoutError:
+                return True
+    except OSError:
+        pass
+    return False
 
 
 class _Mailbox:
