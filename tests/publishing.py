@@ -92,6 +92,10 @@ class Subscriber:
         self._client.loop_start()
         assert self._ready.wait(5)
 
+    def publish(self, topic: str, payload: bytes) -> None:
+        """Says something itself, unretained."""
+        self._client.publish(topic, payload, qos=1).wait_for_publish(5)
+
     def payloads(self, name: str, node: str = "kitchen") -> list[bytes]:
         """Payloads of one of the node's topics."""
         return [m.payload for m in list(self.messages) if m.topic == f"roomscribe/{node}/{name}"]
@@ -117,10 +121,11 @@ def running(
     settings: MqttSettings,
     store: Store,
     state: Callable[[], ApplianceState] = lambda: STATE,
+    node: str = "kitchen",
     **more: Any,
 ) -> Iterator[MqttPublisher]:
-    """A publisher of the node `kitchen` in its thread, stopped in the end."""
-    publisher = MqttPublisher(settings, "kitchen", store, state, **more)
+    """A publisher in its thread, stopped in the end."""
+    publisher = MqttPublisher(settings, node, store, state, **more)
     thread = threading.Thread(target=publisher.run, daemon=True)
     thread.start()
     try:
