@@ -5,11 +5,7 @@ python tests/storm.py [--restarts 20] [--utterances 200] [--bystander] [--seed 0
 
 from __future__ import annotations
 
-import argparse
 import random
-import statistics
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -18,15 +14,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "scripts"), str(HERE)]
+from house import Bystander, HomeAssistant
+from publishing import Subscriber, running, transcript, until
+from rig_broker import Broker
 
-from house import Bystander, HomeAssistant  # noqa: E402
-from publishing import Subscriber, running, transcript, until  # noqa: E402
-from rig_broker import Broker  # noqa: E402
-
-from appliance.publish.store import Store  # noqa: E402
-from appliance.settings import MqttSettings, StoreSettings  # noqa: E402
+from appliance.publish.store import Store
+from appliance.settings import MqttSettings, StoreSettings
 
 
 @dataclass
@@ -150,39 +143,3 @@ def storm(
 def heard(listener: Subscriber | HomeAssistant) -> list[dict[str, Any]]:
     """The events, in order."""
     return list(listener.events) if isinstance(listener, HomeAssistant) else listener.events()
-
-
-def main() -> None:
-    """Prints the figures."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--restarts", type=int, default=20)
-    parser.add_argument("--utterances", type=int, default=200)
-    parser.add_argument("--house", action="store_true", help="a Home Assistant that comes late")
-    parser.add_argument("--bystander", action="store_true", help="and somebody who hides that")
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = storm(
-            Path(folder), restarts=given.restarts, utterances=given.utterances, house=given.house,
-            bystander=given.bystander, seconds=given.seconds, seed=given.seed,
-        )  # fmt: skip
-    after = outcome.back_after_s()
-    runs = outcome.runs_of_an_automation()
-    print(
-        f"{given.restarts} restarts, {len(outcome.said)} said: lost {outcome.lost}, "
-        f"to an unavailable entity {outcome.missed}, doubled {outcome.doubled}, "
-        f"given twice by the broker {outcome.redelivered}, "
-        f"without a lost connection {outcome.doubled_for_nothing()}, "
-        f"in order {outcome.in_order}, automation: {len(runs)} run, "
-        f"{sum(n > 1 for n in runs.values())} twice"
-    )
-    if after:
-        print(
-            f"from the broker's return to the first event: median {statistics.median(after):.2f} s,"
-            f" longest {max(after):.2f} s ({len(after)} returns)"
-        )
-
-
-if __name__ == "__main__":
-    main()

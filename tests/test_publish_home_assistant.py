@@ -282,6 +282,39 @@ def test_what_is_said_while_the_house_restarts_waits_for_it_and_is_late(store: S
 
 
 @needs_broker
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_where_no_house_was_ever_seen_nobody_is_waited_for(store: Store, protocol: str) -> None:
+    with (
+        Broker() as broker,
+        Bystander(broker.port),
+        running(settings(broker, protocol=protocol), store) as publisher,
+    ):
+        until(lambda: publisher.status().connected)
+        time.sleep(0.3)
+        broker.stop()
+        say_all(store, publisher, "during the outage")
+        broker.start()
+        until(lambda: store.depth() == 0)
+        assert publisher.status().reasons == ()
+
+
+@needs_broker
+@pytest.mark.usefixtures("soon")
+def test_a_house_is_waited_for_on_a_broker_of_mqtt_3_too(store: Store) -> None:
+    with (
+        Broker() as broker,
+        running(settings(broker, protocol="3.1.1"), store) as publisher,
+        HomeAssistant(broker.port, subscribes_after_s=1.0) as house,
+    ):
+        until(lambda: house.discoveries >= 2)
+        broker.stop()
+        ids = say_all(store, publisher, "during the outage")
+        broker.start()
+        until(lambda: len(house.events) == 1, 15)
+        assert [event["id"] for event in house.events] == ids
+
+
+@needs_broker
 def test_a_house_that_does_not_come_back_is_waited_for_no_longer_than_configured(
     store: Store,
 ) -> None:

@@ -73,6 +73,7 @@ class MqttPublisher:
         self._store = store
         self._state_source = state_source
         self._home_assistant = house or HomeAssistantSettings()
+        self._knows_subscribers = settings.protocol == "5"
         self._presence = Presence(self._home_assistant, settings.expiry_s)
         self._wake = threading.Event()
         self._troubles = Troubles()
@@ -162,8 +163,9 @@ class MqttPublisher:
                 case Connected(receive_maximum):
                     self._begin_anew(now_s, receive_maximum)
                 case Acknowledged(message, code, _):
-                    nobody = code == NOBODY_SUBSCRIBES
-                    self._presence.acknowledged(now_s, message, nobody=nobody)
+                    if self._knows_subscribers:
+                        nobody = code == NOBODY_SUBSCRIBES
+                        self._presence.acknowledged(now_s, message, nobody=nobody)
                     self._delivery.acknowledged(now_s, message, code)
                 case Lost():
                     self._delivery.lost()
