@@ -170,6 +170,23 @@ def test_after_a_reconnection_a_house_that_was_seen_has_to_say_that_it_is_there(
     assert watch.holds(700.0), "nobody subscribes to announcements: it is known to be away"
 
 
+def test_a_house_that_came_back_before_us_is_not_taken_for_away() -> None:
+    watch = Presence(HomeAssistantSettings())
+    watch.told(10.0, status(b"offline"))
+    watch.connected(12.0, discovery=1)
+    watch.acknowledged(12.1, 1, nobody=False)
+    assert (watch.holds(31.0), watch.holds(33.0)) == (True, False)
+
+
+def test_reconnections_do_not_make_the_wait_for_a_house_longer() -> None:
+    watch = Presence(HomeAssistantSettings(hold_s=60))
+    watch.told(10.0, status(b"offline"))
+    for moment in (20.0, 40.0, 49.0):
+        watch.connected(moment, discovery=1)
+        watch.acknowledged(moment, 1, nobody=True)
+    assert (watch.holds(69.0), watch.holds(70.5)) == (True, False)
+
+
 @pytest.mark.parametrize(
     "payload", [b"", b"ONLINE", b"offline ", b"\xff\xfe", b"{}", b"x" * 60000], ids=range(6)
 )

@@ -28,6 +28,7 @@ def test_a_house_that_comes_late_hears_each_sentence_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "ANNOUNCE_S", (0.2, 0.5))
+    monkeypatch.setattr(presence, "BIRTH_S", 4.0)
     outcome = storm(tmp_path, restarts=2, utterances=40, house=True, bystander=True, seconds=1.0)
     judge(outcome)
     assert outcome.missed == 0

@@ -36,7 +36,7 @@ class Presence:
         self._settings = settings
         self._hold_s = min(settings.hold_s, longest_s)
         self._seen = False
-        self._away = False
+        self._away_s: float | None = None
         self._discovery: int | None = None
 
     def connected(self, now_s: float, discovery: int) -> None:
@@ -46,8 +46,10 @@ class Presence:
         """
         self.announce_s = math.inf
         self._discovery = discovery
-        if self._seen and not self._away:
-            self._hold(now_s, BIRTH_S)
+        if self._seen:
+            # also when its last word was offline: the broker says that for it while it goes down,
+            # and the house may be back before us
+            self.held_until_s = now_s + min(BIRTH_S, self._hold_s)
 
     def acknowledged(self, now_s: float, message: int, *, nobody: bool) -> None:
         """A PUBACK came; `nobody` subscribes to the announcement: Home Assistant is not there."""
@@ -55,8 +57,8 @@ class Presence:
             return
         self._discovery = None
         if not nobody:
-            self._seen = True
-        elif self._seen and not self._away:
+            self._seen, self._away_s = True, None
+        elif self._seen:
             self._leave(now_s)
 
     def told(self, now_s: float, message: Message) -> None:
@@ -70,7 +72,7 @@ class Presence:
         if message.payload == events.OFFLINE:
             self._leave(now_s)
             return
-        self._away = False
+        self._away_s = None
         self.announce_s = now_s + random.uniform(*ANNOUNCE_S)
         if self.held_until_s > now_s:
             self.held_until_s = self.announce_s
@@ -91,9 +93,8 @@ class Presence:
         return min(self.announce_s, held_s)
 
     def _leave(self, now_s: float) -> None:
-        self._away = True
+        """It is away; the wait for it is counted from when that was first known."""
+        if self._away_s is None:
+            self._away_s = now_s
         self.announce_s = math.inf
-        self._hold(now_s, self._hold_s)
-
-    def _hold(self, now_s: float, longest_s: float) -> None:
-        self.held_until_s = max(self.held_until_s, now_s + min(longest_s, self._hold_s))
+        self.held_until_s = max(self.held_until_s, self._away_s + self._hold_s)
