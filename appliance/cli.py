@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from appliance import __version__, commands, config, model_cli
+from appliance import __version__, commands, config, house_cli, model_cli
 from appliance.benchmark import options as benchmark_options
 from appliance.doctor import options as doctor_options
 from appliance.errors import ConfigError, RoomscribeError
@@ -89,6 +89,8 @@ def parser() -> argparse.ArgumentParser:
     _add_transcribe(names, common)
     _add_devices(names, common)
     _add_log(names, common)
+    house_cli.add_mute(names, common)
+    house_cli.add_mqtt(names, common)
     model_cli.add_model(names, common)
     _add_benchmark(names, common)
     _add_doctor(names, common)

@@ -126,6 +126,12 @@ def _contradictions(settings: Settings, origin: str) -> Iterator[str]:
         )
     if settings.mqtt.password_file and not settings.mqtt.username:
         yield f"{origin}: mqtt.password_file: expected mqtt.username beside it, found none"
+    if not settings.mqtt.tls:
+        for name in ("ca_file", "cert_file", "key_file"):
+            if getattr(settings.mqtt, name):
+                yield f"{origin}: mqtt.{name}: expected mqtt.tls = true beside it, found false"
+    if settings.mqtt.key_file and not settings.mqtt.cert_file:
+        yield f"{origin}: mqtt.key_file: expected mqtt.cert_file beside it, found none"
 
 
 def _unknown(where: str, what: str, name: str, known: Any) -> str:

@@ -10,27 +10,28 @@ its beginning, so that what was heard is still published.
 from __future__ import annotations
 
 import contextlib
-import enum
+import functools
 import logging
 import threading
 import time
 from queue import Full, Queue
-from typing import TypeVar
 
-from appliance import __version__
+from appliance import __version__, vitals
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import node_name
 from appliance.ears import Ears
 from appliance.health import Health
 from appliance.infer.transcriber import open_transcriber
-from appliance.publish.events import ApplianceState
+from appliance.mute import Mute
+from appliance.publish import commands
+from appliance.publish.events import ApplianceState, ApplianceStats
 from appliance.publish.publisher import MqttPublisher
-from appliance.publish.store import Store
+from appliance.publish.store import Store, folder
 from appliance.records import Discarded, Frame, Window
 from appliance.scribe import Heard, Scribe
 from appliance.settings import Settings
-from appliance.stage import Stage, hand_on, next_item
+from appliance.stage import Mark, Stage, end, hand_on, next_item
 
 log = logging.getLogger("roomscribe")
 
@@ -46,16 +47,6 @@ JOIN_WITHIN_S = {"capture": 1.0, "segmenter": 1.0}
 """A stalled audio server must not take the time that transcribing needs."""
 
 
-Item = TypeVar("Item")
-
-
-class Mark(enum.Enum):
-    """What a queue carries besides sound."""
-
-    LOST = "the source was lost in mid-stream"
-    END = "nothing follows"
-
-
 class Pipeline:
     """A running appliance: `start`, wait for `ended`, `stop`; all from one thread."""
 
@@ -66,28 +57,38 @@ class Pipeline:
         """Set when the source came to its end, or a stage failed."""
         self.sounding = threading.Event()
         """Set once sound has come from the source."""
-        self._settings = settings
+        self._settings, self._machine = settings, vitals.machine()
         self._frames: Queue[Frame | Mark] = Queue(FRAMES_WAITING)
         self._windows: Queue[tuple[Window, float] | Mark] = Queue(WINDOWS_WAITING)
         self._heard: Queue[Heard | Mark] = Queue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
             store = opened.enter_context(Store.open(settings.store))
+            node = node_name(settings)
+            self.mute = Mute(folder(settings.store))
             transcriber = opened.enter_context(open_transcriber(settings))
             transcriber.warm_up()
             self._segmenter = Segmenter(
                 VoiceDetector(settings.voice), settings.segmenter, transcriber.bundle.window_s
             )
             self._publisher = (
-                MqttPublisher(settings.mqtt, node_name(settings), store, self.state)
+                MqttPublisher(
+                    settings.mqtt,
+                    node,
+                    store,
+                    self.state,
+                    house=settings.homeassistant,
+                    stats_source=self.stats,
+                    subscriptions=commands.subscriptions(settings.history, node, store, self.mute),
+                )
                 if settings.mqtt.enabled
                 else None
             )
             listeners = (self._publisher,) if self._publisher else ()
             self._encoder = transcriber.encoder
             self._scribe = Scribe(settings, transcriber, store, self.health, listeners)
-            self._ears = Ears(
-                settings.capture, self.health, self._put, lambda: self._frames.put(Mark.LOST)
-            )
+            lose = functools.partial(self._frames.put, Mark.LOST)
+            self._ears = Ears(settings.capture, self.health, self.mute, self._put, lose)
+            self.mute.on_change = self._ears.obey
             self._opened = opened.pop_all()
         if self._publisher:
             self.health.on_change = self._publisher.notify
@@ -121,11 +122,11 @@ class Pipeline:
             if stage.is_alive():
                 log.error("the %s is still busy and is left behind", stage.name)
             if stage.name == "capture":
-                _end(self._frames)
+                end(self._frames)
             elif stage.name == "segmenter":
-                _end(self._windows)
+                end(self._windows)
             elif stage.name == "encoder":
-                _end(self._heard)
+                end(self._heard)
         waiting = [*self._windows.queue, *self._heard.queue]
         left = sum(1 for item in waiting if not isinstance(item, Mark))
         if left or self._scribe.flush():
@@ -150,10 +151,10 @@ class Pipeline:
     def state(self) -> ApplianceState:
         """How the appliance is, for the `state` topic. Any thread; does not wait."""
         microphone = self._ears.description
-        troubles = self.health.troubles()
+        muted, troubles = self._ears.muted, self.health.troubles()
         return ApplianceState(
-            status="degraded" if troubles else "running",
-            reasons=tuple(troubles.values()),
+            status="muted" if muted else "degraded" if troubles else "running",
+            reasons=(*troubles.values(), *filter(None, [self.mute.unsaved])),
             encoder=self._scribe.encoder,
             model=self._scribe.model,
             microphone=microphone or "none",
@@ -161,7 +162,13 @@ class Pipeline:
             queue_depth=self._windows.qsize() + self._heard.qsize(),
             uptime_s=self.health.uptime_s,
             version=__version__,
+            muted=muted,
+            machine=self._machine,
         )
+
+    def stats(self) -> ApplianceStats:
+        """Counters and readings, for the `stats` topic. Any thread; does not wait."""
+        return vitals.stats(self.health, self._encoder.facts().get("temperature_c"))
 
     def broker_reasons(self) -> tuple[str, ...]:
         """What is wrong between the store and the broker, in plain words."""
@@ -237,9 +244,3 @@ class Pipeline:
             else:
                 self._scribe.write(item)
         self.ended.set()
-
-
-def _end(followers: Queue[Item | Mark]) -> None:
-    """Tells the next stage that nothing follows; for a stage that could not say so itself."""
-    with contextlib.suppress(Full):
-        followers.put_nowait(Mark.END)

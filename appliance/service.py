@@ -13,6 +13,7 @@ from types import FrameType
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
 from appliance.pipeline import Pipeline
 from appliance.publish import journal
+from appliance.publish.events import ApplianceState
 from appliance.publish.journal import notify
 from appliance.settings import Settings
 
@@ -20,19 +21,24 @@ log = logging.getLogger("roomscribe")
 
 STILL_S = 25.0
 """A stage that has not moved for so long is stuck; the slowest window takes a few seconds."""
-LOOK_S = 0.5
-"""Between two looks at the stages and at what was asked."""
+LOOK_S = 0.2
+"""Between two looks at the stages, at the mute's file, and at what was asked."""
 
 
 class Asked:
-    """What signals ask for: SIGTERM and SIGINT to stop, SIGHUP to read the configuration again."""
+    """What signals ask for: SIGTERM and SIGINT to stop, SIGHUP to read the configuration again.
+
+    SIGUSR1 turns the mute over.
+    """
 
     def __init__(self) -> None:
         self.stop = threading.Event()
         self.reload = threading.Event()
+        self.toggle_mute = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._to_stop)
         signal.signal(signal.SIGHUP, lambda _number, _frame: self.reload.set())
+        signal.signal(signal.SIGUSR1, lambda _number, _frame: self.toggle_mute.set())
 
     def _to_stop(self, number: int, _frame: FrameType | None) -> None:
         log.info("%s: stopping", signal.Signals(number).name)
@@ -47,19 +53,20 @@ class Announcer:
         self._pipeline, self._begun_s = pipeline, begun_s
         self.complaint = ""
         """What else is wrong; put in front of STATUS."""
-        self._ready = False
+        self.ready = False
+        """READY has been said."""
         self._told = ""
 
     def look(self) -> None:
         """Says READY when sound has come, or when it is known that it has to be waited for."""
         state = self._pipeline.state()
-        if not self._ready:
+        if not self.ready:
             if state.microphone_online and not self._pipeline.sounding.is_set():
                 return
-            self._ready = True
+            self.ready = True
             log.info(
                 "%s with model %s on %s, ready after %.2f s",
-                f"listening to {state.microphone}" if state.microphone_online else "waiting",
+                f"listening to {state.microphone}" if state.microphone_online else _doing(state),
                 state.model,
                 state.encoder,
                 time.monotonic() - self._begun_s,
@@ -91,11 +98,16 @@ def run(settings: Settings, reread: Callable[[], Settings]) -> None:
 def status(pipeline: Pipeline) -> str:
     """What the appliance does and lacks, on one line: `listening, 128 transcripts, CPU`."""
     state = pipeline.state()
-    doing = "listening" if state.microphone_online else "waiting for a microphone"
     heard = pipeline.health.counters().get("transcripts", 0)
     unit = "CPU" if state.encoder == "cpu" else "NPU"
     reasons = (*state.reasons, *pipeline.broker_reasons())
-    return "; ".join((f"{doing}, {heard} transcripts, {unit}", *reasons))
+    return "; ".join((f"{_doing(state)}, {heard} transcripts, {unit}", *reasons))
+
+
+def _doing(state: ApplianceState) -> str:
+    if state.muted:
+        return "muted"
+    return "listening" if state.microphone_online else "waiting for a microphone"
 
 
 def _live(
@@ -129,9 +141,13 @@ def _supervise(
     period_s = min(10.0, int(os.environ.get("WATCHDOG_USEC", "0")) / 3e6 or 10.0)
     fed_s = time.monotonic()
     announcer = Announcer(pipeline, begun_s)
-    while not asked.stop.wait(LOOK_S if pipeline.sounding.is_set() else LOOK_S / 10):
+    while not asked.stop.wait(LOOK_S if announcer.ready else LOOK_S / 4):
         if pipeline.ended.is_set():
             return None
+        pipeline.mute.look()
+        if asked.toggle_mute.is_set():
+            asked.toggle_mute.clear()
+            pipeline.mute.toggle("SIGUSR1")
         if asked.reload.is_set():
             asked.reload.clear()
             renewed = _read_again(settings, reread, announcer)

@@ -1,7 +1,7 @@
 """Every configuration key: default, unit, range, meaning; one frozen dataclass a section.
 
 `appliance.config` reads TOML into this tree; config/roomscribe.toml shows it to people, and a test
-keeps the two equal.
+keeps the two equal. Over 250 lines because it is one table.
 """
 
 from __future__ import annotations
@@ -212,11 +212,70 @@ class MqttSettings:
         "", "MQTT client id, unique at the broker; empty: roomscribe-<node>.",
         pattern=r"[0-9A-Za-z_-]{0,64}",
     )  # fmt: skip
+    protocol: str = key(
+        "5",
+        "Version of MQTT. 3.1.1 is for a broker that knows no better: it tells neither that nobody "
+        "subscribes nor why it refuses, and forgets no message by age.",
+        choices=("5", "3.1.1"),
+    )
+    tls: bool = key(
+        False, "Encrypt the connection and check the broker's certificate; its port is mostly 8883."
+    )
+    ca_file: str = key(
+        "", "The authority that signed the broker's certificate (PEM); empty: those of the system."
+    )
+    cert_file: str = key("", "Our own certificate (PEM), for a broker that asks for one.")
+    key_file: str = key(
+        "", "Its private key (PEM); empty: the credential `roomscribe.mqtt-key`, else cert_file."
+    )
     keepalive_s: int = key(30, "Longest silence towards the broker.", unit="s", low=5, high=3600)
     expiry_s: int = key(
         3600, "The broker forgets an undelivered transcript after this.", unit="s", low=60,
         high=604800,
     )  # fmt: skip
+    hold: bool = key(
+        True,
+        "Keep transcripts, for expiry_s at most, while nobody subscribes to them; false: they are "
+        "in the log alone then.",
+    )
+    retain_last: bool = key(
+        False,
+        "Leave the last transcript on the broker, on the topic `last`, for whoever comes later.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HomeAssistantSettings:
+    """[homeassistant]"""
+
+    enabled: bool = key(True, "Announce the appliance to Home Assistant, which then shows it.")
+    prefix: str = key(
+        "homeassistant", "Where Home Assistant looks for announcements (its discovery prefix).",
+        pattern=r"[0-9A-Za-z_-]+(/[0-9A-Za-z_-]+)*",
+    )  # fmt: skip
+    status_topic: str = key(
+        "homeassistant/status",
+        "Where Home Assistant says online and offline (its birth and will messages).",
+        pattern=r"[0-9A-Za-z_-]+(/[0-9A-Za-z_-]+)*",
+    )
+    hold_s: int = key(
+        600,
+        "Transcripts wait at most this long for a Home Assistant that was seen and is away, and "
+        "never longer than mqtt.expiry_s; 0: they do not wait.",
+        unit="s", low=0, high=86400,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySettings:
+    """[history]"""
+
+    enabled: bool = key(
+        False,
+        "Answer command/history: whoever may publish that at the broker reads what was said, as "
+        "far back as store.retention_days.",
+    )
+    limit: int = key(100, "Most transcripts in one answer.", low=1, high=1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,4 +302,6 @@ class Settings:
     gates: GateSettings = field(default_factory=GateSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     mqtt: MqttSettings = field(default_factory=MqttSettings)
+    homeassistant: HomeAssistantSettings = field(default_factory=HomeAssistantSettings)
+    history: HistorySettings = field(default_factory=HistorySettings)
     journal: JournalSettings = field(default_factory=JournalSettings)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +13,13 @@ from typing import TypeVar
 IDLE_S = 1.0
 
 Item = TypeVar("Item")
+
+
+class Mark(enum.Enum):
+    """What a queue carries besides sound."""
+
+    LOST = "the source was lost in mid-stream"
+    END = "nothing follows"
 
 
 class Stage(threading.Thread):
@@ -58,3 +67,9 @@ def hand_on(queue: Queue[Item], item: Item, stage: Stage) -> None:
         except Full:
             stage.moved()
     stage.moved()
+
+
+def end(followers: Queue[Item | Mark]) -> None:
+    """Tells the next stage that nothing follows; for a stage that could not say so itself."""
+    with contextlib.suppress(Full):
+        followers.put_nowait(Mark.END)

@@ -68,10 +68,15 @@ def until(condition: Callable[[], object], timeout_s: float = 8.0) -> None:
 
 
 class Subscriber:
-    """Everything that a real broker delivers under roomscribe/#, in order."""
+    """Everything that a real broker delivers on `topics`, in order."""
 
     def __init__(
-        self, port: int, user: str = "", password: str = "", name: str = "listener"
+        self,
+        port: int,
+        user: str = "",
+        password: str = "",
+        name: str = "listener",
+        topics: tuple[str, ...] = ("roomscribe/#",),
     ) -> None:
         self.messages: list[MQTTMessage] = []
         self._ready = threading.Event()
@@ -80,12 +85,16 @@ class Subscriber:
         self._client.reconnect_delay_set(1, 1)
         if user:
             self._client.username_pw_set(user, password)
-        self._client.on_connect = lambda c, *_: c.subscribe("roomscribe/#", qos=1)
+        self._client.on_connect = lambda c, *_: c.subscribe([(topic, 1) for topic in topics])
         self._client.on_subscribe = lambda *_: self._ready.set()
         self._client.on_message = lambda _c, _u, message: self.messages.append(message)
         self._client.connect("127.0.0.1", port, clean_start=False, properties=_kept_session())
         self._client.loop_start()
         assert self._ready.wait(5)
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """Says something itself, unretained."""
+        self._client.publish(topic, payload, qos=1).wait_for_publish(5)
 
     def payloads(self, name: str, node: str = "kitchen") -> list[bytes]:
         """Payloads of one of the node's topics."""
@@ -109,10 +118,14 @@ class Subscriber:
 
 @contextmanager
 def running(
-    settings: MqttSettings, store: Store, state: Callable[[], ApplianceState] = lambda: STATE
+    settings: MqttSettings,
+    store: Store,
+    state: Callable[[], ApplianceState] = lambda: STATE,
+    node: str = "kitchen",
+    **more: Any,
 ) -> Iterator[MqttPublisher]:
-    """A publisher of the node `kitchen` in its thread, stopped in the end."""
-    publisher = MqttPublisher(settings, "kitchen", store, state)
+    """A publisher in its thread, stopped in the end."""
+    publisher = MqttPublisher(settings, node, store, state, **more)
     thread = threading.Thread(target=publisher.run, daemon=True)
     thread.start()
     try:

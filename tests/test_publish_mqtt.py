@@ -21,7 +21,7 @@ import rig_broker
 from publishing import STATE, Subscriber, running, transcript, until
 from rig_broker import Broker
 
-import appliance.publish.publisher
+import appliance.publish.delivery
 from appliance.errors import ConfigError
 from appliance.publish import credentials
 from appliance.publish.publisher import MqttPublisher
@@ -167,7 +167,7 @@ def test_transcripts_wait_for_a_subscriber_that_comes_after_the_broker(store: St
 def test_a_broker_that_hangs_is_left_and_sent_again_what_it_had_not_taken(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appliance.publish.publisher, "ANSWER_S", -4.0)
+    monkeypatch.setattr(appliance.publish.delivery, "ANSWER_S", -4.0)
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         with running(settings(broker, keepalive_s=5), store) as publisher:
             until(lambda: publisher.status().connected)
@@ -255,7 +255,8 @@ def test_a_topic_refused_by_the_access_list_holds_the_outbox(store: Store, tmp_p
         until(lambda: p.status().connected)
         add(store, p, "kept")
         until(lambda: p.status().reasons)
-        assert "refuses messages (Not authorized)" in p.status().reasons[0]
+        assert "does not let us write to some topics (Not authorized)" in p.status().reasons[0]
+        until(lambda: "kitchen/transcript" in p.status().reasons[0])
         time.sleep(0.5)
         assert (p.status().connected, p.status().outbox_depth) == (True, 1)
 

@@ -7,8 +7,6 @@ a word when its device vanishes, where a blocking read raises.
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.frames import Framer, SampleClock
+from appliance.capture.quiet import quiet
 from appliance.capture.resample import FULL_SCALE, Resampler
 from appliance.errors import DeviceError
 from appliance.records import SAMPLE_RATE, Frame
@@ -27,6 +26,9 @@ from appliance.settings import CaptureSettings
 
 LATENCY_S = 0.2
 """Asked of PortAudio: so long may the capture thread be held up before samples are lost."""
+
+PATIENCE_S = 2.0
+"""Without a block for so long, a read is left to find out what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Microphone:
         heard = given = 0
         try:
             self._stream.start()
-            while not self._stopped.is_set():
+            while self._wait_for_block():
                 data, overflowed = self._stream.read(self._block)
                 now_s = time.monotonic() - self._stream.read_available / self.rate_hz
                 heard += self._block
@@ -98,7 +100,7 @@ class Microphone:
             ) from error
 
     def stop(self) -> None:
-        """Makes `frames` end with the read in progress. Any thread."""
+        """Makes `frames` end at once, unless the sound server is stuck. Any thread."""
         self._stopped.set()
 
     def __enter__(self) -> Self:
@@ -110,9 +112,22 @@ class Microphone:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(self._portaudio.PortAudioError), _quiet():
+        with contextlib.suppress(self._portaudio.PortAudioError), quiet():
             self._stream.abort()
             self._stream.close()
+
+    def _wait_for_block(self) -> bool:
+        """Waits until a read would not, or long enough for it to say why; False once stopped.
+
+        A read cannot be interrupted, and a sound server may let one wait for a second and more.
+        """
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not self._stopped.is_set() and time.monotonic() < deadline_s:
+            missing = self._block - self._stream.read_available
+            if missing <= 0:
+                break
+            self._stopped.wait(max(0.005, missing / self.rate_hz))
+        return not self._stopped.is_set()
 
     def _watch(self, sound: NDArray[np.int16]) -> None:
         """Notes that sound came, and whether it was any."""
@@ -132,7 +147,7 @@ def _portaudio() -> ModuleType:
     """
     global _opened_before  # noqa: PLW0603
     try:
-        with _quiet():
+        with quiet():
             import sounddevice
 
             if _opened_before:
@@ -202,7 +217,7 @@ def _open(
     trouble: Exception | None = None
     for rate_hz, channels in dict.fromkeys(shapes):
         try:
-            with _quiet():
+            with quiet():
                 stream = portaudio.RawInputStream(
                     device=device.index,
                     samplerate=rate_hz,
@@ -224,17 +239,3 @@ def _open(
 def _reason(error: BaseException | None) -> str:
     """PortAudio's own words, on one line."""
     return " ".join(str(error.args[0] if error and error.args else error).split())
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps ALSA's chatter about devices that are not there off standard error."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

@@ -15,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from paho.mqtt.client import Client, MQTTMessage, MQTTv5
+from paho.mqtt.client import Client, MQTTMessage, MQTTv5, MQTTv311
 from paho.mqtt.enums import CallbackAPIVersion
 
 from appliance.config import node_name
 from appliance.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
 from appliance.errors import PublishError
-from appliance.publish import credentials, events, troubles
+from appliance.publish import credentials, events, tls, troubles
 from appliance.settings import MqttSettings, Settings
 
 CONNECT_S = 5.0
@@ -48,14 +48,17 @@ class Probe:
     """One short connection. No thread: `until` does the network's work."""
 
     def __init__(self, settings: MqttSettings, node: str) -> None:
-        """Connects. Raises PublishError, and ConfigError when the password cannot be read."""
+        """Connects. Raises PublishError, and ConfigError for a file of password or TLS."""
         self._settings = settings
         self.heard = heard = _Heard()
         identity = f"roomscribe-{node}-doctor-{secrets.token_hex(3)}"
-        self._client = client = Client(CallbackAPIVersion.VERSION2, identity, protocol=MQTTv5)
+        protocol = MQTTv5 if settings.protocol == "5" else MQTTv311
+        self._client = client = Client(CallbackAPIVersion.VERSION2, identity, protocol=protocol)
         client.connect_timeout = CONNECT_S
         if settings.username:
             client.username_pw_set(settings.username, credentials.password(settings))
+        if secure := tls.context(settings):
+            client.tls_set_context(secure)
 
         def connected(_c: Client, _u: Any, _f: Any, reason: Any, _p: Any) -> None:
             heard.connect = (reason.value, str(reason))
@@ -75,6 +78,8 @@ class Probe:
         try:
             client.connect(settings.host, settings.port, keepalive=30)
         except (OSError, ValueError) as error:
+            if complaint := tls.complaint(settings, error):
+                raise PublishError(complaint) from error
             raise self._away(str(error)) from error
         if not self.until(lambda: heard.connect is not None, CONNECT_S):
             raise self._away(heard.trouble or f"no answer within {CONNECT_S:g} s")
@@ -101,9 +106,9 @@ class Probe:
             raise self._away(self.heard.trouble or f"no answer within {ANSWER_S:g} s")
         return self.heard.subscribed or []
 
-    def publish(self, topic: str, payload: bytes) -> int:
-        """The broker's code for a message of QoS 1, not retained. Raises PublishError."""
-        number = self._client.publish(topic, payload, qos=1).mid
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> int:
+        """The broker's code for a message of QoS 1. Raises PublishError."""
+        number = self._client.publish(topic, payload, qos=1, retain=retain).mid
         if not self.until(lambda: number in self.heard.acknowledged, ANSWER_S):
             raise self._away(self.heard.trouble or f"no answer within {ANSWER_S:g} s")
         return self.heard.acknowledged[number]

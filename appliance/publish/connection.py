@@ -8,8 +8,18 @@ import threading
 from collections.abc import Iterator
 
 from appliance.errors import ConfigError, PublishError
-from appliance.publish import credentials, events, troubles
-from appliance.publish.mqtt import Acknowledged, Connected, Link, Lost, Refused, client_id
+from appliance.publish import credentials, events, tls, troubles
+from appliance.publish.messages import (
+    Acknowledged,
+    Connected,
+    Lost,
+    Message,
+    Refused,
+    Reply,
+    SubscriptionRefused,
+    Untrusted,
+)
+from appliance.publish.mqtt import Link, client_id, is_there
 from appliance.publish.troubles import Troubles
 from appliance.settings import MqttSettings
 
@@ -19,8 +29,13 @@ OUTAGE_DELAYS_S = (1.0, 2.0, 4.0)
 """Between attempts at a broker that is away; short, as what was said meanwhile waits for it."""
 STEADY_S = 10.0
 """A connection that stood this long ends a series of outages."""
+BRIEF = 3
+"""So many connections that broke soon, one after another, beside a broker that was there all the
+time, are no outage: it throws us out."""
 REFUSAL_DELAY_S = 60.0
 """Between attempts at a broker that says no: a wrong password does not heal by hammering."""
+FIRST_FAILURE = 128
+"""Reason codes from here on say no."""
 ATTEMPT_S = 30.0
 """An attempt without an answer is given up after this."""
 
@@ -29,10 +44,22 @@ class Connection:
     """One link at a time, and another one when it ends. Owned by one thread."""
 
     def __init__(
-        self, settings: MqttSettings, node: str, wake: threading.Event, problems: Troubles
+        self,
+        settings: MqttSettings,
+        node: str,
+        wake: threading.Event,
+        problems: Troubles,
+        listens_on: tuple[str, ...] = (),
     ) -> None:
-        """Connects nowhere yet. Raises ConfigError when the password's file cannot be read."""
+        """Connects nowhere yet; `listens_on` are whole topics.
+
+        Raises ConfigError when a file of the password or of TLS cannot be read.
+        """
         credentials.password(settings)
+        tls.context(settings)
+        self._listens_on = listens_on
+        self._names: dict[int, str] = {}
+        self._denials: dict[str, set[str]] = {}
         self.connected_s: float | None = None
         """Since when it stands, on time.monotonic()'s clock; None while it does not."""
         self._settings = settings
@@ -41,7 +68,7 @@ class Connection:
         self._troubles = problems
         self._link: Link | None = None
         self._attempt_s = 0.0
-        self._outages = 0
+        self._outages = self._brief = 0
 
     @property
     def trying(self) -> bool:
@@ -65,12 +92,17 @@ class Connection:
                 case Connected():
                     self._welcome(now_s)
                     yield item
-                case Acknowledged():
+                case Acknowledged(message, code, reason):
+                    self._answered(self._names.pop(message, ""), code, reason)
                     yield item
+                case SubscriptionRefused(topic, reason):
+                    self._denied("listen on", topic, reason)
                 case Refused(code, reason) if code not in troubles.PASSING:
                     own = client_id(self._settings, self._node)
                     why = troubles.refused(self._settings, own, code, reason)
                     yield self._part(now_s, REFUSAL_DELAY_S, why)
+                case Untrusted(reason):
+                    yield self._part(now_s, REFUSAL_DELAY_S, reason)
                 case Lost(troubles.TAKEN_OVER, _):
                     why = troubles.taken_over(client_id(self._settings, self._node))
                     yield self._part(now_s, REFUSAL_DELAY_S, why)
@@ -79,9 +111,20 @@ class Connection:
         if self._link and self.connected_s is None and now_s >= self._attempt_s + ATTEMPT_S:
             yield self.give_up(now_s, "no answer")
 
+    def received(self) -> Iterator[Message]:
+        """What came on the topics listened on since the last call, in order."""
+        while self._link and self._link.received:
+            yield self._link.received.popleft()
+
     def give_up(self, now_s: float, detail: str) -> Lost:
         """Takes the broker for away: drops the link, tries again soon."""
-        if self.connected_s is not None and now_s - self.connected_s > STEADY_S:
+        steady = self.connected_s is not None and now_s - self.connected_s > STEADY_S
+        brief = self.connected_s is not None and not steady
+        self._brief = self._brief + 1 if brief and is_there(self._settings) else 0
+        if self._brief >= BRIEF:
+            why = troubles.thrown_out(client_id(self._settings, self._node))
+            return self._part(now_s, REFUSAL_DELAY_S, why)
+        if steady:
             self._outages = 0
         delay_s = OUTAGE_DELAYS_S[min(self._outages, len(OUTAGE_DELAYS_S) - 1)]
         self._outages += 1
@@ -101,9 +144,31 @@ class Connection:
         Raises PublishError when no connection stands.
         """
         topic = events.topic(self._node, name)
+        return self.publish_to(topic, payload, qos=qos, retain=retain, expiry_s=expiry_s)
+
+    def publish_to(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        expiry_s: int | None = None,
+        correlation: bytes | None = None,
+    ) -> int:
+        """Sends on any topic and returns the message's number. Raises PublishError as above."""
         if self._link is None or self.connected_s is None:
             raise PublishError(f"cannot publish {topic}: expected a connection, found none")
-        return self._link.publish(topic, payload, qos=qos, retain=retain, expiry_s=expiry_s)
+        message = self._link.publish(
+            topic, payload, qos=qos, retain=retain, expiry_s=expiry_s, correlation=correlation
+        )
+        if qos:
+            self._names[message] = topic
+        return message
+
+    def answer(self, reply: Reply) -> None:
+        """Publishes an answer. Raises PublishError as above."""
+        self.publish_to(reply.topic, reply.payload, correlation=reply.correlation)
 
     def close(self) -> None:
         """Says offline and goes; takes 0.3 s at most."""
@@ -118,24 +183,46 @@ class Connection:
         """Begins to connect, with the password as its file has it now."""
         try:
             password = credentials.password(self._settings)
+            secure = tls.context(self._settings)
         except ConfigError as error:
             self._part(now_s, REFUSAL_DELAY_S, str(error))
         else:
             self._attempt_s = now_s
-            self._link = Link(self._settings, self._node, password, self._wake)
+            self._link = Link(self._settings, self._node, password, secure, self._wake)
 
     def _welcome(self, now_s: float) -> None:
-        """The broker let us in: says so before anything else is published."""
+        """The broker let us in: listens, then says so before anything else is published."""
         self.connected_s = now_s
+        self._troubles.clear("listen on")
+        if self._link:
+            for topic in self._listens_on:
+                self._link.subscribe(topic)
         self.publish(events.AVAILABILITY, events.ONLINE, retain=True)
         self._troubles.clear("broker")
         log.info("connected to the broker %s:%d", self._settings.host, self._settings.port)
+
+    def _answered(self, topic: str, code: int, reason: str) -> None:
+        """A PUBACK; one that refuses the topic is a trouble until the topic is taken again."""
+        if code >= FIRST_FAILURE:
+            self._denied("write to", topic, reason)
+        elif topic in self._denials.get("write to", ()):
+            self._denials["write to"].discard(topic)
+            if not self._denials["write to"]:
+                self._troubles.clear("write to")
+
+    def _denied(self, doing: str, topic: str, reason: str) -> None:
+        topics = self._denials.setdefault(doing, set())
+        topics.add(topic)
+        why = troubles.denied(self._settings, doing, reason)
+        self._troubles.set(doing, why, f": {', '.join(sorted(topics))}")
 
     def _part(self, now_s: float, delay_s: float, reason: str, detail: str = "") -> Lost:
         """Gives the link up; the next attempt begins after about `delay_s`."""
         if self._link:
             self._link.drop()
         self._link = self.connected_s = None
+        self._names.clear()
+        self._denials.clear()
         self._attempt_s = now_s + delay_s * random.uniform(0.8, 1.2)
         self._troubles.set("broker", reason, detail)
         return Lost(0, reason)

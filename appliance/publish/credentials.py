@@ -10,6 +10,10 @@ from appliance.settings import MqttSettings
 
 PASSWORD_CREDENTIAL = "roomscribe.mqtt-password"
 """Its name among systemd's credentials."""
+MOST_BYTES = 4096
+"""A longer file is not one that holds a password."""
+KEY_CREDENTIAL = "roomscribe.mqtt-key"
+"""The same, of the private key behind our certificate."""
 
 
 def password(settings: MqttSettings) -> str | None:
@@ -20,21 +24,35 @@ def password(settings: MqttSettings) -> str | None:
     """
     if settings.password_file:
         return _read(Path(settings.password_file).expanduser(), "mqtt.password_file")
+    credential = _credential(PASSWORD_CREDENTIAL)
+    return _read(credential, "systemd credential") if credential else None
+
+
+def key_file() -> str | None:
+    """Path of the private key among systemd's credentials, if it is there."""
+    credential = _credential(KEY_CREDENTIAL)
+    return str(credential) if credential else None
+
+
+def _credential(name: str) -> Path | None:
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
-    if folder and (Path(folder) / PASSWORD_CREDENTIAL).exists():
-        return _read(Path(folder) / PASSWORD_CREDENTIAL, "systemd credential")
-    return None
+    path = Path(folder) / name if folder else None
+    return path if path and path.exists() else None
 
 
 def _read(path: Path, key: str) -> str:
+    """The secret in a file of a few hundred bytes; never shown. Raises ConfigError."""
     cure = "write the password into it, readable for this user alone, or leave the key out"
     try:
-        text = path.read_text(encoding="utf-8").rstrip("\r\n")
+        with path.open("rb") as opened:
+            text = opened.read(MOST_BYTES + 1).decode("utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         found = getattr(error, "strerror", None) or "no UTF-8 text"
         raise ConfigError(
             f"{key}: expected a file holding the broker's password, found {path}: {found}; {cure}"
         ) from None
+    if len(text) > MOST_BYTES or "\n" in text:
+        raise ConfigError(f"{key}: expected one line in {path}, found more; {cure}")
     if not text:
         raise ConfigError(
             f"{key}: expected the broker's password in {path}, found it empty; {cure}"

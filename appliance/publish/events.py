@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +16,8 @@ SCHEMA = 1
 """Version of the transcript's event; raised when a field changes its meaning or goes."""
 
 AVAILABILITY, STATE, MICROPHONE = "availability", "state", "microphone"
-TRANSCRIPT, SPEECH, DISCARDED = "transcript", "speech", "discarded"
+TRANSCRIPT, LAST, SPEECH, DISCARDED = "transcript", "last", "speech", "discarded"
+MUTE, STATS = "mute", "stats"
 ONLINE, OFFLINE = b"online", b"offline"
 ON, OFF = b"ON", b"OFF"
 
@@ -38,10 +40,27 @@ class ApplianceState:
     """Windows that wait to be transcribed."""
     uptime_s: float
     version: str
+    muted: bool = False
+    """True while the microphone is closed on request."""
+    machine: str = ""
+    """What the appliance runs on; empty where that is not known."""
 
     def news(self) -> tuple[object, ...]:
         """What is told at once when it changes; the rest waits for the next regular message."""
         return (self.status, self.reasons, self.encoder, self.model, self.microphone)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplianceStats:
+    """Counters and readings, as the `stats` topic tells them; None is for what is not known."""
+
+    counters: Mapping[str, int]
+    """transcripts, discarded_<reason>, frames_dropped... since the start."""
+    uptime_s: float
+    npu_temperature_c: float | None = None
+    soc_temperature_c: float | None = None
+    throttling: tuple[str, ...] | None = None
+    """What the machine suffers from now, in plain words."""
 
 
 def topic(node: str, name: str) -> str:
@@ -84,11 +103,17 @@ def transcript(
     }
 
 
-def state(appliance: ApplianceState, outbox_depth: int) -> dict[str, Any]:
-    """The `state` message."""
+def state(
+    appliance: ApplianceState,
+    outbox_depth: int,
+    faults: tuple[str, ...] = (),
+    waits: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """The `state` message. `faults` between store and broker degrade it, `waits` do not."""
+    degraded = faults and appliance.status == "running"
     return {
-        "status": appliance.status,
-        "reasons": list(appliance.reasons),
+        "status": "degraded" if degraded else appliance.status,
+        "reasons": [*appliance.reasons, *faults, *waits],
         "encoder": appliance.encoder,
         "model": appliance.model,
         "microphone": appliance.microphone,
@@ -108,6 +133,27 @@ def discarded(speech: Discarded) -> dict[str, Any]:
     }
 
 
+def stats(appliance: ApplianceStats, latencies_ms: Sequence[float]) -> dict[str, Any]:
+    """The `stats` message; `latencies_ms` are those of the transcripts of the past hour."""
+    names = ("transcripts", "frames_dropped", "lost_store_refused")
+    prefix = "discarded_"
+    counters = appliance.counters
+    return {
+        "uptime_s": _whole(appliance.uptime_s),
+        **{name: counters.get(name, 0) for name in names},
+        "discarded": {
+            name.removeprefix(prefix): number
+            for name, number in sorted(counters.items())
+            if name.startswith(prefix)
+        },
+        "latency_ms_p50": _percentile(latencies_ms, 0.50),
+        "latency_ms_p95": _percentile(latencies_ms, 0.95),
+        "npu_temperature_c": _reading(appliance.npu_temperature_c),
+        "soc_temperature_c": _reading(appliance.soc_temperature_c),
+        "throttling": None if appliance.throttling is None else list(appliance.throttling),
+    }
+
+
 def encode(payload: dict[str, Any]) -> bytes:
     """A payload as JSON in UTF-8."""
     return json.dumps(payload, ensure_ascii=False, allow_nan=False).encode()
@@ -122,6 +168,17 @@ def timestamp(moment: datetime) -> str:
 def _number(value: float) -> float | None:
     """Three decimals; None for what JSON cannot say (infinite, not a number)."""
     return round(float(value), 3) if math.isfinite(value) else None
+
+
+def _reading(value: float | None) -> float | None:
+    """One decimal, as a thermometer has it."""
+    return None if value is None or not math.isfinite(value) else round(value, 1)
+
+
+def _percentile(values: Sequence[float], share: float) -> int | None:
+    """The smallest value that `share` of them do not exceed; None without values."""
+    known = sorted(value for value in values if math.isfinite(value))
+    return round(known[max(0, math.ceil(share * len(known)) - 1)]) if known else None
 
 
 def _whole(value: float) -> int | None:

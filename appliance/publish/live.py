@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from appliance.publish import events
-from appliance.publish.events import ApplianceState
+from appliance.publish.events import ApplianceState, ApplianceStats
+from appliance.publish.store import Store
+from appliance.publish.troubles import Troubles
 from appliance.records import Discarded
 
-STATE_S = 60.0
-"""The state is told this often though nothing changed."""
+STATE_S = STATS_S = 60.0
+"""State and statistics are told this often though nothing changed."""
+LATENCIES_FROM = timedelta(hours=1)
+LATENCIES = 1000
+"""The statistics know the latencies of so many transcripts at most, and none older."""
 
 
 class Publish(Protocol):
@@ -25,16 +32,21 @@ class LiveTopics:
     """Remembers what was told, so that only news is. `speech` and `discarded`: any thread."""
 
     def __init__(
-        self, state_source: Callable[[], ApplianceState], outbox_depth: Callable[[], int]
+        self,
+        state_source: Callable[[], ApplianceState],
+        stats_source: Callable[[], ApplianceStats] | None,
+        store: Store,
+        problems: Troubles,
     ) -> None:
-        """Both are called by the thread of `tell`."""
-        self._state_source = state_source
-        self._outbox_depth = outbox_depth
+        """The sources are called by the thread of `tell`; no statistics are told without theirs."""
+        self._state_source, self._stats_source = state_source, stats_source
+        self._store, self._troubles = store, problems
         self._passing: deque[tuple[str, bytes]] = deque(maxlen=100)
         self._speech = events.OFF
-        self._told: tuple[object, ...] = ()
-        self._told_s = 0.0
-        self._told_microphone: bool | None = None
+        self._last: bytes | None = None
+        self._retained: dict[str, bytes] = {}
+        self._news: tuple[object, ...] = ()
+        self._state_s = self._stats_s = -math.inf
 
     def speech(self, on: bool) -> None:
         """Voice begins or ends."""
@@ -46,28 +58,62 @@ class LiveTopics:
         payload = events.encode(events.discarded(speech))
         self._passing.append((events.DISCARDED, payload))
 
+    def last(self, event: bytes) -> None:
+        """The broker has this event: it is the one to leave there. The thread of `tell`."""
+        self._last = event
+
     def begin_anew(self) -> None:
         """A new connection: what was missed meanwhile is of no use, what holds is told again."""
         self._passing.clear()
+        self.tell_again()
+
+    def tell_again(self) -> None:
+        """What holds is told once more."""
         self._passing.append((events.SPEECH, self._speech))
-        self._told, self._told_microphone = (), None
+        self._retained.clear()
+        self._news = ()
+        self._state_s = self._stats_s = -math.inf
 
     def tell(self, now_s: float, publish: Publish) -> None:
-        """Publishes what is new; the state once a minute as well. Raises PublishError."""
+        """Publishes what is new, state and statistics once a minute as well. Raises PublishError.
+
+        In this order: state, mute, microphone, statistics, what passes, the last transcript.
+        """
+        state = self._state_source()
+        faults, waits = self._troubles.faults(), self._troubles.waits()
+        news = (*state.news(), faults, waits)
+        if news != self._news or now_s >= self._state_s + STATE_S:
+            told = events.state(state, self._store.depth(), faults, waits)
+            publish(events.STATE, events.encode(told), retain=True)
+            self._news, self._state_s = news, now_s
+        self._keep(events.MUTE, events.ON if state.muted else events.OFF, publish)
+        online = events.ONLINE if state.microphone_online else events.OFFLINE
+        self._keep(events.MICROPHONE, online, publish)
+        if self._stats_source and now_s >= self._stats_s + STATS_S:
+            told = events.stats(self._stats_source(), self._latencies())
+            publish(events.STATS, events.encode(told), qos=0)
+            self._stats_s = now_s
         while self._passing:
             name, payload = self._passing.popleft()
             publish(name, payload, qos=0)
-        state = self._state_source()
-        if state.microphone_online != self._told_microphone:
-            online = events.ONLINE if state.microphone_online else events.OFFLINE
-            publish(events.MICROPHONE, online, retain=True)
-            self._told_microphone = state.microphone_online
-        if state.news() != self._told or now_s >= self.due_s:
-            payload = events.encode(events.state(state, self._outbox_depth()))
-            publish(events.STATE, payload, retain=True)
-            self._told, self._told_s = state.news(), now_s
+        if self._last is not None:
+            publish(events.LAST, self._last, retain=True)
+            self._last = None
 
     @property
     def due_s(self) -> float:
-        """When the state is to be told again, on time.monotonic()'s clock."""
-        return self._told_s + STATE_S
+        """When something is to be told again, on time.monotonic()'s clock."""
+        return min(
+            self._state_s + STATE_S, self._stats_s + STATS_S if self._stats_source else math.inf
+        )
+
+    def _keep(self, name: str, payload: bytes, publish: Publish) -> None:
+        """Publishes a retained payload unless it is there already."""
+        if self._retained.get(name) != payload:
+            publish(name, payload, retain=True)
+            self._retained[name] = payload
+
+    def _latencies(self) -> list[float]:
+        """Of the transcripts of the past hour, in milliseconds. Raises PublishError."""
+        since = datetime.now(UTC) - LATENCIES_FROM
+        return [heard.transcript.latency_ms for heard in self._store.query(since, "", LATENCIES)]

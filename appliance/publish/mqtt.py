@@ -1,4 +1,4 @@
-"""One connection to an MQTT 5 broker, from the attempt to its end.
+"""One connection to an MQTT broker, from the attempt to its end.
 
 paho is given a new client for every attempt and never reconnects by itself: nothing is left in its
 memory to be sent again behind the outbox's back, and the delays between attempts are ours. Its
@@ -7,64 +7,61 @@ network thread only drops news into a queue; whoever owns the link reads them in
 
 from __future__ import annotations
 
+import socket
+import ssl
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
-from paho.mqtt.client import Client, MQTTv5
+from paho.mqtt.client import Client, MQTTv5, MQTTv311
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from appliance.publish import events
+from appliance.publish import events, tls
+from appliance.publish.messages import (
+    PACKET_BYTES,
+    Acknowledged,
+    Connected,
+    Lost,
+    Message,
+    News,
+    Refused,
+    SubscriptionRefused,
+    Untrusted,
+)
 from appliance.settings import MqttSettings
 
 CONNECT_S = 5.0
 """Longest wait for the broker's host to accept the connection."""
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """The broker let us in."""
-
-    receive_maximum: int
-    """How many unacknowledged messages it takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The broker answered and said no (CONNACK with a reason code of MQTT 5)."""
-
-    code: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """No connection came about, or the one that stood has ended."""
-
-    code: int
-    """MQTT 5 reason code; 0 when there is none."""
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """A message of QoS 1 has its PUBACK; 16 means that nobody subscribes, from 128 on refused."""
-
-    message: int
-    code: int
-    reason: str
-
-
-News = Connected | Refused | Lost | Acknowledged
+THERE_S = 0.15
+"""A broker that is there takes a connection within this, and one that ends drops it."""
+RECEIVED_WAITING = 100
+"""Messages received and not looked at yet; beyond it the oldest are dropped."""
 
 
 def client_id(settings: MqttSettings, node: str) -> str:
     """The configured client id, or one made from the node; the same at every start."""
     return settings.client_id or f"roomscribe-{node}"
+
+
+def is_there(settings: MqttSettings) -> bool:
+    """True when the broker takes a connection and waits for us to speak; takes 0.3 s at most.
+
+    One that is going down closes it, or takes none.
+    """
+    try:
+        with socket.create_connection((settings.host, settings.port), THERE_S) as probe:
+            probe.settimeout(THERE_S)
+            try:
+                probe.recv(1)
+            except TimeoutError:
+                return True
+    except OSError:
+        pass
+    return False
 
 
 class _Mailbox:
@@ -74,8 +71,13 @@ class _Mailbox:
     sockets, when the attempt has failed.
     """
 
-    def __init__(self, wake: threading.Event) -> None:
+    def __init__(self, settings: MqttSettings, wake: threading.Event) -> None:
+        self._settings = settings
+        self._hint = tls.hint(settings)
+        self._met = False
         self.news: deque[News] = deque()
+        self.received: deque[Message] = deque(maxlen=RECEIVED_WAITING)
+        self.asked: dict[int, str] = {}
         self.ended = threading.Event()
         self.dropped = False
         self._wake = wake
@@ -89,11 +91,16 @@ class _Mailbox:
         elif reason.is_failure:
             self._tell(Refused(reason.value, str(reason)))
         else:
+            self._met = True
             self._tell(Connected(getattr(properties, "ReceiveMaximum", 65535)))
 
     def on_connect_fail(self, client: Client, userdata: Any) -> None:
         """No connection: paho calls this while it handles the error, and says no more about it."""
-        self._tell(Lost(0, str(sys.exc_info()[1] or "no connection")))
+        error = sys.exc_info()[1]
+        if complaint := tls.complaint(self._settings, error):
+            self._tell(Untrusted(complaint))
+        else:
+            self._tell(Lost(0, str(error or "no connection")))
 
     def on_disconnect(
         self, client: Client, userdata: Any, flags: Any, reason: Any, properties: Any
@@ -103,7 +110,7 @@ class _Mailbox:
         if flags.is_disconnect_packet_from_server:
             self._tell(Lost(reason.value, str(reason)))
         elif reason == "Unspecified error":
-            self._tell(Lost(0, "the connection broke"))
+            self._tell(Lost(0, f"the connection broke{'' if self._met else self._hint}"))
         else:
             self._tell(Lost(0, str(reason)))
 
@@ -112,6 +119,26 @@ class _Mailbox:
     ) -> None:
         """A PUBACK, or a message of QoS 0 that has left."""
         self._tell(Acknowledged(message, reason.value, str(reason)))
+
+    def on_subscribe(
+        self, client: Client, userdata: Any, message: int, reasons: Any, properties: Any
+    ) -> None:
+        """A SUBACK."""
+        topic = self.asked.get(message or 0, "")
+        for reason in reasons:
+            if reason.is_failure:
+                self._tell(SubscriptionRefused(topic, str(reason)))
+
+    def on_message(self, client: Client, userdata: Any, message: Any) -> None:
+        """What a subscription brought."""
+        if len(message.payload) > PACKET_BYTES:
+            return
+        properties = message.properties
+        correlation = getattr(properties, "CorrelationData", None)
+        response = getattr(properties, "ResponseTopic", "")
+        payload, retained = bytes(message.payload), bool(message.retain)
+        self.received.append(Message(message.topic, payload, retained, response, correlation))
+        self._wake.set()
 
     def _tell(self, news: News) -> None:
         self.news.append(news)
@@ -122,26 +149,43 @@ class Link:
     """An attempt to connect and, if it succeeds, the connection. Owned by one thread."""
 
     def __init__(
-        self, settings: MqttSettings, node: str, password: str | None, wake: threading.Event
+        self,
+        settings: MqttSettings,
+        node: str,
+        password: str | None,
+        secure: ssl.SSLContext | None,
+        wake: threading.Event,
     ) -> None:
         """Begins to connect in the background; `news` tells how it went, after `wake` is set."""
-        self._mailbox = _Mailbox(wake)
+        self._mailbox = _Mailbox(settings, wake)
+        self._old = settings.protocol != "5"
         self._client = Client(
             CallbackAPIVersion.VERSION2,
             client_id=client_id(settings, node),
-            protocol=MQTTv5,
+            protocol=MQTTv311 if self._old else MQTTv5,
             reconnect_on_failure=False,
         )
         self._client.connect_timeout = CONNECT_S
         if settings.username:
             self._client.username_pw_set(settings.username, password)
+        if secure:
+            self._client.tls_set_context(secure)
         will = events.topic(node, events.AVAILABILITY)
         self._client.will_set(will, events.OFFLINE, qos=1, retain=True)
         self._client.on_connect = self._mailbox.on_connect
         self._client.on_connect_fail = self._mailbox.on_connect_fail
         self._client.on_disconnect = self._mailbox.on_disconnect
         self._client.on_publish = self._mailbox.on_publish
-        self._client.connect_async(settings.host, settings.port, settings.keepalive_s)
+        self._client.on_subscribe = self._mailbox.on_subscribe
+        self._client.on_message = self._mailbox.on_message
+        limits = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        limits.MaximumPacketSize = PACKET_BYTES
+        self._client.connect_async(
+            settings.host,
+            settings.port,
+            settings.keepalive_s,
+            properties=None if self._old else limits,
+        )
         self._client.loop_start()
 
     @property
@@ -152,6 +196,21 @@ class Link:
         """
         return self._mailbox.news
 
+    @property
+    def received(self) -> deque[Message]:
+        """What subscriptions brought, oldest first, for the owner to take out; bounded."""
+        return self._mailbox.received
+
+    def subscribe(self, topic: str) -> None:
+        """Listens on a topic, without what is retained there; for a connection that stands."""
+        if self._old:
+            _, message = self._client.subscribe(topic, qos=1)
+        else:
+            options = SubscribeOptions(qos=1, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
+            _, message = self._client.subscribe(topic, options=options)
+        if message is not None:
+            self._mailbox.asked[message] = topic
+
     def publish(
         self,
         topic: str,
@@ -160,15 +219,20 @@ class Link:
         qos: int = 1,
         retain: bool = False,
         expiry_s: int | None = None,
+        correlation: bytes | None = None,
     ) -> int:
         """Sends a message and returns its number, which Acknowledged repeats when qos is 1.
 
         The broker forgets it after `expiry_s`. On a connection that has just ended the message is
         dropped; Lost is among the news then.
         """
+        if self._old:
+            return self._client.publish(topic, payload, qos, retain).mid
         properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         if expiry_s is not None:
             properties.MessageExpiryInterval = expiry_s
+        if correlation is not None:
+            properties.CorrelationData = correlation
         return self._client.publish(topic, payload, qos, retain, properties).mid
 
     def drop(self) -> None:

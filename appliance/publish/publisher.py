@@ -10,37 +10,29 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from appliance.errors import PublishError
-from appliance.publish import events, troubles
-from appliance.publish.connection import REFUSAL_DELAY_S, Connection
-from appliance.publish.events import ApplianceState
+from appliance.publish import events, home_assistant, troubles
+from appliance.publish.connection import Connection
+from appliance.publish.delivery import NOBODY_SUBSCRIBES, Delivery
+from appliance.publish.events import ApplianceState, ApplianceStats
 from appliance.publish.live import LiveTopics
-from appliance.publish.mqtt import Acknowledged, Connected, Lost
+from appliance.publish.messages import Acknowledged, Connected, Lost, Message, Reply, matches
 from appliance.publish.outbox import Outbox
+from appliance.publish.presence import Presence
 from appliance.publish.store import Store
 from appliance.publish.troubles import Troubles
 from appliance.records import Discarded
-from appliance.settings import MqttSettings
+from appliance.settings import HomeAssistantSettings, MqttSettings
 
-IN_FLIGHT = 20
-"""Most unacknowledged messages, the product's limit and Mosquitto's."""
-RESERVED = 4
-"""Of these, kept free for availability, state and microphone."""
-LATE_S = 5.0
-"""A transcript that leaves this long after it was stored has waited, whatever for."""
-ANSWER_S = 10.0
-"""With the keep-alive on top: how long the broker may leave a message unacknowledged."""
-SUBSCRIBER_DELAY_S = 2.0
-"""Between tries while nobody subscribes: after a broker's restart its other clients come later."""
 PROGRESS_S = 5.0
 """Looks around this often though nobody woke it."""
 STORE_DELAY_S = 5.0
 """Pause after the store failed."""
-_NOBODY_SUBSCRIBES, _FIRST_FAILURE = 16, 128  # reason codes of a PUBACK
+Subscription = Callable[[Message], Reply | None]
+"""Is given what came on a topic; its answer is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +57,45 @@ class MqttPublisher:
         node: str,
         store: Store,
         state_source: Callable[[], ApplianceState],
+        *,
+        subscriptions: Mapping[str, Subscription] | None = None,
+        stats_source: Callable[[], ApplianceStats] | None = None,
+        house: HomeAssistantSettings | None = None,
     ) -> None:
-        """Connects nowhere yet. `state_source` is called in the thread of `run`; it must not wait.
+        """Connects nowhere yet. The sources are called in the thread of `run`; they must not wait.
+
+        `subscriptions` are topics below the node's, such as mute/set, with who is told of their
+        messages, in the same thread, and may answer.
 
         Raises ConfigError when the password's file cannot be read, PublishError for the store.
         """
-        self._settings = settings
         self._node = node
         self._store = store
-        self._outbox = Outbox(store, settings.expiry_s)
-        self._live = LiveTopics(state_source, store.depth)
+        self._state_source = state_source
+        self._home_assistant = house or HomeAssistantSettings()
+        self._knows_subscribers = settings.protocol == "5"
+        self._presence = Presence(self._home_assistant, settings.expiry_s)
         self._wake = threading.Event()
         self._troubles = Troubles()
-        self._connection = Connection(settings, node, self._wake, self._troubles)
+        self._subscriptions = {
+            events.topic(node, name): told for name, told in (subscriptions or {}).items()
+        }
+        listens_on = list(self._subscriptions)
+        if self._home_assistant.enabled:
+            listens_on.append(self._home_assistant.status_topic)
+        self._connection = Connection(settings, node, self._wake, self._troubles, tuple(listens_on))
+        self._live = LiveTopics(state_source, stats_source, store, self._troubles)
+        self._outbox = Outbox(store, settings.expiry_s)
+        self._delivery = Delivery(
+            settings,
+            node,
+            self._outbox,
+            self._connection,
+            problems=self._troubles,
+            last=self._live.last,
+        )
         self._stopping = threading.Event()
         self._stop_s = math.inf
-        self._window = self._limit = 1
-        self._answer_s = 0.0
-        self._held_s = 0.0
 
     # any thread
 
@@ -149,84 +162,77 @@ class MqttPublisher:
             match news:
                 case Connected(receive_maximum):
                     self._begin_anew(now_s, receive_maximum)
-                case Acknowledged(message, code, reason):
-                    self._answer_s = now_s
-                    self._acknowledged(message, code, reason)
+                case Acknowledged(message, code, _):
+                    if self._knows_subscribers:
+                        nobody = code == NOBODY_SUBSCRIBES
+                        self._presence.acknowledged(now_s, message, nobody=nobody)
+                    self._delivery.acknowledged(now_s, message, code)
                 case Lost():
-                    self._outbox.rewind()
-        if now_s >= self._silent_s():
+                    self._delivery.lost()
+        for letter in self._connection.received():
+            self._take(now_s, letter)
+        if now_s >= self._delivery.silent_s:
             self._connection.give_up(now_s, "messages stay unacknowledged")
-            self._outbox.rewind()
+            self._delivery.lost()
         if self._connection.connected_s is not None:
-            self._live.tell(now_s, self._connection.publish)
-            if now_s >= self._held_s:
-                self._send_transcripts(now_s - self._connection.connected_s)
+            self._publish_due(now_s)
         self._outbox.commit()
+
+    def _publish_due(self, now_s: float) -> None:
+        """What there is to tell; transcripts last. Raises PublishError."""
+        if now_s >= self._presence.announce_s:
+            self._announce_again()
+        held = self._presence.holds(now_s)
+        if held and self._store.depth():
+            self._troubles.set(troubles.AWAY, troubles.HOME_ASSISTANT_AWAY)
+        else:
+            self._troubles.clear(troubles.AWAY)
+        self._live.tell(now_s, self._connection.publish)
+        if not held:
+            self._delivery.send(now_s)
 
     def _patience_s(self) -> float:
         """Seconds until something is due though nobody wakes us."""
         now_s = time.monotonic()
         due_s = self._connection.due_s
         if due_s is None:
-            due_s = min(self._live.due_s, self._silent_s())
-            if self._held_s > now_s:
-                due_s = min(due_s, self._held_s)
+            due_s = min(self._live.due_s, self._delivery.due_s(now_s), self._presence.due_s(now_s))
         return max(0.0, min(due_s, self._stop_s, now_s + PROGRESS_S) - now_s)
-
-    def _silent_s(self) -> float:
-        """When the broker's silence on what is in flight is to be taken for an outage."""
-        if not self._outbox.waiting:
-            return math.inf
-        return self._answer_s + self._settings.keepalive_s + ANSWER_S
 
     def _drained(self) -> bool:
         """Nothing more can be delivered before the deadline."""
-        if self._connection.connected_s is not None and not self._outbox.waiting:
+        if self._connection.connected_s is not None and not self._delivery.waiting:
             return True
         return not self._connection.trying or time.monotonic() >= self._stop_s
 
     def _begin_anew(self, now_s: float, receive_maximum: int) -> None:
         """A connection stands and is known to be online."""
-        self._answer_s = now_s
-        self._held_s = 0.0
-        self._window = max(1, min(IN_FLIGHT, receive_maximum) - RESERVED)
-        self._limit = 1
+        self._delivery.begin_anew(now_s, receive_maximum)
         self._live.begin_anew()
+        if self._home_assistant.enabled:
+            self._presence.connected(now_s, self._announce())
 
-    def _acknowledged(self, message: int, code: int, reason: str) -> None:
-        """The broker has the message, or does not want it, or has nobody to give it to.
+    def _announce(self) -> int:
+        """Tells Home Assistant what there is; the message's number. Raises PublishError."""
+        message = home_assistant.discovery(self._node, self._state_source())
+        topic = home_assistant.topic(self._home_assistant.prefix, self._node)
+        return self._connection.publish_to(topic, events.encode(message), retain=True)
 
-        After a connection and after a refusal one transcript goes alone, to find out: a whole
-        window of them could reach somebody who subscribes just then without the first ones.
-        """
-        if code >= _FIRST_FAILURE:
-            why = troubles.message_refused(self._settings, self._node, reason)
-            self._troubles.set("outbox", why)
-            self._hold(message, REFUSAL_DELAY_S)
-        elif code == _NOBODY_SUBSCRIBES:
-            if self._hold(message, SUBSCRIBER_DELAY_S):
-                self._troubles.set("outbox", troubles.nobody_subscribes(self._node))
-        elif self._outbox.acknowledged(message):
-            self._limit = self._window
-            self._troubles.clear("outbox")
+    def _announce_again(self) -> None:
+        """Home Assistant is new here: it is told everything again. Raises PublishError."""
+        self._announce()
+        self._connection.publish(events.AVAILABILITY, events.ONLINE, retain=True)
+        self._live.tell_again()
+        self._presence.announced()
 
-    def _hold(self, message: int, delay_s: float) -> bool:
-        """Stops sending for a while when `message` is a transcript, which is then sent again."""
-        held = self._outbox.refused(message)
-        if held:
-            self._held_s = self._answer_s + delay_s
-            self._limit = 1
-        return held
-
-    def _send_transcripts(self, connected_for_s: float) -> None:
-        """Sends what is due; late is what was stored before this connection stood."""
-        for stored in self._outbox.due(self._limit):
-            age_s = stored.age_s()
-            late = age_s > min(LATE_S, connected_for_s)
-            event = events.transcript(stored, self._node, datetime.now(UTC), late)
-            payload = events.encode(event)
-            expiry_s = max(1, int(self._settings.expiry_s - age_s))
-            message = self._connection.publish(events.TRANSCRIPT, payload, expiry_s=expiry_s)
-            if not self._outbox.waiting:
-                self._answer_s = time.monotonic()
-            self._outbox.sent(message, stored.seq)
+    def _take(self, now_s: float, message: Message) -> None:
+        """Hands a message to who waits for it, and sends the answer. Raises PublishError."""
+        if message.topic == self._home_assistant.status_topic:
+            self._presence.told(now_s, message)
+            return
+        for pattern, told in self._subscriptions.items():
+            if matches(pattern, message.topic):
+                reply = told(message)
+                if reply:
+                    self._connection.answer(reply)
+                return

@@ -48,6 +48,10 @@ _RECORD = tuple(entry.name for entry in fields(Transcript))
 _NAMES = (*_RECORD, "stored", "boot", "boot_s")
 _QUOTED = ", ".join(f'"{name}"' for name in _NAMES)
 COLUMNS = f"seq, {_QUOTED}"
+BEHIND = """WHERE seq > coalesce(
+    (SELECT seq FROM transcripts WHERE id = ?1),
+    (SELECT max(seq) FROM transcripts WHERE id < ?1), 0) ORDER BY seq LIMIT ?2"""
+"""?1: an id; ids begin with the time when they were made."""
 """What from_row expects, in its order."""
 INSERT = (
     f"INSERT INTO transcripts ({_QUOTED}) VALUES ({', '.join('?' * len(_NAMES))}) "

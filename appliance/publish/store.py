@@ -104,6 +104,16 @@ class Store:
             (earliest, f"%{pattern}%", limit),
         )[::-1]
 
+    def following(self, since: str | datetime, limit: int) -> list[StoredTranscript]:
+        """The first `limit` behind the one of id `since`, or that ended at that time or later.
+
+        In order of their numbers. An id that is not there any more stands for the time when it was
+        made. Raises PublishError.
+        """
+        if isinstance(since, datetime):
+            return self._select('WHERE "end" >= ? ORDER BY seq LIMIT ?', (rows.iso(since), limit))
+        return self._select(rows.BEHIND, (since, limit))
+
     def cursor(self) -> int:
         """Number of the last transcript that the broker has, 0 at first. Raises PublishError."""
         return self._number("SELECT cursor FROM outbox")

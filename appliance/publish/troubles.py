@@ -15,6 +15,11 @@ PASSING = (136, 137, 151, 159)
 _UNSUPPORTED, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED = 132, 133, 134, 135
 
 
+NOBODY, AWAY = "nobody subscribes", "home assistant"
+"""Topics of the troubles that are no faults: transcripts wait for somebody."""
+HOME_ASSISTANT_AWAY = "Home Assistant is away; transcripts wait for it (homeassistant.hold_s)"
+
+
 class Troubles:
     """The present troubles by topic; each is logged when it comes and when it goes."""
 
@@ -35,7 +40,22 @@ class Troubles:
 
     def reasons(self) -> tuple[str, ...]:
         """All of them, for people. Any thread."""
-        return tuple(f"{reason}{detail}" for reason, detail in list(self._present.values()))
+        return (*self.faults(), *self.waits())
+
+    def faults(self) -> tuple[str, ...]:
+        """What somebody has to put right. Any thread."""
+        return self._told(waits=False)
+
+    def waits(self) -> tuple[str, ...]:
+        """Whom transcripts wait for, which heals by itself. Any thread."""
+        return self._told(waits=True)
+
+    def _told(self, *, waits: bool) -> tuple[str, ...]:
+        return tuple(
+            f"{reason}{detail}"
+            for topic, (reason, detail) in list(self._present.items())
+            if (topic in (NOBODY, AWAY)) == waits
+        )
 
 
 def away(settings: MqttSettings, detail: str) -> tuple[str, str]:
@@ -70,12 +90,20 @@ def taken_over(client_id: str) -> str:
     )
 
 
-def message_refused(settings: MqttSettings, node: str, reason: str) -> str:
-    """The broker does not take a message (PUBACK from 128 on)."""
+def thrown_out(client_id: str) -> str:
+    """The broker ends one connection after another and says not why; Mosquitto 2.0 does so."""
+    return (
+        "the broker ends every connection soon: probably another client uses the client id "
+        f"{client_id!r}; give each appliance its own appliance.node or mqtt.client_id"
+    )
+
+
+def denied(settings: MqttSettings, doing: str, reason: str) -> str:
+    """The broker lets us not `doing` ("write to", "listen on") some topics."""
     user = repr(settings.username) if settings.username else "clients without a user name"
     return (
-        f"broker {settings.host}:{settings.port} refuses messages ({reason}); "
-        f"allow {user} to write to roomscribe/{node}/# in its access list"
+        f"broker {settings.host}:{settings.port} does not let us {doing} some topics ({reason}); "
+        f"allow {user} to in its access list"
     )
 
 

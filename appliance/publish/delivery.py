@@ -1,0 +1,129 @@
+"""The outbox on its way to the broker: how many transcripts at once, when to wait, what is late.
+
+Owned by the publisher's thread; times are time.monotonic()'s.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from appliance.publish import events, troubles
+from appliance.publish.connection import FIRST_FAILURE, REFUSAL_DELAY_S, Connection
+from appliance.publish.outbox import Outbox
+from appliance.publish.troubles import Troubles
+from appliance.settings import MqttSettings
+
+IN_FLIGHT = 20
+"""Most unacknowledged messages, the product's limit and Mosquitto's."""
+RESERVED = 6
+"""Of these, kept free for availability, announcement, state, mute, microphone and an answer."""
+LATE_S = 5.0
+"""A transcript that leaves this long after it was stored has waited, whatever for."""
+ANSWER_S = 10.0
+"""With the keep-alive on top: how long the broker may leave a message unacknowledged."""
+SUBSCRIBER_DELAY_S = 2.0
+"""Between tries while nobody subscribes: after a broker's restart its other clients come later."""
+NOBODY_SUBSCRIBES = 16
+"""Reason code of a PUBACK."""
+
+
+class Delivery:
+    """Sends what is due and keeps account of what became of it."""
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        node: str,
+        outbox: Outbox,
+        connection: Connection,
+        *,
+        problems: Troubles,
+        last: Callable[[bytes], None],
+    ) -> None:
+        """`last` is given each event that the broker has taken, if the configuration wants it."""
+        self._settings, self._node = settings, node
+        self._outbox, self._connection, self._troubles = outbox, connection, problems
+        self._last = last
+        self._events: dict[int, bytes] = {}
+        self._window = self._limit = 1
+        self._answer_s = 0.0
+        self._held_s = 0.0
+
+    @property
+    def waiting(self) -> bool:
+        """True while anything is in flight."""
+        return self._outbox.waiting
+
+    def begin_anew(self, now_s: float, receive_maximum: int) -> None:
+        """A connection stands, and takes so many unacknowledged messages."""
+        self._answer_s, self._held_s = now_s, 0.0
+        self._window = max(1, min(IN_FLIGHT, receive_maximum) - RESERVED)
+        self._limit = 1
+
+    def lost(self) -> None:
+        """The connection has ended: what it had not acknowledged is due again."""
+        self._events.clear()
+        self._outbox.rewind()
+
+    def acknowledged(self, now_s: float, message: int, code: int) -> None:
+        """The broker has the message, or does not want it, or has nobody to give it to.
+
+        After a connection and after a refusal one transcript goes alone, to find out: a whole
+        window of them could reach somebody who subscribes just then without the first ones.
+        """
+        self._answer_s = now_s
+        event = self._events.pop(message, None)
+        if code >= FIRST_FAILURE:
+            self._hold(message, REFUSAL_DELAY_S)
+        elif code == NOBODY_SUBSCRIBES and self._settings.hold:
+            if self._hold(message, SUBSCRIBER_DELAY_S):
+                self._troubles.set(troubles.NOBODY, troubles.nobody_subscribes(self._node))
+        elif self._outbox.acknowledged(message):
+            self._limit = self._window
+            self._troubles.clear(troubles.NOBODY)
+            if event is not None:
+                self._last(event)
+
+    def send(self, now_s: float) -> None:
+        """Sends what is due; late is what was stored before this connection stood.
+
+        Raises PublishError.
+        """
+        connected_s = self._connection.connected_s
+        if connected_s is None or now_s < self._held_s:
+            return
+        for stored in self._outbox.due(self._limit):
+            age_s = stored.age_s()
+            late = age_s > min(LATE_S, now_s - connected_s)
+            event = events.transcript(stored, self._node, datetime.now(UTC), late)
+            payload = events.encode(event)
+            expiry_s = max(1, int(self._settings.expiry_s - age_s))
+            message = self._connection.publish(events.TRANSCRIPT, payload, expiry_s=expiry_s)
+            if not self._outbox.waiting:
+                self._answer_s = time.monotonic()
+            if self._settings.retain_last:
+                self._events[message] = payload
+            self._outbox.sent(message, stored.seq)
+
+    def due_s(self, now_s: float) -> float:
+        """When something is to be done though nobody says anything."""
+        return min(self.silent_s, self._held_s if self._held_s > now_s else math.inf)
+
+    @property
+    def silent_s(self) -> float:
+        """When the broker's silence on what is in flight is to be taken for an outage."""
+        if not self._outbox.waiting:
+            return math.inf
+        return self._answer_s + self._settings.keepalive_s + ANSWER_S
+
+    def _hold(self, message: int, delay_s: float) -> bool:
+        """Stops sending for a while when `message` is a transcript, which is then sent again."""
+        held = self._outbox.refused(message)
+        if held:
+            self._events.clear()
+            self._held_s = self._answer_s + delay_s
+            self._limit = 1
+        return held

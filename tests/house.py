@@ -1,0 +1,158 @@
+"""A Home Assistant of the tests: subscribes late, believes the discovery message, runs automations.
+
+What it does was seen with the real one: after a connection it subscribes only seconds later, then
+says `online`; an event that comes while its entity is unavailable runs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+from paho.mqtt.client import Client, MQTTMessage, MQTTv5, MQTTv311
+from paho.mqtt.enums import CallbackAPIVersion
+
+STATUS = "homeassistant/status"
+DISCOVERY = "homeassistant/device/kitchen/config"
+STATE_KEYS = ("state_topic", "json_attributes_topic")
+
+
+class HomeAssistant:
+    """Use with `with`. Comes back by itself after the broker does."""
+
+    def __init__(
+        self, port: int, *, subscribes_after_s: float = 0.0, birth_after_s: float = 0.1
+    ) -> None:
+        self.components: dict[str, Any] = {}
+        self.discoveries = 0
+        self.values: dict[str, bytes] = {}
+        """What came last on each topic."""
+        self.events: list[dict[str, Any]] = []
+        """Every transcript that came while its entity was available."""
+        self.missed: list[dict[str, Any]] = []
+        """Those that came while it was not."""
+        self.order: list[str] = []
+        """The topics in the order of their messages."""
+        self._subscribes_after_s, self._birth_after_s = subscribes_after_s, birth_after_s
+        self._connection = 0
+        self._availability: list[dict[str, str]] = []
+        self._client = Client(CallbackAPIVersion.VERSION2, "house", protocol=MQTTv311)
+        self._client.reconnect_delay_set(1, 1)
+        self._client.will_set(STATUS, b"offline")
+        self._client.on_connect = self._connected
+        self._client.on_disconnect = self._disconnected
+        self._client.on_message = self._heard
+        self._client.connect_async("127.0.0.1", port)
+
+    def is_available(self, component: str = "transcript") -> bool:
+        """True when all the component's availability topics say so."""
+        wanted = self.components.get(component, {}).get("availability") or self._availability
+        return bool(wanted) and all(self.values.get(e["topic"]) == b"online" for e in wanted)
+
+    @property
+    def fired(self) -> list[str]:
+        """The ids for which the automation of the blueprint runs."""
+        return [event["id"] for event in self.events if not event["late"]]
+
+    def leave(self) -> None:
+        """Says offline, as it does before it restarts."""
+        self._client.publish(STATUS, b"offline", qos=1).wait_for_publish(2)
+        self._client.disconnect()
+
+    def come_back(self) -> None:
+        """After `leave`."""
+        self._client.loop_stop()
+        self._client.reconnect()
+        self._client.loop_start()
+
+    def command(self, component: str, payload: bytes) -> None:
+        """Somebody turns a switch."""
+        self._client.publish(self.components[component]["command_topic"], payload, qos=1)
+
+    def __enter__(self) -> HomeAssistant:
+        self._client.loop_start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection = -1
+        self._client.disconnect()
+        self._client.loop_stop()
+
+    def _connected(self, *_: object) -> None:
+        self._connection += 1
+        self._later(self._subscribes_after_s, self._subscribe)
+
+    def _disconnected(self, *_: object) -> None:
+        self.values.clear()
+
+    def _later(self, delay_s: float, what: Any) -> None:
+        """Does `what` then, if the connection is still the same."""
+        mine = self._connection
+
+        def act() -> None:
+            if self._connection == mine:
+                what()
+
+        timer = threading.Timer(delay_s, act)
+        timer.daemon = True
+        timer.start()
+
+    def _subscribe(self) -> None:
+        self._client.subscribe(DISCOVERY, 1)
+        self._subscribe_to_entities()
+        self._later(self._birth_after_s, self._be_born)
+
+    def _be_born(self) -> None:
+        self._client.publish(STATUS, b"online")
+
+    def _subscribe_to_entities(self) -> None:
+        topics = {e["topic"] for e in self._availability}
+        for component in self.components.values():
+            topics |= {component[key] for key in STATE_KEYS if key in component}
+            topics |= {e["topic"] for e in component.get("availability", ())}
+        if topics:
+            self._client.subscribe([(topic, 1) for topic in sorted(topics)])
+
+    def _heard(self, _client: object, _user: object, message: MQTTMessage) -> None:
+        self.order.append(message.topic)
+        self.values[message.topic] = message.payload
+        if message.topic == DISCOVERY:
+            found = json.loads(message.payload)
+            self.discoveries += 1
+            known = set(self.components)
+            self.components = {n: c for n, c in found["components"].items() if len(c) > 1}
+            self._availability = found["availability"]
+            if set(self.components) != known:
+                self._subscribe_to_entities()
+        elif message.topic.endswith("/transcript") and not message.retain:
+            event = json.loads(message.payload)
+            (self.events if self.is_available() else self.missed).append(event)
+
+
+class Bystander:
+    """Somebody else who subscribes to everything, and so hides that Home Assistant is away."""
+
+    def __init__(self, port: int) -> None:
+        self._client = Client(CallbackAPIVersion.VERSION2, "bystander", protocol=MQTTv5)
+        self._client.reconnect_delay_set(1, 1)
+        self._client.on_connect = lambda c, *_: c.subscribe("roomscribe/#", qos=1)
+        self._client.connect_async("127.0.0.1", port)
+
+    def __enter__(self) -> Bystander:
+        self._client.loop_start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+def say(port: int, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    """Publishes once and returns when the broker has it."""
+    client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTv5)
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    client.publish(topic, payload, 1, retain).wait_for_publish(5)
+    client.disconnect()
+    client.loop_stop()
