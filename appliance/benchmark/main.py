@@ -28,7 +28,7 @@ UNSCORED = {"uncached"}
 """Rows whose texts are another row's."""
 
 
-def run(options: argparse.Namespace, _settings: Settings) -> int:
+def run(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe benchmark`. Raises ConfigError and ModelError."""
     keys = wanted_rows(options.rows, KEYS)
     _check(options)
@@ -43,7 +43,14 @@ def run(options: argparse.Namespace, _settings: Settings) -> int:
                 f"benchmark --tokens: expected at most {room}, the decoder's context less the "
                 f"prompt, found {options.tokens}"
             )
-        maker = RowMaker(subject, Path(scratch), options.threads, options.tokens, options.clock)
+        maker = RowMaker(
+            subject,
+            Path(scratch),
+            options.threads,
+            options.tokens,
+            options.clock,
+            model=settings.model.bundle,
+        )
         result = _measure(subject, maker.rows(keys), options)
     print(as_text(result))
     if options.json:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from appliance.benchmark import exported, exporter, traffic, uncached
+from appliance.benchmark import exported, exporter, npu, traffic, uncached
 from appliance.benchmark.sessions import quantize
 from appliance.benchmark.subject import Subject
 from appliance.errors import DeviceError
@@ -60,11 +60,19 @@ class RowMaker:
     """Makes the files of the rows in a scratch folder, each once."""
 
     def __init__(
-        self, subject: Subject, scratch: Path, threads: int, tokens: int, clock: str = "wall"
+        self,
+        subject: Subject,
+        scratch: Path,
+        threads: int,
+        tokens: int,
+        clock: str = "wall",
+        *,
+        model: str = "",
     ) -> None:
+        """`model`: the one in use, whose HEFs a Hailo runs."""
         self._subject, self._scratch = subject, scratch
         self._facts = subject.facts
-        self._tokens, self._ct2_bytes = tokens, 0
+        self._tokens, self._ct2_bytes, self._model = tokens, 0, model
         self._common = {
             "threads": threads,
             "tokens": tokens,
@@ -191,8 +199,12 @@ class RowMaker:
             return Row(key, LABELS[key], absent=str(error))
         if chip is None:
             return Row(key, LABELS[key], absent="there is no Hailo in this machine")
-        return Row(
-            key,
-            LABELS[key],
-            absent=f"a {chip} is here, but this version runs no HEF yet",
-        )
+        found = npu.bundle_for(self._model, self._facts, full=key == "npu")
+        if isinstance(found, str):
+            return Row(key, LABELS[key], absent=found)
+        read = 0
+        if key == "hybrid":
+            read = traffic.bytes_of_graph(found.folder / STEP, unread=".left_out")
+            read += traffic.bytes_of_cross_cache(self._facts, self._facts.positions + 1)
+        plan = {**self._common, "kind": key, "folder": str(found.folder)}
+        return Row(key, LABELS[key], plan, "", read, decoder_alone=False)

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,20 @@ def _open_uncached(plan: Plan, encoder: bool) -> Runner:
     )
 
 
+def _open_npu(plan: Plan, encoder: bool) -> Runner:
+    from appliance.benchmark.npu import NpuRunner
+
+    del encoder
+    return NpuRunner(Path(plan["folder"]), plan["threads"], full=plan["kind"] == "npu")
+
+
 _KINDS: dict[str, Callable[[Plan, bool], Runner]] = {
     "ours": _open_ours,
     "exported": _open_exported,
     "ctranslate": _open_ctranslate,
     "uncached": _open_uncached,
+    "hybrid": _open_npu,
+    "npu": _open_npu,
 }
 
 
@@ -93,16 +103,25 @@ class Worker:
         """What the request asks for."""
         match request["do"]:
             case "utterance":
-                return self._utterance()
+                with self._ready():
+                    return self._utterance()
             case "memory":
                 return {"imports_mb": self._imports_mb, "peak_mb": memory.peak_mb()}
             case "reset":
                 return {"done": memory.reset_peak()}
             case "transcribe":
                 samples = np.load(request["sound"])
-                states = self._runner.encode(self._runner.mel(samples))
-                return {"tokens": list(self._runner.transcribe(states, request["limit"]))}
+                with self._ready():
+                    states = self._runner.encode(self._runner.mel(samples))
+                    return {"tokens": list(self._runner.transcribe(states, request["limit"]))}
         raise ValueError(f"no such request: {request}")
+
+    def _ready(self) -> AbstractContextManager[None]:
+        """What the row needs to have open, outside of what is timed."""
+        ready: Callable[[], AbstractContextManager[None]] = getattr(
+            self._runner, "ready", nullcontext
+        )
+        return ready()
 
     def _utterance(self) -> Plan:
         """One utterance's times, in milliseconds, and its tokens."""
