@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "cli": {"benchmark", "commands", "house_cli", "doctor", "model_cli", "publish"},
     "house_commands": {"mute", "publish", "doctor"},
     "commands": {"service", "capture", "infer", "publish", "benchmark", "doctor"},
-    "doctor": {"doctor", "capture", "infer", "publish"},
+    "doctor": {"doctor", "capture", "infer", "publish", "vitals"},
     "benchmark": {"benchmark", "capture", "infer", "model"},
     "house_cli": {"house_commands"},
     "model_cli": {"model_commands", "export_commands"},

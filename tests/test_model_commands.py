@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import ROOT, SPEECH, errors, roomscribe
+from disks import mounted
 from hailo_simulator.hef_files import write_hef
 from local_hub import Fault, LocalHub, local_hub
 from random_whisper import HOME, random_weights, sized, write_checkpoint
@@ -225,12 +226,8 @@ def test_what_cannot_become_a_model_is_one_line_and_changes_nothing(
 @pytest.fixture
 def small_disk(desk: Desk) -> Iterator[Path]:
     """The models folder on a disk of one megabyte with a model in it."""
-    desk.models.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "roomscribe-test", str(desk.models)]
-    if os.getuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no leave to mount a small disk")
-    yield desk.models
-    subprocess.run(["umount", "-l", str(desk.models)], check=True)
+    with mounted(desk.models, "1m") as disk:
+        yield disk
 
 
 def test_a_full_disk_is_one_line_and_the_model_in_use_is_untouched(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import re
 import shutil
 import signal
@@ -19,6 +18,7 @@ from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
+from disks import mounted
 from local_hub import TOKEN, Fault, LocalHub, local_hub
 
 from appliance.errors import ModelError
@@ -441,18 +441,8 @@ def test_a_folder_that_is_not_there_is_one_line(place: Place) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 400 kB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=400k", "roomscribe-test", str(disk)]
-    if (
-        os.geteuid() != 0
-        or subprocess.run(command, check=False, capture_output=True).returncode != 0
-    ):
-        pytest.skip("mounting a small disk needs root and CAP_SYS_ADMIN")
-    try:
+    with mounted(tmp_path / "disk", "400k") as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_too_little_room_is_found_before_anything_is_written(

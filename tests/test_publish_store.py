@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -15,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from disks import mounted
 from publishing import transcript
 
 from appliance.errors import PublishError
@@ -38,18 +38,8 @@ def store(settings: StoreSettings) -> Iterator[Store]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 400 kB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=400k", "roomscribe-test", str(disk)]
-    if (
-        os.geteuid() != 0
-        or subprocess.run(command, check=False, capture_output=True).returncode != 0
-    ):
-        pytest.skip("mounting a small disk needs root and CAP_SYS_ADMIN")
-    try:
+    with mounted(tmp_path / "disk", "400k") as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def texts(store: Store) -> list[str]:

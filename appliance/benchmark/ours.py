@@ -13,6 +13,7 @@ from appliance.benchmark.facts import Decoded
 from appliance.infer.bundle import load_bundle
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import Encoder, open_encoder
+from appliance.infer.hailo_decoder import HailoDecoder
 from appliance.infer.mel import log_mel
 from appliance.infer.presets import preset_guards
 from appliance.records import Mel, States
@@ -46,6 +47,8 @@ class OurRunner:
         if encoder:
             self._encoder = open_encoder(self._bundle, EncoderSettings(threads=threads))
         self._decoder = FixedLength(self._bundle, self._rules, threads)
+        self._writer: FixedLength | HailoDecoder = self._decoder
+        """What decodes; its rules and its limit are the CPU decoder's in any case."""
 
     def mel(self, samples: NDArray[np.float32]) -> Mel:
         """Log-mel (W, n_mels) of the bundle's window."""
@@ -74,4 +77,4 @@ class OurRunner:
 
     def _write(self, states: States, limit: int) -> tuple[int, ...]:
         self._decoder.limit = limit
-        return self._decoder.decode(states, self._bundle.window_s).tokens
+        return self._writer.decode(states, self._bundle.window_s).tokens

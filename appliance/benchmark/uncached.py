@@ -10,53 +10,33 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from appliance.benchmark import clock
-from appliance.benchmark.facts import Decoded, Facts
+from appliance.benchmark.facts import Facts
+from appliance.benchmark.plain import PlainRunner
 from appliance.benchmark.sessions import PlainSession
-from appliance.infer.mel import log_mel
-from appliance.records import Mel, States
+from appliance.records import States
 
 GRAPH, EMBEDDING, PLACES = "decoder.onnx", "token_embedding.npy", "positions.npy"
 LENGTH = 32
 """Tokens of the fixed sequence; Hailo's decoder for whisper-tiny has as many."""
 
 
-class UncachedRunner:
+class UncachedRunner(PlainRunner):
     """Encoder, then one run of the whole sequence for each token."""
 
     def __init__(self, encoder: Path | None, decoder: Path, facts: Facts, threads: int) -> None:
         """Loads the graphs; without `encoder` only the decoder is there. `decoder` is the folder of
         its graph and tables."""
-        self._facts = facts
-        self._encoder = PlainSession(encoder, threads) if encoder else None
+        super().__init__(encoder, facts, facts.frames, threads)
         self._decoder = PlainSession(decoder / GRAPH, threads)
         self._embedding = np.load(decoder / EMBEDDING, mmap_mode="r")
         self._places = np.load(decoder / PLACES)
 
-    def mel(self, samples: NDArray[np.float32]) -> Mel:
-        """Log-mel (W, n_mels) of the window."""
-        return log_mel(samples, self._facts.n_mels, self._facts.frames)
-
-    def encode(self, mel: Mel) -> States:
-        """States (P, d_model) of mel (2 P, n_mels)."""
-        if self._encoder is None:
-            raise RuntimeError("this process has the decoder alone")
-        features = np.ascontiguousarray(mel.T[None])
-        states: States = self._encoder.run({"input_features": features})["last_hidden_state"][0]
-        return states
-
-    def decode(self, states: States, count: int) -> Decoded:
-        """`count` tokens, as many as the fixed sequence holds beside the prompt."""
-        begun = clock.now()
-        tokens, first = self._write(states, count, (self._facts.end_of_text,))
-        return Decoded(tokens, (first - begun) * 1000, (clock.now() - begun) * 1000)
-
     def transcribe(self, states: States, limit: int) -> tuple[int, ...]:
         """Tokens until end-of-text, at most `limit` and what the fixed sequence holds."""
         room = len(self._places) - len(self._facts.prompt) + 1
-        return self._write(states, min(limit, room), ())[0]
+        return super().transcribe(states, min(limit, room))
 
     def _write(
         self, states: States, count: int, banned: Sequence[int]

@@ -7,9 +7,9 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 from appliance.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
+from appliance.vitals import THROTTLED, soc_temperature_c
 
 LEAST_MB = 150
 """Available memory below which the kernel soon ends something; the largest thing that is loaded,
@@ -17,7 +17,6 @@ whisper-base, takes some 300 MB, and the daemon, where it runs, has its own alre
 UNSYNCHRONISED_US = 16_000_000
 """adjtimex(2): the kernel's largest possible error, which it shows for a clock that nobody sets;
 systemd's timedatectl takes it for the limit, too."""
-THROTTLED = "sys/devices/platform/soc*/*firmware/get_throttled"
 NOW = {
     0: "the voltage is too low",
     1: "the clock is capped",
@@ -131,12 +130,3 @@ def judge_throttled(bits: int) -> Outcome:
     else:
         cure = "cool it: a fan or the Active Cooler, and air around the case"
     return failed("; ".join(parts), cure)
-
-
-def soc_temperature_c(root: Path) -> float | None:
-    """The processor's temperature; None where there is no sensor."""
-    try:
-        text = (root / "sys/class/thermal/thermal_zone0/temp").read_text(encoding="ascii")
-        return int(text) / 1000
-    except (OSError, ValueError):
-        return None

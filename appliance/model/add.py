@@ -11,6 +11,7 @@ from pathlib import Path
 
 from appliance.errors import ConfigError, ModelError
 from appliance.model.build import Recipe, build_bundle, identify, write_json
+from appliance.model.describe import POSITIONS_PER_SECOND
 from appliance.model.hub import checkpoints as hub
 from appliance.model.hub import hailo_store
 from appliance.model.hub.hailo_store import CHIPS
@@ -113,7 +114,7 @@ def make_bundle(order: Order, place: Workplace) -> Iterator[str]:
 def window_of(config: WhisperConfig) -> float:
     """The window, in seconds, of a model whose user asked for none."""
     wanted = BASE_WINDOW_S if config.d_model == BASE_D_MODEL else DEFAULT_WINDOW_S
-    return min(wanted, config.max_source_positions / 50)
+    return min(wanted, config.max_source_positions / POSITIONS_PER_SECOND)
 
 
 def _published_hef(order: Order) -> hailo_store.HefSource | None:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from appliance.errors import ModelError
 from appliance.model.describe import QUANTIZE, SCANS, Recipe, describe, read_vocabulary
+from appliance.model.drafts import drafted
 from appliance.model.graphs.decoder_graph import (
     EMBEDDING_FILE,
     Written,
@@ -47,14 +47,8 @@ def build_bundle(checkpoint_folder: Path, out: Path, recipe: Recipe) -> None:
     checkpoint = load_checkpoint(checkpoint_folder)
     manifest = describe(checkpoint, checkpoint_folder, recipe)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
-            draft = Path(scratch) / "new"
-            draft.mkdir()
+        with drafted(out) as draft:
             _write_files(checkpoint, manifest, read_vocabulary(checkpoint_folder), draft)
-            if out.exists():
-                out.rename(Path(scratch) / "old")
-            draft.rename(out)
     except OSError as error:
         raise ModelError(
             f"{out}: expected room and leave to write a bundle, found: {error.strerror}"

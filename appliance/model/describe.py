@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.errors import ModelError
-from appliance.model.weights.checkpoint import Checkpoint, read_json
+from appliance.model.weights.checkpoint import Checkpoint, WhisperConfig, read_json
 
 SCHEMA = 2
 """Of bundle.json; appliance.infer.manifest reads it."""
@@ -47,18 +47,24 @@ class Recipe:
     """One of SCANS; int4 needs `quantize` int8."""
 
 
+def window_positions(config: WhisperConfig, window_s: float) -> int:
+    """Encoder positions of a window. Raises ModelError for one that the model does not have."""
+    positions = round(window_s * POSITIONS_PER_SECOND)
+    if abs(positions - window_s * POSITIONS_PER_SECOND) > 1e-6 or not (
+        2 <= positions <= config.max_source_positions
+    ):
+        longest = config.max_source_positions / POSITIONS_PER_SECOND
+        raise ModelError(
+            f"window: expected a multiple of 0.02 s up to {longest:g} s, found {window_s:g}"
+        )
+    return positions
+
+
 def describe(checkpoint: Checkpoint, folder: Path, recipe: Recipe) -> dict[str, Any]:
     """bundle.json, but for its files."""
     config = checkpoint.config
-    positions = round(recipe.window_s * POSITIONS_PER_SECOND)
+    positions = window_positions(config, recipe.window_s)
     padded = recipe.padded_positions or config.max_source_positions
-    if abs(positions - recipe.window_s * POSITIONS_PER_SECOND) > 1e-6 or not (
-        2 <= positions <= config.max_source_positions
-    ):
-        raise ModelError(
-            f"window: expected a multiple of 0.02 s up to "
-            f"{config.max_source_positions / POSITIONS_PER_SECOND:g} s, found {recipe.window_s:g}"
-        )
     if recipe.quantize not in QUANTIZE:
         raise ModelError(f"quantize: expected {' or '.join(QUANTIZE)}, found {recipe.quantize}")
     if recipe.vocabulary_scan not in SCANS[: 1 + (recipe.quantize == "int8")]:

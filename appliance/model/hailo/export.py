@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ import numpy as np
 
 from appliance.errors import ModelError
 from appliance.model.build import identify, write_json
-from appliance.model.describe import POSITIONS_PER_SECOND
+from appliance.model.describe import window_positions
+from appliance.model.drafts import drafted
 from appliance.model.hailo import texts as hailo_texts
 from appliance.model.hailo.calibration import Transcribe, write_decoder_set, write_encoder_set
 from appliance.model.hailo.check import check_for_hailo
@@ -76,17 +76,11 @@ def export_for_hailo(
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name or checkpoint_folder.resolve().name)
     sizes = _plan(checkpoint.config, window_s, length, plain.strip("-.") or "whisper")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
-            draft = Path(scratch) / "new"
-            draft.mkdir()
+        with drafted(out) as draft:
             checks = _write_graphs(checkpoint, sizes, opset, draft)
             windows = _write_calibration(checkpoint, sizes, mels, transcribe, draft)
             report = Report(out, sizes, opset, windows, checks, _remarks(windows))
             _write_texts(report, checkpoint.sha256, draft)
-            if out.exists():
-                out.rename(Path(scratch) / "old")
-            draft.rename(out)
     except OSError as error:
         raise ModelError(
             f"{error.filename or out}: expected room and leave to write an export, "
@@ -112,14 +106,7 @@ def _refuse_foreign(out: Path) -> None:
 
 def _plan(config: WhisperConfig, window_s: float, length: int | None, name: str) -> Sizes:
     """Every size of the export. Raises ModelError for a window that the model does not have."""
-    positions = round(window_s * POSITIONS_PER_SECOND)
-    if abs(positions - window_s * POSITIONS_PER_SECOND) > 1e-6 or not (
-        2 <= positions <= config.max_source_positions
-    ):
-        longest = config.max_source_positions / POSITIONS_PER_SECOND
-        raise ModelError(
-            f"window: expected a multiple of 0.02 s up to {longest:g} s, found {window_s:g}"
-        )
+    positions = window_positions(config, window_s)
     usual = NARROW_LENGTH if config.d_model < WIDE else WIDE_LENGTH
     return Sizes(
         name=name,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
+from appliance.model.drafts import drafted
 from appliance.model.packs.index import INDEX, Index, read_index, write_index
 from appliance.model.packs.layout import DTYPES, Blob, Tensor, lay_out
 from appliance.model.packs.types import narrow, widen
@@ -88,15 +88,9 @@ def write_pack(checkpoint: Checkpoint, out: Path, dtype: str) -> PackReport:
     _check_target(out)
     blobs = lay_out(checkpoint.config, dtype)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
-            draft = Path(scratch) / "new"
-            draft.mkdir()
+        with drafted(out) as draft:
             tensors, sums = _write_blobs(checkpoint.weights, blobs, draft)
             write_index(draft, Index(dtype, checkpoint.config, checkpoint.sha256, sums))
-            if out.exists():
-                out.rename(Path(scratch) / "old")
-            draft.rename(out)
     except OSError as error:
         raise ModelError(
             f"{out}: expected room and leave to write a pack, found: {error.strerror}"
