@@ -11,7 +11,8 @@ from appliance.config import keys
 
 HEAD = """\
 # Roomscribe's configuration. Every key is shown with its default; remove the '#' to change one.
-# The daemon reads /etc/roomscribe/roomscribe.toml (or --config FILE) once, at start.
+# The daemon reads /etc/roomscribe/roomscribe.toml (or --config FILE) at start, and again on SIGHUP
+# (systemctl reload roomscribe).
 # All mistakes in it are reported together; exit status 78.
 """
 

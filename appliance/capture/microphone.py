@@ -1,7 +1,7 @@
-"""Microphone -> frames, through blocking PortAudio reads.
+"""Microphone -> frames, through PortAudio reads, each made when its block is there.
 
 No callback: under MemoryDenyWriteExecute cffi cannot make one, and a callback stream ends without
-a word when its device vanishes, where a blocking read raises.
+a word when its device vanishes. A read may say so, and may hang instead: the watchdog ends that.
 """
 
 from __future__ import annotations
