@@ -28,6 +28,16 @@ Logits = NDArray[np.float32]
 """(vocabulary,) float32."""
 
 
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+def new_id(now_s: float | None = None) -> str:
+    """A fresh ULID: 48 bits of Unix milliseconds and 80 random bits, 26 letters, sorts by time."""
+    millis = int((time.time() if now_s is None else now_s) * 1000) & ((1 << 48) - 1)
+    value = (millis << 80) | int.from_bytes(os.urandom(10), "big")
+    return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """30 ms (or what a source gives) of sound: `samples` (n,) int16; `start_s` of the first one."""
@@ -64,6 +74,11 @@ class Window:
     flags: tuple[str, ...] = ()
     """clipped, cut_at_window, gap (a few samples lost within), interrupted (source lost in
     mid-utterance)."""
+    overlap_s: float = 0.0
+    """So much of its beginning is the end of the window before it, too; 0 where the cut fell into
+    a pause."""
+    id: str = field(default_factory=new_id)
+    """Becomes its transcript's: a window that is transcribed twice is stored once."""
 
     @property
     def duration_s(self) -> float:
@@ -133,16 +148,6 @@ class Transcript:
     def confidence(self) -> float:
         """Geometric mean probability of the tokens, 0..1."""
         return float(min(1.0, np.exp(self.avg_logprob)))
-
-
-_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-
-
-def new_id(now_s: float | None = None) -> str:
-    """A fresh ULID: 48 bits of Unix milliseconds and 80 random bits, 26 letters, sorts by time."""
-    millis = int((time.time() if now_s is None else now_s) * 1000) & ((1 << 48) - 1)
-    value = (millis << 80) | int.from_bytes(os.urandom(10), "big")
-    return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 
 def utc_from_monotonic(moment_s: float) -> datetime:

@@ -24,7 +24,6 @@ from appliance.records import (
     Transcript,
     Transcription,
     Window,
-    new_id,
     utc_from_monotonic,
 )
 from appliance.settings import Settings
@@ -182,7 +181,7 @@ class Scribe:
 def compose(window: Window, result: Transcription, model: str, queue_ms: float) -> Transcript:
     """The transcript of a window on time.monotonic()'s clock."""
     return Transcript(
-        id=new_id(),
+        id=window.id,
         utterance_id=window.utterance_id,
         window=window.index,
         windows=window.index if window.last else None,
