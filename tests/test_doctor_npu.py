@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 from commands import HOME_EN, SPEECH
-from hailo_simulator.control import Simulator, with_hef
+from hailo_fixture import copied, npu_bundle, npu_bundles
+from hailo_simulator.control import Simulator, enlist, with_hef, write_decoder_hef
 
 from appliance.doctor import npu
 from appliance.doctor.accuracy import Compared, judge, word_errors
 from appliance.doctor.daemon import Daemon
 from appliance.doctor.outcome import Outcome, Surroundings
 from appliance.errors import ConfigError, DeviceError, ModelError, RoomscribeError
-from appliance.infer.bundle import load_bundle
-from appliance.settings import EncoderSettings, ModelSettings, Settings
+from appliance.infer.bundle import Bundle, load_bundle
+from appliance.settings import DecoderSettings, EncoderSettings, ModelSettings, Settings
+
+__all__ = ["copied", "npu_bundle", "npu_bundles"]
 
 EVERY = (npu.device, npu.library, npu.chip, npu.owner, npu.hef, npu.self_test)
 
@@ -135,6 +138,24 @@ def test_a_hef_for_another_chip_or_model_is_a_fault(
     simulator.set(chip="HAILO8")
     with pytest.raises(ModelError, match="it is the HEF of another model or window"):
         npu.hef(Surroundings(settings))
+
+
+def test_a_decoder_hef_of_another_model_is_a_fault(
+    simulator: Simulator, around: Surroundings, copied: Bundle
+) -> None:
+    around = replace(around, settings=Settings(model=ModelSettings(bundle=str(copied.folder))))
+    assert npu.hef(around).status == "ok"
+    enlist(copied.folder, write_decoder_hef(copied, 24))
+    with pytest.raises(ModelError, match="the decoder of another model"):
+        npu.hef(around)
+
+
+def test_a_decoder_that_is_to_be_on_the_npu_without_a_hef_is_a_fault(
+    simulator: Simulator, around: Surroundings
+) -> None:
+    settings = replace(around.settings, decoder=DecoderSettings(backend="hailo"))
+    with pytest.raises(ModelError, match="npu-decoder"):
+        npu.hef(replace(around, settings=settings))
 
 
 def test_a_model_without_a_hef_runs_on_the_cpu(simulator: Simulator, around: Surroundings) -> None:

@@ -121,9 +121,10 @@ def owner(around: Surroundings) -> Outcome:
 
 
 def hef(around: Surroundings) -> Outcome:
-    """The model's HEF is whole and fits model, chip and library. Touches no device."""
+    """The model's HEFs are whole and fit model, chip and library. Touches no device."""
     from appliance.infer import hailo
     from appliance.infer.bundle import load_bundle
+    from appliance.infer.hailo_decoder_files import DECODER_HEF, DecoderFiles
     from appliance.infer.hef import bundled_hef, verify_hef
 
     if why := _unwanted(around):
@@ -143,6 +144,8 @@ def hef(around: Surroundings) -> Outcome:
             version = str(binding.__version__)
             kind = hailo.identify(binding).chip
     found = verify_hef(file, bundle, kind)
+    if DECODER_HEF in bundle.files or around.settings.decoder.backend == "hailo":
+        DecoderFiles(bundle).verify()
     if version:
         found.check_library(version)
     runs = "fits the chip" if kind else "no chip to compare it with"
