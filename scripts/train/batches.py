@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from features import IGNORED, WINDOW_FRAMES, Mix, Plan, Rendered, Studio, draw_plan
+from features import IGNORED, Rendered, Studio
 from numpy.typing import NDArray
+from plans import WINDOW_FRAMES, Mix, Plan, draw_plan
 from shards import SILENCE_PHONE, Bank
 from sounds import Generator
 from torch import Tensor

@@ -20,8 +20,9 @@ from scipy import signal
 sys.path.extend(str(folder) for folder in Path(__file__).resolve().parents[1:3])
 
 from checkpoint import load_model
-from features import FILTER_DELAY, HOP, PRE_ROLL_S, WINDOW_FRAMES, decibels, level
+from features import FILTER_DELAY, HOP, PRE_ROLL_S, decibels, level
 from network import Whisper
+from plans import WINDOW_FRAMES
 from scoring import transcribe, window_of
 from shards import SAMPLE_RATE, Bank
 from sounds import Sound, make_channels, make_sounds

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from features import HOP, PRE_ROLL_S, WINDOW_FRAMES
+from features import HOP, PRE_ROLL_S
 from network import Whisper
 from numpy.typing import NDArray
+from plans import WINDOW_FRAMES
 from shards import Bank
 from torch import Tensor
 from word_errors import word_error_rate

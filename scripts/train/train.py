@@ -33,6 +33,7 @@ from features import Studio
 from losses import losses
 from network import NetworkSize, Whisper
 from optimizer import FlatOptimizer
+from options import DEFAULT_MINUTES, arguments
 from pacing import Clock, Log
 from schedule import Schedule, mix_at
 from scoring import hearing
@@ -40,7 +41,6 @@ from shards import Bank, join_new
 from sounds import make_channels, make_sounds
 from texts import sentences
 
-DEFAULT_MINUTES = 110
 EMA_DECAY = 0.998
 EMA_FROM = 0.6
 SAVE_EVERY_S = 180
@@ -224,35 +224,9 @@ def work(process: int, args: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bank", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, help=f"{DEFAULT_MINUTES}, or as the run began")
-    parser.add_argument("--more-minutes", type=float, default=0)
-    parser.add_argument("--start-from", type=Path, help="folder of a bundle, for its weights")
-    parser.add_argument("--processes", type=int, default=2, help="one per core")
-    parser.add_argument("--encoder-layers", type=int, default=5)
-    parser.add_argument("--decoder-layers", type=int, default=2)
-    parser.add_argument("--frames", type=int, default=5000, help="mel frames a batch and process")
-    parser.add_argument("--rate", type=float, default=1.8e-3, help="AdamW's peak rate")
-    parser.add_argument("--matrix-rate", type=float, default=0.02, help="Muon's; 0: AdamW alone")
-    parser.add_argument("--decay", type=float, default=0.01)
-    parser.add_argument("--phone-weight", type=float, default=1.0)
-    parser.add_argument("--piece-weight", type=float, default=0.5)
-    parser.add_argument("--guide-weight", type=float, default=0.3)
-    parser.add_argument("--sounds", type=int, default=320, help="synthetic background sounds")
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--test-every-s", type=float, default=600)
-    parser.add_argument("--test-count", type=int, default=100)
-    parser.add_argument("--report-every-s", type=float, default=20)
-    return parser.parse_args()
-
-
 def main() -> None:
     """Learns the word pieces unless there are some, then starts the processes."""
-    args = arguments()
+    args = arguments(__doc__)
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "8192"
     args.out = args.out.resolve()
