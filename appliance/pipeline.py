@@ -17,6 +17,7 @@ import time
 from queue import Full, Queue
 
 from appliance import __version__, vitals
+from appliance.backlog import Backlog
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import node_name
@@ -31,18 +32,19 @@ from appliance.publish.store import Store, folder
 from appliance.records import Discarded, Frame, Window
 from appliance.scribe import Heard, Scribe
 from appliance.settings import Settings
-from appliance.stage import Mark, Stage, end, hand_on, next_item
+from appliance.spool import Spool
+from appliance.stage import IDLE_S, Mark, Stage, end, hand_on, next_item
 
 log = logging.getLogger("roomscribe")
 
 FRAMES_WAITING = 1000
 """30 s of sound: longer than any window takes; beyond it frames are dropped and counted."""
-WINDOWS_WAITING = 64
-"""Ten minutes of speech at most; beyond it windows are discarded as `overload`."""
 STATES_WAITING = 1
 """One window is encoded ahead while another is decoded; more would only cost memory."""
 STOP_WITHIN_S = 4.0
 """Of the 5 s that systemd is promised."""
+DECODE_WITHIN_S = 1.0
+"""Of these, for the windows that are with the encoder and the decoder when time is up."""
 JOIN_WITHIN_S = {"capture": 1.0, "segmenter": 1.0}
 """A stalled audio server must not take the time that transcribing needs."""
 
@@ -59,7 +61,6 @@ class Pipeline:
         """Set once sound has come from the source."""
         self._settings, self._machine = settings, vitals.machine()
         self._frames: Queue[Frame | Mark] = Queue(FRAMES_WAITING)
-        self._windows: Queue[tuple[Window, float] | Mark] = Queue(WINDOWS_WAITING)
         self._heard: Queue[Heard | Mark] = Queue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
             store = opened.enter_context(Store.open(settings.store))
@@ -85,7 +86,9 @@ class Pipeline:
             )
             listeners = (self._publisher,) if self._publisher else ()
             self._encoder = transcriber.encoder
-            self._scribe = Scribe(settings, transcriber, store, self.health, listeners)
+            spool = opened.enter_context(Spool.open(settings, self.health))
+            self._scribe = Scribe(settings, transcriber, store, self.health, listeners, spool=spool)
+            self._backlog = Backlog(spool, settings.spool, self.health, self._scribe.discard)
             lose = functools.partial(self._frames.put, Mark.LOST)
             self._ears = Ears(settings.capture, self.health, self.mute, self._put, lose)
             self.mute.on_change = self._ears.obey
@@ -124,13 +127,10 @@ class Pipeline:
             if stage.name == "capture":
                 end(self._frames)
             elif stage.name == "segmenter":
-                end(self._windows)
+                self._backlog.complete(deadline_s - time.monotonic() - DECODE_WITHIN_S)
             elif stage.name == "encoder":
                 end(self._heard)
-        waiting = [*self._windows.queue, *self._heard.queue]
-        left = sum(1 for item in waiting if not isinstance(item, Mark))
-        if left or self._scribe.flush():
-            log.error("stopped with %d windows untranscribed or transcripts unstored", left)
+        self._scribe.take_leave(self._backlog.lost())
         self._opened.close()
 
     def check(self) -> None:
@@ -159,7 +159,7 @@ class Pipeline:
             model=self._scribe.model,
             microphone=microphone or "none",
             microphone_online=microphone is not None and "microphone" not in troubles,
-            queue_depth=self._windows.qsize() + self._heard.qsize(),
+            queue_depth=len(self._backlog) + self._heard.qsize(),
             uptime_s=self.health.uptime_s,
             version=__version__,
             muted=muted,
@@ -206,28 +206,24 @@ class Pipeline:
                     self._publisher.speech(speaking)
             for result in found:
                 self._pass_on(result)
-        self._windows.put(Mark.END)
+        self._backlog.complete()
 
     def _pass_on(self, result: Window | Discarded) -> None:
-        """Queues a window; discards it when the transcriber is ten minutes behind."""
+        """Queues a window."""
         if isinstance(result, Window):
-            try:
-                self._windows.put_nowait((result, time.monotonic()))
-                return
-            except Full:
-                result = Discarded("overload", result.utterance_id, result.duration_s)
-        self._scribe.discard(result)
+            self._backlog.push(result)
+        else:
+            self._scribe.discard(result)
 
     def _encode(self, stage: Stage) -> None:
         """Windows -> encoder states, one window ahead of the transcriber."""
-        while True:
-            item = next_item(self._windows)
+        while not self._backlog.over:
+            taken = self._backlog.next(IDLE_S)
             stage.moved()
-            if isinstance(item, Mark):
-                break
-            if item is not None:
-                hand_on(self._heard, self._scribe.encode(*item), stage)
-            if self._windows.empty():
+            if taken is not None:
+                heard = self._scribe.encode(taken.window, taken.queued_s)
+                hand_on(self._heard, heard, stage)
+            if not self._backlog:
                 self._encoder.look_after(time.monotonic())
                 self.health.trouble("encoder", self._encoder.trouble)
         hand_on(self._heard, Mark.END, stage)

@@ -27,6 +27,7 @@ from appliance.records import (
     utc_from_monotonic,
 )
 from appliance.settings import Settings
+from appliance.spool import Spool
 
 log = logging.getLogger("roomscribe")
 
@@ -73,9 +74,12 @@ class Scribe:
         store: Store,
         health: Health,
         listeners: tuple[Listener, ...] = (),
+        *,
+        spool: Spool | None = None,
     ) -> None:
         self._settings, self._transcriber, self._store = settings, transcriber, store
         self._health, self._listeners = health, listeners
+        self._spool = spool or Spool(None, -1, health)
         self._waiting: deque[Transcript] = deque()
         self._failures = 0
         self._expire_s = 0.0
@@ -102,17 +106,18 @@ class Scribe:
             self._failed(window, error)
             return
         self._failures = 0
+        self._spool.survived(window.id)
         gates = self._transcriber.gates
         reason = judge(transcription, gates)
         if reason:
-            self.discard(Discarded(reason, window.utterance_id, window.duration_s))
+            self._drop(window, reason)
         else:
             if is_doubtful(transcription, gates):
                 flags = (*transcription.flags, "low_confidence")
                 transcription = replace(transcription, flags=flags)
             self._waiting.append(compose(window, transcription, self.model, heard.queue_ms))
             if len(self._waiting) > TRANSCRIPTS_WAITING:
-                self._waiting.popleft()
+                self._spool.done(self._waiting.popleft().id)
                 self._health.count("lost_store_refused")
                 log.error("the store has refused for too long: the oldest transcript is lost")
             self.flush()
@@ -125,7 +130,7 @@ class Scribe:
             except PublishError as error:
                 self._health.trouble("store", str(error))
                 return len(self._waiting)
-            self._waiting.popleft()
+            self._spool.done(self._waiting.popleft().id)
             self._health.count("transcripts")
             journal.heard(stored, self._settings.journal)
             for listener in self._listeners:
@@ -158,6 +163,17 @@ class Scribe:
         for listener in self._listeners:
             listener.discarded(discarded)
 
+    def take_leave(self, lost: int) -> None:
+        """Says, at the end, what the next start finds, and what nobody will; `lost` windows wait
+        outside the spool."""
+        self.flush()
+        kept = {one.id for one in self._spool.left()}
+        lost += sum(1 for one in self._waiting if one.id not in kept)
+        if kept:
+            log.info("%d windows are left to the next start", len(kept))
+        if lost:
+            log.error("stopped with %d windows untranscribed or transcripts unstored", lost)
+
     @property
     def model(self) -> str:
         """Name of the model bundle in use."""
@@ -168,10 +184,15 @@ class Scribe:
         """What runs the encoder: cpu, hailo8..."""
         return self._transcriber.encoder.name
 
+    def _drop(self, window: Window, reason: str) -> None:
+        """Discards a window."""
+        self.discard(Discarded(reason, window.utterance_id, window.duration_s))
+        self._spool.done(window.id)
+
     def _failed(self, window: Window, error: Exception) -> None:
         self._failures += 1
         log.error("a window of %.1f s failed: %s", window.duration_s, error, exc_info=error)
-        self.discard(Discarded("failed", window.utterance_id, window.duration_s))
+        self._drop(window, "failed")
         if self._failures >= FAILURES_IN_A_ROW:
             raise DeviceError(
                 f"transcribing failed {self._failures} times in a row, last with: {error}"

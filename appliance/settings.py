@@ -198,6 +198,27 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SpoolSettings:
+    """[spool]"""
+
+    enabled: bool = key(
+        True,
+        "Keep speech that is not transcribed yet in memory that outlives a crash of the daemon, "
+        "for its user alone, deleted once it is; never on a disk.",
+    )
+    limit_mb: int = key(
+        64,
+        "Most of it that may wait; beyond it the oldest is dropped (10 s are 0.3 MB).",
+        unit="MB", low=1, high=4096,
+    )  # fmt: skip
+    path: str = key(
+        "",
+        "Its folder, which must lie in memory (tmpfs); empty: $RUNTIME_DIRECTORY/spool, else one "
+        "below $XDG_RUNTIME_DIR or /dev/shm.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class MqttSettings:
     """[mqtt]"""
 
@@ -301,6 +322,7 @@ class Settings:
     decoder: DecoderSettings = field(default_factory=DecoderSettings)
     gates: GateSettings = field(default_factory=GateSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
+    spool: SpoolSettings = field(default_factory=SpoolSettings)
     mqtt: MqttSettings = field(default_factory=MqttSettings)
     homeassistant: HomeAssistantSettings = field(default_factory=HomeAssistantSettings)
     history: HistorySettings = field(default_factory=HistorySettings)

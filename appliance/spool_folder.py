@@ -1,0 +1,158 @@
+"""Where the spool lies, and its files: a folder of this user's own, in memory, never on a disk."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from appliance.publish.store import folder as store_folder
+from appliance.settings import Settings
+from appliance.spool_file import ATTEMPTS_AT, Moment, Spooled, parse
+
+SHARED_MEMORY = Path("/dev/shm")
+MOUNTS = Path("/proc/self/mountinfo")
+IN_MEMORY = ("tmpfs", "ramfs")
+LOCK_NAME = "lock"
+NAME = re.compile(r"(\d{8})-([0-9A-Z]{26})\.window")
+OURS = re.compile(r"roomscribe(-\d+)?$|[0-9a-f]{16}$")
+"""Folders that were made for a spool."""
+BESIDE = ".new"
+"""Ends the name of a file that is being written."""
+LARGEST = 8 << 20
+"""No window has so many bytes: 30 s have one million."""
+
+
+def place(settings: Settings) -> Path:
+    """The spool's folder, there or not: spool.path, else one below the runtime folder.
+
+    Who keeps the log elsewhere has a spool elsewhere, too, so that nobody takes another's windows.
+    """
+    if settings.spool.path:
+        return Path(settings.spool.path).expanduser()
+    own = bool(settings.store.path)
+    if not os.environ.get("RUNTIME_DIRECTORY"):
+        own = own or bool(os.environ.get("STATE_DIRECTORY"))
+    state = str(store_folder(settings.store).absolute())
+    name = hashlib.sha256(state.encode()).hexdigest()[:16] if own else ""
+    return runtime() / name / "spool"
+
+
+def runtime() -> Path:
+    """systemd's runtime directory, else the user's, else one in shared memory."""
+    given = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
+    if given:
+        return Path(given)
+    user = os.geteuid()
+    for candidate in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{user}"):
+        if candidate and is_in_memory(Path(candidate)):
+            return Path(candidate) / "roomscribe"
+    return SHARED_MEMORY / f"roomscribe-{user}"
+
+
+def is_in_memory(folder: Path) -> bool:
+    """True when `folder` is there and lies on a file system without a disk."""
+    try:
+        device = folder.stat().st_dev
+        mounts = MOUNTS.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.splitlines():
+        mount, _, file_system = line.partition(" - ")
+        if mount.split()[2:3] == [number]:
+            return file_system.split()[:1] in [[kind] for kind in IN_MEMORY]
+    return False
+
+
+def make(folder: Path) -> None:
+    """Makes `folder` and what is above it, for this user alone. Raises OSError."""
+    for above in (*reversed(folder.parents), folder):
+        if not above.exists():
+            above.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.geteuid() or folder.is_symlink():
+        raise PermissionError(f"expected a folder of user {os.geteuid()}, found another's")
+    if not is_in_memory(folder):
+        raise OSError("expected a folder in memory (tmpfs), found one on a disk")
+    folder.chmod(0o700)
+
+
+def lock(folder: Path) -> int:
+    """Takes `folder` for this process; the descriptor that holds it. Raises OSError."""
+    file = folder / LOCK_NAME
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if file.stat().st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            raise OSError("another daemon uses it") from None
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)  # whoever held it before has removed it
+
+
+def leave(folder: Path, descriptor: int) -> None:
+    """Gives `folder` back; removes it, and what was made for it, when it is empty."""
+    with contextlib.suppress(OSError):
+        if all(path.name == LOCK_NAME for path in folder.iterdir()):
+            (folder / LOCK_NAME).unlink()
+            folder.rmdir()
+            for above in folder.parents:
+                if not OURS.match(above.name):
+                    break
+                above.rmdir()
+    os.close(descriptor)
+
+
+def write(path: Path, data: bytes) -> None:
+    """The whole file or none. Raises OSError."""
+    beside = path.with_name(path.name + BESIDE)
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def read(path: Path, now: Moment) -> Spooled:
+    """What a file holds. Raises OSError, and ValueError for a damaged one."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"expected at most {LARGEST} bytes, found more")
+    return parse(data, now)
+
+
+def note(path: Path, attempts: int) -> None:
+    """Writes the count of attempts into a file, if it is there."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(descriptor, bytes([attempts]), ATTEMPTS_AT)
+        finally:
+            os.close(descriptor)
+
+
+def empty(folder: Path) -> None:
+    """Deletes every window in `folder`, if it is there. Raises OSError, also when it is in use."""
+    if not folder.is_dir():
+        return
+    descriptor = lock(folder)
+    try:
+        for path in folder.iterdir():
+            if NAME.fullmatch(path.name.removesuffix(BESIDE)):
+                path.unlink()
+    finally:
+        leave(folder, descriptor)
