@@ -19,6 +19,7 @@ from appliance.settings import Settings
 
 DEFAULT_PATH = Path("/etc/roomscribe/roomscribe.toml")
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -47,14 +48,19 @@ def parse(text: str, origin: str) -> Settings:
     """Settings from TOML `text`; `origin` names it in messages. Raises ConfigError."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(
+            f"{origin}: not valid TOML: brackets within brackets without end"
+        ) from None
+    except ValueError as error:  # TOMLDecodeError, and int's own for one of thousands of digits
+        raise ConfigError(f"{origin}: not valid TOML: {_plain(str(error), 200)}") from None
     sections = get_type_hints(Settings)
     mistakes: list[str] = []
     values: dict[str, Any] = {}
     for section, content in table.items():
         if section not in sections:
-            mistakes.append(_unknown(origin, f"section [{section}]", section, sections))
+            what = f"section [{_plain(section)}]"
+            mistakes.append(_unknown(origin, what, section, sections))
         elif not isinstance(content, dict):
             mistakes.append(f"{origin}: {section} is a section: write [{section}] above its keys")
         else:
@@ -88,7 +94,7 @@ def _section(kind: Any, content: dict[str, Any], where: str, mistakes: list[str]
     right: dict[str, Any] = {}
     for name, value in content.items():
         if name not in known:
-            mistakes.append(_unknown(where, f"key {name}", name, known))
+            mistakes.append(_unknown(where, f"key {_plain(name)}", name, known))
             continue
         wrong = _objection(known[name], types[name], value)
         if wrong:
@@ -103,6 +109,8 @@ def _objection(entry: Field[Any], kind: type, value: Any) -> str:
     whole_as_number = kind is float and type(value) is int
     if type(value) is not kind and not whole_as_number:
         return f"expected {_TYPE_NAMES[kind]}, found {_shown(value)}"
+    if kind is str and _CONTROL.search(value):
+        return f"expected text without control characters, found {_shown(value)}"
     limits = entry.metadata
     if limits["choices"] and value not in limits["choices"]:
         near = difflib.get_close_matches(str(value), limits["choices"], 1)
@@ -143,5 +151,14 @@ def _unknown(where: str, what: str, name: str, known: Any) -> str:
 
 def _shown(value: Any) -> str:
     """`value` as TOML would show it, cut short."""
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except (ValueError, RecursionError):
+        text = "something endless"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _plain(text: str, most: int = 60) -> str:
+    """`text` without what would break a line or confuse a terminal, cut short."""
+    plain = text if text.isprintable() else repr(text)[1:-1]
+    return plain if len(plain) <= most else plain[: most - 3] + "..."

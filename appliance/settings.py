@@ -43,6 +43,12 @@ class CaptureSettings:
     device: str = key(
         "", "Microphone: part of its name as `roomscribe devices` shows it; empty: the default one."
     )
+    silence_s: float = key(
+        10.0,
+        "A microphone that gives nothing but zeros for so long counts as off (muted by a switch or "
+        "in the mixer) until it gives sound; 0: never, for one that cuts all noise out itself.",
+        unit="s", low=0.0, high=3600.0,
+    )  # fmt: skip
     block_ms: int = key(30, "Length of one read from the microphone.", unit="ms", low=10, high=100)
     recording: str = key(
         "", "A sound file (or - for raw PCM on standard input) to hear in place of the microphone."
@@ -75,6 +81,28 @@ class SegmenterSettings:
     min_speech_ms: int = key(
         90, "Utterances with less speech than this are discarded.", unit="ms", low=0, high=2000
     )
+    overlap_ms: int = key(
+        1000,
+        "Where speech longer than a window has no pause to cut in, the next window begins so much "
+        "earlier at most (half of it at least), and its text is freed of what it repeats; 0: never.",
+        unit="ms", low=0, high=2000,
+    )  # fmt: skip
+    floor_margin_db: float = key(
+        3.0,
+        "An utterance whose level has sunk to within this of the noise floor is over although the "
+        "detector may still hear speech, and one that never rose above that is discarded; 0: off.",
+        unit="dB", low=0.0, high=12.0,
+    )  # fmt: skip
+    steady_s: float = key(
+        5.0, "So long a stretch with less voice in it than min_voiced_share ends an utterance.",
+        unit="s", low=2.0, high=60.0,
+    )  # fmt: skip
+    min_voiced_share: float = key(
+        0.1,
+        "Share of voice below which steady_s end an utterance, and half of which an utterance of "
+        "one window must have to be kept; 0: off.",
+        low=0.0, high=0.5,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +223,17 @@ class StoreSettings:
         30, "Transcripts older than this are deleted; 0 keeps them for ever.",
         unit="days", low=0, high=3650,
     )  # fmt: skip
+    retention_count: int = key(
+        0,
+        "No more transcripts than this are kept, the oldest go first; 0: any number.",
+        low=0, high=100_000_000,
+    )  # fmt: skip
+    retention_mb: int = key(
+        512,
+        "The log takes no more of the disk than this, about a kilobyte a transcript, the oldest go "
+        "first; 0: any size.",
+        unit="MB", low=0, high=1_000_000,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +262,10 @@ class MqttSettings:
     """[mqtt]"""
 
     enabled: bool = key(True, "Publish to an MQTT broker.")
-    host: str = key("localhost", "Host name or address of the broker.", pattern=r"\S+")
+    host: str = key(
+        "localhost", "Host name or address of the broker.",
+        pattern=r"[^\s.]{1,63}(\.[^\s.]{1,63}){0,31}\.?",
+    )  # fmt: skip
     port: int = key(1883, "TCP port of the broker.", low=1, high=65535)
     username: str = key("", "User name at the broker; empty: none.")
     password_file: str = key(
@@ -253,6 +295,12 @@ class MqttSettings:
     expiry_s: int = key(
         3600, "The broker forgets an undelivered transcript after this.", unit="s", low=60,
         high=604800,
+    )  # fmt: skip
+    outbox_limit: int = key(
+        10_000,
+        "Most transcripts that wait for the broker; beyond it the oldest are passed over: they are "
+        "in the log alone then. 0: any number.",
+        low=0, high=10_000_000,
     )  # fmt: skip
     hold: bool = key(
         True,

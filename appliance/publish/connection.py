@@ -26,7 +26,11 @@ from appliance.settings import MqttSettings
 log = logging.getLogger(__name__)
 
 OUTAGE_DELAYS_S = (1.0, 2.0, 4.0)
-"""Between attempts at a broker that is away; short, as what was said meanwhile waits for it."""
+"""Longest pauses between attempts at a broker that is away; short, as what was said meanwhile waits
+for it: it is told within 5 s of the broker's return."""
+SPREAD = (0.5, 1.0)
+"""Every pause is cut at random to this share: a house full of clients lost the broker at the same
+moment, and is not to come back at the same moment."""
 STEADY_S = 10.0
 """A connection that stood this long ends a series of outages."""
 BRIEF = 3
@@ -36,8 +40,9 @@ REFUSAL_DELAY_S = 60.0
 """Between attempts at a broker that says no: a wrong password does not heal by hammering."""
 FIRST_FAILURE = 128
 """Reason codes from here on say no."""
-ATTEMPT_S = 30.0
-"""An attempt without an answer is given up after this."""
+ATTEMPT_S = 15.0
+"""An attempt without an answer is given up after this: more than a slow resolver needs, and no
+longer than the shortest keep-alive with mqtt.ANSWER_S."""
 
 
 class Connection:
@@ -217,12 +222,12 @@ class Connection:
         self._troubles.set(doing, why, f": {', '.join(sorted(topics))}")
 
     def _part(self, now_s: float, delay_s: float, reason: str, detail: str = "") -> Lost:
-        """Gives the link up; the next attempt begins after about `delay_s`."""
+        """Gives the link up; the next attempt begins after `delay_s` at most."""
         if self._link:
             self._link.drop()
         self._link = self.connected_s = None
         self._names.clear()
         self._denials.clear()
-        self._attempt_s = now_s + delay_s * random.uniform(0.8, 1.2)
+        self._attempt_s = now_s + delay_s * random.uniform(*SPREAD)
         self._troubles.set("broker", reason, detail)
         return Lost(0, reason)

@@ -23,7 +23,7 @@ def password(settings: MqttSettings) -> str | None:
     cannot be read or is empty.
     """
     if settings.password_file:
-        return _read(Path(settings.password_file).expanduser(), "mqtt.password_file")
+        return _read(Path(settings.password_file), "mqtt.password_file")
     credential = _credential(PASSWORD_CREDENTIAL)
     return _read(credential, "systemd credential") if credential else None
 
@@ -44,10 +44,11 @@ def _read(path: Path, key: str) -> str:
     """The secret in a file of a few hundred bytes; never shown. Raises ConfigError."""
     cure = "write the password into it, readable for this user alone, or leave the key out"
     try:
-        with path.open("rb") as opened:
+        with path.expanduser().open("rb") as opened:
             text = opened.read(MOST_BYTES + 1).decode("utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        found = getattr(error, "strerror", None) or "no UTF-8 text"
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
+        no_text = isinstance(error, UnicodeDecodeError)
+        found = "no UTF-8 text" if no_text else getattr(error, "strerror", None) or str(error)
         raise ConfigError(
             f"{key}: expected a file holding the broker's password, found {path}: {found}; {cure}"
         ) from None

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from appliance.publish import events, troubles
 from appliance.publish.connection import FIRST_FAILURE, REFUSAL_DELAY_S, Connection
+from appliance.publish.mqtt import ANSWER_S
 from appliance.publish.outbox import Outbox
 from appliance.publish.troubles import Troubles
 from appliance.settings import MqttSettings
@@ -22,8 +23,10 @@ RESERVED = 6
 """Of these, kept free for availability, announcement, state, mute, microphone and an answer."""
 LATE_S = 5.0
 """A transcript that leaves this long after it was stored has waited, whatever for."""
-ANSWER_S = 10.0
-"""With the keep-alive on top: how long the broker may leave a message unacknowledged."""
+OLD_SPEECH_S = 30.0
+"""Speech that ended this long before it is told is late, too: the appliance was busy, or fell."""
+BOUND_EVERY_S = 1.0
+"""Counting what waits takes a millisecond where it is much."""
 SUBSCRIBER_DELAY_S = 2.0
 """Between tries while nobody subscribes: after a broker's restart its other clients come later."""
 NOBODY_SUBSCRIBES = 16
@@ -50,7 +53,7 @@ class Delivery:
         self._events: dict[int, bytes] = {}
         self._window = self._limit = 1
         self._answer_s = 0.0
-        self._held_s = 0.0
+        self._held_s = self._bound_s = 0.0
 
     @property
     def waiting(self) -> bool:
@@ -87,8 +90,20 @@ class Delivery:
             if event is not None:
                 self._last(event)
 
+    def bound(self, now_s: float) -> None:
+        """Keeps the outbox within its bound and says so; raises PublishError."""
+        if now_s < self._bound_s:
+            return
+        self._bound_s = now_s + BOUND_EVERY_S
+        self._outbox.bound()
+        if self._outbox.full:
+            why = troubles.outbox_full(self._settings.outbox_limit)
+            self._troubles.set("outbox", why, f" ({self._outbox.passed_over} so far)")
+        else:
+            self._troubles.clear("outbox")
+
     def send(self, now_s: float) -> None:
-        """Sends what is due; late is what was stored before this connection stood.
+        """Sends what is due; late is what was stored before this connection stood, and old speech.
 
         Raises PublishError.
         """
@@ -97,7 +112,8 @@ class Delivery:
             return
         for stored in self._outbox.due(self._limit):
             age_s = stored.age_s()
-            late = age_s > min(LATE_S, now_s - connected_s)
+            speech_s = age_s + stored.transcript.latency_ms / 1000
+            late = age_s > min(LATE_S, now_s - connected_s) or speech_s > OLD_SPEECH_S
             event = events.transcript(stored, self._node, datetime.now(UTC), late)
             payload = events.encode(event)
             expiry_s = max(1, int(self._settings.expiry_s - age_s))
@@ -110,7 +126,8 @@ class Delivery:
 
     def due_s(self, now_s: float) -> float:
         """When something is to be done though nobody says anything."""
-        return min(self.silent_s, self._held_s if self._held_s > now_s else math.inf)
+        bound_s = self._bound_s if self._outbox.full else math.inf
+        return min(self.silent_s, bound_s, self._held_s if self._held_s > now_s else math.inf)
 
     @property
     def silent_s(self) -> float:

@@ -18,6 +18,11 @@ SCHEMA = 1
 AVAILABILITY, STATE, MICROPHONE = "availability", "state", "microphone"
 TRANSCRIPT, LAST, SPEECH, DISCARDED = "transcript", "last", "speech", "discarded"
 MUTE, STATS = "mute", "stats"
+COUNTERS = (
+    "transcripts", "recovered", "frames_dropped", "lost_overload", "lost_store_refused",
+    "set_aside", "expired", "passed_over",
+)  # fmt: skip
+"""Of the `stats` message, with 0 for what never happened."""
 ONLINE, OFFLINE = b"online", b"offline"
 ON, OFF = b"ON", b"OFF"
 
@@ -133,14 +138,20 @@ def discarded(speech: Discarded) -> dict[str, Any]:
     }
 
 
-def stats(appliance: ApplianceStats, latencies_ms: Sequence[float]) -> dict[str, Any]:
-    """The `stats` message; `latencies_ms` are those of the transcripts of the past hour."""
-    names = ("transcripts", "frames_dropped", "lost_store_refused")
+def stats(
+    appliance: ApplianceStats,
+    latencies_ms: Sequence[float],
+    undelivered: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """The `stats` message; `latencies_ms` are those of the transcripts of the past hour.
+
+    `undelivered` counts those that are in the log and were not told: expired, passed_over.
+    """
     prefix = "discarded_"
-    counters = appliance.counters
+    counters = {**appliance.counters, **(undelivered or {})}
     return {
         "uptime_s": _whole(appliance.uptime_s),
-        **{name: counters.get(name, 0) for name in names},
+        **{name: counters.get(name, 0) for name in COUNTERS},
         "discarded": {
             name.removeprefix(prefix): number
             for name, number in sorted(counters.items())

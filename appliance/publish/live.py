@@ -10,6 +10,7 @@ from typing import Protocol
 
 from appliance.publish import events
 from appliance.publish.events import ApplianceState, ApplianceStats
+from appliance.publish.outbox import Outbox
 from appliance.publish.store import Store
 from appliance.publish.troubles import Troubles
 from appliance.records import Discarded
@@ -36,11 +37,12 @@ class LiveTopics:
         state_source: Callable[[], ApplianceState],
         stats_source: Callable[[], ApplianceStats] | None,
         store: Store,
+        outbox: Outbox,
         problems: Troubles,
     ) -> None:
         """The sources are called by the thread of `tell`; no statistics are told without theirs."""
         self._state_source, self._stats_source = state_source, stats_source
-        self._store, self._troubles = store, problems
+        self._store, self._outbox, self._troubles = store, outbox, problems
         self._passing: deque[tuple[str, bytes]] = deque(maxlen=100)
         self._speech = events.OFF
         self._last: bytes | None = None
@@ -90,7 +92,8 @@ class LiveTopics:
         online = events.ONLINE if state.microphone_online else events.OFFLINE
         self._keep(events.MICROPHONE, online, publish)
         if self._stats_source and now_s >= self._stats_s + STATS_S:
-            told = events.stats(self._stats_source(), self._latencies())
+            undelivered = {"expired": self._outbox.expired, "passed_over": self._outbox.passed_over}
+            told = events.stats(self._stats_source(), self._latencies(), undelivered)
             publish(events.STATS, events.encode(told), qos=0)
             self._stats_s = now_s
         while self._passing:

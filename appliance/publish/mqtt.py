@@ -9,37 +9,28 @@ from __future__ import annotations
 
 import socket
 import ssl
-import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from paho.mqtt.client import Client, MQTTv5, MQTTv311
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from appliance.publish import events, tls
-from appliance.publish.messages import (
-    PACKET_BYTES,
-    Acknowledged,
-    Connected,
-    Lost,
-    Message,
-    News,
-    Refused,
-    SubscriptionRefused,
-    Untrusted,
-)
+from appliance.publish import events
+from appliance.publish.mailbox import Mailbox
+from appliance.publish.messages import PACKET_BYTES, Message, News
 from appliance.settings import MqttSettings
 
 CONNECT_S = 5.0
 """Longest wait for the broker's host to accept the connection."""
+ANSWER_S = 10.0
+"""With the keep-alive on top: how long the broker may leave a message unacknowledged."""
 THERE_S = 0.15
 """A broker that is there takes a connection within this, and one that ends drops it."""
-RECEIVED_WAITING = 100
-"""Messages received and not looked at yet; beyond it the oldest are dropped."""
 
 
 def client_id(settings: MqttSettings, node: str) -> str:
@@ -64,85 +55,33 @@ def is_there(settings: MqttSettings) -> bool:
     return False
 
 
-class _Mailbox:
-    """What paho's network thread has to tell, and who is to be woken for it.
+def ping_s(settings: MqttSettings) -> int:
+    """How long the connection may be silent before paho asks whether the broker is there.
 
-    It does not know its link: a client that referred to its owner would not be freed, with its
-    sockets, when the attempt has failed.
+    paho gives an idle connection up after twice that: keepalive_s + ANSWER_S at most.
     """
+    return min(settings.keepalive_s, int(settings.keepalive_s + ANSWER_S) // 2)
 
-    def __init__(self, settings: MqttSettings, wake: threading.Event) -> None:
-        self._settings = settings
-        self._hint = tls.hint(settings)
-        self._met = False
-        self.news: deque[News] = deque()
-        self.received: deque[Message] = deque(maxlen=RECEIVED_WAITING)
-        self.asked: dict[int, str] = {}
-        self.ended = threading.Event()
-        self.dropped = False
-        self._wake = wake
 
-    def on_connect(
-        self, client: Client, userdata: Any, flags: Any, reason: Any, properties: Any
-    ) -> None:
-        """The broker's CONNACK."""
-        if self.dropped:  # while the attempt was under way; it must not live on beside a new one
-            client.disconnect()
-        elif reason.is_failure:
-            self._tell(Refused(reason.value, str(reason)))
-        else:
-            self._met = True
-            self._tell(Connected(getattr(properties, "ReceiveMaximum", 65535)))
+class _Client(Client):
+    """paho's, whose network thread does not die unheard of what it cannot read."""
 
-    def on_connect_fail(self, client: Client, userdata: Any) -> None:
-        """No connection: paho calls this while it handles the error, and says no more about it."""
-        error = sys.exc_info()[1]
-        if complaint := tls.complaint(self._settings, error):
-            self._tell(Untrusted(complaint))
-        else:
-            self._tell(Lost(0, str(error or "no connection")))
+    def __init__(self, settings: MqttSettings, node: str, failed: Callable[[Exception], None]):
+        super().__init__(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id(settings, node),
+            protocol=MQTTv5 if settings.protocol == "5" else MQTTv311,
+            reconnect_on_failure=False,
+        )
+        self._failed = failed
 
-    def on_disconnect(
-        self, client: Client, userdata: Any, flags: Any, reason: Any, properties: Any
-    ) -> None:
-        """The end, by the broker's DISCONNECT, by ours, or by the network."""
-        self.ended.set()
-        if flags.is_disconnect_packet_from_server:
-            self._tell(Lost(reason.value, str(reason)))
-        elif reason == "Unspecified error":
-            self._tell(Lost(0, f"the connection broke{'' if self._met else self._hint}"))
-        else:
-            self._tell(Lost(0, str(reason)))
-
-    def on_publish(
-        self, client: Client, userdata: Any, message: int, reason: Any, properties: Any
-    ) -> None:
-        """A PUBACK, or a message of QoS 0 that has left."""
-        self._tell(Acknowledged(message, reason.value, str(reason)))
-
-    def on_subscribe(
-        self, client: Client, userdata: Any, message: int, reasons: Any, properties: Any
-    ) -> None:
-        """A SUBACK."""
-        topic = self.asked.get(message or 0, "")
-        for reason in reasons:
-            if reason.is_failure:
-                self._tell(SubscriptionRefused(topic, str(reason)))
-
-    def on_message(self, client: Client, userdata: Any, message: Any) -> None:
-        """What a subscription brought."""
-        if len(message.payload) > PACKET_BYTES:
-            return
-        properties = message.properties
-        correlation = getattr(properties, "CorrelationData", None)
-        response = getattr(properties, "ResponseTopic", "")
-        payload, retained = bytes(message.payload), bool(message.retain)
-        self.received.append(Message(message.topic, payload, retained, response, correlation))
-        self._wake.set()
-
-    def _tell(self, news: News) -> None:
-        self.news.append(news)
-        self._wake.set()
+    def loop_forever(self, timeout: float = 1.0, retry_first_connection: bool = False) -> Any:
+        """What loop_start's thread runs."""
+        try:
+            return super().loop_forever(timeout, retry_first_connection)
+        except Exception as error:
+            self._failed(error)
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
 
 
 class Link:
@@ -157,14 +96,9 @@ class Link:
         wake: threading.Event,
     ) -> None:
         """Begins to connect in the background; `news` tells how it went, after `wake` is set."""
-        self._mailbox = _Mailbox(settings, wake)
+        self._mailbox = Mailbox(settings, wake)
         self._old = settings.protocol != "5"
-        self._client = Client(
-            CallbackAPIVersion.VERSION2,
-            client_id=client_id(settings, node),
-            protocol=MQTTv311 if self._old else MQTTv5,
-            reconnect_on_failure=False,
-        )
+        self._client = _Client(settings, node, self._mailbox.on_failure)
         self._client.connect_timeout = CONNECT_S
         if settings.username:
             self._client.username_pw_set(settings.username, password)
@@ -183,7 +117,7 @@ class Link:
         self._client.connect_async(
             settings.host,
             settings.port,
-            settings.keepalive_s,
+            ping_s(settings),
             properties=None if self._old else limits,
         )
         self._client.loop_start()

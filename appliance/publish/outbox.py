@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from appliance.publish.rows import StoredTranscript
 from appliance.publish.store import Store
 
+PAGE = 500
+"""So many transcripts are looked at together when they are passed over."""
+
 
 class Outbox:
     """The store as a queue: strictly by number, a bounded number of them in flight.
@@ -15,12 +18,20 @@ class Outbox:
     transcript, so that whatever ends the process, sending again from the cursor loses nothing.
     """
 
-    def __init__(self, store: Store, expiry_s: float) -> None:
-        """Transcripts older than `expiry_s` are passed over. Raises PublishError."""
+    def __init__(self, store: Store, expiry_s: float, most: int = 0) -> None:
+        """Older ones than `expiry_s` are passed over, and the oldest beyond `most` (0: no bound).
+
+        Raises PublishError.
+        """
         self.expired = 0
-        """How many were passed over."""
+        """How many were passed over as too old."""
+        self.passed_over = 0
+        """How many were passed over because too many waited."""
+        self.full = False
+        """True from when one was passed over until less than `most` wait again."""
         self._store = store
         self._expiry_s = expiry_s
+        self._most = most
         self._cursor = store.cursor()
         self._reached = self._cursor
         self._in_flight: dict[int, int] = {}
@@ -40,6 +51,27 @@ class Outbox:
                 else:
                     self.expired += 1
                     self._reached = stored.seq
+
+    def bound(self) -> None:
+        """Passes over the oldest beyond the bound; raises PublishError.
+
+        Not while any are in flight: then they are on their way, and each that arrives makes room.
+        """
+        if not self._most or self._in_flight:
+            return
+        self.commit()
+        waiting = self._store.depth()
+        excess = waiting - self._most
+        while excess > 0:
+            page = self._store.after(self._reached, min(excess, PAGE))
+            if not page:
+                break
+            self._reached = page[-1].seq
+            self.passed_over += len(page)
+            excess -= len(page)
+            self.full = True
+        if waiting < self._most:
+            self.full = False
 
     def sent(self, message: int, seq: int) -> None:
         """Transcript `seq` was handed to the network as `message`."""

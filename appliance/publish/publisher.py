@@ -46,6 +46,8 @@ class PublisherStatus:
     """Transcripts stored and not yet acknowledged by the broker."""
     expired: int
     """Transcripts passed over as too old since the start; they are in the log."""
+    passed_over: int = 0
+    """The same for those beyond mqtt.outbox_limit."""
 
 
 class MqttPublisher:
@@ -84,8 +86,8 @@ class MqttPublisher:
         if self._home_assistant.enabled:
             listens_on.append(self._home_assistant.status_topic)
         self._connection = Connection(settings, node, self._wake, self._troubles, tuple(listens_on))
-        self._live = LiveTopics(state_source, stats_source, store, self._troubles)
-        self._outbox = Outbox(store, settings.expiry_s)
+        self._outbox = Outbox(store, settings.expiry_s, settings.outbox_limit)
+        self._live = LiveTopics(state_source, stats_source, store, self._outbox, self._troubles)
         self._delivery = Delivery(
             settings,
             node,
@@ -130,6 +132,7 @@ class MqttPublisher:
             reasons=self._troubles.reasons(),
             outbox_depth=self._store.depth(),
             expired=self._outbox.expired,
+            passed_over=self._outbox.passed_over,
         )
 
     # the publisher's thread
@@ -174,6 +177,7 @@ class MqttPublisher:
         if now_s >= self._delivery.silent_s:
             self._connection.give_up(now_s, "messages stay unacknowledged")
             self._delivery.lost()
+        self._delivery.bound(now_s)
         if self._connection.connected_s is not None:
             self._publish_due(now_s)
         self._outbox.commit()

@@ -83,23 +83,23 @@ def _readable(file: str, key: str) -> str | None:
     """The file's path, None when none is named. Raises ConfigError when it cannot be read."""
     if not file:
         return None
-    path = Path(file).expanduser()
     try:
+        path = Path(file).expanduser()
         with path.open("rb"):
             return os.fspath(path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
         raise _wrong(key, "a file that this user may read", file, error) from None
 
 
-def _wrong(key: str, expected: str, found: str, error: OSError) -> ConfigError:
+def _wrong(key: str, expected: str, found: str, error: OSError | RuntimeError) -> ConfigError:
     return ConfigError(
         f"mqtt.{key}: expected {expected}, found {found}: {_reason(error)}; "
         "name the right file, readable for the user of the daemon"
     )
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: OSError | RuntimeError) -> str:
     """OpenSSL's or the system's own words."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
-    return error.strerror or str(error)
+    return getattr(error, "strerror", None) or str(error)

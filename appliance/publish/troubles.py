@@ -107,6 +107,14 @@ def denied(settings: MqttSettings, doing: str, reason: str) -> str:
     )
 
 
+def outbox_full(limit: int) -> str:
+    """More transcripts wait than may."""
+    return (
+        f"more than {limit} transcripts waited for the broker (mqtt.outbox_limit); the oldest are "
+        "passed over: they are in the log and are not told"
+    )
+
+
 def nobody_subscribes(node: str) -> str:
     """The broker has nobody to give transcripts to (PUBACK 16)."""
     return f"nobody subscribes to roomscribe/{node}/transcript; transcripts wait in the log for it"
