@@ -87,10 +87,11 @@ def doctor(options: argparse.Namespace, settings: Settings) -> int:
 
 def devices(_options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe devices`; 1 when there is no microphone."""
+    from appliance.capture.devices import names_to_configure
     from appliance.capture.microphone import list_microphones
 
     found = list_microphones()
-    for one in found:
+    for one, name in zip(found, names_to_configure(found), strict=True):
         mark = "*" if one.default else " "
         print(f"{mark} {one.index:3d}  {one.name}  ({one.channels} ch, {one.rate_hz:.0f} Hz)")
     if not found:

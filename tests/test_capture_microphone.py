@@ -14,8 +14,9 @@ import pytest
 import soundfile
 from rig_microphone import PulseMicrophone, missing_packages
 
+from appliance.capture.devices import Device, choose
 from appliance.capture.frames import SampleClock
-from appliance.capture.microphone import Device, _choose, list_microphones
+from appliance.capture.microphone import list_microphones
 from appliance.errors import DeviceError
 
 needs_pulseaudio = pytest.mark.skipif(
@@ -53,16 +54,16 @@ print(json.dumps({"dates": dates, "error": error, "names": names}))
 
 
 def test_without_a_name_the_default_microphone_is_taken() -> None:
-    assert _choose(DEVICES, "").index == 3
-    assert _choose(DEVICES[:1], "").index == 0
+    assert choose(DEVICES, "").index == 3
+    assert choose(DEVICES[:1], "").index == 0
 
 
 def test_a_part_of_the_name_in_any_case_is_enough() -> None:
-    assert _choose(DEVICES, "usb mic").index == 0
+    assert choose(DEVICES, "usb mic").index == 0
 
 
 def test_a_whole_name_wins_over_a_part_of_another() -> None:
-    assert _choose(DEVICES, "Default").index == 3
+    assert choose(DEVICES, "Default").index == 3
 
 
 @pytest.mark.parametrize(
@@ -71,14 +72,14 @@ def test_a_whole_name_wins_over_a_part_of_another() -> None:
 )
 def test_a_name_that_fits_none_or_several_lists_what_is_there(wanted: str, found: str) -> None:
     with pytest.raises(DeviceError) as caught:
-        _choose(DEVICES, wanted)
+        choose(DEVICES, wanted)
     assert found in str(caught.value)
     assert "roomscribe devices" in str(caught.value)
 
 
 def test_no_microphone_at_all_is_said_to_be_that() -> None:
     with pytest.raises(DeviceError, match="found none: plug one in"):
-        _choose([], "")
+        choose([], "")
 
 
 @pytest.mark.parametrize(
@@ -115,10 +116,23 @@ def test_dates_follow_the_clock_smoothly_and_jump_only_over_lost_samples() -> No
     assert clock.began_s == pytest.approx(100.0)
     assert not clock.follow(100.08, 0.06)
     assert clock.began_s == pytest.approx(100.0002)
-    assert clock.follow(101.09, 0.09)
-    assert clock.began_s == pytest.approx(101.0)
-    assert clock.follow(101.15, 0.12, lost=True)
-    assert clock.began_s == pytest.approx(101.03)
+    verdicts = [clock.follow(101.09 + late, 0.09 + late) for late in np.arange(0, 0.6, 0.03)]
+    assert verdicts[:10] == [None] * 10
+    assert verdicts.count(True) == 1
+    assert clock.began_s == pytest.approx(101.0, abs=0.001)
+    began_s = clock.began_s
+    assert clock.follow(101.75, 0.72, lost=True)
+    assert clock.began_s == pytest.approx(max(began_s, 101.03))
+
+
+def test_sound_that_is_only_late_is_not_taken_for_lost() -> None:
+    clock = SampleClock()
+    assert not clock.follow(100.03, 0.03)
+    burst = [clock.follow(101.0, heard_s) for heard_s in np.arange(0.06, 1.0, 0.03)]
+    assert burst[0] is None
+    assert burst[-1] is False
+    assert True not in burst
+    assert clock.began_s == pytest.approx(100.0, abs=0.01)
 
 
 def test_dates_keep_up_with_a_sound_card_whose_clock_is_slow() -> None:

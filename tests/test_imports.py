@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "publish": {"publish"},
 }
 OWNERS = {
-    "sounddevice": {"capture/microphone.py"},
+    "sounddevice": {"capture/portaudio.py"},
     "soundfile": {"capture/recording.py"},
     "soxr": {"capture/resample.py"},
     "webrtcvad": {"capture/voice.py"},

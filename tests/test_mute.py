@@ -17,6 +17,7 @@ from publishing import until
 
 import appliance.ears
 from appliance import mute as switch
+from appliance.capture.recorder import Recorder
 from appliance.ears import Ears
 from appliance.errors import DeviceError, PublishError
 from appliance.health import Health
@@ -32,7 +33,7 @@ class House:
         self.opened: list[FakeSource] = []
         self.broken = False
 
-    def open(self, _settings: CaptureSettings) -> FakeSource:
+    def open(self, _settings: CaptureSettings, _recorder: Recorder) -> FakeSource:
         if self.broken:
             raise DeviceError("expected a microphone, found none")
         self.opened.append(FakeSource())
@@ -47,6 +48,7 @@ class FakeSource:
     """A microphone that hears silence, 30 ms after 30 ms."""
 
     description = "a fake microphone"
+    silence = complaint = ""
 
     def __init__(self) -> None:
         self.closed = False

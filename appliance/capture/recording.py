@@ -55,6 +55,9 @@ class Recording:
         self.name = path
         self.description = self._sound.description
 
+    silence = complaint = ""
+    """A recording is as it is."""
+
     def frames(self) -> Iterator[Frame]:
         """All frames, the last one filled up with silence; raises AudioError."""
         framer = Framer()

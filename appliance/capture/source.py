@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from appliance.capture.microphone import Microphone
+from appliance.capture.recorder import Recorder
 from appliance.capture.recording import Recording
 from appliance.records import Frame
 from appliance.settings import CaptureSettings
@@ -18,6 +19,16 @@ class Source(Protocol):
     @property
     def description(self) -> str:
         """For people: the device's or the file's name."""
+        ...
+
+    @property
+    def silence(self) -> str:
+        """Why nothing is to be heard although sound comes, with the cure; empty: all is well."""
+        ...
+
+    @property
+    def complaint(self) -> str:
+        """What else is wrong with the sound, with the cure; empty when all is well."""
         ...
 
     def frames(self) -> Iterator[Frame]:
@@ -38,8 +49,11 @@ class Source(Protocol):
     ) -> None: ...
 
 
-def open_source(settings: CaptureSettings) -> Source:
-    """The configured source, opened; raises DeviceError or AudioError."""
+def open_source(settings: CaptureSettings, recorder: Recorder) -> Source:
+    """The configured source, opened; raises DeviceError or AudioError.
+
+    `recorder` reads the microphone; it serves again after an error, or when that is closed.
+    """
     if settings.recording:
         return Recording(settings.recording, real_time=True)
-    return Microphone(settings)
+    return Microphone(settings, recorder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def microphone(around: Surroundings) -> Outcome:
         return skipped(f"capture.recording stands in for it: {settings.recording}")
     there = holders(CAPTURE_NODES, around.root)
     daemon = around.daemon
-    if daemon and any(one.pid == daemon.pid for one in there):
+    if daemon and any(daemon.pid in (one.pid, _parent(one.pid)) for one in there):
         return _held(around, f"held by {daemon}")
     try:
         return _listen(around)
@@ -39,6 +40,17 @@ def microphone(around: Surroundings) -> Outcome:
         if daemon and (told := _told(around)):
             return _held(around, f"not to be opened beside {daemon}", told)
         raise DeviceError(f"{_held_by(there)}{error}") from error
+
+
+def _parent(pid: int) -> int:
+    """The process that started this one; 0 when that is not to be known.
+
+    The daemon's microphone is open in a process of its own.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[1])
+    return 0
 
 
 def _held_by(there: list[Holder]) -> str:

@@ -1,0 +1,136 @@
+"""Microphones by name: which there are, and which one is meant."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.errors import DeviceError
+
+CARD_SUFFIX = re.compile(r"\s*\(hw:\d+,(\d+)\)$")
+"""What PortAudio appends to the name of an ALSA card: numbers that change when it is plugged in."""
+NODES = "dev/snd/pcmC*D*c"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A microphone as PortAudio sees it."""
+
+    index: int
+    name: str
+    channels: int
+    rate_hz: float
+    """The rate it prefers; not the only one, mostly."""
+    default: bool
+
+
+def stable_name(name: str) -> str:
+    """The name without the card's number, which is another after it was plugged in again."""
+    return CARD_SUFFIX.sub("", name)
+
+
+def names_to_configure(devices: list[Device]) -> list[str]:
+    """For each device what to write into capture.device: without numbers, where that is enough."""
+    stable = [stable_name(one.name) for one in devices]
+    return [
+        short if stable.count(short) == 1 else one.name
+        for one, short in zip(devices, stable, strict=True)
+    ]
+
+
+def choose(devices: list[Device], wanted: str) -> Device:
+    """The device of that name, or the only one with that in its name; raises DeviceError.
+
+    The number of the card does not count, unless nothing else tells two apart.
+    """
+    if not devices:
+        raise DeviceError(
+            f"expected a microphone{f' named {wanted!r}' if wanted else ''}, found none: plug one "
+            "in, start the sound server, or add this user to the group audio"
+        )
+    if not wanted:
+        return next((one for one in devices if one.default), devices[0])
+    matches: list[Device] = []
+    for fits in (_same, _same_but_for_card, _same_but_for_numbers, _part):
+        matches = [one for one in devices if fits(wanted.casefold(), one.name.casefold())]
+        if matches:
+            break
+    if len(matches) == 1:
+        return matches[0]
+    there = ", ".join(repr(one.name) for one in matches or devices)
+    found = f"found several: {there}" if matches else f"found {there}"
+    raise DeviceError(
+        f"capture.device: expected one microphone with {wanted!r} in its name, {found}: "
+        "plug it in, or choose another: see `roomscribe devices`"
+    )
+
+
+def why_missing(
+    wanted: str, root: Path = Path("/"), probe: Callable[[Path], None] | None = None
+) -> str:
+    """What keeps a card that the kernel has from being opened, with the cure; empty if nothing.
+
+    PortAudio leaves cards that it cannot open off its list. `probe` opens a node; raises OSError.
+    """
+    cards, words = _cards(root), _words(wanted)
+    for node in sorted(root.glob(NODES)):
+        number = re.sub(r"\D.*", "", node.name.removeprefix("pcmC"))
+        name = cards.get(number, f"card {number}")
+        if words and words.isdisjoint(_words(name)):
+            continue
+        try:
+            (probe or _open)(node)
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                return (
+                    f"microphone {name!r}: expected it to be free, found it in use by another "
+                    f"program: end that (`sudo fuser -v {node}` names it)"
+                )
+            if error.errno in (errno.EACCES, errno.EPERM):
+                return (
+                    f"microphone {name!r}: expected a device that this user may open, found "
+                    f"{node}: {error.strerror}: add the user to the group audio "
+                    "(`sudo usermod -aG audio USER`) and start again"
+                )
+    return ""
+
+
+def _same(wanted: str, name: str) -> bool:
+    return wanted == name
+
+
+def _same_but_for_card(wanted: str, name: str) -> bool:
+    ours, theirs = CARD_SUFFIX.search(wanted), CARD_SUFFIX.search(name)
+    same_device = bool(ours and theirs and ours[1] == theirs[1])
+    return same_device and stable_name(wanted) == stable_name(name)
+
+
+def _same_but_for_numbers(wanted: str, name: str) -> bool:
+    return stable_name(wanted) == stable_name(name)
+
+
+def _part(wanted: str, name: str) -> bool:
+    return wanted in name or (stable_name(wanted) or wanted) in name
+
+
+def _cards(root: Path) -> dict[str, str]:
+    """Number -> names of the kernel's sound cards, as /proc/asound/cards lists them."""
+    try:
+        text = (root / "proc/asound/cards").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    found = re.findall(r"^\s*(\d+)\s*\[(\S+)\s*\]:\s*(.+)$", text, re.MULTILINE)
+    return {number: line.partition(" - ")[2] or short for number, short, line in found}
+
+
+def _words(name: str) -> set[str]:
+    """What is compared of a name: `usb`, `jabra`; no numbers, no `hw`."""
+    return set(re.findall(r"[a-z]\w{2,}", stable_name(name).casefold()))
+
+
+def _open(node: Path) -> None:
+    os.close(os.open(node, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))

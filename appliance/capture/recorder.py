@@ -1,0 +1,245 @@
+"""The process that reads the microphone, seen from the appliance: start, ask, wait, kill."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from signal import Signals
+from types import TracebackType
+from typing import Any, Self
+
+from appliance.capture.devices import Device
+from appliance.capture.portaudio import HEADER, SOUND
+from appliance.errors import DeviceError
+
+OPEN_WITHIN_S = 5.0
+"""A Pi that lists all of ALSA's devices needs one; a sound server that hangs needs for ever."""
+PATIENCE_S = 2.5
+"""Without a block for so long, the device or the sound server hangs."""
+FIRST_WITHIN_S = 4.0
+"""A sound server may wake its device first, and then fills a buffer."""
+PIPE_BYTES = 1 << 20
+"""30 s of 16 kHz mono: so long may the appliance be held up before samples are lost."""
+REAP_S = 0.5
+ATTEMPTS = 10
+"""A process that so often found nothing to open makes room for a new one."""
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
+    "from appliance.capture.portaudio import main; main()"
+)
+
+
+class StallError(Exception):
+    """Nothing came from the process, which has been killed."""
+
+
+class EndError(Exception):
+    """The process ended, or said that the device did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one read gave: int16 samples, channels in turn."""
+
+    data: bytes
+    heard_s: float
+    """When the last sample was heard, on time.monotonic()'s clock."""
+    lost: bool
+    """True when samples were lost before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The device that the process reads."""
+
+    name: str
+    rate_hz: float
+    channels: int
+
+
+class Recorder:
+    """A process, started when it is needed, that opens one device once. One thread asks.
+
+    Any thread may `interrupt`: then every wait ends at once, until `resume`.
+    """
+
+    def __init__(self, command: Sequence[str] = ()) -> None:
+        """`command` is run in place of the recorder's program."""
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pending = bytearray()
+        self._attempts = 0
+        self._patience_s = FIRST_WITHIN_S
+        self._woken, self._waker = socket.socketpair()
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Starts the process, if there is none. Does not wait. Raises DeviceError."""
+        if self._process and self._process.poll() is None:
+            return
+        self.kill()
+        command = self._command or (
+            # isolated: of the environment only what the libraries read; nothing is compiled anew
+            *(sys.executable, "-I", "-S", "-B", "-c", PROGRAM),
+            *(str(os.getpid()), json.dumps([str(ROOT), *sys.path])),
+        )
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise DeviceError(
+                f"the microphone's process does not start: {error.strerror}: expected memory and "
+                "room for one more process; see `systemctl status roomscribe`"
+            ) from error
+        self._attempts = 0
+        if self._process.stdout:
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    def open(self, device: str, block_ms: int) -> Opened:
+        """Opens the microphone of that name; `read` gives what it hears. Raises DeviceError."""
+        if self._attempts >= ATTEMPTS:
+            self.kill()
+        answer = self._ask(do="open", device=device, block_ms=block_ms)
+        self._patience_s = FIRST_WITHIN_S
+        return Opened(**answer["opened"])
+
+    def devices(self) -> list[Device]:
+        """All microphones there are now, perhaps none. Raises DeviceError."""
+        return [Device(**one) for one in self._ask(do="list")["devices"]]
+
+    def read(self) -> Block | None:
+        """The next block; None when interrupted. Raises StallError or EndError if none comes."""
+        while (message := self._next(self._patience_s)) is not None:
+            kind, lost, heard_s, data = message
+            if kind == SOUND:
+                self._patience_s = PATIENCE_S
+                return Block(data, heard_s, lost)
+            raise EndError(json.loads(data)["lost"])
+        return None
+
+    def interrupt(self) -> None:
+        """Makes every wait end at once, until `resume`. Any thread."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+
+    def resume(self) -> None:
+        """Waits again."""
+        with contextlib.suppress(OSError):
+            while self._woken.recv(4096):
+                pass
+
+    def kill(self) -> None:
+        """Ends the process, and so closes the device, in a few milliseconds.
+
+        Only a process that is stuck in the kernel outlives it, and ends when that lets go.
+        """
+        process, self._process = self._process, None
+        self._pending.clear()
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe:
+                pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(REAP_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def _ask(self, **request: object) -> dict[str, Any]:
+        """The answer to a request. Raises DeviceError, also with what the process says is wrong."""
+        self.start()
+        if self._process and self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        try:
+            message = self._next(OPEN_WITHIN_S)
+        except (StallError, EndError) as error:
+            raise DeviceError(
+                f"microphone: expected PortAudio to answer, found {error}: start the sound server "
+                "again, or plug the microphone in again"
+            ) from error
+        if message is None:
+            self.kill()
+            raise DeviceError("the microphone is not opened: stopped")
+        answer: dict[str, Any] = json.loads(message[3])
+        if "error" in answer:
+            self._attempts += 1
+            raise DeviceError(answer["error"])
+        return answer
+
+    def _next(self, within_s: float) -> tuple[int, bool, float, bytes] | None:
+        """The next message: kind, lost, when, bytes; None when interrupted.
+
+        Raises StallError or EndError.
+        """
+        deadline_s = time.monotonic() + within_s
+        while (message := self._whole()) is None:
+            if self._process is None or self._process.stdout is None:
+                raise EndError("no process")
+            output = self._process.stdout
+            left_s = max(0.0, deadline_s - time.monotonic())
+            ready = select.select([output.fileno(), self._woken.fileno()], [], [], left_s)[0]
+            if self._woken.fileno() in ready:
+                return None
+            if not ready:
+                self.kill()
+                raise StallError(f"nothing for {within_s:g} s")
+            data = os.read(output.fileno(), 1 << 16)
+            if not data:
+                raise EndError(self._last_words())
+            self._pending += data
+        return message
+
+    def _whole(self) -> tuple[int, bool, float, bytes] | None:
+        """The oldest message that has come to its end, taken out of what was read."""
+        if len(self._pending) < HEADER.size:
+            return None
+        kind, lost, length, heard_s = HEADER.unpack_from(self._pending)
+        end = HEADER.size + length
+        if len(self._pending) < end:
+            return None
+        data = bytes(self._pending[HEADER.size : end])
+        del self._pending[:end]
+        return kind, bool(lost), heard_s, data
+
+    def _last_words(self) -> str:
+        """How the process ended by itself."""
+        process = self._process
+        self.kill()
+        status = process.returncode if process else None
+        if status is None or status >= 0:
+            return f"the end of its process (exit status {status})"
+        return f"the end of its process by {Signals(-status).name}"
