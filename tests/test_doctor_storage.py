@@ -28,7 +28,7 @@ def test_a_whole_log_is_well_while_the_daemon_writes(tmp_path: Path) -> None:
         before = (tmp_path / FILE_NAME).read_bytes()
         found = storage.log(around(tmp_path))
         assert found.status == "ok"
-        assert "schema 1" in found.found
+        assert "schema 2" in found.found
         assert "2 transcripts wait" in found.found
         assert (tmp_path / FILE_NAME).read_bytes() == before
         store.append(transcript())
@@ -62,7 +62,7 @@ def test_a_damaged_page_is_found(tmp_path: Path) -> None:
     found = storage.log(around(tmp_path))
     assert found.status == "failed"
     assert "is damaged" in found.found
-    assert "recover" in found.cure
+    assert "sets the file aside" in found.cure
 
 
 def test_another_kind_of_file_and_a_newer_log_are_told(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_another_kind_of_file_and_a_newer_log_are_told(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).unlink()
     with sqlite3.connect(tmp_path / FILE_NAME) as newer:
         newer.execute("PRAGMA user_version = 99")
-    with pytest.raises(PublishError, match="expected schema 1 or older, found 99"):
+    with pytest.raises(PublishError, match="expected schema 2 or older, found 99"):
         storage.log(around(tmp_path))
 
 

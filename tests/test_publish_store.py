@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from disks import mounted
 from publishing import transcript
 
 from appliance.errors import PublishError
-from appliance.publish.store import FILE_NAME, Store, folder
+from appliance.publish.store import Store, folder
 from appliance.settings import StoreSettings
 
 TESTS = Path(__file__).resolve().parent
@@ -91,21 +89,6 @@ def test_the_cursor_is_kept_and_never_moves_back(settings: StoreSettings) -> Non
         assert [stored.seq for stored in store.after(store.cursor())] == [3]
 
 
-def test_the_log_is_searched_by_time_and_plain_text(store: Store) -> None:
-    noon = datetime(2026, 11, 21, 12, tzinfo=UTC)
-    for minute, text in enumerate(["Lights on", "100% sure", "100 percent", "lights off"]):
-        store.append(transcript(text, end=noon + timedelta(minutes=minute)))
-
-    def found(**query: object) -> list[str]:
-        return [stored.transcript.text for stored in store.query(**query)]  # type: ignore[arg-type]
-
-    assert found(grep="lights") == ["Lights on", "lights off"]
-    assert found(grep="0%") == ["100% sure"]
-    assert found(since=noon + timedelta(minutes=2)) == ["100 percent", "lights off"]
-    assert found(limit=2) == ["100 percent", "lights off"]
-    assert len(found()) == 4
-
-
 def test_another_process_reads_beside_the_daemon(settings: StoreSettings, store: Store) -> None:
     store.append(transcript("first"))
     with Store.open(settings, read_only=True) as reader:
@@ -114,23 +97,6 @@ def test_another_process_reads_beside_the_daemon(settings: StoreSettings, store:
         assert texts(reader) == ["first", "second"]
         with pytest.raises(PublishError, match="read-only"):
             reader.append(transcript())
-
-
-def test_old_transcripts_go_and_their_words_leave_the_file(settings: StoreSettings) -> None:
-    now = datetime(2026, 11, 21, tzinfo=UTC)
-    with Store.open(replace(settings, retention_days=7)) as store:
-        store.append(transcript("xylophone", end=now - timedelta(days=8)))
-        kept = store.append(transcript("kept", end=now - timedelta(days=6)))
-        assert store.expire(now) == 1
-        assert texts(store) == ["kept"]
-        assert not any(b"xylophone" in path.read_bytes() for path in store.path.parent.iterdir())
-        assert store.append(transcript()).seq == kept.seq + 1
-
-
-def test_a_retention_of_0_keeps_everything(settings: StoreSettings) -> None:
-    with Store.open(replace(settings, retention_days=0)) as store:
-        store.append(transcript(end=datetime(1990, 1, 1, tzinfo=UTC)))
-        assert store.expire(datetime.now(UTC)) == 0
 
 
 def test_threads_share_one_store(store: Store) -> None:
@@ -170,7 +136,8 @@ def test_the_folder_is_systemds_when_none_is_configured(monkeypatch: pytest.Monk
 
 def test_a_full_database_refuses_whole_transcripts_and_recovers(store: Store) -> None:
     store.append(transcript("before"))
-    connection = store._connection
+    connection = store._database.connection
+    assert connection is not None
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(PublishError, match="full disk") as caught:
@@ -197,7 +164,7 @@ def test_a_full_disk_loses_nothing_and_heals(small_disk: Path) -> None:
         filler.unlink()
         store.append(refused)
         assert texts(store) == ["before", refused.text]
-        assert store._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert store._database.connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_a_full_disk_at_start_is_one_clear_line(small_disk: Path) -> None:
@@ -224,35 +191,6 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PublishError, match=r"found: .*; give this user the folder, or set"):
         Store.open(StoreSettings(path=str(tmp_path / "file" / "state")))
-
-
-def test_another_kind_of_file_is_refused_and_left_alone(settings: StoreSettings) -> None:
-    path = Path(settings.path) / FILE_NAME
-    path.parent.mkdir()
-    path.write_bytes(b"shopping list: " * 100)
-    with pytest.raises(PublishError, match=r"found another kind of file .*; move it away"):
-        Store.open(settings)
-    assert path.read_bytes() == b"shopping list: " * 100
-
-
-def test_a_damaged_file_is_refused_with_its_cure(settings: StoreSettings) -> None:
-    with Store.open(settings) as store:
-        for _ in range(50):
-            store.append(transcript("x" * 500))
-    content = bytearray(store.path.read_bytes())
-    content[4096:] = b"\x55" * (len(content) - 4096)
-    store.path.write_bytes(content)
-    with pytest.raises(PublishError, match=r"found a damaged one .*; move it away"):
-        Store.open(settings)
-
-
-def test_a_file_of_a_newer_version_is_refused_and_left_alone(settings: StoreSettings) -> None:
-    with Store.open(settings) as store:
-        store.append(transcript("kept"))
-    with closing(sqlite3.connect(store.path)) as connection:
-        connection.execute("PRAGMA user_version = 2")
-    with pytest.raises(PublishError, match="expected schema 1 or older, found 2"):
-        Store.open(settings)
 
 
 def test_reading_a_log_that_is_not_there_says_where_it_was_expected(

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from appliance.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
-from appliance.publish import store
+from appliance.publish import recovery, store
 from appliance.publish.store import FILE_NAME, SCHEMA, Store
 
 LEAST_FREE_MB = 200
@@ -30,13 +30,18 @@ def log(around: Surroundings) -> Outcome:
     with Store.open(settings, read_only=True) as opened:
         around.doing(f"checking every page of {file}")
         if (trouble := _quick_check(file)) != "ok":
-            cure = f"stop the daemon, move {file} away; `sqlite3 FILE .recover` rescues its text"
+            cure = (
+                "restart the daemon (`systemctl restart roomscribe`): it sets the file aside and "
+                "goes on with what can be read of it"
+            )
             return failed(f"{file} is damaged: {trouble}", cure)
         waiting = opened.depth()
     size_mb = file.stat().st_size / 1e6
+    damaged = len(recovery.asides(file))
+    aside = f"; {damaged} damaged files are set aside beside it" if damaged else ""
     waits = f"{waiting} transcripts wait for the broker" if waiting else "nothing waits"
     note = ": see the broker's checks" if waiting > DEEP else ""
-    return ok(f"{file}: schema {SCHEMA}, {size_mb:.1f} MB, whole; {waits}{note}")
+    return ok(f"{file}: schema {SCHEMA}, {size_mb:.1f} MB, whole; {waits}{note}{aside}")
 
 
 def disk(around: Surroundings) -> Outcome:

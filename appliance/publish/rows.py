@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import time
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -12,52 +13,28 @@ from typing import Any
 
 from appliance.records import Transcript
 
-TABLES = """
-CREATE TABLE transcripts (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    utterance_id TEXT NOT NULL,
-    "window" INTEGER NOT NULL,
-    windows INTEGER,
-    start TEXT NOT NULL,
-    "end" TEXT NOT NULL,
-    text TEXT NOT NULL,
-    language TEXT NOT NULL,
-    avg_logprob REAL NOT NULL,
-    no_speech_prob REAL NOT NULL,
-    compression_ratio REAL NOT NULL,
-    duration_s REAL NOT NULL,
-    model TEXT NOT NULL,
-    encoder TEXT NOT NULL,
-    encode_ms REAL NOT NULL,
-    decode_ms REAL NOT NULL,
-    queue_ms REAL NOT NULL,
-    latency_ms REAL NOT NULL,
-    flags TEXT NOT NULL,
-    stored TEXT NOT NULL,
-    boot TEXT NOT NULL,
-    boot_s REAL NOT NULL
-);
-CREATE INDEX transcripts_by_end ON transcripts ("end");
-CREATE TABLE outbox (only INTEGER PRIMARY KEY CHECK (only = 1), cursor INTEGER NOT NULL);
-INSERT INTO outbox VALUES (1, 0);
-"""
-"""Times are UTC with microseconds, so that they sort as text; flags are a JSON list."""
-
+Row = tuple[Any, ...]
+"""Values of COLUMNS."""
 _RECORD = tuple(entry.name for entry in fields(Transcript))
+_FLOATS = tuple(entry.name for entry in fields(Transcript) if entry.type == "float")
+_TEXTS = tuple(entry.name for entry in fields(Transcript) if entry.type == "str")
 _NAMES = (*_RECORD, "stored", "boot", "boot_s")
 _QUOTED = ", ".join(f'"{name}"' for name in _NAMES)
+_MARKS = ", ".join("?" * len(_NAMES))
 COLUMNS = f"seq, {_QUOTED}"
+"""What from_row expects, in its order."""
 BEHIND = """WHERE seq > coalesce(
     (SELECT seq FROM transcripts WHERE id = ?1),
     (SELECT max(seq) FROM transcripts WHERE id < ?1), 0) ORDER BY seq LIMIT ?2"""
 """?1: an id; ids begin with the time when they were made."""
-"""What from_row expects, in its order."""
-INSERT = (
-    f"INSERT INTO transcripts ({_QUOTED}) VALUES ({', '.join('?' * len(_NAMES))}) "
-    "ON CONFLICT (id) DO NOTHING"
-)
+INSERT = f"INSERT INTO transcripts ({_QUOTED}) VALUES ({_MARKS}) ON CONFLICT (id) DO NOTHING"
 """What to_row is for."""
+INSERT_NUMBERED = f"INSERT OR IGNORE INTO transcripts ({COLUMNS}) VALUES (?, {_MARKS})"
+"""A row of COLUMNS as it is, unless its number or id is there."""
+
+
+class DamagedRowError(ValueError):
+    """A row that SQLite gives and that cannot have been stored so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +87,27 @@ def to_row(transcript: Transcript) -> tuple[Any, ...]:
     values["start"] = iso(transcript.start)
     values["end"] = iso(transcript.end)
     values["flags"] = json.dumps(transcript.flags)
+    for name in _FLOATS:  # SQLite takes "not a number" for NULL, which the tables refuse
+        values[name] = 0.0 if math.isnan(values[name]) else float(values[name])
+    text = transcript.text.replace("\0", "\N{REPLACEMENT CHARACTER}")  # ends a text for the index
+    values["text"] = text.encode("utf-8", "replace").decode("utf-8")
     return (*values.values(), iso(datetime.now(UTC)), boot_id(), boot_clock_s())
 
 
-def from_row(row: tuple[Any, ...]) -> StoredTranscript:
-    """What a SELECT of COLUMNS gave."""
+def from_row(row: Row) -> StoredTranscript:
+    """What a SELECT of COLUMNS gave. Raises DamagedRowError."""
     seq, *values = row
     *record, stored, boot, boot_s = values
     named = dict(zip(_RECORD, record, strict=True))
-    named["start"] = datetime.fromisoformat(named["start"])
-    named["end"] = datetime.fromisoformat(named["end"])
-    named["flags"] = tuple(json.loads(named["flags"]))
-    return StoredTranscript(seq, Transcript(**named), datetime.fromisoformat(stored), boot, boot_s)
+    try:
+        named["start"] = datetime.fromisoformat(named["start"])
+        named["end"] = datetime.fromisoformat(named["end"])
+        named["flags"] = tuple(json.loads(named["flags"]))
+        moment = datetime.fromisoformat(stored)
+        for name in _FLOATS:
+            named[name] = float(named[name])
+        if not all(isinstance(named[name], str) for name in _TEXTS):
+            raise TypeError
+    except (TypeError, ValueError) as error:
+        raise DamagedRowError(f"transcript {seq} has a field that cannot be read") from error
+    return StoredTranscript(seq, Transcript(**named), moment, boot, boot_s)

@@ -3,106 +3,128 @@
 Any thread may call any method: one connection, one lock, short statements. Another process (the
 `log` command) reads the same file beside the daemon, which SQLite's write-ahead log allows.
 Every failure is a PublishError of one line, leaves the file as it was before the call and the
-store usable: the call can be tried again once the cause is gone.
+store usable: the call can be tried again once the cause is gone. A file that is damaged, deleted
+or replaced is put right within the call that finds it so.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
-from appliance.errors import PublishError
-from appliance.publish import rows
+from appliance.publish import recovery, retention, rows, schema
+from appliance.publish.database import Access, Database
 from appliance.publish.rows import StoredTranscript
+from appliance.publish.search import Wanted, where
 from appliance.records import Transcript
 from appliance.settings import StoreSettings
 
 FILE_NAME = "roomscribe.db"
-SCHEMA = 1
-"""Number of the file's layout, kept in its user_version; a higher one is refused."""
-_BUSY_S = 5.0
-"""How long a statement waits for another process's lock."""
+SCHEMA = schema.SCHEMA
+_DELETE_WAIT_S = 5.0
+"""A person who deletes waits so long for readers to let go of the -wal file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What `Store.delete` did."""
+
+    count: int
+    gone: bool
+    """False while a reader holds on to the deleted pages; the daemon empties them later."""
 
 
 class Store:
     """The open file. `append` returns after the commit is on the disk."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, retention_days: int) -> None:
-        """Takes over `connection`; use Store.open."""
-        self.path = path
-        self._connection = connection
-        self._retention = timedelta(days=retention_days)
-        self._lock = threading.Lock()
+    def __init__(self, database: Database, settings: StoreSettings) -> None:
+        """Takes over `database`; use Store.open."""
+        self.path = database.path
+        self._database = database
+        self._settings = settings
 
     @classmethod
-    def open(cls, settings: StoreSettings, *, read_only: bool = False) -> Store:
-        """The store in the configured folder, made when missing and not `read_only`.
+    def open(
+        cls, settings: StoreSettings, *, read_only: bool = False, beside_daemon: bool = False
+    ) -> Store:
+        """The store in the configured folder.
 
-        Raises PublishError when the folder or file is missing (read_only), cannot be made, is no
-        database, is damaged, or was written by a newer version.
+        The daemon's is made when missing, brought up to the present layout, and healed when it is
+        damaged; with `read_only`, and `beside_daemon` (which may write), it is left as it is.
+
+        Raises PublishError when the folder or file is missing (read_only, beside_daemon), cannot
+        be made or opened, or was written by a newer version.
         """
-        path = folder(settings) / FILE_NAME
-        with _plain_errors(path, "open the log"):
-            if read_only and not path.exists():
-                raise PublishError(
-                    f"{path}: no such file; expected the log that `roomscribe run` writes; "
-                    "run it first, or set store.path to the folder that holds the log"
-                )
-            if not read_only:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            connection = sqlite3.connect(
-                f"{path.resolve().as_uri()}?mode={'ro' if read_only else 'rw'}",
-                uri=True,
-                timeout=_BUSY_S,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            try:
-                _prepare(path, connection, read_only)
-            except BaseException:
-                connection.close()
-                raise
-        return cls(path, connection, settings.retention_days)
+        guest = Access.GUEST if beside_daemon else Access.OWNER
+        access = Access.READER if read_only else guest
+        return cls(Database(folder(settings) / FILE_NAME, access), settings)
 
     def append(self, transcript: Transcript) -> StoredTranscript:
         """Stores `transcript` and returns it with its number, once it is safe on the disk.
 
         The same id again is not stored twice, so that a failed append may simply be repeated.
-        Raises PublishError (disk full, read-only, damaged, busy); nothing is stored then.
+        Raises PublishError (disk full, read-only, busy); nothing is stored then.
         """
         values = rows.to_row(transcript)
-        with self._transaction("store a transcript") as connection:
+
+        def insert(connection: sqlite3.Connection) -> StoredTranscript:
             connection.execute(rows.INSERT, values)
             found = connection.execute(
                 f"SELECT {rows.COLUMNS} FROM transcripts WHERE id = ?", (transcript.id,)
             )
             return rows.from_row(found.fetchone())
 
+        stored = self._database.write("store a transcript", insert)
+        self._database.known.raise_to(highest=stored.seq)
+        return stored
+
     def after(self, seq: int, limit: int = 100) -> list[StoredTranscript]:
         """At most `limit` transcripts numbered above `seq`, in order. Raises PublishError."""
         return self._select("WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit))
 
     def query(
-        self, since: datetime | None = None, grep: str = "", limit: int = -1
+        self,
+        since: datetime | None = None,
+        grep: str | Sequence[str] = (),
+        limit: int = -1,
+        until: datetime | None = None,
     ) -> list[StoredTranscript]:
-        """The newest `limit` (-1: all) that ended at or after `since` and contain `grep`.
+        """The newest `limit` (-1: all) that ended at or after `since` and contain all of `grep`.
 
-        In order of their numbers. `grep` is plain text, upper and lower case of a-z alike.
+        In order of their numbers. `grep` is plain text of any script, upper and lower case alike.
         Raises PublishError.
         """
-        pattern = grep.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-        earliest = rows.iso(since) if since else ""
-        return self._select(
-            """WHERE "end" >= ? AND text LIKE ? ESCAPE '\\' ORDER BY seq DESC LIMIT ?""",
-            (earliest, f"%{pattern}%", limit),
-        )[::-1]
+        wanted = Wanted(since, until, (grep,) if isinstance(grep, str) else grep)
+        return self._wanted(wanted, "", (), f"seq DESC LIMIT {limit:d}")[::-1]
+
+    def matching(self, wanted: Wanted, after: int, limit: int) -> list[StoredTranscript]:
+        """The first `limit` of those wanted that are numbered above `after`, in order.
+
+        Raises PublishError.
+        """
+        return self._wanted(wanted, "AND seq > ?", (after,), f"seq LIMIT {limit:d}")
+
+    def count(self, wanted: Wanted) -> int:
+        """How many are wanted. Raises PublishError."""
+        return self._database.read("read the log", lambda found: _count(found, wanted))
+
+    def delete(self, wanted: Wanted) -> Deleted:
+        """Deletes what is wanted, delivered or not, so that its text is gone from the file.
+
+        With everything, the set-aside damaged files go, too. Raises PublishError.
+        """
+        count = self._database.write(
+            "delete transcripts", lambda found: retention.forget_wanted(found, wanted)
+        )
+        gone = self._database.scrub(_DELETE_WAIT_S)
+        if wanted.everything:
+            recovery.delete_asides(self.path)
+        return Deleted(count, gone)
 
     def following(self, since: str | datetime, limit: int) -> list[StoredTranscript]:
         """The first `limit` behind the one of id `since`, or that ended at that time or later.
@@ -116,38 +138,43 @@ class Store:
 
     def cursor(self) -> int:
         """Number of the last transcript that the broker has, 0 at first. Raises PublishError."""
+        self._database.awaited = True
         return self._number("SELECT cursor FROM outbox")
+
+    def highest(self) -> int:
+        """The highest number ever given, 0 at first. Raises PublishError."""
+        return self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence")
 
     def move_cursor(self, seq: int) -> None:
         """Notes that the broker has all up to `seq`; never moves back. Raises PublishError."""
-        with self._transaction("note what the broker has") as connection:
-            connection.execute("UPDATE outbox SET cursor = max(cursor, ?)", (seq,))
+        update = "UPDATE outbox SET cursor = max(cursor, ?)"
+        self._database.write(
+            "note what the broker has", lambda found: found.execute(update, (seq,))
+        )
+        self._database.known.raise_to(cursor=seq)
 
     def depth(self) -> int:
         """How many transcripts the broker does not have yet. Raises PublishError."""
         return self._number("SELECT count(*) FROM transcripts, outbox WHERE seq > cursor")
 
     def expire(self, now: datetime) -> int:
-        """Deletes what ended longer ago than the retention; returns how many. Raises PublishError.
+        """Deletes what is beyond the retention's age, number or size; how many transcripts.
 
         Deleted text is overwritten in the file and in its write-ahead log. Whether the broker has
         it or not makes no difference: the retention is a promise to those who were heard.
+        Set-aside damaged files go by age, too. Raises PublishError.
         """
-        if not self._retention:
-            return 0
-        with self._transaction("delete old transcripts") as connection:
-            earliest = rows.iso(now - self._retention)
-            deleted = connection.execute('DELETE FROM transcripts WHERE "end" < ?', (earliest,))
-            count = deleted.rowcount
-        if count:
-            with self._lock, _plain_errors(self.path, "delete old transcripts"):
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        count = self._database.write(
+            "delete old transcripts",
+            lambda found: retention.expire(found, self._settings, now),
+        )
+        self._database.scrub()
+        recovery.prune(self.path, self._settings.retention_days, now)
         return count
 
     def close(self) -> None:
         """Closes the file; the store is of no use afterwards."""
-        with self._lock:
-            self._connection.close()
+        self._database.close()
 
     def __enter__(self) -> Store:
         return self
@@ -160,27 +187,29 @@ class Store:
     ) -> None:
         self.close()
 
-    @contextmanager
-    def _transaction(self, doing: str) -> Iterator[sqlite3.Connection]:
-        """All or nothing, with the lock held. Raises PublishError."""
-        with self._lock, _plain_errors(self.path, doing):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):  # SQLite has rolled back by itself when full
-                    self._connection.execute("ROLLBACK")
-                raise
+    def _wanted(
+        self, wanted: Wanted, more: str, values: tuple[object, ...], order: str
+    ) -> list[StoredTranscript]:
+        def select(connection: sqlite3.Connection) -> list[StoredTranscript]:
+            condition, needed = where(wanted, schema.version(connection) > 1)
+            sql = (
+                f"SELECT {rows.COLUMNS} FROM transcripts WHERE {condition} {more} ORDER BY {order}"
+            )
+            return [rows.from_row(row) for row in connection.execute(sql, (*needed, *values))]
+
+        return self._database.read("read the log", select)
 
     def _select(self, clause: str, values: tuple[object, ...]) -> list[StoredTranscript]:
-        with self._lock, _plain_errors(self.path, "read the log"):
-            sql = f"SELECT {rows.COLUMNS} FROM transcripts {clause}"
-            return [rows.from_row(row) for row in self._connection.execute(sql, values)]
+        sql = f"SELECT {rows.COLUMNS} FROM transcripts {clause}"
+        return self._database.read(
+            "read the log",
+            lambda found: [rows.from_row(row) for row in found.execute(sql, values)],
+        )
 
     def _number(self, sql: str) -> int:
-        with self._lock, _plain_errors(self.path, "read the log"):
-            return int(self._connection.execute(sql).fetchone()[0])
+        return self._database.read(
+            "read the log", lambda found: int(found.execute(sql).fetchone()[0])
+        )
 
 
 def folder(settings: StoreSettings) -> Path:
@@ -193,58 +222,7 @@ def folder(settings: StoreSettings) -> Path:
     return Path("~/.local/state/roomscribe").expanduser()
 
 
-def _prepare(path: Path, connection: sqlite3.Connection, read_only: bool) -> None:
-    """Sets the connection up and makes the tables of a new file, all of them or none."""
-    found = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found > SCHEMA:
-        raise PublishError(
-            f"{path}: expected schema {SCHEMA} or older, found {found}, which a newer Roomscribe "
-            "wrote; install that version again, or move the file away to begin a new one"
-        )
-    if read_only:
-        connection.execute("SELECT 1 FROM transcripts LIMIT 1")
-        return
-    connection.execute("PRAGMA journal_mode = WAL").fetchall()
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA secure_delete = ON").fetchall()
-    if found == 0:
-        connection.executescript(
-            f"BEGIN IMMEDIATE; {rows.TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;"
-        )
-    connection.execute("SELECT cursor FROM outbox").fetchone()
-
-
-_FOUND_AND_CURE = {
-    "SQLITE_FULL": ("a full disk", "free some space"),
-    "SQLITE_READONLY": ("a read-only one", "make the disk and file writable, or set store.path"),
-    "SQLITE_CANTOPEN": (
-        "one that cannot be opened",
-        "give this user the folder, or set store.path",
-    ),
-    "SQLITE_PERM": ("no permission", "give this user the folder, or set store.path"),
-    "SQLITE_NOTADB": ("another kind of file", "move it away; a new log is begun then"),
-    "SQLITE_CORRUPT": ("a damaged one", "move it away (`sqlite3 FILE .recover` rescues its text)"),
-    "SQLITE_BUSY": ("one locked by another program", "end that program"),
-    "SQLITE_IOERR": ("a disk that fails", "check its space and health"),
-}
-
-
-@contextmanager
-def _plain_errors(path: Path, doing: str) -> Iterator[None]:
-    """SQLite's and the system's errors as one clear PublishError."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", "") or ""
-        kinds = (kind for kind in _FOUND_AND_CURE if name.startswith(kind))
-        found, cure = _FOUND_AND_CURE.get(next(kinds, ""), (str(error), "see the message"))
-        raise PublishError(
-            f"{path}: cannot {doing}: expected a writable SQLite database, "
-            f"found {found} ({error}); {cure}"
-        ) from error
-    except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise PublishError(
-            f"{path}: cannot {doing}: expected a folder and file that this user may write, "
-            f"found: {reason}; give this user the folder, or set store.path to another"
-        ) from error
+def _count(connection: sqlite3.Connection, wanted: Wanted) -> int:
+    condition, values = where(wanted, schema.version(connection) > 1)
+    sql = f"SELECT count(*) FROM transcripts WHERE {condition}"
+    return int(connection.execute(sql, values).fetchone()[0])

@@ -1,0 +1,234 @@
+"""The open file: kept open, and found again when it is damaged, deleted or replaced.
+
+Knows nothing of what is asked of it: `read` and `write` are given the work as functions.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from appliance.errors import PublishError
+from appliance.publish import recovery, retention, rows, salvage, schema, search, store_files
+from appliance.publish.store_errors import DamagedError, is_damage, plain_errors
+from appliance.publish.store_files import Identity, beside, identity
+
+log = logging.getLogger("roomscribe")
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+_BUSY_S = 5.0
+"""How long a statement waits for another process's lock."""
+_SCRUB_AGAIN_S = 60.0
+"""A reader kept the -wal file in use: emptied with the first write after so long."""
+
+
+class Access(enum.Enum):
+    """On whose behalf the file is open."""
+
+    OWNER = "owner"
+    """The daemon: makes the file, brings its layout up to date, and heals it."""
+    GUEST = "guest"
+    """Writes into the file that is there, beside a daemon that may be older."""
+    READER = "reader"
+
+
+class Database:
+    """One connection and one lock: any thread may call any method. Everything raises PublishError.
+
+    Nothing is half done when a call fails, and the call can be tried again once the cause is gone.
+    """
+
+    def __init__(self, path: Path, access: Access) -> None:
+        """Opens the file; refuses one that is missing (unless the owner) or newer."""
+        self.path, self.known = path, salvage.Known()
+        self.awaited = False
+        """Somebody tells a broker: what it does not have survives the file's deletion."""
+        self.connection: sqlite3.Connection | None = None
+        self._access = access
+        self._lock = threading.RLock()
+        self._identity: Identity | None = None
+        self._wal: Identity | None = None
+        self._carried: list[rows.Row] = []
+        self._scrub_s = math.inf
+        self._closed = False
+        with plain_errors(path, "open the log"):
+            self._open()
+
+    def read(self, doing: str, work: Work[T]) -> T:
+        """What `work` makes of the file."""
+        return self._do(doing, lambda: work(self._ready()))
+
+    def write(self, doing: str, work: Work[T]) -> T:
+        """What `work` returns, once what it did is safe on the disk; all of it or nothing."""
+
+        def transaction() -> T:
+            self._look_for_the_file()
+            connection = self._ready()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):  # SQLite has rolled back by itself when full
+                    connection.execute("ROLLBACK")
+                raise
+            return result
+
+        with self._lock:
+            result = self._do(doing, transaction)
+            if time.monotonic() >= self._scrub_s:
+                self.scrub()
+            return result
+
+    def scrub(self, wait_s: float = 0.0) -> bool:
+        """Empties the -wal file of what was deleted; False when a reader is in the way.
+
+        It is tried again with a later write then. Raises nothing.
+        """
+        with self._lock, suppress(sqlite3.Error, PublishError):
+            self._scrub_s = time.monotonic() + _SCRUB_AGAIN_S
+            connection = self._ready()
+            connection.execute(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}")
+            try:
+                done = retention.checkpoint(connection)
+            finally:
+                connection.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
+            if done:
+                self._scrub_s = math.inf
+            return done
+        return False
+
+    def close(self) -> None:
+        """Closes the file for good."""
+        with self._lock:
+            self._closed = True
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self.connection:
+            self.connection.close()
+        self.connection = None
+
+    def _do(self, doing: str, step: Callable[[], T]) -> T:
+        """`step`, and once more in a whole file when the owner met a damaged one."""
+        with self._lock, plain_errors(self.path, doing):
+            try:
+                return step()
+            except (sqlite3.Error, ValueError) as error:
+                if self._access is not Access.OWNER or not is_damage(error):
+                    raise
+                self._let_go()
+                recovery.heal(self.path, self.known, error)
+                return step()
+
+    def _ready(self) -> sqlite3.Connection:
+        """The connection, opened again where it was let go of."""
+        if self._closed:
+            raise PublishError(f"{self.path}: the log is closed already")
+        return self.connection or self._open()
+
+    def _open(self) -> sqlite3.Connection:
+        if self._access is not Access.OWNER:
+            return self._connect()
+        store_files.make_folder(self.path)
+        recovery.finish(self.path)
+        store_files.make(self.path)
+        try:
+            connection = self._connect()
+        except (sqlite3.Error, ValueError) as error:
+            if not is_damage(error):
+                raise
+            recovery.heal(self.path, self.known, error)
+            connection = self._connect()
+        return connection
+
+    def _connect(self) -> sqlite3.Connection:
+        """Raises what SQLite raises, DamagedError, and PublishError for a newer file or none."""
+        if self._access is not Access.OWNER and not self.path.exists():
+            raise PublishError(
+                f"{self.path}: no such file; expected the log that `roomscribe run` writes; "
+                "run it first, or set store.path to the folder that holds the log"
+            )
+        mode = "ro" if self._access is Access.READER else "rw"
+        connection = sqlite3.connect(
+            f"{self.path.resolve().as_uri()}?mode={mode}",
+            uri=True,
+            timeout=_BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            connection.create_function("contains", 2, search.contains, deterministic=True)
+            schema.refuse_newer(self.path, schema.version(connection))
+            connection.execute("PRAGMA secure_delete = ON").fetchall()
+            if self._access is Access.OWNER:
+                self._take_over(connection)
+            else:
+                connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+        self._identity = identity(self.path)
+        self._wal = identity(beside(self.path, "-wal"))
+        self.connection = connection
+        if self._access is Access.OWNER:
+            self.scrub()  # deleted text that a crash left behind
+        return connection
+
+    def _take_over(self, connection: sqlite3.Connection) -> None:
+        """Checks the file, brings its layout and numbers up to date, and what was carried over."""
+        connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        connection.execute("PRAGMA synchronous = FULL")
+        if schema.version(connection) and (trouble := recovery.complaint(connection)):
+            raise DamagedError(trouble)
+        schema.migrate(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            fresh = connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None
+            salvage.number_on(connection, self.known)
+            for row in self._carried:  # another file's transcripts may have their numbers
+                sql, values = (rows.INSERT_NUMBERED, row) if fresh else (rows.INSERT, row[1:])
+                connection.execute(sql, values)
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+        self._carried = []
+
+    def _look_for_the_file(self) -> None:
+        """Goes on in a new file when the present one was deleted, moved or replaced."""
+        if self._access is not Access.OWNER or self.connection is None:
+            return
+        found, wal = identity(self.path), identity(beside(self.path, "-wal"))
+        if found == self._identity and wal == self._wal:
+            return
+        if found == self._identity:
+            log.error("%s-wal was deleted while it was open: going on in a new one", self.path)
+            self.scrub()
+            self._let_go()
+            return
+        self._carried = salvage.undelivered(self.connection) if self.awaited else []
+        log.error(
+            "%s was %s while it was open: going on in it with number %d; %d transcripts that no "
+            "broker has were carried over",
+            self.path,
+            "replaced" if found else "deleted",
+            self.known.highest + 1,
+            len(self._carried),
+        )
+        # closed before the new one is opened: both would use the -shm file of the same name
+        self._let_go()
+        if found is None or wal == self._wal:
+            for ending in ("-wal", "-shm"):
+                with suppress(OSError):
+                    beside(self.path, ending).unlink(missing_ok=True)

@@ -1,0 +1,50 @@
+"""The store's file among its neighbours: -wal, -shm, and what recovery puts beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+Identity = tuple[int, int]
+"""Device and inode: which file it is, whatever its name."""
+
+
+def beside(path: Path, ending: str) -> Path:
+    """The neighbour of `path` with a longer name."""
+    return path.with_name(path.name + ending)
+
+
+def identity(path: Path) -> Identity | None:
+    """Which file bears the name; None when there is none. Raises OSError."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def make(path: Path) -> None:
+    """An empty file in its folder, for this user alone, unless it is there. Raises OSError."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def make_folder(path: Path) -> None:
+    """The folder of `path`, for this user alone, unless it is there. Raises OSError."""
+    if not path.parent.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sync_folder(path.parent)
+
+
+def delete(path: Path) -> None:
+    """Deletes a database with what SQLite keeps beside it. Raises OSError."""
+    for ending in ("", "-wal", "-shm", "-journal"):
+        beside(path, ending).unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes what was made, renamed and deleted beside `path` outlast a power cut."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
