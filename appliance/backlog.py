@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from appliance.health import Health
 from appliance.records import Discarded, Window
 from appliance.settings import SpoolSettings
-from appliance.spool import Kept, Spool
+from appliance.spool import DEATHS, Kept, Spool
 
 log = logging.getLogger("roomscribe")
 
@@ -120,7 +120,8 @@ class Backlog:
             self._spool.done(one.id)
             self._discard(Discarded("failed", one.utterance_id, one.duration_s))
             return None
-        self._spool.begin(one.id)
+        if one.deaths < DEATHS:
+            self._spool.begin(one.id)
         return Taken(window, one.deaths, one.queued_s)
 
     def complete(self, within_s: float = math.inf) -> None:
@@ -133,7 +134,12 @@ class Backlog:
     @property
     def over(self) -> bool:
         """True when no more windows are to be taken."""
-        return self._complete and (not self._waiting or time.monotonic() >= self._ends_s)
+        return self._complete and (not self._waiting or self.out_of_time)
+
+    @property
+    def out_of_time(self) -> bool:
+        """True when what still waits is left to the next start."""
+        return time.monotonic() >= self._ends_s
 
     def lost(self) -> int:
         """How many of those that wait would be lost with the process."""

@@ -29,11 +29,12 @@ from appliance.publish import commands
 from appliance.publish.events import ApplianceState, ApplianceStats
 from appliance.publish.publisher import MqttPublisher
 from appliance.publish.store import Store, folder
-from appliance.records import Discarded, Frame, Window
+from appliance.records import Frame, Window
 from appliance.scribe import Heard, Scribe
+from appliance.second_try import SecondTry
 from appliance.settings import Settings
 from appliance.spool import Spool
-from appliance.stage import IDLE_S, Mark, Stage, end, hand_on, next_item
+from appliance.stage import IDLE_S, Mark, Stage, end, hand_on, next_item, slowest
 
 log = logging.getLogger("roomscribe")
 
@@ -59,7 +60,7 @@ class Pipeline:
         """Set when the source came to its end, or a stage failed."""
         self.sounding = threading.Event()
         """Set once sound has come from the source."""
-        self._settings, self._machine = settings, vitals.machine()
+        self._settings, self._machine, self._stopping = settings, vitals.machine(), False
         self._frames: Queue[Frame | Mark] = Queue(FRAMES_WAITING)
         self._heard: Queue[Heard | Mark] = Queue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
@@ -89,6 +90,7 @@ class Pipeline:
             spool = opened.enter_context(Spool.open(settings, self.health))
             self._scribe = Scribe(settings, transcriber, store, self.health, listeners, spool=spool)
             self._backlog = Backlog(spool, settings.spool, self.health, self._scribe.discard)
+            self._second_try = SecondTry(settings, spool, self._backlog, self._scribe)
             lose = functools.partial(self._frames.put, Mark.LOST)
             self._ears = Ears(settings.capture, self.health, self.mute, self._put, lose)
             self.mute.on_change = self._ears.obey
@@ -108,7 +110,7 @@ class Pipeline:
         for name, work in works.items():
             self._stages.append(Stage(name, work, self.ended.set))
         if publisher := self._publisher:
-            follow = Stage("publisher", lambda stage: publisher.run(stage.moved), self.ended.set)
+            follow = Stage("publisher", functools.partial(self._publish, publisher), self.ended.set)
             self._stages.insert(0, follow)
         for stage in self._stages:
             stage.start()
@@ -116,6 +118,7 @@ class Pipeline:
     def stop(self) -> None:
         """Ends the stages, the first one of the path first; what was heard is published."""
         deadline_s = time.monotonic() + STOP_WITHIN_S
+        self._stopping = True
         self._ears.stop()
         for stage in reversed(self._stages):
             left_s = max(0.2, deadline_s - time.monotonic())
@@ -145,8 +148,7 @@ class Pipeline:
         A recording may keep its reader waiting (a pipe); a microphone may not.
         """
         may_wait = "capture" if self._settings.capture.recording else ""
-        watched = (stage for stage in self._stages if stage.name != may_wait)
-        return max(((stage.still_s(), stage.name) for stage in watched), default=(0.0, ""))
+        return slowest(stage for stage in self._stages if stage.name != may_wait)
 
     def state(self) -> ApplianceState:
         """How the appliance is, for the `state` topic. Any thread; does not wait."""
@@ -174,10 +176,18 @@ class Pipeline:
         """What is wrong between the store and the broker, in plain words."""
         return self._publisher.reasons() if self._publisher else ()
 
-    def _capture(self, stage: Stage) -> None:
-        """Source -> frames."""
+    def _publish(self, publisher: MqttPublisher, stage: Stage) -> bool:
+        """Store -> broker, until `stop`."""
+        publisher.run(stage.moved)
+        return self._stopping
+
+    def _capture(self, stage: Stage) -> bool:
+        """Source -> frames, until a recording's end or `stop`; a microphone has no end."""
         self._ears.listen(stage.moved)
-        self._frames.put(Mark.END)
+        asked = self._stopping or bool(self._settings.capture.recording)
+        if asked:
+            self._frames.put(Mark.END)
+        return asked
 
     def _put(self, frame: Frame) -> None:
         """Queues a frame, or drops and counts it; the sound never waits."""
@@ -187,7 +197,7 @@ class Pipeline:
         except Full:
             self.health.count("frames_dropped")
 
-    def _segment(self, stage: Stage) -> None:
+    def _segment(self, stage: Stage) -> bool:
         """Frames -> windows; tells the publisher when speech begins and ends."""
         speaking = False
         item: Frame | Mark | None = None
@@ -205,30 +215,27 @@ class Pipeline:
                 if self._publisher:
                     self._publisher.speech(speaking)
             for result in found:
-                self._pass_on(result)
+                if isinstance(result, Window):
+                    self._backlog.push(result)
+                else:
+                    self._scribe.discard(result)
         self._backlog.complete()
+        return True
 
-    def _pass_on(self, result: Window | Discarded) -> None:
-        """Queues a window."""
-        if isinstance(result, Window):
-            self._backlog.push(result)
-        else:
-            self._scribe.discard(result)
-
-    def _encode(self, stage: Stage) -> None:
+    def _encode(self, stage: Stage) -> bool:
         """Windows -> encoder states, one window ahead of the transcriber."""
         while not self._backlog.over:
             taken = self._backlog.next(IDLE_S)
             stage.moved()
-            if taken is not None:
-                heard = self._scribe.encode(taken.window, taken.queued_s)
+            if taken and (heard := self._second_try.encode(taken, stage.moved)):
                 hand_on(self._heard, heard, stage)
             if not self._backlog:
                 self._encoder.look_after(time.monotonic())
                 self.health.trouble("encoder", self._encoder.trouble)
         hand_on(self._heard, Mark.END, stage)
+        return True
 
-    def _transcribe(self, stage: Stage) -> None:
+    def _transcribe(self, stage: Stage) -> bool:
         """Encoder states -> stored transcripts, until the end of the path."""
         while True:
             item = next_item(self._heard)
@@ -240,3 +247,4 @@ class Pipeline:
             else:
                 self._scribe.write(item)
         self.ended.set()
+        return True

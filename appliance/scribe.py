@@ -56,8 +56,8 @@ class Heard:
     window: Window
     queue_ms: float
     """How long it waited for the encoder."""
-    encoded: Encoded | Exception
-    """Or why it could not be encoded."""
+    encoded: Encoded | Transcription | Exception
+    """Or what another process made of it, or why it could not be encoded."""
 
 
 class Scribe:
@@ -101,7 +101,11 @@ class Scribe:
         try:
             if isinstance(heard.encoded, Exception):
                 raise heard.encoded
-            transcription = self._transcriber.write(heard.encoded)
+            transcription = (
+                heard.encoded
+                if isinstance(heard.encoded, Transcription)
+                else self._transcriber.write(heard.encoded)
+            )
         except Exception as error:
             self._failed(window, error)
             return
@@ -162,6 +166,14 @@ class Scribe:
         )
         for listener in self._listeners:
             listener.discarded(discarded)
+
+    def set_aside(self, window: Window, why: str) -> None:
+        """Gives a window up that kills whatever transcribes it."""
+        log.error(
+            "a window of %.1f s is set aside, it cannot be transcribed: %s", window.duration_s, why
+        )
+        self._health.count("set_aside")
+        self._drop(window, "set_aside")
 
     def take_leave(self, lost: int) -> None:
         """Says, at the end, what the next start finds, and what nobody will; `lost` windows wait

@@ -16,6 +16,7 @@ from appliance.publish import journal
 from appliance.publish.events import ApplianceState
 from appliance.publish.journal import notify
 from appliance.settings import Settings
+from appliance.vitals import memory_ceiling_mb, resident_mb
 
 log = logging.getLogger("roomscribe")
 
@@ -141,6 +142,7 @@ def _supervise(
     period_s = min(10.0, int(os.environ.get("WATCHDOG_USEC", "0")) / 3e6 or 10.0)
     fed_s = time.monotonic()
     announcer = Announcer(pipeline, begun_s)
+    ceiling_mb = memory_ceiling_mb(settings.appliance.memory_mb)
     while not asked.stop.wait(LOOK_S if announcer.ready else LOOK_S / 4):
         if pipeline.ended.is_set():
             return None
@@ -153,14 +155,25 @@ def _supervise(
             renewed = _read_again(settings, reread, announcer)
             if renewed is not None:
                 return renewed
-        still_s, stage = pipeline.still_s()
-        if still_s > STILL_S:
-            raise DeviceError(f"the {stage} has been stuck for {still_s:.0f} s; restarting")
+        _check(pipeline, ceiling_mb)
         announcer.look()
         if time.monotonic() - fed_s >= period_s:
             fed_s = time.monotonic()
             notify("WATCHDOG=1")
     return None
+
+
+def _check(pipeline: Pipeline, ceiling_mb: float) -> None:
+    """Raises DeviceError when a stage is stuck, or when something eats the memory."""
+    still_s, stage = pipeline.still_s()
+    if still_s > STILL_S:
+        raise DeviceError(f"the {stage} has been stuck for {still_s:.0f} s; restarting")
+    memory_mb = resident_mb()
+    if memory_mb > ceiling_mb:
+        raise DeviceError(
+            f"memory: expected at most {ceiling_mb:.0f} MB, found {memory_mb:.0f} MB; restarting, "
+            "what waits to be transcribed is kept"
+        )
 
 
 def _read_again(

@@ -34,6 +34,12 @@ class ApplianceSettings:
         "Name of this appliance in topics and events; empty: made from the host name.",
         pattern=r"[a-z0-9_]{0,64}",
     )
+    memory_mb: int = key(
+        0,
+        "With more memory than this the daemon ends in order and is started again, nothing is "
+        "lost; 0: 400 MB more than once it is ready, less where systemd allows less.",
+        unit="MB", low=0, high=1_000_000,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

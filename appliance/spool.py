@@ -23,6 +23,8 @@ from appliance.spool_folder import BESIDE, NAME
 
 log = logging.getLogger("roomscribe")
 
+DEATHS = 2
+"""A window that was being transcribed when so many processes died is tried apart."""
 IN_WORK = 3
 """So many windows are with the encoder and the decoder at most."""
 

@@ -6,9 +6,11 @@ import contextlib
 import enum
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import Empty, Full, Queue
 from typing import TypeVar
+
+from appliance.errors import DeviceError
 
 IDLE_S = 1.0
 
@@ -25,18 +27,24 @@ class Mark(enum.Enum):
 class Stage(threading.Thread):
     """A named thread that shows that it moves and keeps its error for the main thread."""
 
-    def __init__(self, name: str, work: Callable[[Stage], None], on_error: Callable[[], None]):
+    def __init__(self, name: str, work: Callable[[Stage], bool], on_error: Callable[[], None]):
+        """`work` is true when it was asked to end, or has nothing left to do."""
         super().__init__(name=name, daemon=True)
         self.error: Exception | None = None
         self._moved_s = time.monotonic()
         self._work, self._on_error = work, on_error
 
     def run(self) -> None:
-        """Thread's body."""
+        """Thread's body. An end that nobody asked for is an error, too."""
         try:
-            self._work(self)
+            if not self._work(self):
+                self.error = DeviceError(f"the {self.name} ended by itself; restarting")
         except Exception as error:
             self.error = error
+        except BaseException as error:
+            kind = type(error).__name__
+            self.error = DeviceError(f"the {self.name} was ended by {kind}: {error}; restarting")
+        if self.error:
             self._on_error()
 
     def moved(self) -> None:
@@ -46,6 +54,11 @@ class Stage(threading.Thread):
     def still_s(self) -> float:
         """Seconds since the stage last moved; 0 when it has ended."""
         return time.monotonic() - self._moved_s if self.is_alive() else 0.0
+
+
+def slowest(stages: Iterable[Stage]) -> tuple[float, str]:
+    """Seconds since the one that moved longest ago did, and its name."""
+    return max(((stage.still_s(), stage.name) for stage in stages), default=(0.0, ""))
 
 
 def next_item(queue: Queue[Item]) -> Item | None:

@@ -5,6 +5,8 @@ Read from files alone, in less than a millisecond; what a machine does not say i
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from appliance.publish.events import ApplianceStats
 
 MODEL = "proc/device-tree/model"
 THROTTLED = "sys/devices/platform/soc*/*firmware/get_throttled"
+GROWTH_MB = 400.0
+"""More than a full spool's bookkeeping, sixty windows in memory and the publisher's queue take."""
 NOW = {0: "low voltage", 1: "capped clock", 2: "throttled", 3: "near its temperature limit"}
 """Bits of get_throttled (Raspberry Pi documentation, vcgencmd)."""
 
@@ -35,6 +39,36 @@ def throttling(root: Path = Path("/")) -> tuple[str, ...] | None:
         return None
     bits = int(text, 16)
     return tuple(name for bit, name in NOW.items() if bits >> bit & 1)
+
+
+def resident_mb(root: Path = Path("/")) -> float:
+    """The memory that this process has, in megabytes (2**20); 0 where the kernel does not say."""
+    pages = _text(root / "proc/self/statm").split()
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20) if len(pages) > 1 else 0.0
+
+
+def memory_ceiling_mb(configured_mb: int, root: Path = Path("/")) -> float:
+    """How much memory the appliance may have, decided once it is ready; beyond it something leaks.
+
+    `configured_mb`, where it is not 0; else GROWTH_MB more than it has now, and less than nine
+    tenths of what systemd allows (MemoryHigh=), where the kernel would begin to slow it down: but
+    always a quarter of that growth, so that a small machine does not restart for ever.
+    """
+    if configured_mb:
+        return float(configured_mb)
+    now_mb = resident_mb(root)
+    ceiling_mb = min(now_mb + GROWTH_MB, 0.9 * _allowed_mb(root))
+    return max(ceiling_mb, now_mb + GROWTH_MB / 4)
+
+
+def _allowed_mb(root: Path) -> float:
+    """MemoryHigh= of the unit, in megabytes; infinite without one."""
+    group = re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE)
+    if group:
+        limit = _text(root / "sys/fs/cgroup" / group[1] / "memory.high").strip()
+        if limit.isdigit():
+            return int(limit) / (1 << 20)
+    return math.inf
 
 
 def stats(health: Health, npu_temperature_c: float | None) -> ApplianceStats:

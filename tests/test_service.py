@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-from appliance import service
+from appliance import service, vitals
 from appliance.health import Health
 from appliance.publish.events import ApplianceState
 
@@ -192,3 +192,69 @@ def test_a_reload_to_a_model_that_is_not_there_goes_on_with_the_old_configuratio
     log = (tmp_path / "log").read_text(encoding="utf-8")
     assert "nowhere" in log
     assert "going on with the configuration that was read before" in log
+
+
+DYING = """
+import sys
+from appliance import ears
+from appliance.__main__ import main
+
+listen = ears.Ears.listen
+
+def dies(self, moved):
+    for _ in range(3):
+        moved()
+    {effect}
+
+ears.Ears.listen = dies
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("effect", "line"),
+    [
+        ("sys.exit(3)", "roomscribe: the capture was ended by SystemExit: 3; restarting"),
+        ("return", "roomscribe: the capture ended by itself; restarting"),
+        ("raise ValueError('strange')", "roomscribe: unexpected ValueError: strange"),
+    ],
+)
+def test_a_thread_that_dies_ends_the_daemon_with_its_cause(
+    tmp_path: Path, effect: str, line: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DYING.format(effect=effect), "run", "--config",
+         str(write_config(tmp_path))],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode in (69, 70)
+    assert done.stderr.splitlines()[-1] == line
+
+
+def test_too_much_memory_ends_the_daemon_in_order_and_says_so(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "[appliance]\nmemory_mb = 20\n")
+    with Path("/dev/zero").open("rb") as silence:
+        done = subprocess.run(
+            [sys.executable, "-m", "appliance", "run", "--config", str(config), "--recording", "-"],
+            cwd=ROOT, stdin=silence, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 69
+    assert done.stderr.splitlines()[-1].startswith("roomscribe: memory: expected at most 20 MB")
+
+
+def test_the_ceiling_of_memory_leaves_room_to_work_and_stays_below_systemds(
+    tmp_path: Path,
+) -> None:
+    page_mb = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    group = tmp_path / "sys/fs/cgroup/system.slice/roomscribe.service"
+    (tmp_path / "proc/self").mkdir(parents=True)
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/roomscribe.service\n")
+    (tmp_path / "proc/self/statm").write_text(f"900000 {int(200 / page_mb)} 100 1 0 500 0\n")
+    expected = {"max": 600.0, str(1000 << 20): 600.0, str(500 << 20): 450.0, str(100 << 20): 300.0}
+    for limit, ceiling_mb in expected.items():
+        (group / "memory.high").write_text(limit + "\n")
+        assert vitals.memory_ceiling_mb(0, tmp_path) == pytest.approx(ceiling_mb)
+    assert vitals.memory_ceiling_mb(77, tmp_path) == 77.0
+    assert vitals.memory_ceiling_mb(0, tmp_path / "nowhere") >= 0
+    assert 5 < vitals.resident_mb() < 100_000

@@ -23,6 +23,7 @@ from appliance.publish.store import Store
 from appliance.records import Window
 from appliance.settings import Settings, SpoolSettings, StoreSettings
 from appliance.spool import Spool
+from appliance.spool_folder import note
 
 __all__ = ["memory"]
 
@@ -54,6 +55,14 @@ class House:
                 windows.append(a_window(f"utterance {index}", 1.0, samples=sound))
                 assert spool.put(windows[-1])
         return windows
+
+    def poison(self, deaths: int) -> Window:
+        """Puts a window into the spool that kills what transcribes it."""
+        with Spool.open(Settings(spool=SpoolSettings(path=str(self.spool))), Health()) as spool:
+            window = a_window("poison", 2.0)
+            assert spool.put(window)
+        note(max(self.spool.glob("*.window")), deaths)
+        return window
 
     def stored(self) -> list[str]:
         """Ids in the log, in its order."""
@@ -110,6 +119,101 @@ def test_what_a_killed_daemon_had_heard_is_transcribed_once_and_in_order(house: 
     assert kills >= 1
     assert house.stored() == heard
     assert not list(house.spool.glob("*")), "nothing of the sound is left"
+
+
+POISON = """
+import os, sys
+from appliance import second_try
+from appliance.infer.transcriber import Transcriber
+
+encode = Transcriber.encode
+
+def poisoned(self, window):
+    if window.utterance_id.startswith("poison"):
+        {effect}
+    return encode(self, window)
+
+Transcriber.encode = poisoned
+second_try.WITHIN_S = 10.0
+if sys.argv[0] == "-c":
+    second_try.main()
+    sys.exit()
+second_try.CHILD = ("-c", open(__file__).read())
+from appliance import cli
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("effect", "in_parent", "cause"),
+    [
+        ("os.kill(os.getpid(), 9)", True, "its process ended with SIGKILL"),
+        ("import time; time.sleep(99)", False, "no answer after 10 s"),
+    ],
+)
+def test_a_window_that_kills_every_process_is_set_aside_and_said(
+    house: House, effect: str, in_parent: bool, cause: str
+) -> None:
+    before, poison, after = (
+        house.hears(1),
+        house.poison(deaths=0 if in_parent else 2),
+        house.hears(3),
+    )
+    program = house.folder / "poisoned.py"
+    program.write_text(POISON.format(effect=effect), encoding="utf-8")
+    for _ in range(2 if in_parent else 0):
+        with house.daemon(str(program)) as running:
+            assert running.wait(WITHIN_S) == -signal.SIGKILL
+    with house.daemon(str(program)) as running:
+        until(lambda: house.waiting() == 0, WITHIN_S)
+        assert running.poll() is None
+    assert house.stored() == [window.id for window in (*before, *after)]
+    assert poison.id not in house.stored()
+    assert house.log.count(f"is set aside, it cannot be transcribed: {cause}") == 1
+
+
+def test_an_innocent_window_that_met_two_deaths_is_transcribed_in_its_turn(house: House) -> None:
+    heard = house.hears(4)
+    for deaths, file in enumerate(sorted(house.spool.glob("*.window"))):
+        note(file, deaths)
+    with house.daemon():
+        until(lambda: house.waiting() == 0, WITHIN_S)
+    assert house.stored() == [window.id for window in heard]
+    assert house.log.count("it is tried apart") == 2
+    assert "set aside" not in house.log
+
+
+SLOW = """
+import sys, time
+from appliance.infer.transcriber import Transcriber
+from appliance.__main__ import main
+
+encode = Transcriber.encode
+
+def slow(self, window):
+    if window.utterance_id:
+        time.sleep(1.0)
+    return encode(self, window)
+
+Transcriber.encode = slow
+sys.exit(main())
+"""
+
+
+def test_what_there_is_no_time_for_at_a_stop_is_taken_up_by_the_next_start(house: House) -> None:
+    heard = [window.id for window in house.hears(9)]
+    program = house.folder / "slow.py"
+    program.write_text(SLOW, encoding="utf-8")
+    with house.daemon(str(program)) as running:
+        until(lambda: "listening to" in house.log, WITHIN_S)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 0
+    assert "windows are left to the next start" in house.log
+    assert "untranscribed" not in house.log, "nothing is lost, and nothing of that is said"
+    assert len(house.stored()) < 9
+    with house.daemon():
+        until(lambda: house.waiting() == 0, WITHIN_S)
+    assert house.stored() == heard
 
 
 def test_a_reload_hands_what_waits_to_the_new_pipeline(house: House) -> None:

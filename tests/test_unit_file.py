@@ -52,6 +52,17 @@ def test_the_unit_gives_the_daemon_the_time_that_it_takes(unit: dict[str, list[s
     assert float(unit["WatchdogSec"][0]) > service.STILL_S
 
 
+def test_speech_that_waits_outlives_a_restart_and_not_a_stop(unit: dict[str, list[str]]) -> None:
+    assert unit["RuntimeDirectory"] == ["roomscribe"]
+    assert unit["RuntimeDirectoryMode"] == ["0700"]
+    assert unit["RuntimeDirectoryPreserve"] == ["restart"]
+
+
+def test_the_end_of_one_of_its_processes_is_the_daemons_affair(unit: dict[str, list[str]]) -> None:
+    assert unit["KillMode"] == ["mixed"]
+    assert unit["OOMPolicy"] == ["continue"]
+
+
 def test_the_unit_reloads_by_the_protocol_that_the_daemon_speaks(
     unit: dict[str, list[str]],
 ) -> None:
