@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from appliance import __version__, commands, config, house_cli, model_cli
+from appliance import __version__, commands, config, house_cli, log_cli, model_cli
 from appliance.benchmark import options as benchmark_options
 from appliance.doctor import options as doctor_options
 from appliance.errors import ConfigError, RoomscribeError
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     _add_run(names, common)
     _add_transcribe(names, common)
     _add_devices(names, common)
-    _add_log(names, common)
+    log_cli.add_log(names, common)
     house_cli.add_mute(names, common)
     house_cli.add_mqtt(names, common)
     model_cli.add_model(names, common)
@@ -174,23 +174,3 @@ def _add_devices(names: _Names[argparse.ArgumentParser], common: argparse.Argume
         description="Lists the microphones; a part of a name goes into capture.device.",
     )
     sub.set_defaults(command=commands.devices)
-
-
-def _add_log(names: _Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
-    sub = names.add_parser(
-        "log",
-        parents=[common],
-        help="show what was heard",
-        description="Shows the transcripts of the local log, oldest first.",
-    )
-    sub.add_argument(
-        "--since",
-        metavar="TIME",
-        help="90s, 15m, 2h, 3d, or a time such as 2026-01-31T18:00 (local)",
-    )
-    sub.add_argument("--grep", metavar="TEXT", help="only transcripts that contain this")
-    sub.add_argument(
-        "--limit", type=int, default=100, metavar="N", help="the newest N (default 100)"
-    )
-    sub.add_argument("--json", action="store_true", help="one JSON object a transcript")
-    sub.set_defaults(command=commands.log)

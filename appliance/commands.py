@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from appliance import config
-from appliance.config import node_name
-from appliance.errors import ConfigError, RoomscribeError
+from appliance.errors import RoomscribeError
 from appliance.records import Discarded, Transcription, Window
 from appliance.settings import Settings
 
@@ -101,41 +98,6 @@ def devices(_options: argparse.Namespace, _settings: Settings) -> int:
             file=sys.stderr,
         )
     return 0 if found else 1
-
-
-def log(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe log`; 1 when nothing matches."""
-    from appliance.publish.events import encode, transcript
-    from appliance.publish.store import Store
-
-    since = moment(options.since) if options.since else None
-    found = 0
-    with Store.open(settings.store, read_only=True) as store:
-        for row in store.query(since, options.grep or "", options.limit):
-            found += 1
-            one = row.transcript
-            if options.json:
-                event = transcript(row, node_name(settings), one.end, False)
-                print(encode(event).decode())
-            else:
-                start = one.start.astimezone()
-                print(f"{start:%Y-%m-%d %H:%M:%S}  {one.confidence:4.0%}  {one.text}")
-    return 0 if found else 1
-
-
-def moment(text: str) -> datetime:
-    """A point in time: an age such as 90s, 15m, 2h, 3d, or an ISO date and time (local)."""
-    age = re.fullmatch(r"(\d+)\s*([smhdw])", text)
-    if age:
-        unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-        return datetime.now(UTC) - timedelta(**{unit[age[2]]: int(age[1])})
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:
-        raise ConfigError(
-            f"--since: expected an age (90s, 15m, 2h, 3d) or a time (2026-01-31T18:00), "
-            f"found {text!r}"
-        ) from None
 
 
 def _transcribed(

@@ -15,9 +15,9 @@ from commands import HOME_EN, SPEECH, errors, roomscribe, start
 
 from appliance import __version__
 from appliance.cli import parser
-from appliance.commands import moment
 from appliance.ears import REOPEN_PAUSE_S
 from appliance.errors import ConfigError
+from appliance.log_commands import moment
 
 
 def sentence(number: int = 0) -> tuple[Path, str]:

@@ -107,6 +107,12 @@ class Database:
             return done
         return False
 
+    def is_current(self) -> bool:
+        """True while the file that is open is the one of its name."""
+        with suppress(OSError):
+            return self._identity == identity(self.path)
+        return False
+
     def close(self) -> None:
         """Closes the file for good."""
         with self._lock:

@@ -145,6 +145,10 @@ class Store:
         """The highest number ever given, 0 at first. Raises PublishError."""
         return self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence")
 
+    def is_current(self) -> bool:
+        """False once the file was deleted or replaced under its name."""
+        return self._database.is_current()
+
     def move_cursor(self, seq: int) -> None:
         """Notes that the broker has all up to `seq`; never moves back. Raises PublishError."""
         update = "UPDATE outbox SET cursor = max(cursor, ?)"

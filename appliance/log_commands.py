@@ -1,0 +1,197 @@
+"""What `roomscribe log` does: shows, follows, and deletes; `log_export` writes files."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import select
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+
+from appliance import log_export
+from appliance.config import node_name
+from appliance.errors import ConfigError, PublishError
+from appliance.publish.events import encode, transcript
+from appliance.publish.rows import StoredTranscript
+from appliance.publish.search import Wanted
+from appliance.publish.store import Store
+from appliance.settings import Settings
+
+SHOWN = 100
+"""So many are shown where nothing else is said."""
+PAGE = 500
+LOOK_EVERY_S = 0.25
+Show = Callable[[StoredTranscript], None]
+
+
+def log(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe log`; 1 when nothing matches, or a deletion was declined."""
+    _refuse_contradictions(options)
+    wanted = Wanted(
+        moment(options.since, "--since") if options.since else None,
+        moment(options.until, "--until") if options.until else None,
+        tuple(text for text in options.grep if text),
+    )
+    if options.delete:
+        return _delete(options, settings, wanted)
+    if options.follow:
+        return _follow(options, settings, wanted)
+    with Store.open(settings.store, read_only=True) as store:
+        if options.export:
+            found = pages(store, wanted, options.limit or 0)
+            count = log_export.write(found, options.export, options.output)
+        else:
+            found = _newest(store, wanted, options.limit)
+            count = sum(1 for _ in map(_shown(options, settings), found))
+    return 0 if count else 1
+
+
+def moment(text: str, option: str = "--since") -> datetime:
+    """A point in time: an age such as 90s, 15m, 2h, 3d, or an ISO date and time (local)."""
+    age = re.fullmatch(r"(\d+)\s*([smhdw])", text)
+    try:
+        if age:
+            unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+            return datetime.now(UTC) - timedelta(**{unit[age[2]]: int(age[1])})
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{option}: expected an age (90s, 15m, 2h, 3d) or a time (2026-01-31T18:00), "
+            f"found {text!r}"
+        ) from None
+
+
+def pages(store: Store, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
+    """The newest `limit` (0: all) of those wanted, the oldest first; few in memory at a time."""
+    after = 0
+    if limit:
+        newest = store.query(wanted.since, wanted.grep, limit, wanted.until)
+        after = newest[0].seq - 1 if newest else 0
+    return _behind(store, wanted, after)
+
+
+def _behind(store: Store, wanted: Wanted, after: int) -> Iterator[StoredTranscript]:
+    """Those wanted behind number `after`, in order."""
+    while page := store.matching(wanted, after, PAGE):
+        yield from page
+        after = page[-1].seq
+
+
+def _refuse_contradictions(options: argparse.Namespace) -> None:
+    """Ends with status 2 where the options make no sense together."""
+    filtered = options.since or options.until or any(options.grep)
+    wrong = {
+        "--limit: expected 0 or more": options.limit is not None and options.limit < 0,
+        "--output needs --export": options.output and not options.export,
+        "--all and --yes belong to --delete": (options.all or options.yes) and not options.delete,
+        "--delete needs --since, --until, --grep or --all": options.delete
+        and not (filtered or options.all),
+        "--all and a filter exclude each other": options.all and filtered,
+        "--delete takes no --limit and no --json": options.delete
+        and (options.limit is not None or options.json),
+        "--json is a way to show; --export jsonl writes all fields": options.json
+        and options.export,
+        "--follow goes on without an end, --until does not": options.follow and options.until,
+    }
+    for sentence, holds in wrong.items():
+        if holds:
+            options.usage_error(sentence)
+
+
+def _newest(store: Store, wanted: Wanted, limit: int | None) -> Iterator[StoredTranscript]:
+    return pages(store, wanted, SHOWN if limit is None else limit)
+
+
+def _shown(options: argparse.Namespace, settings: Settings) -> Show:
+    """Prints a transcript, for people or for programs, at once."""
+
+    def show(stored: StoredTranscript) -> None:
+        one = stored.transcript
+        if options.json:
+            event = transcript(stored, node_name(settings), one.end, False)
+            print(encode(event).decode(), flush=options.follow)
+        else:
+            start = one.start.astimezone()
+            line = f"{start:%Y-%m-%d %H:%M:%S}  {one.confidence:4.0%}  {one.text}"
+            print(line, flush=options.follow)
+
+    return show
+
+
+def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
+    """Shows the newest and all that comes, through daemon restarts and replaced files."""
+    show = _shown(options, settings)
+    store, said = Store.open(settings.store, read_only=True), ""
+    try:
+        last = store.highest()
+        for stored in _newest(store, wanted, options.limit):
+            show(stored)
+            last = max(last, stored.seq)
+        while _patience():
+            try:
+                if not store.is_current():
+                    store.close()
+                    store = Store.open(settings.store, read_only=True)
+                    # another numbering was begun: nothing of it has been shown
+                    last = last if store.highest() >= last else 0
+                highest = store.highest()
+                for stored in _behind(store, wanted, last) if highest > last else ():
+                    show(stored)
+                    last = stored.seq
+                last, said = max(last, highest), ""
+            except PublishError as error:
+                # between two files, or until the daemon has healed a damaged one
+                if str(error) != said and "no such file" not in str(error):
+                    print(f"roomscribe: {error}; waiting", file=sys.stderr, flush=True)
+                said = str(error)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        store.close()
+    return 0
+
+
+def _patience() -> bool:
+    """Waits a little; False when nobody reads standard output any more."""
+    try:
+        piped = not stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    except (OSError, ValueError):
+        piped = False
+    if not piped:
+        time.sleep(LOOK_EVERY_S)
+        return True
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return not poll.poll(LOOK_EVERY_S * 1000)
+
+
+def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
+    """Deletes what is wanted, once a person or --yes says so."""
+    with Store.open(settings.store, beside_daemon=True) as store:
+        count = store.count(wanted)
+        if not options.yes and not sys.stdin.isatty():
+            options.usage_error("--delete asks on a terminal, and there is none: add --yes")
+        if not options.yes and count and not _agreed(count):
+            print("roomscribe: nothing was deleted", file=sys.stderr)
+            return 1
+        deleted = store.delete(wanted) if count or options.all else None
+    count = deleted.count if deleted else 0
+    print(f"deleted {count} transcript{'' if count == 1 else 's'}")
+    if deleted and not deleted.gone:
+        print(
+            "roomscribe: another program is reading the log: the words leave the -wal file once it "
+            "has ended, within an hour at most",
+            file=sys.stderr,
+        )
+    return 0 if count else 1
+
+
+def _agreed(count: int) -> bool:
+    """What the person at the terminal says."""
+    question = f"Delete {count} transcript{'' if count == 1 else 's'} for good? [y/N] "
+    print(question, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().casefold() in {"y", "yes"}
