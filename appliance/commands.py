@@ -90,7 +90,9 @@ def devices(_options: argparse.Namespace, _settings: Settings) -> int:
     found = list_microphones()
     for one, name in zip(found, names_to_configure(found), strict=True):
         mark = "*" if one.default else " "
-        print(f"{mark} {one.index:3d}  {one.name}  ({one.channels} ch, {one.rate_hz:.0f} Hz)")
+        print(f"{mark} {name}  ({one.channels} ch, {one.rate_hz:.0f} Hz)")
+    if found:
+        print("capture.device = a name, or a part of one; empty: the default, marked *")
     if not found:
         print(
             "roomscribe: no microphone found: plug one in, and see that this user is in the "
@@ -107,11 +109,13 @@ def _transcribed(
     from appliance.capture.recording import Recording
     from appliance.capture.segmenter import Segmenter
     from appliance.capture.voice import VoiceDetector
-    from appliance.infer.guards import judge
+    from appliance.infer.verdict import Verdicts
 
     segmenter = Segmenter(
         VoiceDetector(settings.voice), settings.segmenter, transcriber.bundle.window_s
     )
+
+    verdicts = Verdicts(transcriber.gates)
 
     def windows() -> Iterator[Window | Discarded]:
         with Recording(file, real_time=False) as recording:
@@ -123,8 +127,7 @@ def _transcribed(
         if isinstance(found, Discarded):
             yield found, None, found.reason
         else:
-            result = transcriber.transcribe(found)
-            yield found, result, judge(result, transcriber.gates)
+            yield found, *verdicts.on(found, transcriber.transcribe(found))
 
 
 def _as_text(
@@ -132,7 +135,8 @@ def _as_text(
 ) -> str:
     """One window for people: its text, or its SubRip entry `number`."""
     if options.srt:
-        begin, end = _srt_time(window.start_s), _srt_time(window.speech_end_s)
+        begin = _srt_time(window.start_s + window.overlap_s)
+        end = _srt_time(window.speech_end_s)
         return f"{number}\n{begin} --> {end}\n{result.text}\n"
     return f"{file}: {result.text}" if len(options.files) > 1 else result.text
 
@@ -149,8 +153,9 @@ def _as_json(
     }
     if isinstance(window, Window):
         shown |= {
+            "duration_s": round(window.duration_s - window.overlap_s, 3),
             "window": window.index,
-            "start_s": round(window.start_s, 3),
+            "start_s": round(window.start_s + window.overlap_s, 3),
             "end_s": round(window.speech_end_s, 3),
         }
     if result is not None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
 from appliance.errors import DeviceError, PublishError
 from appliance.health import Health
-from appliance.infer.guards import is_doubtful, judge
 from appliance.infer.transcriber import Encoded, Transcriber
+from appliance.infer.verdict import Verdicts
 from appliance.publish import journal
 from appliance.publish.store import Store
 from appliance.records import (
@@ -81,6 +81,7 @@ class Scribe:
         self._health, self._listeners = health, listeners
         self._spool = spool or Spool(None, -1, health)
         self._waiting: deque[Transcript] = deque()
+        self._verdicts = Verdicts(transcriber.gates)
         self._failures = 0
         self._expire_s = 0.0
 
@@ -111,14 +112,12 @@ class Scribe:
             return
         self._failures = 0
         self._spool.survived(window.id)
-        gates = self._transcriber.gates
-        reason = judge(transcription, gates)
+        transcription, reason = self._verdicts.on(
+            window, transcription, lambda: self._said_before(window)
+        )
         if reason:
             self._drop(window, reason)
         else:
-            if is_doubtful(transcription, gates):
-                flags = (*transcription.flags, "low_confidence")
-                transcription = replace(transcription, flags=flags)
             self._waiting.append(compose(window, transcription, self.model, heard.queue_ms))
             if len(self._waiting) > TRANSCRIPTS_WAITING:
                 self._spool.done(self._waiting.popleft().id)
@@ -196,6 +195,15 @@ class Scribe:
         """What runs the encoder: cpu, hailo8..."""
         return self._transcriber.encoder.name
 
+    def _said_before(self, window: Window) -> str:
+        """The stored text of the window before, which an earlier process transcribed; else none."""
+        try:
+            newest = [row.transcript for row in self._store.query(limit=1)]
+        except PublishError:
+            return ""
+        wanted = (window.utterance_id, window.index - 1)
+        return "".join(one.text for one in newest if (one.utterance_id, one.window) == wanted)
+
     def _drop(self, window: Window, reason: str) -> None:
         """Discards a window."""
         self.discard(Discarded(reason, window.utterance_id, window.duration_s))
@@ -218,14 +226,14 @@ def compose(window: Window, result: Transcription, model: str, queue_ms: float) 
         utterance_id=window.utterance_id,
         window=window.index,
         windows=window.index if window.last else None,
-        start=utc_from_monotonic(window.start_s),
+        start=utc_from_monotonic(window.start_s + window.overlap_s),
         end=utc_from_monotonic(window.speech_end_s),
         text=result.text,
         language=result.language,
         avg_logprob=result.avg_logprob,
         no_speech_prob=result.no_speech_prob,
         compression_ratio=result.compression_ratio,
-        duration_s=window.duration_s,
+        duration_s=window.duration_s - window.overlap_s,
         model=model,
         encoder=result.encoder,
         encode_ms=result.encode_ms,

@@ -90,23 +90,23 @@ class SegmenterSettings:
     overlap_ms: int = key(
         1000,
         "Where speech longer than a window has no pause to cut in, the next window begins so much "
-        "earlier at most (half of it at least), and its text is freed of what it repeats; 0: never.",
+        "earlier at most (half of it at least), its text freed of what it repeats; 0: never.",
         unit="ms", low=0, high=2000,
     )  # fmt: skip
     floor_margin_db: float = key(
-        3.0,
-        "An utterance whose level has sunk to within this of the noise floor is over although the "
-        "detector may still hear speech, and one that never rose above that is discarded; 0: off.",
-        unit="dB", low=0.0, high=12.0,
+        10.0,
+        "Where the detector takes the noise for speech (voices of a television), an utterance is "
+        "over when its level has sunk to within this of the noise floor; 0: off.",
+        unit="dB", low=0.0, high=20.0,
     )  # fmt: skip
     steady_s: float = key(
         5.0, "So long a stretch with less voice in it than min_voiced_share ends an utterance.",
         unit="s", low=2.0, high=60.0,
     )  # fmt: skip
     min_voiced_share: float = key(
-        0.1,
-        "Share of voice below which steady_s end an utterance, and half of which an utterance of "
-        "one window must have to be kept; 0: off.",
+        0.2,
+        "Share of voice below which steady_s end an utterance, and a quarter of which an utterance "
+        "of one window must have to be kept; 0: off.",
         low=0.0, high=0.5,
     )  # fmt: skip
 

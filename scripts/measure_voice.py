@@ -18,7 +18,12 @@ recall           of the 10 ms steps between onset and end that are so loud, thos
 end found after  from the last loud step to the moment when the last window is handed on
 opens/min        utterances opened, discarded ones included, per minute of noise or music
 CPU              process time of detector and segmenter per second of sound
-at 5 dB          the same commands in pink noise 5 dB below their loud steps' mean power
+in noise         the same commands in pink noise, or in the babble of six readers, at so many dB
+                 below their loud steps' mean power; the window that counts is the one with the
+                 last loud step, since babble is speech, too
+labelled         speech time of the labels (*.rttm, or told beside the recordings) in a window
+
+Over 250 lines because it is one table.
 """
 
 from __future__ import annotations
@@ -49,6 +54,11 @@ OFFSETS = (130, 260, 390)
 """Samples left out at the beginning of the padding in further hearings."""
 COMMANDS = {"speech-home-automation", "tts-home-automation", "speech-slots"}
 ODD = {"speech-short", "speech-oov"}
+LABELS = {
+    "cobra_vad/sample.wav": [(0.896, 1.696), (3.104, 3.872), (5.216, 5.856), (7.264, 8.064)],
+    "ami_60s/ES2011a.Headset-0-40s-46s.wav": [(1.46, 2.82), (3.36, 4.36)],
+}
+"""Begin and end of the speech in recordings whose makers label it elsewhere, s."""
 
 
 @dataclass
@@ -58,7 +68,25 @@ class Heard:
     windows: list[Window] = field(default_factory=list)
     discarded: list[Discarded] = field(default_factory=list)
     handed_on_s: float = 0.0
+    when_s: list[float] = field(default_factory=list)
+    """When each window was handed on."""
     cpu_ms_per_s: float = 0.0
+
+    def take(self, one: Window | Discarded, now_s: float) -> None:
+        """Keeps what the segmenter found now."""
+        self.handed_on_s = now_s
+        if isinstance(one, Window):
+            self.windows.append(one)
+            self.when_s.append(now_s)
+        else:
+            self.discarded.append(one)
+
+    def handed_on_after(self, moment_s: float) -> float:
+        """When the window with this moment in it was handed on; if there is none, the last one."""
+        for window, when_s in zip(self.windows, self.when_s, strict=True):
+            if window.start_s <= moment_s < window.start_s + window.duration_s:
+                return when_s
+        return self.handed_on_s
 
     @property
     def opened(self) -> int:
@@ -96,12 +124,10 @@ def hear(samples: Samples, settings: Settings) -> Heard:
     begun_s = time.process_time()
     for frame in frames:
         for one in segmenter.push(frame):
-            (heard.windows if isinstance(one, Window) else heard.discarded).append(one)  # type: ignore[arg-type]
-            heard.handed_on_s = frame.end_s
+            heard.take(one, frame.end_s)
     heard.cpu_ms_per_s = (time.process_time() - begun_s) * 1000 / (len(samples) / SAMPLE_RATE)
     for one in segmenter.flush():
-        (heard.windows if isinstance(one, Window) else heard.discarded).append(one)  # type: ignore[arg-type]
-        heard.handed_on_s = len(samples) / SAMPLE_RATE
+        heard.take(one, len(samples) / SAMPLE_RATE)
     return heard
 
 
@@ -126,7 +152,7 @@ class Tally:
     covered: int = 0
     count: int = 0
 
-    def add(self, name: str, samples: Samples, heard: Heard) -> None:
+    def add(self, name: str, samples: Samples, heard: Heard, *, noisy: bool = False) -> None:
         """Counts one recording of speech; `samples` without the padding."""
         self.count += 1
         steps = np.flatnonzero(loud_steps(samples))
@@ -142,7 +168,8 @@ class Tally:
             inside |= (times_s >= window.start_s - 1e-6) & (times_s < end_s)
         self.loud += len(times_s)
         self.covered += int(inside.sum())
-        self.ends_s.append(heard.handed_on_s - float(times_s[-1]) - STEP / SAMPLE_RATE)
+        handed_on_s = heard.handed_on_after(float(times_s[-1])) if noisy else heard.handed_on_s
+        self.ends_s.append(handed_on_s - float(times_s[-1]) - STEP / SAMPLE_RATE)
 
     def __str__(self) -> str:
         middle, most = np.percentile(self.ends_s, (50, 95))
@@ -162,12 +189,49 @@ def recordings(folder: Path) -> Iterator[tuple[str, str, Samples]]:
             yield row["path"], row["category"], samples_of(folder / row["path"])
 
 
-def in_noise(samples: Samples, snr_db: float) -> Samples:
-    """The padded recording with pink noise all along."""
+def babble(voices: list[Samples], seconds: float) -> Samples:
+    """(n,) int16 of several readers at once, as loud as each other, RMS 300; each of them begins
+    somewhere in the middle, since all recordings begin with silence."""
+    length = int(seconds * SAMPLE_RATE)
+    mixed = np.zeros(length)
+    for number, voice in enumerate(voices, 1):
+        begun = np.roll(voice, -len(voice) * number // (len(voices) + 1))
+        looped = np.resize(begun.astype(np.float64), length)
+        mixed += looped / np.sqrt((looped**2).mean())
+    return np.rint(mixed * 300 / np.sqrt((mixed**2).mean())).astype(np.int16)
+
+
+def labels(path: Path) -> list[tuple[float, float]]:
+    """Begin and end of every stretch of speech in an RTTM file, s; none without the file."""
+    if not path.exists():
+        return []
+    rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    return [(float(row[3]), float(row[3]) + float(row[4])) for row in rows]
+
+
+def labelled_recall(samples: Samples, spoken: list[tuple[float, float]], heard: Heard) -> str:
+    """Seconds of labelled speech, and how many of them are in a window."""
+    times_s = PAD_S + np.arange(0, len(samples), STEP) / SAMPLE_RATE
+    speech, inside = np.zeros(len(times_s), bool), np.zeros(len(times_s), bool)
+    for begin_s, end_s in spoken:
+        speech |= (times_s >= PAD_S + begin_s) & (times_s < PAD_S + end_s)
+    for one in heard.windows:
+        inside |= (times_s >= one.start_s) & (times_s < one.start_s + one.duration_s)
+    total = speech.sum() * STEP / SAMPLE_RATE
+    return f"{(speech & inside).sum() / max(1, speech.sum()):.1%} of {total:.1f} s"
+
+
+def in_noise(samples: Samples, snr_db: float, other: Samples | None = None) -> Samples:
+    """The padded recording with pink noise, or `other`, all along."""
     steps = samples[: len(samples) // STEP * STEP].reshape(-1, STEP).astype(np.float64)
     rms = np.sqrt((steps[loud_steps(samples)[: len(steps)].nonzero()[0]] ** 2).mean())
     whole = padded(samples).astype(np.int64)
-    added = noise(len(whole) / SAMPLE_RATE + 0.01, rms / 10 ** (snr_db / 20), pink=True)
+    rms /= 10 ** (snr_db / 20)
+    if other is None:
+        added = noise(len(whole) / SAMPLE_RATE + 0.01, rms, pink=True)
+    else:
+        part = other[: len(whole)].astype(np.float64)
+        added = np.rint(part * rms / np.sqrt((part**2).mean())).astype(np.int16)
     return np.clip(whole + added[: len(whole)], -32768, 32767).astype(np.int16)
 
 
@@ -179,7 +243,11 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="one line per recording")
     options = parser.parse_args()
     settings = Settings()
-    libri, commands, shifted, hard, odd = (Tally() for _ in range(5))
+    libri, commands, shifted, odd = (Tally() for _ in range(4))
+    noisy = {(kind, snr_db): Tally() for kind in ("pink", "babble") for snr_db in (10, 5, 0)}
+    readers = sorted((options.folder / "librispeech_test_other").glob("*-0001.flac"))[:6]
+    crowd = babble([samples_of(path) for path in readers], 30.0)
+    meetings: list[str] = []
     opens = {"noise": 0, "music": 0, "beep": 0}
     minutes = {"noise": 0.0, "music": 0.0, "beep": 0.0}
     for path, category, samples in recordings(options.folder):
@@ -196,7 +264,12 @@ def main() -> int:
             commands.add(path, samples, heard)
             for offset in OFFSETS:
                 shifted.add(path, samples, hear(padded(samples)[offset:], settings))
-            hard.add(path, samples, hear(in_noise(samples, 5.0), settings))
+            for (kind, snr_db), tally in noisy.items():
+                other = crowd if kind == "babble" else None
+                found = hear(in_noise(samples, snr_db, other), settings)
+                tally.add(path, samples, found, noisy=True)
+        elif spoken := LABELS.get(path) or labels((options.folder / path).with_suffix(".rttm")):
+            meetings.append(f"{path} {labelled_recall(samples, spoken, heard)}")
         elif category in ODD:
             odd.add(path, samples, heard)
         elif path.startswith("librispeech"):
@@ -207,7 +280,9 @@ def main() -> int:
     print(f"LibriSpeech {libri}")
     print(f"commands {commands}")
     print(f"commands at three other offsets {shifted}")
-    print(f"commands in pink noise at 5 dB {hard}")
+    for (kind, snr_db), tally in noisy.items():
+        print(f"commands in {kind} noise at {snr_db} dB {tally}")
+    print(f"labelled speech in windows: {'; '.join(meetings)}")
     print(f"single digits and unknown speech {odd}")
     per_minute = {kind: opens[kind] / minutes[kind] for kind in ("noise", "music")}
     for kind, rate in per_minute.items():

@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from appliance.capture.cutting import quietest
 from appliance.capture.frames import FRAME_SAMPLES
-from appliance.capture.segmenter import Segmenter, is_clipped, quietest
+from appliance.capture.segmenter import Segmenter, is_clipped
 from appliance.capture.voice import Judgement
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Window
 from appliance.settings import SegmenterSettings
 
 FRAME_S = 0.03
 LOUD = 1000
+NO_OVERLAP = replace(SegmenterSettings(), overlap_ms=0)
 
 
 class FakeVoice:
@@ -112,7 +114,8 @@ def test_too_little_speech_is_discarded_with_its_reason() -> None:
 
 
 def test_long_speech_is_cut_at_the_quietest_place_and_nothing_is_lost_or_doubled() -> None:
-    room = Room(5.0).hear(silence(30), speech(120), speech(6, LOUD), speech(100), silence(30))
+    room = Room(5.0, NO_OVERLAP)
+    room.hear(silence(30), speech(120), speech(6, LOUD), speech(100), silence(30))
     first, second = room.windows()
     assert first.utterance_id == second.utterance_id
     assert (first.index, first.last, first.flags) == (1, False, ("cut_at_window",))
@@ -124,7 +127,7 @@ def test_long_speech_is_cut_at_the_quietest_place_and_nothing_is_lost_or_doubled
 
 
 def test_speech_without_end_is_cut_into_windows_no_longer_than_the_model_takes() -> None:
-    room = Room(5.0).hear(silence(10), speech(1000), silence(30))
+    room = Room(5.0, NO_OVERLAP).hear(silence(10), speech(1000), silence(30))
     windows = room.windows()
     assert len(windows) >= 6
     assert all(len(window.samples) <= 5 * SAMPLE_RATE for window in windows)
@@ -196,4 +199,4 @@ def test_idle_memory_is_bounded() -> None:
 
 
 def test_of_equally_quiet_places_the_latest_is_cut() -> None:
-    assert quietest(silence(20), 5, 15) == 15
+    assert quietest(np.zeros(20), 5, 15) == 15

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from appliance.capture.cutting import choose_cut
+from appliance.capture.ending import Ending
+from appliance.capture.floor import NoiseFloor, power_of
 from appliance.capture.voice import Detector, Judgement
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window, new_id
 from appliance.settings import SegmenterSettings
@@ -14,8 +17,6 @@ TAIL_MS = 300
 """Of the silence that ended an utterance so much is left in it."""
 CUT_WITHIN_S = 3.0
 """A cut is looked for in so much of the window's end, at most half of it."""
-CUT_FRAMES = 2
-"""Loudness at a cut is taken over so many frames on either side: 120 ms, a pause and no stop."""
 GAP_ENDS_S = 0.5
 """A longer hole in the sound ends the utterance; a shorter one is flagged."""
 CLIPPED_SHARE = 0.001
@@ -28,21 +29,23 @@ class Heard:
 
     frame: Frame
     judgement: Judgement
+    power: float
 
 
 class Segmenter:
     """Cuts speech out of silence. One thread; what it returns is decided and never taken back.
 
     While idle it keeps the newest `pre_roll_ms`. From the frame that opens an utterance on it
-    keeps everything, until `hang_over_ms` without speech, or until speech reaches past `window_s`:
-    then the quietest place is cut and the utterance goes on in the next window.
+    keeps everything, until `hang_over_ms` without speech (or what only seems to be speech, see
+    `ending`), or until speech reaches past `window_s`: then the quietest place is cut and the
+    utterance goes on in the next window, which repeats a little unless the cut fell into a pause.
     """
 
     def __init__(self, voice: Detector, settings: SegmenterSettings, window_s: float) -> None:
         self._voice = voice
         self._pre_roll = _samples(settings.pre_roll_ms)
         self._hang_over = _samples(settings.hang_over_ms)
-        self._min_speech_s = settings.min_speech_ms / 1000
+        self._overlap = _samples(settings.overlap_ms)
         self._longest = int(window_s * SAMPLE_RATE)
         self._heard: list[Heard] = []
         self._length = 0
@@ -52,6 +55,10 @@ class Segmenter:
         self._utterance_id = ""
         self._windows = 0
         """How many the open utterance has given so far."""
+        self._repeated = 0
+        """Frames in `_heard` that the window before has, too."""
+        self._floor = NoiseFloor()
+        self._ending = Ending(settings, self._floor)
 
     @property
     def speaking(self) -> bool:
@@ -63,17 +70,26 @@ class Segmenter:
         found: list[Window | Discarded] = []
         if self._heard and abs(frame.start_s - self._heard[-1].frame.end_s) >= GAP_ENDS_S:
             found += self.flush(interrupted=True)
-        heard = Heard(frame, self._voice.push(frame))
+        heard = Heard(frame, self._voice.push(frame), power_of(frame.samples))
+        self._floor.push(heard.power, len(frame.samples))
         if not self.speaking:
             self._keep_newest(self._pre_roll)
         self._append(heard)
+        length_s = len(frame.samples) / SAMPLE_RATE
         if not self.speaking:
-            if heard.judgement.opens:
-                self._utterance_id = new_id()
-                self._speech_until = self._speech_until or self._length
-        elif self._speech_until > self._longest:
+            self._ending.rest(heard.judgement, length_s)
+            if heard.judgement.opens and self._ending.may_open():
+                self._open()
+            return found
+        self._ending.follow(heard.judgement, length_s)
+        if self._speech_until > self._longest:
             found.append(self._cut())
         elif self._length - self._speech_until >= self._hang_over:
+            found.append(self._close())
+        elif self._ending.sunk():
+            self._speech_until = max(0, self._length - self._hang_over)
+            found.append(self._close())
+        elif self._ending.steady():
             found.append(self._close())
         return found
 
@@ -82,7 +98,14 @@ class Segmenter:
         found = [self._close("interrupted" if interrupted else "")] if self.speaking else []
         self._keep_newest(0)
         self._voice.reset()
+        self._floor.reset()
+        self._ending.reset()
         return found
+
+    def _open(self) -> None:
+        self._utterance_id = new_id()
+        self._speech_until = self._speech_until or self._length
+        self._ending.open()
 
     def _append(self, heard: Heard) -> None:
         self._heard.append(heard)
@@ -117,28 +140,37 @@ class Segmenter:
         last = self._whole_frames(self._longest)
         search_s = min(CUT_WITHIN_S, self._longest / SAMPLE_RATE / 2)
         first = self._whole_frames(self._longest - int(search_s * SAMPLE_RATE))
-        at = quietest([one.frame.samples for one in self._heard], first, last)
+        most = self._overlap // len(self._heard[0].frame.samples)
+        powers = np.array([one.power for one in self._heard])
+        cut = choose_cut(powers, self._floor.power, first, last, (most // 2, most))
         self._windows += 1
-        return self._window(self._take(at), last=False, flags=("cut_at_window",))
+        window = self._window(self._heard[: cut.end], last=False, flags=("cut_at_window",))
+        self._take(cut.begin)
+        self._repeated = cut.end - cut.begin
+        return window
 
     def _close(self, flag: str = "") -> Window | Discarded:
         """The rest of the utterance with a short tail; silence after it is the next pre-roll."""
         end = min(self._speech_until + _samples(TAIL_MS), self._longest, self._length)
-        heard = self._take(self._whole_frames(end))
+        heard = self._take(max(self._whole_frames(end), self._repeated + 1))
         self._windows += 1
         window = self._window(heard, last=True, flags=(flag,) if flag else ())
-        self._utterance_id, self._windows, self._speech_until = "", 0, 0
-        if window.index == 1 and window.voiced_s < self._min_speech_s:
-            return Discarded("too_short", window.utterance_id, window.duration_s)
+        reason = self._ending.verdict(window) if window.index == 1 else ""
+        self._utterance_id, self._windows, self._speech_until, self._repeated = "", 0, 0, 0
+        if reason:
+            return Discarded(reason, window.utterance_id, window.duration_s)
         return window
 
     def _window(self, heard: list[Heard], *, last: bool, flags: tuple[str, ...]) -> Window:
+        """What was heard as a window; speech in what it repeats was the window's before."""
         samples = np.concatenate([one.frame.samples for one in heard])
-        speech = [one.frame.end_s for one in heard if one.judgement.speech]
+        new = heard[self._repeated :]
+        speech = [one.frame.end_s for one in new if one.judgement.speech]
         if any(one.frame.after_gap for one in heard[1:]):
             flags += ("gap",)
         if is_clipped(samples):
             flags += ("clipped",)
+        repeated = sum(len(one.frame.samples) for one in heard[: self._repeated])
         return Window(
             utterance_id=self._utterance_id,
             index=self._windows,
@@ -146,22 +178,10 @@ class Segmenter:
             samples=samples,
             start_s=heard[0].frame.start_s,
             speech_end_s=speech[-1] if speech else heard[-1].frame.end_s,
-            voiced_s=sum(one.judgement.voiced_s for one in heard),
+            voiced_s=sum(one.judgement.voiced_s for one in new),
             flags=flags,
+            overlap_s=repeated / SAMPLE_RATE,
         )
-
-
-def quietest(frames: list[Samples], first: int, last: int) -> int:
-    """How many frames to leave before a cut: `first` to `last`, where the sound is softest there.
-
-    Of equal places the latest. A constant offset (DC) counts as silence.
-    """
-    power = np.array([np.var(frame, dtype=np.float64) for frame in frames])
-    around = [
-        power[max(0, place - CUT_FRAMES) : place + CUT_FRAMES].mean()
-        for place in range(first, last + 1)
-    ]
-    return last - int(np.argmin(around[::-1]))
 
 
 def is_clipped(samples: Samples) -> bool:

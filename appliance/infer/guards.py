@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.infer.phrases import is_known
 from appliance.records import Logits, Transcription
 from appliance.settings import GateSettings
 
@@ -20,6 +21,8 @@ LOOP_REPEATS = 5
 LOOP_TOKENS = 12
 """The same tokens so often in a row, and so many in all, are a loop. People do say "no no no no";
 they do not say it through 12 tokens, and a decoder that loops goes on for dozens."""
+STUTTER_REPEATS, STUTTER_TOKENS = 3, 6
+"""So much is no loop yet, and more than people repeat themselves: it is marked and kept."""
 HOPELESS_LOGPROB = 1.5
 """So far below GateSettings.avg_logprob nothing is text any more: at the default -1, a mean
 probability of 8 % for each token."""
@@ -85,17 +88,17 @@ def compression_ratio(text: str) -> float:
     return len(data) / len(zlib.compress(data)) if data else 0.0
 
 
-def is_loop(tokens: Sequence[int]) -> bool:
-    """True when the same run of tokens comes LOOP_REPEATS times in a row, LOOP_TOKENS in all.
+def is_loop(tokens: Sequence[int], least: int = LOOP_REPEATS, in_all: int = LOOP_TOKENS) -> bool:
+    """True when the same run of tokens comes `least` times in a row, `in_all` in all, anywhere.
 
     Tokens, not words: Chinese, Japanese and Thai have no spaces.
     """
-    for length in range(1, len(tokens) // LOOP_REPEATS + 1):
+    for length in range(1, len(tokens) // least + 1):
         matching = 0
         for here in range(len(tokens) - length):
             matching = matching + 1 if tokens[here] == tokens[here + length] else 0
             repeats = matching // length + 1
-            if repeats >= LOOP_REPEATS and matching + length >= LOOP_TOKENS:
+            if repeats >= least and matching + length >= in_all:
                 return True
     return False
 
@@ -130,6 +133,19 @@ def judge(transcription: Transcription, gates: GateSettings) -> str | None:
 def is_doubtful(transcription: Transcription, gates: GateSettings) -> bool:
     """True for a transcription to be marked low_confidence: kept, not to be acted on blindly."""
     return transcription.avg_logprob < gates.avg_logprob
+
+
+def marks(transcription: Transcription, gates: GateSettings) -> tuple[str, ...]:
+    """What is doubtful about a transcription that is kept: low_confidence, repetition (it says the
+    same several times over), known_hallucination (nothing but a phrase that Whisper invents)."""
+    doubtful = is_doubtful(transcription, gates)
+    silent = transcription.no_speech_prob >= gates.no_speech_prob
+    found = {
+        "low_confidence": doubtful,
+        "repetition": is_loop(transcription.tokens, STUTTER_REPEATS, STUTTER_TOKENS),
+        "known_hallucination": is_known(transcription.text, doubtful=doubtful or silent),
+    }
+    return tuple(mark for mark, raised in found.items() if raised)
 
 
 def is_failed(transcription: Transcription, gates: GateSettings) -> bool:

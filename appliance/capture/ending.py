@@ -1,0 +1,120 @@
+"""Whether an utterance is over although the detector still hears speech, and whether it was one.
+
+Among voices from a television the detector hears speech for ever. Two things end an utterance then:
+its level has sunk to that of the noise, which the detector is known to take for speech; or little
+of the last seconds was voiced. An utterance of one window that was no louder than the noise, or
+hardly voiced, is no speech.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from appliance.capture.floor import SMOOTHED_S, NoiseFloor, ratio_of
+from appliance.capture.voice import Judgement
+from appliance.records import Window
+from appliance.settings import SegmenterSettings
+
+SUNK = ratio_of(8.0)
+"""So far the level must have come down from the utterance's loudest to be called sunk: a voice that
+never was so much louder than the noise is left to the detector."""
+NOTHING = ratio_of(2.0)
+"""What never was so much louder than the noise is nothing but noise: a voice at 0 dB adds 3 dB."""
+SURELY_NOISE = ratio_of(3.0)
+"""No louder than this above the floor is noise alone, or nearly."""
+FOOLED_S, FOOLED_SHARE = 1.0, 0.6
+"""The detector takes noise for speech when it did so in that share of about so long a time of
+noise. In hiss, where it does not, a weak word must not end an utterance."""
+OPENS_AGAIN_DB = 1.5
+"""So far above what closed it the level must rise to open the next utterance at once."""
+
+STEADY_SLACK_S = 0.05
+"""More than any frame's length."""
+
+
+class Ending:
+    """Follows level and voice of an open utterance. One thread."""
+
+    def __init__(self, settings: SegmenterSettings, floor: NoiseFloor) -> None:
+        self._settings, self._floor = settings, floor
+        self._margin = ratio_of(settings.floor_margin_db)
+        self._hang_over_s = settings.hang_over_ms / 1000
+        self._loudest = 0.0
+        self._low_s = 0.0
+        """For so long the level has been at the floor."""
+        self._silent_s = 0.0
+        """For so long the detector has heard nothing."""
+        self._recent: deque[tuple[float, float]] = deque()
+        """Length and voiced time of each frame of the last `steady_s`, s."""
+        self._recent_s = self._voiced_s = 0.0
+        self._fooled = 0.0
+        """Share of the noise that the detector takes for speech."""
+        self._shut = False
+        """True after an utterance that sank into noise in which the detector hears speech."""
+
+    def open(self) -> None:
+        """An utterance begins."""
+        self._loudest, self._low_s = self._floor.level, 0.0
+        self._recent.clear()
+        self._recent_s = self._voiced_s = 0.0
+
+    def rest(self, judgement: Judgement, length_s: float) -> None:
+        """Takes in a frame, of so many seconds, while no utterance is open."""
+        self._learn(judgement, length_s)
+        self._silent_s = 0.0 if judgement.speech else self._silent_s + length_s
+        if self._silent_s >= self._hang_over_s:
+            self._shut = False
+
+    def follow(self, judgement: Judgement, length_s: float) -> None:
+        """Takes in a frame of an open utterance that the floor has taken in."""
+        level = self._floor.level
+        self._loudest = max(self._loudest, level)
+        self._learn(judgement, length_s)
+        near = level <= self._floor.power * self._margin
+        low = near and level * SUNK <= self._loudest
+        self._low_s = self._low_s + length_s if low else 0.0
+        self._recent.append((length_s, judgement.voiced_s))
+        self._recent_s += length_s
+        self._voiced_s += judgement.voiced_s
+        while self._recent_s > self._settings.steady_s:
+            gone_s, voiced_s = self._recent.popleft()
+            self._recent_s -= gone_s
+            self._voiced_s -= voiced_s
+
+    def _learn(self, judgement: Judgement, length_s: float) -> None:
+        """Learns, from a frame that surely is noise, what the detector takes noise for."""
+        if self._floor.level <= self._floor.power * SURELY_NOISE:
+            self._fooled += length_s / FOOLED_S * (judgement.speech - self._fooled)
+
+    def may_open(self) -> bool:
+        """False for what an utterance sank into, until it grows louder or the detector silent."""
+        again = self._floor.power * self._margin * ratio_of(OPENS_AGAIN_DB)
+        return not self._shut or self._floor.level > again
+
+    def sunk(self) -> bool:
+        """True when the level has been that of the noise for the hang-over, and the detector's word
+        counts for nothing there."""
+        if not self._settings.floor_margin_db or self._fooled < FOOLED_SHARE:
+            return False
+        self._shut = self._low_s > self._hang_over_s - SMOOTHED_S
+        return self._shut
+
+    def steady(self) -> bool:
+        """True when the utterance is kept open by sound with little voice in it."""
+        full = self._recent_s >= self._settings.steady_s - STEADY_SLACK_S
+        return full and self._voiced_s < self._settings.min_voiced_share * self._recent_s
+
+    def verdict(self, window: Window) -> str:
+        """Why an utterance of this one window is no speech (too_short, no_speech); empty: it is."""
+        if window.voiced_s < self._settings.min_speech_ms / 1000:
+            return "too_short"
+        noise = self._floor.power * NOTHING if self._floor.known else 0.0
+        if self._loudest <= noise:
+            return "no_speech"
+        if window.voiced_s < self._settings.min_voiced_share / 4 * window.duration_s:
+            return "no_speech"
+        return ""
+
+    def reset(self) -> None:
+        """Forgets what was heard: what comes next follows a gap."""
+        self._shut, self._silent_s, self._fooled = False, 0.0, 0.0
