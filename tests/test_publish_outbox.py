@@ -108,7 +108,7 @@ def test_the_outbox_is_full_until_there_is_room(store: Store) -> None:
 
 def test_a_deleted_transcript_leaves_a_gap_that_counts_for_nothing(store: Store) -> None:
     say(store, *range(6))
-    store._connection.execute("DELETE FROM transcripts WHERE seq IN (2, 3)")
+    store._database.connection.execute("DELETE FROM transcripts WHERE seq IN (2, 3)")
     outbox = Outbox(store, 3600, 3)
     outbox.bound()
     assert outbox.passed_over == 1
