@@ -34,7 +34,7 @@ tell "installed; STATUS: $(status)"
 systemctl start mosquitto
 mosquitto_sub -V mqttv5 -q 1 -t 'roomscribe/#' -v > /vm/heard &
 modprobe snd-aloop || give_up "no snd-aloop"
-printf '[capture]\ndevice = "hw:0,1"\n' > /etc/roomscribe/roomscribe.toml
+printf '[capture]\ndevice = "PCM (hw:0,1)"\nsilence_s = 0\n' > /etc/roomscribe/roomscribe.toml
 systemctl reload roomscribe
 until_true 60 "the microphone" listens
 tell "reloaded; STATUS: $(status)"
@@ -46,14 +46,20 @@ words=$(grep -o '"text": *"[^"]*"' /vm/heard | tail -n 1)
 right=0
 for word in $(cat /vm/00.txt); do case $words in *"$word"*) right=$((right + 1)) ;; esac; done
 [ "$right" -ge 5 ] || give_up "of eight words $right are right"
-# it comes back when the daemon has closed the card
+# it comes back as card 1, when the daemon has closed it and another has taken its number
+restarts=$(systemctl show -P NRestarts roomscribe)
 echo snd_aloop.0 > $driver/unbind &
 until_true 60 "STATUS naming the loss" lacks_microphone
-tell "card removed, restarts: $(systemctl show -P NRestarts roomscribe); STATUS: $(status)"
-journalctl -u roomscribe -n 12 --no-pager -o short-monotonic
+tell "card removed; STATUS: $(status)"
 wait $!
+modprobe snd-dummy || give_up "no snd-dummy"
 echo snd_aloop.0 > $driver/bind
+begun=$(cut -d ' ' -f 1 /proc/uptime)
 until_true 60 "the microphone after its return" listens
+tell "card back since $begun s as $(grep -o '^ *[0-9]* .Loopback' /proc/asound/cards); STATUS: $(status)"
+journalctl -u roomscribe -n 12 --no-pager -o short-monotonic | sed 's/^/VM: /'
+[ "$(systemctl show -P NRestarts roomscribe)" = "$restarts" ] || give_up "the daemon was restarted"
+tell "processes: $(systemctl show -P TasksCurrent roomscribe) tasks, $(pgrep -c -u roomscribe) processes"
 sleep 3
 before=$(heard)
 speak 01

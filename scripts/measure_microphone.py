@@ -46,8 +46,7 @@ def trouble():
 
 health = Health()
 health.on_change = trouble
-device = sys.argv[1] if len(sys.argv) > 1 else ""
-settings = CaptureSettings(device=device, silence_s=0.0)
+settings = CaptureSettings(device=sys.argv[1], silence_s=float(sys.argv[2]))
 ears = Ears(settings, health, Mute(Path(tempfile.mkdtemp())), hear, lambda: None)
 ears.listen(lambda: None)
 """
@@ -56,9 +55,13 @@ ears.listen(lambda: None)
 class Listener:
     """Ears in another process, and what they tell."""
 
-    def __init__(self, microphone: rig_microphone.PulseMicrophone, device: str = "") -> None:
+    def __init__(
+        self, microphone: rig_microphone.PulseMicrophone, device: str = "", silence_s: float = 0.0
+    ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", EARS, device], env=microphone.environment, stdout=subprocess.PIPE
+            [sys.executable, "-c", EARS, device, str(silence_s)],
+            env=microphone.environment,
+            stdout=subprocess.PIPE,
         )
         self.pid = self._process.pid
         self.reader = 0
@@ -91,6 +94,11 @@ class Listener:
             pass
         return seen_s
 
+    def kill(self) -> None:
+        """Ends the ears as nothing may refuse."""
+        self._process.kill()
+        self._process.wait()
+
     def __enter__(self) -> Self:
         return self
 
@@ -100,8 +108,7 @@ class Listener:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._process.kill()
-        self._process.wait()
+        self.kill()
 
 
 def main() -> int:

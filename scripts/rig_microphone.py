@@ -147,7 +147,7 @@ class PulseMicrophone:
 
     def suspend(self, on: bool) -> None:
         """The server lets go of the device, as it does when the machine sleeps."""
-        self._ask("suspend-source", f"{SINK}.monitor", "1" if on else "0")
+        self._ask("suspend-sink", SINK, "1" if on else "0")
 
     def listeners(self) -> int:
         """How many programs have it open."""

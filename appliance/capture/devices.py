@@ -55,7 +55,7 @@ def choose(devices: list[Device], wanted: str) -> Device:
     if not wanted:
         return next((one for one in devices if one.default), devices[0])
     matches: list[Device] = []
-    for fits in (_same, _same_but_for_card, _same_but_for_numbers, _part):
+    for fits in (_same, _same_but_for_card, _same_but_for_numbers, _part, _part_but_for_card):
         matches = [one for one in devices if fits(wanted.casefold(), one.name.casefold())]
         if matches:
             break
@@ -76,11 +76,13 @@ def why_missing(
 
     PortAudio leaves cards that it cannot open off its list. `probe` opens a node; raises OSError.
     """
-    cards, words = _cards(root), _words(wanted)
+    cards = _cards(root)
+    short, whole = wanted.casefold().partition(":")[0], wanted.casefold()
     for node in sorted(root.glob(NODES)):
         number = re.sub(r"\D.*", "", node.name.removeprefix("pcmC"))
         name = cards.get(number, f"card {number}")
-        if words and words.isdisjoint(_words(name)):
+        # PortAudio's name is the card's, a colon, and the device's
+        if short not in name.casefold() and name.casefold() not in whole:
             continue
         try:
             (probe or _open)(node)
@@ -103,10 +105,14 @@ def _same(wanted: str, name: str) -> bool:
     return wanted == name
 
 
-def _same_but_for_card(wanted: str, name: str) -> bool:
+def _same_device(wanted: str, name: str) -> bool:
+    """The number of the device on its card is the same; that of the card may be another."""
     ours, theirs = CARD_SUFFIX.search(wanted), CARD_SUFFIX.search(name)
-    same_device = bool(ours and theirs and ours[1] == theirs[1])
-    return same_device and stable_name(wanted) == stable_name(name)
+    return bool(ours and theirs and ours[1] == theirs[1])
+
+
+def _same_but_for_card(wanted: str, name: str) -> bool:
+    return _same_device(wanted, name) and stable_name(wanted) == stable_name(name)
 
 
 def _same_but_for_numbers(wanted: str, name: str) -> bool:
@@ -114,7 +120,11 @@ def _same_but_for_numbers(wanted: str, name: str) -> bool:
 
 
 def _part(wanted: str, name: str) -> bool:
-    return wanted in name or (stable_name(wanted) or wanted) in name
+    return wanted in name
+
+
+def _part_but_for_card(wanted: str, name: str) -> bool:
+    return _same_device(wanted, name) and stable_name(wanted) in stable_name(name)
 
 
 def _cards(root: Path) -> dict[str, str]:
@@ -125,11 +135,6 @@ def _cards(root: Path) -> dict[str, str]:
         return {}
     found = re.findall(r"^\s*(\d+)\s*\[(\S+)\s*\]:\s*(.+)$", text, re.MULTILINE)
     return {number: line.partition(" - ")[2] or short for number, short, line in found}
-
-
-def _words(name: str) -> set[str]:
-    """What is compared of a name: `usb`, `jabra`; no numbers, no `hw`."""
-    return set(re.findall(r"[a-z]\w{2,}", stable_name(name).casefold()))
 
 
 def _open(node: Path) -> None:

@@ -1,0 +1,108 @@
+"""Microphones by name, and what is said when the one that is meant cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from appliance.capture.devices import Device, choose, names_to_configure, why_missing
+from appliance.errors import DeviceError
+
+
+def device(index: int, name: str, default: bool = False) -> Device:
+    return Device(index, name, 2, 48000.0, default)
+
+
+USB = device(0, "USB PnP Sound Device: Audio (hw:1,0)")
+CAMERA = device(1, "HD Camera: USB Audio (hw:2,0)")
+LOOP = [device(2, "Loopback: PCM (hw:0,0)"), device(3, "Loopback: PCM (hw:0,1)")]
+DEFAULT = device(4, "default", default=True)
+ALL = [USB, CAMERA, *LOOP, DEFAULT]
+
+
+def test_a_card_that_comes_back_under_another_number_is_found_again() -> None:
+    back = device(7, "USB PnP Sound Device: Audio (hw:3,0)")
+    for wanted in ("USB PnP Sound Device: Audio (hw:1,0)", "usb pnp sound device: audio", "pnp"):
+        assert choose([CAMERA, back, DEFAULT], wanted) is back
+
+
+def test_of_two_devices_on_one_card_the_number_of_the_device_counts() -> None:
+    moved = [device(2, "Loopback: PCM (hw:5,0)"), device(3, "Loopback: PCM (hw:5,1)")]
+    for wanted in ("Loopback: PCM (hw:0,1)", "PCM (hw:0,1)"):
+        assert choose([USB, *moved], wanted) is moved[1]
+    with pytest.raises(DeviceError, match="found several"):
+        choose([USB, *moved], "Loopback: PCM")
+
+
+def test_of_two_equal_cards_the_exact_name_takes_the_right_one() -> None:
+    twins = [device(0, "USB Mic (hw:1,0)"), device(1, "USB Mic (hw:2,0)")]
+    assert choose(twins, "USB Mic (hw:2,0)") is twins[1]
+    assert choose(twins[:1], "USB Mic (hw:2,0)") is twins[0]
+
+
+def test_a_card_that_is_away_is_not_replaced_by_another() -> None:
+    with pytest.raises(DeviceError, match="roomscribe devices"):
+        choose([CAMERA, DEFAULT], USB.name)
+
+
+def test_without_a_name_the_default_of_now_is_taken() -> None:
+    assert choose(ALL, "") is DEFAULT
+    assert choose([USB, CAMERA], "") is USB
+
+
+def test_what_is_to_be_configured_has_no_numbers_but_where_nothing_else_differs() -> None:
+    assert names_to_configure(ALL) == [
+        "USB PnP Sound Device: Audio",
+        "HD Camera: USB Audio",
+        "Loopback: PCM (hw:0,0)",
+        "Loopback: PCM (hw:0,1)",
+        "default",
+    ]
+
+
+@pytest.mark.parametrize("one", ALL)
+def test_what_is_to_be_configured_chooses_that_device(one: Device) -> None:
+    assert choose(ALL, names_to_configure(ALL)[ALL.index(one)]) is one
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A root with two cards in it."""
+    (tmp_path / "proc/asound").mkdir(parents=True)
+    (tmp_path / "proc/asound/cards").write_text(
+        " 1 [Device         ]: USB-Audio - USB PnP Sound Device\n"
+        "                      C-Media Electronics Inc. USB PnP Sound Device at usb-1\n"
+        " 2 [Camera         ]: USB-Audio - HD Camera\n"
+        "                      Somebody HD Camera at usb-2\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "dev/snd").mkdir(parents=True)
+    for card in (1, 2):
+        (tmp_path / f"dev/snd/pcmC{card}D0c").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(errno.EBUSY, "in use by another program"), (errno.EACCES, "group audio")],
+)
+def test_a_card_that_is_there_and_cannot_be_opened_says_why(
+    machine: Path, number: int, told: str
+) -> None:
+    def refuse(node: Path) -> None:
+        if "C1" in node.name:
+            raise OSError(number, os.strerror(number))
+
+    reason = why_missing("USB PnP Sound Device: Audio", machine, refuse)
+    assert "'USB PnP Sound Device'" in reason
+    assert told in reason
+    assert "\n" not in reason
+    assert why_missing("", machine, refuse) == reason
+    assert why_missing("HD Camera: USB Audio", machine, refuse) == ""
+
+
+def test_no_card_at_all_is_nothing_to_explain(tmp_path: Path) -> None:
+    assert why_missing("USB", tmp_path) == ""
