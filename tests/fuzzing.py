@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 LONGEST_LINE = 500
@@ -20,14 +20,18 @@ ODD_TEXTS = (
 )  # fmt: skip
 
 
-def examples(default: int, share: float = 1.0) -> Any:
-    """Decorator: `default` examples, or ROOMSCRIBE_FUZZ times `share`."""
+def examples(default: int, share: float = 1.0, *, shrink: bool = True) -> Any:
+    """Decorator: `default` examples, or ROOMSCRIBE_FUZZ times `share`.
+
+    Without `shrink` a failure is shown as it came: for what takes seconds to fail.
+    """
     wanted = os.environ.get("ROOMSCRIBE_FUZZ", "")
     return settings(
         max_examples=max(1, int(int(wanted) * share)) if wanted else default,
         derandomize=True,
         database=None,
         deadline=None,
+        phases=(Phase.generate, *([Phase.shrink] if shrink else [])),
         suppress_health_check=list(HealthCheck),
     )
 

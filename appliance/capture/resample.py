@@ -27,10 +27,10 @@ class Resampler:
 
     def push(self, sound: NDArray[np.float32], *, last: bool = False) -> Samples:
         """(m,) int16 at 16 kHz for (n, channels) float32 in -1..1; `last` empties the filter."""
-        mono = mix(sound)
+        mono = mix(np.clip(np.nan_to_num(sound, posinf=1.0, neginf=-1.0), -1.0, 1.0))
         if self._stream is not None:
             mono = self._stream.resample_chunk(mono, last=last)
-        whole = np.rint(np.nan_to_num(mono, posinf=1.0, neginf=-1.0) * FULL_SCALE)
+        whole = np.rint(mono * FULL_SCALE)
         samples: Samples = np.clip(whole, -32768, 32767).astype(np.int16)
         return samples
 

@@ -27,7 +27,7 @@ class Manifest:
             raise ModelError(
                 f"{file}: expected a readable file, found: {error.strerror}; {cure}"
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelError(f"{file}: expected JSON, found: {error}; {cure}") from error
         if not isinstance(values, dict):
             raise ModelError(
@@ -40,9 +40,8 @@ class Manifest:
 
     def fault(self, key: str, expected: str, found: object) -> ModelError:
         """The error to raise for a wrong value."""
-        return ModelError(
-            f"{self._file}: {self._key}{key}: expected {expected}, found {found}; {self._cure}"
-        )
+        where = f"{self._file}: {_shown(f'{self._key}{key}')}"
+        return ModelError(f"{where}: expected {expected}, found {_shown(found)}; {self._cure}")
 
     def keys(self) -> list[str]:
         """Names in this table."""
@@ -130,6 +129,12 @@ class Manifest:
         if key not in self._values:
             raise self.fault(key, expected, "nothing")
         return self._values[key]
+
+
+def _shown(found: object) -> str:
+    """`found` on one line, cut short."""
+    text = str(found) if str(found).isprintable() else repr(found)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _is_whole(value: object, low: int, high: int | None) -> bool:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from paho.mqtt import MQTTException
 from paho.mqtt.client import Client, MQTTv5, MQTTv311
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
@@ -64,7 +65,7 @@ def ping_s(settings: MqttSettings) -> int:
 
 
 class _Client(Client):
-    """paho's, whose network thread does not die unheard of what it cannot read."""
+    """paho's, which does not end the connection for a message, nor die unheard of what it reads."""
 
     def __init__(self, settings: MqttSettings, node: str, failed: Callable[[Exception], None]):
         super().__init__(
@@ -82,6 +83,17 @@ class _Client(Client):
         except Exception as error:
             self._failed(error)
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
+
+    def _handle_publish(self) -> MQTTErrorCode:
+        """Drops a message that paho cannot read.
+
+        Else anybody throws us out who may publish: a response topic with U+FEFF is enough. Of QoS
+        0, it needs no answer. A paho that names this method otherwise connects anew, as before.
+        """
+        try:
+            return super()._handle_publish()
+        except (MQTTException, ValueError):
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
 
 
 class Link:
@@ -136,11 +148,16 @@ class Link:
         return self._mailbox.received
 
     def subscribe(self, topic: str) -> None:
-        """Listens on a topic, without what is retained there; for a connection that stands."""
+        """Listens on a topic, without what is retained there; for a connection that stands.
+
+        With QoS 0: Mosquitto (2.0) never ends the delivery of a message of QoS 1 that is longer
+        than PACKET_BYTES, and after twenty of them nothing else would come. Our session ends with
+        the connection, so that QoS 1 would bring no more.
+        """
         if self._old:
-            _, message = self._client.subscribe(topic, qos=1)
+            _, message = self._client.subscribe(topic, qos=0)
         else:
-            options = SubscribeOptions(qos=1, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
+            options = SubscribeOptions(qos=0, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
             _, message = self._client.subscribe(topic, options=options)
         if message is not None:
             self._mailbox.asked[message] = topic
