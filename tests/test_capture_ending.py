@@ -134,3 +134,13 @@ def test_the_floor_is_the_lowest_level_of_the_last_seconds() -> None:
 
 def test_a_constant_offset_is_no_power() -> None:
     assert power_of(np.full(FRAME_SAMPLES, 12_000, np.int16)) == 0.0
+
+
+def test_an_utterance_that_sinks_just_after_a_cut_has_a_last_window_with_something_new() -> None:
+    settings = replace(SegmenterSettings(), hang_over_ms=2000, overlap_ms=2000)
+    segmenter = Segmenter(DeafVoice(1.0), settings, 5.0)
+    found = []
+    for frame in Framer().push(np.concatenate([noise(2, 200), noise(2.5, 4000), noise(4, 200)]), 0):
+        found += segmenter.push(frame)
+    assert all(isinstance(one, Window) and one.duration_s > one.overlap_s for one in found)
+    assert [one.last for one in found if isinstance(one, Window)][:2] == [False, True]

@@ -38,6 +38,9 @@ def test_what_the_next_window_repeats_is_left_out(before: str, after: str, rest:
         ("", "the light in the kitchen"),
         ("set the nursery to six", "sixteen degrees"),
         ("the light", "what about the light"),
+        ("one two three four five", "one too tree four five six"),
+        ("turn the light on in", "the light off at six"),
+        ("turn the lights off wak", "dark off wake me"),
     ],
 )
 def test_in_doubt_every_word_is_kept(before: str, after: str) -> None:

@@ -124,7 +124,8 @@ class Seams:
         self._utterance_id, self._index, self._text = "", 0, ""
 
     def fresh(self, window: Window, text: str, recall: Callable[[], str] = str) -> str:
-        """What `text`, the window's, says beyond the window before; windows come in order.
+        """What `text`, the window's, says beyond the window before; windows come in order, and
+        those that are discarded do not come.
 
         `recall` tells the text of the window before where this process has not seen it.
         """
@@ -134,7 +135,3 @@ class Seams:
             before = self._text if known else recall()
         self._utterance_id, self._index, self._text = window.utterance_id, window.index, text
         return without_overlap(before, text, window.overlap_s)
-
-    def forget(self) -> None:
-        """The newest window's text is not published: the next one's stays whole."""
-        self._utterance_id, self._index, self._text = "", 0, ""

@@ -28,7 +28,6 @@ class Verdicts:
         before where this process has not seen it.
         """
         if reason := judge(result, self._gates):
-            self._seams.forget()
             return result, reason
         text = self._seams.fresh(window, result.text, recall)
         flags = (*result.flags, *marks(result, self._gates))
