@@ -80,9 +80,10 @@ def salvage(damaged: Path, into: Path, copy: Path, known: Known) -> int:
         with closing(_source(damaged, into, copy)) as source:
             _learn(source, known)
             target.execute("BEGIN")
-            for row in _readable(source, known.highest or _LAST_NUMBER):
-                known.raise_to(row[0])
-                count += target.execute(rows.INSERT_NUMBERED, row).rowcount
+            with schema.indexed_at_once(target):
+                for row in _readable(source, known.highest or _LAST_NUMBER):
+                    known.raise_to(row[0])
+                    count += target.execute(rows.INSERT_NUMBERED, row).rowcount
             number_on(target, known)
             target.execute("COMMIT")
     return count
