@@ -25,13 +25,14 @@ from appliance.settings import CaptureSettings
 
 FAKE = """
 import json, os, struct, sys, time
+from appliance.capture.messages import Message
 def tell(kind, data, lost=False, heard_s=None):
-    head = struct.pack("=BBId", kind, lost, len(data), heard_s or time.monotonic())
-    os.write(1, head + data)
+    os.write(1, Message(kind, data, heard_s or time.monotonic(), lost).packed())
 def say(**words):
     tell(0, json.dumps(words).encode())
 def opened(name="a fake", rate_hz=16000.0, channels=1):
     say(opened={"name": name, "rate_hz": rate_hz, "channels": channels})
+say(started=True)
 sys.stdin.readline()
 """
 """A recorder's program that says what a test lets it say, after the first request."""

@@ -7,8 +7,7 @@ imports no numpy and so starts in less than 0.1 s.
 No callback: under MemoryDenyWriteExecute cffi cannot make one, and a callback stream ends without
 a word when its device vanishes.
 
-Standard input: requests, JSON, one a line. Standard output: messages, each a HEADER and so many
-bytes: JSON in WORDS, int16 samples as the device gives them in SOUND.
+Standard input: requests, JSON, one a line. Standard output: messages.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import ctypes
 import json
 import os
 import signal
-import struct
 import sys
 import time
 from dataclasses import asdict
@@ -26,12 +24,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from appliance.capture.devices import Device, choose, why_missing
+from appliance.capture.messages import SOUND, WORDS, Message
 from appliance.errors import DeviceError
 
-HEADER = struct.Struct("=BBId")
-"""Kind, whether samples were lost before it, bytes, and when the last sample was heard, on
-time.monotonic()'s clock, which all processes share."""
-WORDS, SOUND = 0, 1
 SPEECH_RATE_HZ = 16_000
 LATENCY_S = 0.2
 """Asked of PortAudio: so long may a read be held up before samples are lost."""
@@ -60,6 +55,7 @@ class _Recorder:
         self._output = output
         self._portaudio: ModuleType | None = None
         self._listed_s = 0.0
+        self._tell(started=True)
         with contextlib.suppress(DeviceError):  # told when it is asked for something
             self._load()
 
@@ -121,18 +117,18 @@ class _Recorder:
             while True:
                 data, lost = stream.read(block)
                 heard_s = time.monotonic() - stream.read_available / rate_hz
-                self._write(HEADER.pack(SOUND, bool(lost), len(data), heard_s) + bytes(data))
+                self._write(Message(SOUND, bytes(data), heard_s, bool(lost)))
         except portaudio.PortAudioError as error:
             self._tell(lost=_reason(error))
             os._exit(0)  # closing the stream might hang
 
     def _tell(self, **words: object) -> None:
-        text = json.dumps(words).encode()
-        self._write(HEADER.pack(WORDS, False, len(text), time.monotonic()) + text)
+        self._write(Message(WORDS, json.dumps(words).encode(), time.monotonic()))
 
-    def _write(self, message: bytes) -> None:
-        while message:
-            message = message[os.write(self._output, message) :]
+    def _write(self, message: Message) -> None:
+        left = message.packed()
+        while left:
+            left = left[os.write(self._output, left) :]
 
 
 def _die_with_parent() -> None:

@@ -19,9 +19,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from appliance.capture.devices import Device
-from appliance.capture.portaudio import HEADER, SOUND
+from appliance.capture.messages import SOUND, Inbox, Message
 from appliance.errors import DeviceError
 
+START_WITHIN_S = 10.0
+"""A process needs 0.1 s, on a machine that does much else sometimes many."""
 OPEN_WITHIN_S = 5.0
 """A Pi that lists all of ALSA's devices needs one; a sound server that hangs needs for ever."""
 PATIENCE_S = 2.5
@@ -49,17 +51,6 @@ class EndError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """What one read gave: int16 samples, channels in turn."""
-
-    data: bytes
-    heard_s: float
-    """When the last sample was heard, on time.monotonic()'s clock."""
-    lost: bool
-    """True when samples were lost before it."""
-
-
-@dataclass(frozen=True, slots=True)
 class Opened:
     """The device that the process reads."""
 
@@ -78,8 +69,10 @@ class Recorder:
         """`command` is run in place of the recorder's program."""
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
-        self._pending = bytearray()
+        self._inbox = Inbox()
         self._attempts = 0
+        self._started = False
+        """The process has said so, and nothing but PortAudio is to be waited for."""
         self._patience_s = FIRST_WITHIN_S
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
@@ -113,7 +106,7 @@ class Recorder:
                 f"the microphone's process does not start: {error.strerror}: expected memory and "
                 "room for one more process; see `systemctl status roomscribe`"
             ) from error
-        self._attempts = 0
+        self._attempts, self._started = 0, False
         if self._process.stdout:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -130,14 +123,13 @@ class Recorder:
         """All microphones there are now, perhaps none. Raises DeviceError."""
         return [Device(**one) for one in self._ask(do="list")["devices"]]
 
-    def read(self) -> Block | None:
+    def read(self) -> Message | None:
         """The next block; None when interrupted. Raises StallError or EndError if none comes."""
         while (message := self._next(self._patience_s)) is not None:
-            kind, lost, heard_s, data = message
-            if kind == SOUND:
+            if message.kind == SOUND:
                 self._patience_s = PATIENCE_S
-                return Block(data, heard_s, lost)
-            raise EndError(json.loads(data)["lost"])
+                return message
+            raise EndError(json.loads(message.data)["lost"])
         return None
 
     def interrupt(self) -> None:
@@ -157,7 +149,7 @@ class Recorder:
         Only a process that is stuck in the kernel outlives it, and ends when that lets go.
         """
         process, self._process = self._process, None
-        self._pending.clear()
+        self._inbox = Inbox()
         if process is None:
             return
         process.kill()
@@ -185,28 +177,33 @@ class Recorder:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(json.dumps(request).encode() + b"\n")
         try:
-            message = self._next(OPEN_WITHIN_S)
+            answer = self._answer(OPEN_WITHIN_S if self._started else START_WITHIN_S)
+            if "started" in answer:
+                self._started = True
+                answer = self._answer(OPEN_WITHIN_S)
         except (StallError, EndError) as error:
             raise DeviceError(
                 f"microphone: expected PortAudio to answer, found {error}: start the sound server "
                 "again, or plug the microphone in again"
             ) from error
-        if message is None:
-            self.kill()
-            raise DeviceError("the microphone is not opened: stopped")
-        answer: dict[str, Any] = json.loads(message[3])
         if "error" in answer:
             self._attempts += 1
             raise DeviceError(answer["error"])
         return answer
 
-    def _next(self, within_s: float) -> tuple[int, bool, float, bytes] | None:
-        """The next message: kind, lost, when, bytes; None when interrupted.
+    def _answer(self, within_s: float) -> dict[str, Any]:
+        """The next words. Raises StallError, EndError, and DeviceError when interrupted."""
+        message = self._next(within_s)
+        if message is None:
+            self.kill()
+            raise DeviceError("the microphone is not opened: stopped")
+        answer: dict[str, Any] = json.loads(message.data)
+        return answer
 
-        Raises StallError or EndError.
-        """
+    def _next(self, within_s: float) -> Message | None:
+        """The next message; None when interrupted. Raises StallError or EndError."""
         deadline_s = time.monotonic() + within_s
-        while (message := self._whole()) is None:
+        while (message := self._inbox.next()) is None:
             if self._process is None or self._process.stdout is None:
                 raise EndError("no process")
             output = self._process.stdout
@@ -220,20 +217,8 @@ class Recorder:
             data = os.read(output.fileno(), 1 << 16)
             if not data:
                 raise EndError(self._last_words())
-            self._pending += data
+            self._inbox.push(data)
         return message
-
-    def _whole(self) -> tuple[int, bool, float, bytes] | None:
-        """The oldest message that has come to its end, taken out of what was read."""
-        if len(self._pending) < HEADER.size:
-            return None
-        kind, lost, length, heard_s = HEADER.unpack_from(self._pending)
-        end = HEADER.size + length
-        if len(self._pending) < end:
-            return None
-        data = bytes(self._pending[HEADER.size : end])
-        del self._pending[:end]
-        return kind, bool(lost), heard_s, data
 
     def _last_words(self) -> str:
         """How the process ended by itself."""
