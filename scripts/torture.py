@@ -18,6 +18,7 @@ with recordings of real speech and noise for the soak.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import subprocess
 import sys
@@ -92,6 +93,8 @@ def disk(given: argparse.Namespace) -> bool:
 def broker(given: argparse.Namespace) -> bool:
     """Restarts of the broker while sentences come."""
     from storm import storm
+
+    logging.getLogger("roomscribe").setLevel(logging.CRITICAL)
 
     restarts, utterances = (4, 60) if given.short else (40, 400)
     with tempfile.TemporaryDirectory() as folder:

@@ -82,7 +82,7 @@ class Soak:
             for kind, one in kinds.items()
         )
         return (
-            f"soak: {last['hours']:.2f} h of sound in {last['wall_s'] / 60:.0f} min "
+            f"soak: {last['hours']:.2f} h of sound in {last['wall_s'] / 60:.1f} min "
             f"({last['hours'] * 3600 / max(1, last['wall_s']):.0f} times real time), RSS "
             f"{last['rss_kib'] / 1024:.0f} MiB, grew {growth:+.2f} % over {hours:.1f} h after "
             f"{WARM_UP_H:g} h; {last['fds']} descriptors, {last['threads']} threads, database "
