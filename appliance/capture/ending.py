@@ -25,9 +25,6 @@ SURELY_NOISE = ratio_of(3.0)
 FOOLED_S, FOOLED_SHARE = 1.0, 0.6
 """The detector takes noise for speech when it did so in that share of about so long a time of
 noise. In hiss, where it does not, a weak word must not end an utterance."""
-OPENS_AGAIN_DB = 1.5
-"""So far above what closed it the level must rise to open the next utterance at once."""
-
 STEADY_SLACK_S = 0.05
 """More than any frame's length."""
 
@@ -38,38 +35,26 @@ class Ending:
     def __init__(self, settings: SegmenterSettings, floor: NoiseFloor) -> None:
         self._settings, self._floor = settings, floor
         self._margin = ratio_of(settings.floor_margin_db)
-        self._hang_over_s = settings.hang_over_ms / 1000
+        self._low_enough_s = settings.hang_over_ms / 1000 - SMOOTHED_S
         self._loudest = 0.0
         self._low_s = 0.0
         """For so long the level has been at the floor."""
-        self._silent_s = 0.0
-        """For so long the detector has heard nothing."""
         self._recent: deque[tuple[float, float]] = deque()
         """Length and voiced time of each frame of the last `steady_s`, s."""
         self._recent_s = self._voiced_s = 0.0
         self._fooled = 0.0
         """Share of the noise that the detector takes for speech."""
-        self._shut = False
-        """True after an utterance that sank into noise in which the detector hears speech."""
 
-    def open(self) -> None:
-        """An utterance begins."""
-        self._loudest, self._low_s = self._floor.level, 0.0
+    def open(self, loudest: float) -> None:
+        """An utterance begins; `loudest` is the greatest level in its pre-roll."""
+        self._loudest, self._low_s = loudest, 0.0
         self._recent.clear()
         self._recent_s = self._voiced_s = 0.0
 
-    def rest(self, judgement: Judgement, length_s: float) -> None:
-        """Takes in a frame, of so many seconds, while no utterance is open."""
-        self._learn(judgement, length_s)
-        self._silent_s = 0.0 if judgement.speech else self._silent_s + length_s
-        if self._silent_s >= self._hang_over_s:
-            self._shut = False
-
     def follow(self, judgement: Judgement, length_s: float) -> None:
-        """Takes in a frame of an open utterance that the floor has taken in."""
+        """Takes in a frame, of so many seconds, of an open utterance."""
         level = self._floor.level
         self._loudest = max(self._loudest, level)
-        self._learn(judgement, length_s)
         near = level <= self._floor.power * self._margin
         low = near and level * SUNK <= self._loudest
         self._low_s = self._low_s + length_s if low else 0.0
@@ -81,23 +66,17 @@ class Ending:
             self._recent_s -= gone_s
             self._voiced_s -= voiced_s
 
-    def _learn(self, judgement: Judgement, length_s: float) -> None:
-        """Learns, from a frame that surely is noise, what the detector takes noise for."""
+    def learn(self, judgement: Judgement, length_s: float) -> None:
+        """Learns from a frame, if it surely is noise, what the detector takes noise for."""
         if self._floor.level <= self._floor.power * SURELY_NOISE:
             self._fooled += length_s / FOOLED_S * (judgement.speech - self._fooled)
 
-    def may_open(self) -> bool:
-        """False for what an utterance sank into, until it grows louder or the detector silent."""
-        again = self._floor.power * self._margin * ratio_of(OPENS_AGAIN_DB)
-        return not self._shut or self._floor.level > again
-
     def sunk(self) -> bool:
         """True when the level has been that of the noise for the hang-over, and the detector's word
-        counts for nothing there."""
-        if not self._settings.floor_margin_db or self._fooled < FOOLED_SHARE:
-            return False
-        self._shut = self._low_s > self._hang_over_s - SMOOTHED_S
-        return self._shut
+        counts for nothing there. What comes next may open an utterance at once: better the voices
+        of a television than a sentence lost among them."""
+        fooled = bool(self._settings.floor_margin_db) and self._fooled >= FOOLED_SHARE
+        return fooled and self._low_s > self._low_enough_s
 
     def steady(self) -> bool:
         """True when the utterance is kept open by sound with little voice in it."""
@@ -117,4 +96,4 @@ class Ending:
 
     def reset(self) -> None:
         """Forgets what was heard: what comes next follows a gap."""
-        self._shut, self._silent_s, self._fooled = False, 0.0, 0.0
+        self._fooled = 0.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,9 +29,10 @@ def power_of(samples: Samples) -> float:
     return max(0.0, float(wide @ wide) / len(wide) - mean * mean)
 
 
-def decibels(ratio: float) -> float:
-    """A ratio of powers in dB."""
-    return 10 * math.log10(max(ratio, 1e-12))
+def loudest(powers: Sequence[float], frames: int) -> float:
+    """The greatest mean power of so many frames in a row, or of all where there are fewer."""
+    run = min(frames, len(powers))
+    return max(0.0, float(np.convolve(powers, np.ones(run) / run, "valid").max()))
 
 
 def ratio_of(difference_db: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 
 from appliance.capture.cutting import choose_cut
 from appliance.capture.ending import Ending
-from appliance.capture.floor import NoiseFloor, power_of
+from appliance.capture.floor import SMOOTHED, NoiseFloor, loudest, power_of
 from appliance.capture.voice import Detector, Judgement
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window, new_id
 from appliance.settings import SegmenterSettings
@@ -76,9 +76,9 @@ class Segmenter:
             self._keep_newest(self._pre_roll)
         self._append(heard)
         length_s = len(frame.samples) / SAMPLE_RATE
+        self._ending.learn(heard.judgement, length_s)
         if not self.speaking:
-            self._ending.rest(heard.judgement, length_s)
-            if heard.judgement.opens and self._ending.may_open():
+            if heard.judgement.opens:
                 self._open()
             return found
         self._ending.follow(heard.judgement, length_s)
@@ -105,7 +105,8 @@ class Segmenter:
     def _open(self) -> None:
         self._utterance_id = new_id()
         self._speech_until = self._speech_until or self._length
-        self._ending.open()
+        frames = SMOOTHED // len(self._heard[0].frame.samples)
+        self._ending.open(loudest([one.power for one in self._heard], frames))
 
     def _append(self, heard: Heard) -> None:
         self._heard.append(heard)
