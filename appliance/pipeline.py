@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 import time
 from queue import Full, Queue
@@ -36,10 +35,10 @@ from appliance.settings import Settings
 from appliance.spool import Spool
 from appliance.stage import IDLE_S, Mark, Stage, end, hand_on, next_item, slowest
 
-log = logging.getLogger("roomscribe")
-
 FRAMES_WAITING = 1000
 """30 s of sound: longer than any window takes; beyond it frames are dropped and counted."""
+LISTEN_FIRST_S = 2.0
+"""What was left by the process before waits for sound, at most so long."""
 STATES_WAITING = 1
 """One window is encoded ahead while another is decoded; more would only cost memory."""
 STOP_WITHIN_S = 4.0
@@ -60,7 +59,8 @@ class Pipeline:
         """Set when the source came to its end, or a stage failed."""
         self.sounding = threading.Event()
         """Set once sound has come from the source."""
-        self._settings, self._machine, self._stopping = settings, vitals.machine(), False
+        self._settings, self._machine = settings, vitals.machine()
+        self._stopping = False
         self._frames: Queue[Frame | Mark] = Queue(FRAMES_WAITING)
         self._heard: Queue[Heard | Mark] = Queue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
@@ -102,16 +102,15 @@ class Pipeline:
     def start(self) -> None:
         """Starts the stages, the last one of the path first."""
         works = {
+            "publisher": self._publish,
             "transcriber": self._transcribe,
             "encoder": self._encode,
             "segmenter": self._segment,
             "capture": self._capture,
         }
-        for name, work in works.items():
-            self._stages.append(Stage(name, work, self.ended.set))
-        if publisher := self._publisher:
-            follow = Stage("publisher", functools.partial(self._publish, publisher), self.ended.set)
-            self._stages.insert(0, follow)
+        if not self._publisher:
+            del works["publisher"]
+        self._stages = [Stage(name, work, self.ended.set) for name, work in works.items()]
         for stage in self._stages:
             stage.start()
 
@@ -124,9 +123,7 @@ class Pipeline:
             left_s = max(0.2, deadline_s - time.monotonic())
             if stage.name == "publisher" and self._publisher:
                 self._publisher.stop(max(0.5, left_s - 0.5))
-            stage.join(min(left_s, JOIN_WITHIN_S.get(stage.name, left_s)))
-            if stage.is_alive():
-                log.error("the %s is still busy and is left behind", stage.name)
+            stage.leave(min(left_s, JOIN_WITHIN_S.get(stage.name, left_s)))
             if stage.name == "capture":
                 end(self._frames)
             elif stage.name == "segmenter":
@@ -176,9 +173,10 @@ class Pipeline:
         """What is wrong between the store and the broker, in plain words."""
         return self._publisher.reasons() if self._publisher else ()
 
-    def _publish(self, publisher: MqttPublisher, stage: Stage) -> bool:
+    def _publish(self, stage: Stage) -> bool:
         """Store -> broker, until `stop`."""
-        publisher.run(stage.moved)
+        if self._publisher:
+            self._publisher.run(stage.moved)
         return self._stopping
 
     def _capture(self, stage: Stage) -> bool:
@@ -224,6 +222,7 @@ class Pipeline:
 
     def _encode(self, stage: Stage) -> bool:
         """Windows -> encoder states, one window ahead of the transcriber."""
+        self.sounding.wait(LISTEN_FIRST_S)
         while not self._backlog.over:
             taken = self._backlog.next(IDLE_S)
             stage.moved()

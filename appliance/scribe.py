@@ -82,7 +82,8 @@ class Scribe:
         self._spool = spool or Spool(None, -1, health)
         self._waiting: deque[Transcript] = deque()
         self._verdicts = Verdicts(transcriber.gates)
-        self._failures = 0
+        self._failed: list[str] = []
+        """Ids of the windows that failed in a row."""
         self._expire_s = 0.0
 
     def encode(self, window: Window, queued_s: float) -> Heard:
@@ -102,15 +103,16 @@ class Scribe:
         try:
             if isinstance(heard.encoded, Exception):
                 raise heard.encoded
-            transcription = (
-                heard.encoded
-                if isinstance(heard.encoded, Transcription)
-                else self._transcriber.write(heard.encoded)
-            )
+            if isinstance(heard.encoded, Transcription):
+                transcription = heard.encoded
+            else:
+                transcription = self._transcriber.write(heard.encoded)
         except Exception as error:
-            self._failed(window, error)
+            self._fail(window, error)
             return
-        self._failures = 0
+        for strange in self._failed:
+            self._spool.done(strange)
+        self._failed = []
         self._spool.survived(window.id)
         transcription, reason = self._verdicts.on(
             window, transcription, lambda: self._said_before(window)
@@ -166,11 +168,14 @@ class Scribe:
         for listener in self._listeners:
             listener.discarded(discarded)
 
+    def give_up(self, window: Window, error: Exception) -> None:
+        """Says that a window failed."""
+        log.error("a window of %.1f s failed: %s", window.duration_s, error, exc_info=error)
+        self.discard(Discarded("failed", window.utterance_id, window.duration_s))
+
     def set_aside(self, window: Window, why: str) -> None:
         """Gives a window up that kills whatever transcribes it."""
-        log.error(
-            "a window of %.1f s is set aside, it cannot be transcribed: %s", window.duration_s, why
-        )
+        log.error("a window of %.1f s is set aside: %s", window.duration_s, why)
         self._health.count("set_aside")
         self._drop(window, "set_aside")
 
@@ -209,13 +214,14 @@ class Scribe:
         self.discard(Discarded(reason, window.utterance_id, window.duration_s))
         self._spool.done(window.id)
 
-    def _failed(self, window: Window, error: Exception) -> None:
-        self._failures += 1
-        log.error("a window of %.1f s failed: %s", window.duration_s, error, exc_info=error)
-        self._drop(window, "failed")
-        if self._failures >= FAILURES_IN_A_ROW:
+    def _fail(self, window: Window, error: Exception) -> None:
+        """Discards a window that failed; the spool keeps it until another one does not: were it the
+        device, the next start tries it again."""
+        self.give_up(window, error)
+        self._failed.append(window.id)
+        if len(self._failed) >= FAILURES_IN_A_ROW:
             raise DeviceError(
-                f"transcribing failed {self._failures} times in a row, last with: {error}"
+                f"transcribing failed {len(self._failed)} times in a row, last with: {error}"
             ) from error
 
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -93,7 +94,11 @@ class SecondTry:
                 return None
             self._spool.begin(window.id)
             return self._scribe.encode(window, taken.queued_s)
-        return None if answer is None else Heard(window, queue_ms, answer)
+        if isinstance(answer, Exception):
+            self._scribe.give_up(window, answer)
+            self._spool.done(window.id)
+            return None
+        return Heard(window, queue_ms, answer) if answer else None
 
 
 def transcribe_apart(
@@ -176,8 +181,9 @@ def _of_window(answer: bytes, how: str) -> DiedError | UnableError:
 def main() -> None:
     """The child: reads the order, transcribes, answers on standard output."""
     signal.alarm(int(WITHIN_S))
-    os.nice(5)
-    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    with suppress(OSError):  # systemd's sandbox forbids one or the other
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+        os.nice(5)
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer
     settings = _settings(json.loads(sys.stdin.buffer.readline()))

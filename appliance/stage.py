@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -11,6 +12,8 @@ from queue import Empty, Full, Queue
 from typing import TypeVar
 
 from appliance.errors import DeviceError
+
+log = logging.getLogger("roomscribe")
 
 IDLE_S = 1.0
 
@@ -46,6 +49,12 @@ class Stage(threading.Thread):
             self.error = DeviceError(f"the {self.name} was ended by {kind}: {error}; restarting")
         if self.error:
             self._on_error()
+
+    def leave(self, within_s: float) -> None:
+        """Waits for its end, and goes on without it when it takes longer."""
+        self.join(within_s)
+        if self.is_alive():
+            log.error("the %s is still busy and is left behind", self.name)
 
     def moved(self) -> None:
         """Says that the stage made progress; the watchdog is fed by it."""

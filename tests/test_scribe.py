@@ -11,6 +11,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from memory_folder import a_window, memory, needs_memory
 
 from appliance.errors import DeviceError, ModelError, PublishError
 from appliance.health import Health
@@ -19,7 +20,10 @@ from appliance.publish.rows import StoredTranscript
 from appliance.publish.store import Store
 from appliance.records import Discarded, Transcript, Transcription, Window
 from appliance.scribe import FAILURES_IN_A_ROW, Scribe
-from appliance.settings import Settings, StoreSettings
+from appliance.settings import Settings, SpoolSettings, StoreSettings
+from appliance.spool import Spool
+
+__all__ = ["memory"]
 
 HEARD = Transcription(
     text="turn on the light",
@@ -170,6 +174,31 @@ def test_several_windows_failing_in_a_row_are_a_broken_device(house: House) -> N
         house.hear(RuntimeError("graph"))
     with pytest.raises(DeviceError, match="3 times in a row, last with: graph"):
         house.hear(RuntimeError("graph"))
+
+
+@needs_memory
+def test_what_fails_in_a_row_is_kept_for_the_next_start_and_a_strange_window_is_not(
+    house: House, memory: Path
+) -> None:
+    spool = Spool.open(Settings(spool=SpoolSettings(path=str(memory))), house.health)
+    house.scribe = Scribe(
+        Settings(), cast(Transcriber, house.transcriber), house.store, house.health, spool=spool
+    )
+
+    def hear(answer: Transcription | Exception) -> str:
+        house.transcriber.answer = answer
+        window = a_window()
+        spool.put(window)
+        house.scribe.write(house.scribe.encode(window, 0.0))
+        return window.id
+
+    hear(RuntimeError("a strange sound"))
+    hear(HEARD)
+    assert spool.left() == []
+    broken = [hear(RuntimeError("graph")) for _ in range(FAILURES_IN_A_ROW - 1)]
+    with pytest.raises(DeviceError):
+        hear(RuntimeError("graph"))
+    assert [kept.id for kept in spool.left()][:-1] == broken
 
 
 def test_a_window_that_cannot_be_encoded_is_discarded_in_its_turn(house: House) -> None:

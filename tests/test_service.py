@@ -147,7 +147,7 @@ def test_a_daemon_without_a_microphone_is_ready_and_says_what_it_waits_for(
         )
         running.send_signal(signal.SIGTERM)
         assert systemd.told("STOPPING=1")
-        assert running.wait(10) == 0
+        assert running.wait(40) == 0
 
 
 def test_a_reload_uses_a_changed_configuration_in_the_same_process(
@@ -188,7 +188,7 @@ def test_a_reload_to_a_model_that_is_not_there_goes_on_with_the_old_configuratio
         systemd.told("RELOADING=1")
         systemd.told("READY=1")
         running.send_signal(signal.SIGTERM)
-        assert running.wait(10) == 0
+        assert running.wait(40) == 0
     log = (tmp_path / "log").read_text(encoding="utf-8")
     assert "nowhere" in log
     assert "going on with the configuration that was read before" in log
