@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,7 @@ class Spool:
             self._number += 1
             path = self.folder / f"{self._number:08}-{window.id}.window"
         try:
-            spool_folder.write(path, data)
+            self._write(path, data)
         except OSError as error:
             trouble = f"{self.folder}: cannot keep windows over a crash: {error.strerror}"
             if self._health.trouble("spool", trouble):
@@ -194,6 +195,16 @@ class Spool:
                 path.stat().st_size,
                 found.attempts,
             )
+
+    def _write(self, path: Path, data: bytes) -> None:
+        """Writes a file; makes the folder again when it is gone. Raises OSError."""
+        try:
+            spool_folder.write(path, data)
+        except FileNotFoundError:
+            spool_folder.make(path.parent)
+            before, self._descriptor = self._descriptor, spool_folder.lock(path.parent)
+            os.close(before)
+            spool_folder.write(path, data)
 
     def _damaged(self, path: Path, error: Exception) -> None:
         """Deletes a file that cannot be used."""

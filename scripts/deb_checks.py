@@ -115,6 +115,7 @@ def is_sandboxed(box: Container) -> str:
     box.run(
         "sed -e 's|^ExecStart=.*|ExecStart=/usr/bin/python3 -I /share/probe.py|'"
         " -e 's|^Type=.*|Type=oneshot|' -e '/^Restart/d' -e '/^WatchdogSec/d'"
+        " -e '/^RuntimeDirectory/d'"
         " /usr/lib/systemd/system/roomscribe.service > /run/systemd/system/probe.service"
         "; systemctl daemon-reload; systemctl start probe.service || true"
     )

@@ -31,6 +31,30 @@ def ends_with(box: Container, status: int, *words: str) -> str:
     return said[-1]
 
 
+def keeps_what_waits(box: Container) -> str:
+    """A sentence that waited to be transcribed when the daemon was killed is transcribed after it.
+
+    What waits lies in the unit's runtime folder, which nobody else may read; a stop deletes it.
+    """
+    before = len(box.heard())
+    talking = box.begin(SPEAK_FIRST)
+    waits = "ls /run/roomscribe/spool/*.window"
+    box.run(
+        f"timeout 30 sh -c 'until {waits}; do :; done' >/dev/null 2>&1;"
+        "systemctl kill -s KILL roomscribe"
+    )
+    talking.wait(30)
+    box.wait("its transcript", lambda: len(box.heard()) > before, 40)
+    box.wait("the daemon", lambda: listens(box), 30)
+    expect("left by the process before" in box.journal("-n 60"), box.journal("-n 60"))
+    expect(not box.run(f"{waits} 2>/dev/null || true").strip(), "its sound is still there")
+    mode = box.run("stat -c '%a %U %T' /run/roomscribe; stat -f -c %T /run/roomscribe").split()
+    expect(mode[:2] == ["700", "roomscribe"] and mode[-1] == "tmpfs", f"{mode}")
+    box.run("systemctl stop roomscribe && test ! -e /run/roomscribe && systemctl start roomscribe")
+    box.wait("the daemon", lambda: listens(box), 30)
+    return ""
+
+
 def refuses_mistakes(box: Container) -> str:
     """A wrong configuration ends the unit once, with 78; its last line says what is wrong."""
     box.run(f"cp -p {CONFIG} /root/kept; printf '[mqtt]\\nport = \"many\"\\n' > {CONFIG}")

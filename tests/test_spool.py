@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,16 @@ def test_a_window_whose_file_is_gone_is_missed_and_nothing_else(memory: Path) ->
         spool.begin(window.id)
         spool.survived(window.id)
         spool.done(window.id)
+
+
+def test_a_folder_that_is_deleted_is_made_again(memory: Path) -> None:
+    with opened(memory / "spool") as spool:
+        spool.put(a_window())
+        shutil.rmtree(memory / "spool")
+        assert spool.put(a_window())
+        assert len(files(memory / "spool")) == 1
+        with opened(memory / "spool") as second:
+            assert not second.put(a_window()), "it is locked again"
 
 
 def test_nothing_is_kept_on_a_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
