@@ -35,7 +35,12 @@ def add_log(
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    sub.add_argument("--since", metavar="TIME", help="only what ended then or later")
+    sub.add_argument(
+        "--since",
+        metavar="TIME",
+        help="only what ended then or later: 90s, 15m, 2h, 3d ago, or a "
+        "time such as 2026-01-31T18:00 (local)",
+    )
     sub.add_argument("--until", metavar="TIME", help="only what ended before")
     sub.add_argument(
         "--grep",

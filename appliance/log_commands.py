@@ -25,6 +25,8 @@ SHOWN = 100
 """So many are shown where nothing else is said."""
 PAGE = 500
 LOOK_EVERY_S = 0.25
+TOLD_AFTER = 40
+"""So many looks in a row that fail are worth a line."""
 Show = Callable[[StoredTranscript], None]
 
 
@@ -125,7 +127,7 @@ def _shown(options: argparse.Namespace, settings: Settings) -> Show:
 def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
     """Shows the newest and all that comes, through daemon restarts and replaced files."""
     show = _shown(options, settings)
-    store, said = Store.open(settings.store, read_only=True), ""
+    store, failures = Store.open(settings.store, read_only=True), 0
     try:
         last = store.highest()
         for stored in _newest(store, wanted, options.limit):
@@ -142,12 +144,12 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
                 for stored in _behind(store, wanted, last) if highest > last else ():
                     show(stored)
                     last = stored.seq
-                last, said = max(last, highest), ""
+                last, failures = max(last, highest), 0
             except PublishError as error:
                 # between two files, or until the daemon has healed a damaged one
-                if str(error) != said and "no such file" not in str(error):
+                failures += 1
+                if failures == TOLD_AFTER:
                     print(f"roomscribe: {error}; waiting", file=sys.stderr, flush=True)
-                said = str(error)
     except KeyboardInterrupt:
         return 0
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,8 +33,11 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def house(tmp_path: Path) -> Iterator[House]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield House(tmp_path)
+    root.handlers[:], root.level = handlers, level
 
 
 @pytest.fixture

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import random
 import sqlite3
+import string
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disks import mounted
 from publishing import transcript
 
 from appliance.errors import PublishError
@@ -70,6 +74,7 @@ def old(settings: StoreSettings, heard: list[Transcript]) -> Iterator[Path]:
     path = Path(settings.path) / FILE_NAME
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA secure_delete = ON")
         connection.executescript(SCHEMA_1)
         connection.executemany(rows.INSERT, map(rows.to_row, heard))
         connection.execute("DELETE FROM transcripts WHERE seq = 3")
@@ -136,6 +141,31 @@ def test_a_failing_step_leaves_the_file_as_it_was_and_can_be_tried_again(
     assert list(old.parent.glob("*.damaged-*")) == []
     with Store.open(settings) as store:
         assert len(store.after(0)) == 29
+
+
+def test_on_a_full_disk_the_daemon_starts_with_the_older_layout(tmp_path: Path) -> None:
+    dice = random.Random(0)
+    with mounted(tmp_path / "disk", "1m") as disk:
+        path = disk / FILE_NAME
+        with closing(sqlite3.connect(path)) as connection:
+            connection.executescript(SCHEMA_1)
+            for _ in range(40):
+                text = "lamp " + "".join(dice.choices(string.ascii_lowercase, k=3000))
+                connection.execute(rows.INSERT, rows.to_row(transcript(text)))
+            connection.commit()
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(4096)) == 4096:
+                pass
+        os.truncate(filler, filler.stat().st_size - 96 * 1024)  # room for the -shm file
+        with Store.open(StoreSettings(path=str(disk))) as store:
+            assert layout(path) == 1
+            assert len(store.query(grep="LAMP")) == 40
+        filler.unlink()
+        with Store.open(StoreSettings(path=str(disk))) as store:
+            assert layout(path) == SCHEMA
+            assert len(store.query(grep="LAMP")) == 40
+            assert store.append(transcript("light")).seq == 41
 
 
 def test_a_reader_beside_an_older_daemon_searches_without_the_index(

@@ -196,7 +196,12 @@ class Database:
         connection.execute("PRAGMA synchronous = FULL")
         if schema.version(connection) and (trouble := recovery.complaint(connection)):
             raise DamagedError(trouble)
-        schema.migrate(connection)
+        try:
+            schema.migrate(connection)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != "SQLITE_FULL" or not schema.version(connection):
+                raise
+            log.warning("%s keeps its older layout for now: the disk is full", self.path)
         connection.execute("BEGIN IMMEDIATE")
         try:
             fresh = connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None
