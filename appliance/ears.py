@@ -19,7 +19,7 @@ from appliance.settings import CaptureSettings
 
 log = logging.getLogger("roomscribe")
 
-REOPEN_S = 1.0
+REOPEN_PAUSE_S = 1.0
 """Between two attempts to open a microphone that is not there; one costs some 10 ms of CPU."""
 REOPEN_AT_ONCE_S = 0.1
 """After sound has come: what was lost for a moment is heard again after a moment."""
@@ -149,7 +149,7 @@ class Ears:
                 # the trouble is told before the source is forgotten: no state has neither
                 self._tell(str(error))
                 self._forget()
-                self._woken.wait(REOPEN_AT_ONCE_S if heard else REOPEN_S)
+                self._woken.wait(REOPEN_AT_ONCE_S if heard else REOPEN_PAUSE_S)
                 moved()
                 return False
         if not self._silenced:

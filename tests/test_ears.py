@@ -160,7 +160,7 @@ from appliance.health import Health
 from appliance.mute import Mute
 from appliance.settings import CaptureSettings
 logging.basicConfig(stream=sys.stdout)
-appliance.ears.REOPEN_S = 0.1
+appliance.ears.REOPEN_PAUSE_S = 0.1
 settings = CaptureSettings(device="jabra")
 ears = appliance.ears.Ears(settings, Health(), Mute(Path(sys.argv[1])), print, lambda: None)
 threading.Timer(3, ears.stop).start()
