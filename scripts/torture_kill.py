@@ -8,6 +8,7 @@ what a run without faults gives, in order.
 from __future__ import annotations
 
 import math
+import os
 import random
 import signal
 import statistics
@@ -95,9 +96,11 @@ class Outcome:
 class Killing:
     """One daemon after another, in one place."""
 
-    def __init__(self, place: Place, said: list[Said], chance: random.Random) -> None:
+    def __init__(
+        self, place: Place, said: list[Said], chance: random.Random, listener: Subscriber
+    ) -> None:
         self.outcome = Outcome()
-        self._place, self._chance = place, chance
+        self._place, self._chance, self._listener = place, chance, listener
         self._sentences, self._turn = said, list[Said]()
         self._stream: list[Said] = []
 
@@ -150,10 +153,11 @@ class Killing:
             self.outcome.said.append(self.sentence(number).number)
 
     def _finish(self, daemon: Daemon, count: int) -> None:
-        """All that was said is stored; then the sound ends, and the daemon with it."""
+        """All that was said is stored and told; then the sound ends, and the daemon with it."""
         goal = count - self.outcome.lost_at_kills
         if not until(lambda: len(stored(self._place.state)) >= goal, 60):
             self.outcome.trouble = f"{goal} transcripts were not stored within 60 s"
+        until(lambda: len({event["id"] for event in self._listener.events()}) >= goal, 60)
         self.outcome.status = daemon.end_of_sound()
 
     def moment(self) -> Callable[[Daemon], bool]:
@@ -177,6 +181,7 @@ class Killing:
     def _frozen(self, daemon: Daemon) -> bool:
         """Stops the process where it is; False, and on it goes, where it must not be killed."""
         daemon.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, daemon.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         attempts = max((one.attempts for one in spooled(self._place.spool)), default=0)
         if attempts >= POISON:
             self.outcome.put_off += 1
@@ -198,7 +203,7 @@ def run(kills: int, seed: int = 0, *, spool: bool = True, count: int = 40) -> Ou
     usable = [one for one in sentences() if one.number in texts]
     with Place() as place, Broker(persistent=True) as broker, Subscriber(broker.port) as listener:
         place.configure(broker.port, "" if spool else "enabled = false")
-        killing = Killing(place, usable, chance)
+        killing = Killing(place, usable, chance, listener)
         outcome = killing.outcome
         with Weather(broker, random.Random(seed + 1)) as weather:
             for _ in range(kills):
@@ -211,7 +216,6 @@ def run(kills: int, seed: int = 0, *, spool: bool = True, count: int = 40) -> Ou
             killing.live(None, 10)
         rows = stored(place.state)
         ids = [transcript_id for _, transcript_id, _ in rows]
-        until(lambda: set(ids) <= {event["id"] for event in listener.events()}, 60)
         time.sleep(1.0)
         events = listener.events()
         outcome.left_over = len(spooled(place.spool))

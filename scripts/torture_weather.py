@@ -21,8 +21,18 @@ class Weather:
         while not self._over.wait(self._chance.uniform(1.0, 8.0)):
             self._broker.stop()
             self._over.wait(self._chance.uniform(0.0, 4.0))
-            self._broker.start()
+            self._start()
             self.restarts += 1
+
+    def _start(self) -> None:
+        """Starts it, with patience: a busy machine may not have it listen in time."""
+        for left in reversed(range(5)):
+            try:
+                self._broker.start()
+                return
+            except RuntimeError:
+                if not left:
+                    raise
 
     def __enter__(self) -> Weather:
         self._thread.start()
