@@ -161,6 +161,17 @@ def test_real_time_paces_and_dates_frames_by_the_clock(tmp_path: Path) -> None:
     assert np.diff([frame.start_s for frame in frames]) == pytest.approx(0.03, abs=1e-6)
 
 
+def test_a_reader_that_is_held_up_loses_nothing_and_the_dates_go_on(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "silence.wav", np.zeros(SAMPLE_RATE, np.int16), SAMPLE_RATE)
+    starts = []
+    with Recording(str(tmp_path / "silence.wav"), real_time=True) as recording:
+        for frame in recording.frames():
+            starts.append(frame.start_s)
+            if len(starts) == 5:
+                time.sleep(0.9)
+    assert np.allclose(np.diff(starts), 0.03)
+
+
 def test_stop_from_another_thread_ends_a_recording_at_once(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "long.wav", tone(30.0), SAMPLE_RATE)
     with Recording(str(tmp_path / "long.wav"), real_time=True) as recording:

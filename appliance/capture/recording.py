@@ -29,6 +29,8 @@ LOWEST_HZ, HIGHEST_HZ = 4000, 384_000
 BLOCK_S = 0.1
 LATE_S = 0.2
 """Sound that comes later than this (a slow pipe) has been recorded later, too."""
+HELD_UP_S = 5.0
+"""A file is there at once: when it is late, a busy machine held its reader up, and nothing else."""
 POLL_S = 0.2
 KNOWN_HEADERS = {b"RIFF": "WAV", b"fLaC": "FLAC", b"OggS": "Ogg", b"ID3\x03": "MP3"}
 UNKNOWN_LENGTH = 0x7FFFFF00
@@ -49,14 +51,13 @@ class Recording:
         """What is wrong with the recording without making it useless."""
         self.last_data_s = time.monotonic()
         """When sound last came, on time.monotonic()'s clock."""
-        self._real_time = real_time
+        self._real_time, self._patience_s = real_time, LATE_S if path == "-" else HELD_UP_S
         self._stopped = threading.Event()
         self._sound: _Sound = _RawInput(self) if path == "-" else _File(path, self)
         self.name = path
         self.description = self._sound.description
 
     silence = complaint = ""
-    """A recording is as it is."""
 
     def frames(self) -> Iterator[Frame]:
         """All frames, the last one filled up with silence; raises AudioError."""
@@ -104,7 +105,7 @@ class Recording:
         if self._began_s is None:
             self._began_s = now_s
         late_s = now_s - (self._began_s + frame.end_s)
-        if late_s > LATE_S:
+        if late_s > self._patience_s:
             self._began_s += late_s
         elif late_s < 0:
             self._stopped.wait(-late_s)
