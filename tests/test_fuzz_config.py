@@ -117,3 +117,12 @@ def test_a_configuration_of_damaged_bytes_is_read_or_refused_line_by_line(data: 
 def test_an_odd_value_of_any_key_is_read_or_refused(value: str) -> None:
     for section, entry in every_key():
         check(f"[{section}]\n{entry.name} = {value}\n".encode())
+
+
+@pytest.mark.parametrize("odd", ["\\u0000", "\\n", "\\u001b[31m", "\\u009b"])
+def test_a_control_character_in_a_text_is_refused(odd: str) -> None:
+    for section, entry in every_key():
+        if isinstance(entry.default, str):
+            with pytest.raises(ConfigError) as caught:
+                config.parse(f'[{section}]\n{entry.name} = "a{odd}b"', "x")
+            assert is_one_line(caught.value.messages[0])

@@ -247,6 +247,13 @@ def test_a_broker_that_talks_nonsense_is_left_and_tried_again(
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_host_name_that_is_none_is_one_line(store: Store) -> None:
+    with running(MqttSettings(host="x" * 64 + ".home"), store) as publisher:
+        until(publisher.reasons)
+        assert "is away" in publisher.reasons()[0]
+        assert "UnicodeError" in publisher.reasons()[0]
+
+
 def pauses(outages: int, chance: Any) -> float:
     """When the attempt after so many vain ones begins, seconds after the connection broke."""
     delays = connection.OUTAGE_DELAYS_S

@@ -77,7 +77,10 @@ class Store:
             found = connection.execute(
                 f"SELECT {rows.COLUMNS} FROM transcripts WHERE id = ?", (transcript.id,)
             )
-            return rows.from_row(found.fetchone())
+            row = found.fetchone()
+            if row is None:  # inserted, and not found by its index
+                raise rows.DamagedRowError("the index of ids is damaged")
+            return rows.from_row(row)
 
         stored = self._database.write("store a transcript", insert)
         self._database.known.raise_to(highest=stored.seq)
