@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,8 @@ def main() -> int:
     unknown = set(given.ordeals) - set(ORDEALS)
     if unknown:
         parser.error(f"no ordeal {', '.join(sorted(unknown))}; there are {', '.join(ORDEALS)}")
+    # brokers and daemons are ended, whoever ends this program
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     broken = []
     for name in given.ordeals or ORDEALS:
         begun_s = time.monotonic()
