@@ -45,7 +45,7 @@ class Hearing:
         self._positions, self._read = positions, 0
         self._windows: dict[str, tuple[float, float]] = {}
         self._played: list[Played] = []
-        empty = {"said": 0, "heard": 0, "said_bed": 0, "heard_bed": 0}
+        empty = dict.fromkeys(("said", "windows", "heard", "said_bed", "heard_bed"), 0)
         self.counts = {kind: dict(before.get(kind, empty)) for kind in KINDS}
         names = ("false_noise", "false_elsewhere", "noise_h", "errors", "words")
         self.sums = {name: before.get(name, 0) for name in names}
@@ -85,6 +85,9 @@ class Hearing:
         own = [one for one in heard if begin_s <= (one.begin_s + one.end_s) / 2 < end_s]
         for item, from_s, to_s in items:
             self._count(item, [one.text for one in own if one.meets(from_s, to_s)])
+            windows = (Heard(*place, "") for place in self._windows.values())
+            opened = any(one.meets(from_s, to_s) for one in windows)
+            self.counts[item.kind]["windows"] += opened
         strange = sum(not any(one.meets(a, b) for _, a, b in items) for one in own)
         if played.scene.kind == "noise":
             self.sums["false_noise"] += strange

@@ -77,8 +77,8 @@ class Soak:
         growth, hours = self.growth()
         kinds = {kind: last[kind] for kind in ("known", "command", "other")}
         heard = ", ".join(
-            f"{kind} {one['heard']} of {one['said']} ({one['heard_bed']} of {one['said_bed']} "
-            "over noise)"
+            f"{kind} {one['windows']} of {one['said']}, with text {one['heard']} (over noise "
+            f"{one['heard_bed']} of {one['said_bed']})"
             for kind, one in kinds.items()
         )
         return (

@@ -143,8 +143,9 @@ def heard_of(
 def test_the_soak_tells_what_was_heard_from_what_was_missed_and_made_up(tmp_path: Path) -> None:
     items = [Item("known", 10, 12, "lights on", bed=False), Item("command", 30, 32, "", bed=True)]
     judged = heard_of(tmp_path, items, "talk", [12.2, 50.0])
-    assert judged["known"] == {"said": 1, "heard": 1, "said_bed": 0, "heard_bed": 0}
-    assert judged["command"] == {"said": 1, "heard": 0, "said_bed": 1, "heard_bed": 0}
+    heard, missed = {"windows": 1, "heard": 1}, {"windows": 0, "heard": 0}
+    assert judged["known"] == {"said": 1, "said_bed": 0, "heard_bed": 0, **heard}
+    assert judged["command"] == {"said": 1, "said_bed": 1, "heard_bed": 0, **missed}
     assert (judged["false_elsewhere"], judged["false_noise"], judged["word_errors"]) == (1, 0, 0)
 
 
