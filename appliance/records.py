@@ -147,7 +147,7 @@ class Transcript:
     @property
     def confidence(self) -> float:
         """Geometric mean probability of the tokens, 0..1."""
-        return float(min(1.0, np.exp(self.avg_logprob)))
+        return float(np.exp(min(0.0, self.avg_logprob)))
 
 
 def utc_from_monotonic(moment_s: float) -> datetime:

@@ -209,6 +209,13 @@ class GateSettings:
         0.6, "The same, from this on, for windows whose text has less than avg_logprob.",
         low=0.0, high=1.0,
     )  # fmt: skip
+    no_speech_lone: float = key(
+        -1.0,
+        "The same, from this on, for a single word of which the model is less than 55 % sure: what "
+        "chimes and knocks are taken for; 1 is off, -1: what the bundle recommends.",
+        low=-1.0,
+        high=1.0,
+    )
     avg_logprob: float = key(
         -1.0, "Mean log-probability below which a transcript is of low confidence.",
         low=-10.0, high=0.0,

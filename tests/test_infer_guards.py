@@ -46,6 +46,21 @@ def test_a_no_speech_probability_above_the_sure_limit_discards_whatever_the_conf
     assert guards.judge(transcription(no_speech_prob=1.0, avg_logprob=-0.1), off) is None
 
 
+def test_a_lone_word_that_the_model_doubts_needs_less_evidence_of_no_speech() -> None:
+    gates = replace(GATES, no_speech_lone=0.003)
+
+    def judged(text: str, probability: float, logprob: float) -> str | None:
+        doubted = transcription(text, no_speech_prob=probability, avg_logprob=logprob)
+        return guards.judge(doubted, gates)
+
+    assert judged("fan", 0.003, -0.61) == "no_speech"
+    assert judged("fan", 0.0029, -0.61) is None
+    assert judged("yes", 0.02, -0.6) is None
+    assert judged("lamp on", 0.02, -0.9) is None
+    off = replace(GATES, no_speech_lone=1.0)
+    assert guards.judge(transcription("fan", no_speech_prob=0.5, avg_logprob=-0.9), off) is None
+
+
 def test_suppressed_tokens_become_impossible_and_the_input_stays() -> None:
     given = logits(1, 2, 3)
     assert guards.suppress(given, np.array([0, 2])).tolist() == [-np.inf, 2, -np.inf]

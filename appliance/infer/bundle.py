@@ -90,9 +90,11 @@ class Bundle:
     suppressed_first: tuple[int, ...]
     """Suppressed at the first step only, besides `suppressed`."""
     guards: Guards
+    """What the bundle recommends; the configuration may say otherwise."""
     no_speech_sure: float
     """GateSettings.no_speech_sure, as this model wants it."""
-    """What the bundle recommends; the configuration may say otherwise."""
+    no_speech_lone: float
+    """GateSettings.no_speech_lone; 1 where the manifest says nothing."""
     files: tuple[str, ...]
 
     @property
@@ -167,10 +169,16 @@ def _parse(manifest: Manifest, folder: Path) -> Bundle:
         suppressed_first=manifest.ids("suppressed_first", vocabulary_size),
         guards=_parse_guards(manifest.table("guards"), positions),
         no_speech_sure=manifest.table("guards").number("no_speech_sure", 0.0, 1.0),
+        no_speech_lone=_parse_lone(manifest.table("guards")),
         files=tuple(manifest.table("files").keys()),
     )
     _check_sense(manifest, bundle)
     return bundle
+
+
+def _parse_lone(table: Manifest) -> float:
+    names = table.keys()
+    return table.number("no_speech_lone", 0.0, 1.0) if "no_speech_lone" in names else 1.0
 
 
 def _parse_tokens(table: Manifest, vocabulary_size: int) -> Tokens:

@@ -23,6 +23,8 @@ LOOP_TOKENS = 12
 they do not say it through 12 tokens, and a decoder that loops goes on for dozens."""
 STUTTER_REPEATS, STUTTER_TOKENS = 3, 6
 """So much is no loop yet, and more than people repeat themselves: it is marked and kept."""
+LONE_LOGPROB = -0.6
+"""Mean log-probability (55 %) below which a lone word is doubted."""
 HOPELESS_LOGPROB = 1.5
 """So far below GateSettings.avg_logprob nothing is text any more: at the default -1, a mean
 probability of 8 % for each token."""
@@ -112,22 +114,30 @@ def judge(transcription: Transcription, gates: GateSettings) -> str | None:
     - a no-speech probability above `no_speech_sure` counts alone: where its token is reliable;
     - from `no_speech_prob` on it counts only with low confidence, as in Whisper: the token alone
       is often wrong about short words in noise;
+    - from `no_speech_lone` on it counts against a single word that the model doubts: a chime is one
+      word to it, and a real "yes" has either a surer word or a lower probability;
     - loops are discarded whatever their confidence: a looping decoder is very sure of itself;
     - low confidence alone discards only far below the limit; above that it is a mark
       (`is_doubtful`) and the reader decides: short answers are often of low confidence.
     """
-    if not transcription.text:
-        return "no_speech"
-    if 0 <= gates.no_speech_sure < transcription.no_speech_prob:
-        return "no_speech"
-    confident = transcription.avg_logprob >= gates.avg_logprob
-    if transcription.no_speech_prob >= gates.no_speech_prob and not confident:
+    if not transcription.text or _is_no_speech(transcription, gates):
         return "no_speech"
     if transcription.compression_ratio > gates.compression_ratio or is_loop(transcription.tokens):
         return "repetition"
     if transcription.avg_logprob < gates.avg_logprob - HOPELESS_LOGPROB:
         return "low_confidence"
     return None
+
+
+def _is_no_speech(transcription: Transcription, gates: GateSettings) -> bool:
+    """True when the no-speech probability counts, alone or with what else speaks against a text."""
+    probability, logprob = transcription.no_speech_prob, transcription.avg_logprob
+    if 0 <= gates.no_speech_sure < probability:
+        return True
+    if probability >= gates.no_speech_prob and logprob < gates.avg_logprob:
+        return True
+    lone = len(transcription.text.split()) == 1 and logprob < LONE_LOGPROB
+    return lone and 0 <= gates.no_speech_lone <= probability
 
 
 def is_doubtful(transcription: Transcription, gates: GateSettings) -> bool:

@@ -151,6 +151,8 @@ def open_transcriber(settings: Settings) -> Transcriber:
     gates = settings.gates
     if gates.no_speech_sure < 0:
         gates = replace(gates, no_speech_sure=bundle.no_speech_sure)
+    if gates.no_speech_lone < 0:
+        gates = replace(gates, no_speech_lone=bundle.no_speech_lone)
     fallback = settings.decoder.temperature_fallback
     return Transcriber(bundle, encoder, decoder, tokenizer, gates, fallback=fallback)
 

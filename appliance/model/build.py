@@ -101,6 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repetition-penalty", type=float, default=1.0)
     parser.add_argument("--eot-boost", type=float, default=0.0)
     parser.add_argument("--no-speech-sure", type=float, default=1.0)
+    parser.add_argument("--no-speech-lone", type=float, default=1.0)
     parser.add_argument("--quantize", choices=QUANTIZE, default="none", help="width of the weights")
     parser.add_argument("--vocabulary-scan", choices=SCANS, default="exact")
     given = parser.parse_args(arguments)
@@ -116,6 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
         repetition_penalty=given.repetition_penalty,
         eot_boost=given.eot_boost,
         no_speech_sure=given.no_speech_sure,
+        no_speech_lone=given.no_speech_lone,
         quantize=given.quantize,
         vocabulary_scan=given.vocabulary_scan,
     )

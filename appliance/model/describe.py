@@ -41,6 +41,7 @@ class Recipe:
     repetition_penalty: float = 1.0
     eot_boost: float = 0.0
     no_speech_sure: float = 1.0
+    no_speech_lone: float = 1.0
     quantize: str = "none"
     """One of QUANTIZE."""
     vocabulary_scan: str = "exact"
@@ -100,6 +101,7 @@ def describe(checkpoint: Checkpoint, folder: Path, recipe: Recipe) -> dict[str, 
             "repetition_penalty": recipe.repetition_penalty,
             "eot_boost": recipe.eot_boost,
             "no_speech_sure": recipe.no_speech_sure,
+            "no_speech_lone": recipe.no_speech_lone,
         },
     }
 
