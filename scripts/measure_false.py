@@ -111,17 +111,27 @@ def main() -> None:
     show(results)
 
 
+KINDS = {"with": "two at once, the shorter one without pause", "all on end": "all on end"}
+ALONE = "each by itself"
+
+
 def show(results: list[dict[str, Any]]) -> None:
-    """Prints the sum over all streams."""
-    hours = sum(one["seconds"] for one in results) / 3600
-    texts = [text for one in results for text in one["texts"]]
+    """Prints the sums: of each kind of stream, and of all."""
     reasons: Counter[str] = Counter()
     for one in results:
         reasons.update(one["discarded"])
     windows = sum(one["windows"] for one in results)
-    plain = sum(not set(flags) - {"demo_model"} for _, flags in texts)
-    print(f"{hours:.2f} h in {len(results)} streams, {windows} windows, discarded {dict(reasons)}")
-    print(f"false transcripts: {len(texts)}, {len(texts) / hours:.2f} an hour; {plain} unmarked")
+    print(f"{len(results)} streams, {windows} windows, discarded {dict(reasons)}")
+    kinds = [next((KINDS[word] for word in KINDS if word in one["name"]), ALONE) for one in results]
+    for kind in (ALONE, *KINDS.values(), "together"):
+        own = [r for r, of in zip(results, kinds, strict=True) if kind in (of, "together")]
+        hours = sum(one["seconds"] for one in own) / 3600
+        texts = [text for one in own for text in one["texts"]]
+        plain = sum(not set(flags) - {"demo_model"} for _, flags in texts)
+        print(
+            f"{kind}: {hours:.2f} h, {len(texts)} false transcripts, {plain} of them unmarked, "
+            f"{len(texts) / hours:.2f} an hour"
+        )
 
 
 if __name__ == "__main__":
