@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import select
+import signal
 import stat
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from types import FrameType
 
 from appliance import log_export
 from appliance.config import node_name
 from appliance.errors import ConfigError, PublishError
+from appliance.log_sources import behind, in_memory, shown
 from appliance.publish.events import encode, transcript
 from appliance.publish.rows import StoredTranscript
 from appliance.publish.search import Wanted
@@ -23,7 +28,6 @@ from appliance.settings import Settings
 
 SHOWN = 100
 """So many are shown where nothing else is said."""
-PAGE = 500
 LOOK_EVERY_S = 0.25
 TOLD_AFTER = 40
 """So many looks in a row that fail are worth a line."""
@@ -42,13 +46,12 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
         return _delete(options, settings, wanted)
     if options.follow:
         return _follow(options, settings, wanted)
-    with Store.open(settings.store, read_only=True) as store:
-        if options.export:
-            found = pages(store, wanted, options.limit or 0)
-            count = log_export.write(found, options.export, options.output)
-        else:
-            found = _newest(store, wanted, options.limit)
-            count = sum(1 for _ in map(_shown(options, settings), found))
+    if options.export:
+        found = shown(settings, wanted, options.limit or 0)
+        count = log_export.write(found, options.export, options.output)
+    else:
+        found = shown(settings, wanted, SHOWN if options.limit is None else options.limit)
+        count = sum(1 for _ in map(_shown(options, settings), found))
     return 0 if count else 1
 
 
@@ -65,22 +68,6 @@ def moment(text: str, option: str = "--since") -> datetime:
             f"{option}: expected an age (90s, 15m, 2h, 3d) or a time (2026-01-31T18:00), "
             f"found {text!r}"
         ) from None
-
-
-def pages(store: Store, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
-    """The newest `limit` (0: all) of those wanted, the oldest first; few in memory at a time."""
-    after = 0
-    if limit:
-        newest = store.query(wanted.since, wanted.grep, limit, wanted.until)
-        after = newest[0].seq - 1 if newest else 0
-    return _behind(store, wanted, after)
-
-
-def _behind(store: Store, wanted: Wanted, after: int) -> Iterator[StoredTranscript]:
-    """Those wanted behind number `after`, in order."""
-    while page := store.matching(wanted, after, PAGE):
-        yield from page
-        after = page[-1].seq
 
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
@@ -104,10 +91,6 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
             options.usage_error(sentence)
 
 
-def _newest(store: Store, wanted: Wanted, limit: int | None) -> Iterator[StoredTranscript]:
-    return pages(store, wanted, SHOWN if limit is None else limit)
-
-
 def _shown(options: argparse.Namespace, settings: Settings) -> Show:
     """Prints a transcript, for people or for programs, at once."""
 
@@ -128,23 +111,30 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
     """Shows the newest and all that comes, through daemon restarts and replaced files."""
     show = _shown(options, settings)
     store, failures = Store.open(settings.store, read_only=True), 0
+    interrupted = threading.Event()
+    before = signal.signal(signal.SIGINT, functools.partial(_interrupt, interrupted))
     try:
         last = store.highest()
-        for stored in _newest(store, wanted, options.limit):
+        for stored in shown(settings, wanted, SHOWN if options.limit is None else options.limit):
             show(stored)
             last = max(last, stored.seq)
-        while _patience():
+        while not interrupted.is_set() and _patience():
             try:
-                if not store.is_current():
-                    store.close()
-                    store = Store.open(settings.store, read_only=True)
-                    # another numbering was begun: nothing of it has been shown
-                    last = last if store.highest() >= last else 0
-                highest = store.highest()
-                for stored in _behind(store, wanted, last) if highest > last else ():
-                    show(stored)
-                    last = stored.seq
-                last, failures = max(last, highest), 0
+                # what is in memory first: it is in the file before it is gone from there
+                with in_memory(settings) as kept:
+                    kept_last = kept.highest() if kept else 0
+                    if not store.is_current():
+                        store.close()
+                        store = Store.open(settings.store, read_only=True)
+                        # another numbering was begun: nothing of it has been shown
+                        last = last if max(kept_last, store.highest()) >= last else 0
+                    for source in (store, kept) if kept else (store,):
+                        highest = source.highest()
+                        for stored in behind(source, wanted, last) if highest > last else ():
+                            show(stored)
+                            last = stored.seq
+                        last = max(last, highest)
+                failures = 0
             except PublishError as error:
                 # between two files, or until the daemon has healed a damaged one
                 failures += 1
@@ -153,8 +143,15 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
     except KeyboardInterrupt:
         return 0
     finally:
+        signal.signal(signal.SIGINT, before)
         store.close()
     return 0
+
+
+def _interrupt(interrupted: threading.Event, _number: int, _frame: FrameType | None) -> None:
+    """Ends the command, noted since SQLite swallows what is raised while it calls a function."""
+    interrupted.set()
+    raise KeyboardInterrupt
 
 
 def _patience() -> bool:

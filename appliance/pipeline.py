@@ -32,6 +32,7 @@ from appliance.records import Frame, Window
 from appliance.scribe import Heard, Scribe
 from appliance.second_try import SecondTry
 from appliance.settings import Settings
+from appliance.shelter import lasting_log
 from appliance.spool import Spool
 from appliance.stage import IDLE_S, Mark, Stage, end, hand_on, next_item, slowest
 
@@ -64,7 +65,8 @@ class Pipeline:
         self._frames: Queue[Frame | Mark] = Queue(FRAMES_WAITING)
         self._heard: Queue[Heard | Mark] = Queue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
-            store = opened.enter_context(Store.open(settings.store))
+            self._log = lasting_log(settings, self.health)
+            store = opened.enter_context(Store(self._log, settings.store))
             node = node_name(settings)
             self.mute = Mute(folder(settings.store))
             transcriber = opened.enter_context(open_transcriber(settings))
@@ -236,11 +238,9 @@ class Pipeline:
 
     def _transcribe(self, stage: Stage) -> bool:
         """Encoder states -> stored transcripts, until the end of the path."""
-        while True:
-            item = next_item(self._heard)
+        while not isinstance(item := next_item(self._heard), Mark):
             stage.moved()
-            if isinstance(item, Mark):
-                break
+            self._log.look_after()
             if item is None:
                 self._scribe.tidy()
             else:

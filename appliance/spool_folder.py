@@ -33,12 +33,17 @@ def place(settings: Settings) -> Path:
     """
     if settings.spool.path:
         return Path(settings.spool.path).expanduser()
+    return of_the_log(settings) / "spool"
+
+
+def of_the_log(settings: Settings) -> Path:
+    """The part of the runtime folder that belongs to the configured log."""
     own = bool(settings.store.path)
     if not os.environ.get("RUNTIME_DIRECTORY"):
         own = own or bool(os.environ.get("STATE_DIRECTORY"))
     state = str(store_folder(settings.store).absolute())
     name = hashlib.sha256(state.encode()).hexdigest()[:16] if own else ""
-    return runtime() / name / "spool"
+    return runtime() / name
 
 
 def runtime() -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from publishing import transcript
 
-from appliance import cli, log_commands, log_export
+from appliance import cli, log_commands, log_export, log_sources
 from appliance.publish.store import FILE_NAME, Store
 from appliance.settings import StoreSettings
 
@@ -81,7 +81,7 @@ def test_the_newest_are_shown_and_with_limit_0_all(
     house: House, store: Store, shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_commands, "SHOWN", 2)
-    monkeypatch.setattr(log_commands, "PAGE", 2)
+    monkeypatch.setattr(log_sources, "PAGE", 2)
     house.log()
     assert len(shown()) == 2
     house.log("--limit", "3", "--json")

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from appliance.errors import PublishError
 from appliance.publish import recovery, retention, rows, salvage, schema, search, store_files
+from appliance.publish.connecting import connect
 from appliance.publish.store_errors import DamagedError, is_damage, plain_errors
 from appliance.publish.store_files import Identity, beside, identity
 
@@ -59,7 +60,7 @@ class Database:
         self._wal: Identity | None = None
         self._carried: list[rows.Row] = []
         self._scrub_s = math.inf
-        self._closed = False
+        self._closed = self._unchanging = False
         with plain_errors(path, "open the log"):
             self._open()
 
@@ -108,9 +109,9 @@ class Database:
         return False
 
     def is_current(self) -> bool:
-        """True while the file that is open is the one of its name."""
+        """True while the file that is open is the one of its name, and seen as it changes."""
         with suppress(OSError):
-            return self._identity == identity(self.path)
+            return not self._unchanging and self._identity == identity(self.path)
         return False
 
     def close(self) -> None:
@@ -164,14 +165,8 @@ class Database:
                 f"{self.path}: no such file; expected the log that `roomscribe run` writes; "
                 "run it first, or set store.path to the folder that holds the log"
             )
-        mode = "ro" if self._access is Access.READER else "rw"
-        connection = sqlite3.connect(
-            f"{self.path.resolve().as_uri()}?mode={mode}",
-            uri=True,
-            timeout=_BUSY_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        write = self._access is not Access.READER
+        connection, self._unchanging = connect(self.path, write=write, busy_s=_BUSY_S)
         try:
             connection.create_function("contains", 2, search.contains, deterministic=True)
             schema.refuse_newer(self.path, schema.version(connection))

@@ -23,6 +23,8 @@ _QUOTED = ", ".join(f'"{name}"' for name in _NAMES)
 _MARKS = ", ".join("?" * len(_NAMES))
 COLUMNS = f"seq, {_QUOTED}"
 """What from_row expects, in its order."""
+STORED = 1 + _NAMES.index("stored")
+"""Where such a row says when it was stored."""
 BEHIND = """WHERE seq > coalesce(
     (SELECT seq FROM transcripts WHERE id = ?1),
     (SELECT max(seq) FROM transcripts WHERE id < ?1), 0) ORDER BY seq LIMIT ?2"""

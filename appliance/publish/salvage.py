@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,6 +23,7 @@ _LAST_NUMBER = 1 << 53
 _PAGE = 4096
 _THERE = "SELECT 1 FROM sqlite_schema WHERE name = 'transcripts'"
 _CARRIED = 1000
+_UNTOLD = 200
 _CARRIED_FOR = timedelta(days=1)
 
 
@@ -32,10 +34,19 @@ class Known:
     highest: int = 0
     """Of all transcripts, deleted ones included; 0: not known."""
     cursor: int = 0
+    untold: deque[Row] = field(default_factory=lambda: deque(maxlen=_UNTOLD))
+    """The last transcripts that no broker has, in case the file loses them."""
 
     def raise_to(self, highest: int = 0, cursor: int = 0) -> None:
         """Notes what is further than what is known."""
         self.highest, self.cursor = max(self.highest, highest), max(self.cursor, cursor)
+        while self.untold and self.untold[0][0] <= self.cursor:
+            self.untold.popleft()
+
+    def fresh(self) -> list[Row]:
+        """Those of `untold` that are not older than what is carried out of a deleted file."""
+        earliest = rows.iso(datetime.now(UTC) - _CARRIED_FOR)
+        return [row for row in self.untold if row[rows.STORED] >= earliest]
 
 
 def number_on(connection: sqlite3.Connection, known: Known) -> None:
@@ -83,6 +94,8 @@ def salvage(damaged: Path, into: Path, copy: Path, known: Known) -> int:
             with schema.indexed_at_once(target):
                 for row in _readable(source, known.highest or _LAST_NUMBER):
                     known.raise_to(row[0])
+                    count += target.execute(rows.INSERT_NUMBERED, row).rowcount
+                for row in known.fresh():
                     count += target.execute(rows.INSERT_NUMBERED, row).rowcount
             number_on(target, known)
             target.execute("COMMIT")

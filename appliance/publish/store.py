@@ -21,6 +21,8 @@ from appliance.publish import recovery, retention, rows, schema
 from appliance.publish.database import Access, Database
 from appliance.publish.rows import StoredTranscript
 from appliance.publish.search import Wanted, where
+from appliance.publish.stand_in import LastingDatabase
+from appliance.publish.store_errors import plain_errors
 from appliance.records import Transcript
 from appliance.settings import StoreSettings
 
@@ -42,7 +44,7 @@ class Deleted:
 class Store:
     """The open file. `append` returns after the commit is on the disk."""
 
-    def __init__(self, database: Database, settings: StoreSettings) -> None:
+    def __init__(self, database: Database | LastingDatabase, settings: StoreSettings) -> None:
         """Takes over `database`; use Store.open."""
         self.path = database.path
         self._database = database
@@ -84,6 +86,8 @@ class Store:
 
         stored = self._database.write("store a transcript", insert)
         self._database.known.raise_to(highest=stored.seq)
+        if self._database.awaited:
+            self._database.known.untold.append((stored.seq, *values))
         return stored
 
     def after(self, seq: int, limit: int = 100) -> list[StoredTranscript]:
@@ -126,7 +130,8 @@ class Store:
         )
         gone = self._database.scrub(_DELETE_WAIT_S)
         if wanted.everything:
-            recovery.delete_asides(self.path)
+            with plain_errors(self.path, "delete the set-aside files"):
+                recovery.delete_asides(self.path)
         return Deleted(count, gone)
 
     def following(self, since: str | datetime, limit: int) -> list[StoredTranscript]:
@@ -176,7 +181,8 @@ class Store:
             lambda found: retention.expire(found, self._settings, now),
         )
         self._database.scrub()
-        recovery.prune(self.path, self._settings.retention_days, now)
+        with plain_errors(self.path, "delete old set-aside files"):
+            recovery.prune(self.path, self._settings.retention_days, now)
         return count
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,28 @@ _FOUND_AND_CURE = {
     "SQLITE_BUSY": ("one locked by another program", "end that program"),
     "SQLITE_IOERR": ("a disk that fails", "check its space and health"),
 }
+
+
+_CURES = {
+    errno.EROFS: "make the disk writable again, or replace the card",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EIO: "check the disk, or replace the card",
+}
+_PASSING = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")
+_MISTAKES = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
+"""store.path is none for a folder; all else may be cured while the daemon runs."""
+
+
+class UnwritableError(PublishError):
+    """The disk refuses, which may pass: full, read-only, missing, not permitted, failing.
+
+    Not: locked by another program, damaged, or written by a newer version.
+    """
+
+    def __init__(self, message: str, found: str, cure: str) -> None:
+        super().__init__(message)
+        self.found, self.cure = found, cure
 
 
 class DamagedError(sqlite3.DatabaseError):
@@ -53,13 +76,20 @@ def plain_errors(path: Path, doing: str) -> Iterator[None]:
         name = "SQLITE_CORRUPT" if is_damage(error) and not name.startswith("SQLITE_N") else name
         kinds = (kind for kind in _FOUND_AND_CURE if name.startswith(kind))
         found, cure = _FOUND_AND_CURE.get(next(kinds, ""), (str(error), "see the message"))
-        raise PublishError(
+        message = (
             f"{path}: cannot {doing}: expected a writable SQLite database, "
             f"found {found} ({error}); {cure}"
-        ) from error
+        )
+        if name.startswith(_PASSING):
+            raise UnwritableError(message, found, cure) from error
+        raise PublishError(message) from error
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise PublishError(
+        cure = "give this user the folder, or set store.path to another"
+        message = (
             f"{path}: cannot {doing}: expected a folder and file that this user may write, "
-            f"found: {reason}; give this user the folder, or set store.path to another"
-        ) from error
+            f"found: {reason}; {cure}"
+        )
+        if isinstance(error, OSError) and error.errno not in _MISTAKES:
+            raise UnwritableError(message, reason, _CURES.get(error.errno or 0, cure)) from error
+        raise PublishError(message) from error

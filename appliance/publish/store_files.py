@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_ROOM = 256 * 1024
+"""Bytes; a transcript takes about 40 kB of the -wal file until it is emptied."""
 Identity = tuple[int, int]
 """Device and inode: which file it is, whatever its name."""
 
@@ -26,6 +28,27 @@ def identity(path: Path) -> Identity | None:
 def make(path: Path) -> None:
     """An empty file in its folder, for this user alone, unless it is there. Raises OSError."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def probe(path: Path) -> None:
+    """Shows that the file and its neighbours may be written and that there is room for more.
+
+    A disk with room for one page alone is a full one. Raises OSError.
+    """
+    for ending in ("", "-wal", "-shm"):
+        file = beside(path, ending)
+        if file.exists() and not os.access(file, os.W_OK):
+            os.close(os.open(file, os.O_RDWR))  # raises the very error
+    trial = beside(path, ".probe")
+    descriptor = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        left = memoryview(bytes(_ROOM))
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+        trial.unlink()
 
 
 def make_folder(path: Path) -> None:

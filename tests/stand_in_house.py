@@ -1,0 +1,94 @@
+"""A disk that refuses, a folder in memory, and the daemon's log on them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from disks import mounted
+
+from appliance.publish import stand_in
+from appliance.publish.outbox import Outbox
+from appliance.publish.stand_in import LastingDatabase
+from appliance.publish.store import FILE_NAME, Store
+from appliance.settings import StoreSettings
+
+
+class Folder:
+    """A shelter without a lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def take(self) -> None:
+        self.path.mkdir(exist_ok=True)
+
+    def leave(self) -> None:
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
+
+class House:
+    """A disk, a folder in memory, and the daemon's log on them."""
+
+    def __init__(self, disk: Path, memory: Path) -> None:
+        self.disk, self.shelter = disk, Folder(memory / "log")
+        self.settings = StoreSettings(path=str(disk / "state"))
+        self.told: list[str | None] = []
+
+    def read_only(self, on: bool = True) -> None:
+        how = f"remount,{'ro' if on else 'rw'}"
+        subprocess.run(["mount", "-o", how, str(self.disk)], check=True)
+
+    @contextmanager
+    def log(self) -> Iterator[tuple[Store, LastingDatabase]]:
+        lasting = LastingDatabase(self.disk / "state" / FILE_NAME, self.shelter, self.told.append)
+        with Store(lasting, self.settings) as store:
+            yield store, lasting
+
+    def numbers(self) -> dict[str, int]:
+        """What the file holds: numbers by text."""
+        with Store.open(self.settings, read_only=True) as store:
+            return {one.transcript.text: one.seq for one in store.after(0, 10_000)}
+
+
+@pytest.fixture
+def house(tmp_path: Path, memory: Path) -> Iterator[House]:
+    with mounted(tmp_path / "disk", "2m") as disk:
+        found = House(disk, memory)
+        yield found
+        found.read_only(False)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stand_in, "TRY_EVERY_S", 0.0)
+    monkeypatch.setattr(stand_in, "REFUSES_S", 0.0)
+
+
+def deliver(store: Store) -> list[str]:
+    """What a publisher tells the broker now, and the broker has."""
+    outbox, texts = Outbox(store, 1e9), []
+    for number, stored in enumerate(outbox.due(10_000)):
+        outbox.sent(number, stored.seq)
+        texts.append(stored.transcript.text)
+    for number in range(len(texts)):
+        outbox.acknowledged(number)
+    outbox.commit()
+    return texts
+
+
+def fill(disk: Path) -> None:
+    with (disk / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+
+
+def refuses(_path: Path) -> None:
+    raise OSError(5, "cannot delete")
