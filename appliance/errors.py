@@ -6,7 +6,7 @@
     |-- AudioError       a recording that cannot be read              exit 65
     |-- DeviceError      microphone, NPU: gone, busy, refused         exit 69, restarted
     `-- PublishError     store or broker; never leaves publish/, but for a store that
-                         cannot be opened at start                    exit 74
+                         cannot be opened at start, nor stood in for  exit 74
 
 Every message is one line: what was wanted, what was found, what to do.
 """

@@ -7,13 +7,19 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from memory_folder import memory, needs_memory
 from publishing import transcript
+from stand_in_house import House, house
 
 from appliance.doctor import storage
 from appliance.doctor.outcome import Surroundings
 from appliance.errors import PublishError
+from appliance.health import Health
 from appliance.publish.store import FILE_NAME, Store
 from appliance.settings import Settings, StoreSettings
+from appliance.shelter import lasting_log
+
+__all__ = ["house", "memory"]
 
 
 def around(folder: Path) -> Surroundings:
@@ -74,6 +80,27 @@ def test_another_kind_of_file_and_a_newer_log_are_told(tmp_path: Path) -> None:
         newer.execute("PRAGMA user_version = 99")
     with pytest.raises(PublishError, match="expected schema 2 or older, found 99"):
         storage.log(around(tmp_path))
+
+
+@needs_memory
+def test_a_read_only_disk_is_a_fault_and_a_log_in_memory_another(
+    house: House, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(memory))
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    settings = Settings(store=house.settings)
+    with Store.open(house.settings) as store:
+        store.append(transcript())
+    assert storage.log(Surroundings(settings)).status == "ok"
+    assert storage.disk(Surroundings(settings)).status == "failed", "it is a small disk"
+    house.read_only()
+    assert storage.log(Surroundings(settings)).status == "ok", "read where it cannot be written"
+    assert "is read-only" in storage.disk(Surroundings(settings)).found
+    with Store(lasting_log(settings, Health()), house.settings) as store:
+        store.append(transcript())
+        found = storage.log(Surroundings(settings))
+    assert found.status == "failed"
+    assert "goes on in memory" in found.found
 
 
 def test_a_full_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

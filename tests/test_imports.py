@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "log_export": {"publish"},
     "house_commands": {"mute", "publish", "doctor"},
     "commands": {"service", "capture", "infer", "publish", "benchmark", "doctor"},
-    "doctor": {"doctor", "capture", "infer", "publish", "vitals"},
+    "doctor": {"doctor", "capture", "infer", "publish", "vitals", "log_sources"},
     "benchmark": {"benchmark", "capture", "infer", "model"},
     "house_cli": {"house_commands"},
     "model_cli": {"model_commands", "export_commands"},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from pathlib import Path
 
+from appliance import log_sources
 from appliance.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
-from appliance.publish import recovery, store
+from appliance.publish import connecting, recovery, store
 from appliance.publish.store import FILE_NAME, SCHEMA, Store
 
 LEAST_FREE_MB = 200
@@ -20,6 +22,12 @@ def log(around: Surroundings) -> Outcome:
     """The store opens, its schema is known, its pages are whole."""
     settings = around.settings.store
     file = store.folder(settings) / FILE_NAME
+    with log_sources.in_memory(around.settings) as kept:
+        if kept is not None:
+            return failed(
+                f"the log goes on in memory, lost with the power: {file} cannot be written",
+                "make its disk writable, or free some space; then it is put there by itself",
+            )
     try:
         there = file.exists()
     except PermissionError:
@@ -49,6 +57,11 @@ def disk(around: Surroundings) -> Outcome:
     place = store.folder(around.settings.store)
     while not _exists(place):
         place = place.parent
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        return failed(
+            f"the disk of {place} is read-only",
+            "see `dmesg` for why: after an error of the card, replace it",
+        )
     free_mb = shutil.disk_usage(place).free / 1e6
     found = f"{free_mb:,.0f} MB free where the log is".replace(",", " ")
     if free_mb < LEAST_FREE_MB:
@@ -60,13 +73,15 @@ def disk(around: Surroundings) -> Outcome:
 
 def _quick_check(file: Path) -> str:
     """ok, or SQLite's first complaint."""
-    connection = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, timeout=5)
+    connection = None
     try:
+        connection, _ = connecting.connect(file, write=False, busy_s=5)
         return str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
     except sqlite3.DatabaseError as error:
         return str(error)
     finally:
-        connection.close()
+        if connection:
+            connection.close()
 
 
 def _exists(path: Path) -> bool:

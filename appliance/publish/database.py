@@ -28,6 +28,8 @@ Work = Callable[[sqlite3.Connection], T]
 
 _BUSY_S = 5.0
 """How long a statement waits for another process's lock."""
+_CACHE_KIB = 512
+"""Of pages in memory; SQLite's own 2 MiB fill within weeks and look like a leak."""
 _SCRUB_AGAIN_S = 60.0
 """A reader kept the -wal file in use: emptied with the first write after so long."""
 
@@ -171,6 +173,7 @@ class Database:
             connection.create_function("contains", 2, search.contains, deterministic=True)
             schema.refuse_newer(self.path, schema.version(connection))
             connection.execute("PRAGMA secure_delete = ON").fetchall()
+            connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             if self._access is Access.OWNER:
                 self._take_over(connection)
             else:
