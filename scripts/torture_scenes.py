@@ -1,6 +1,7 @@
 """A day's sound for the soak, made as it is needed: talk, noise, music and quiet, with the truth.
 
-Scene number n of a seed is always the same. With $ROOMSCRIBE_SHARED its recordings are used; else
+Scene number n of a seed is always the same. A chime comes again after a pause, as chimes do; other
+noises go on without one. With $ROOMSCRIBE_SHARED its recordings are used; else
 the sentences of tests/speech and made noise alone.
 """
 
@@ -29,6 +30,7 @@ BED_DBFS = (-60.0, -38.0)
 ALONE_DBFS = (-45.0, -18.0)
 """Of noise or music alone."""
 FADE = RATE // 10
+CHIME_PAUSE_S = 4.0
 SPEECH_KINDS = {"speech", "speech-home-automation", "tts-home-automation", "speech-slots"}
 NOISE_KINDS = {"noise", "music", "beep"}
 LONG_KINDS = {"long", "long-labelled", "speech-no-transcript", "speech-oov"}
@@ -88,7 +90,8 @@ class Sounds:
 
     def _take(self, path: Path, kind: str) -> None:
         if kind in NOISE_KINDS:
-            self.noise.append(_wave(path))
+            pause = np.zeros(int(CHIME_PAUSE_S * RATE) if kind == "beep" else 0, np.float32)
+            self.noise.append(np.concatenate((_wave(path), pause)))
         elif kind in SPEECH_KINDS | LONG_KINDS:
             spoken = "command" if "automation" in kind or kind == "speech-slots" else "other"
             self.speech.append(Clip(spoken, _wave(path)))
@@ -146,7 +149,8 @@ def _bed(wave: Wave, length: int, dbfs: tuple[float, float], chance: random.Rand
     """A noise, repeated to `length`, at a random loudness, faded in and out."""
     begin = chance.randrange(len(wave))
     bed = np.resize(np.roll(wave, -begin), length).astype(np.float32)
-    rms = float(np.sqrt(np.mean(np.square(wave, dtype=np.float64)))) or 1.0
+    sounding = wave[wave != 0]
+    rms = float(np.sqrt(np.mean(np.square(sounding, dtype=np.float64)))) or 1.0
     bed *= np.float32(10 ** (chance.uniform(*dbfs) / 20) / rms)
     ramp = np.linspace(0, 1, FADE, dtype=np.float32)
     bed[:FADE] *= ramp

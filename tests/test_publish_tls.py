@@ -55,11 +55,16 @@ def settings(broker: Broker, **changes: Any) -> MqttSettings:
 
 def delivered(broker: Broker, chosen: MqttSettings, store: Store) -> str:
     """What a subscriber of TLS hears of one transcript."""
-    command = ["mosquitto_sub", "-h", broker.host, "-p", str(broker.port), "-V", "5", "-q", "1"]
+    command = ["stdbuf", "-oL", "mosquitto_sub", "-d", "-V", "5", "-q", "1"]
+    command += ["-h", broker.host, "-p", str(broker.port)]
     command += ["--cafile", chosen.ca_file, "-t", "roomscribe/kitchen/transcript", "-C", "1"]
     if chosen.cert_file:
         command += ["--cert", chosen.cert_file, "--key", chosen.key_file]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as subscriber:
+        assert subscriber.stdout
+        # by MQTT 3.1.1 nobody is told that nobody subscribes yet
+        while not (line := subscriber.stdout.readline()).startswith("Subscribed"):
+            assert line, "mosquitto_sub ended"
         store.append(transcript("in private"))
         with running(chosen, store):
             try:
@@ -94,7 +99,10 @@ def test_a_broker_of_another_authority_is_refused_in_one_line(
     with secure_broker(stranger) as broker:
         chosen = settings(broker, ca_file=str(house.certificate))
         why = trouble(chosen, store)
-        assert broker.log().count("New connection") == 1, "hammered"
+        log = broker.log()
+    # whichever of the two the broker comes to write
+    attempts = max(log.count("New connection from"), log.count("Client connection from"))
+    assert attempts == 1, "hammered"
     assert why.startswith(f"broker 127.0.0.1:{broker.port} shows a certificate that is not to be")
     assert "let mqtt.ca_file be the authority that signed it" in why
     assert [line for line in caplog.messages if "certificate" in line] == [why]

@@ -119,4 +119,4 @@ class LiveTopics:
     def _latencies(self) -> list[float]:
         """Of the transcripts of the past hour, in milliseconds. Raises PublishError."""
         since = datetime.now(UTC) - LATENCIES_FROM
-        return [heard.transcript.latency_ms for heard in self._store.query(since, "", LATENCIES)]
+        return self._store.latencies(since, LATENCIES)

@@ -144,6 +144,14 @@ class Store:
             return self._select('WHERE "end" >= ? ORDER BY seq LIMIT ?', (rows.iso(since), limit))
         return self._select(rows.BEHIND, (since, limit))
 
+    def latencies(self, since: datetime, limit: int) -> list[float]:
+        """latency_ms of the newest `limit` that ended then or later. Raises PublishError."""
+        sql = 'SELECT latency_ms FROM transcripts WHERE "end" >= ? ORDER BY seq DESC LIMIT ?'
+        return self._database.read(
+            "read the log",
+            lambda found: [row[0] for row in found.execute(sql, (rows.iso(since), limit))],
+        )
+
     def cursor(self) -> int:
         """Number of the last transcript that the broker has, 0 at first. Raises PublishError."""
         self._database.awaited = True
