@@ -12,7 +12,7 @@ from stand_in_house import House, deliver, house, impatient, refuses
 from appliance.publish import stand_in
 from appliance.publish.outbox import Outbox
 from appliance.publish.search import Wanted
-from appliance.publish.store import Store
+from appliance.publish.store import FILE_NAME, Store
 
 __all__ = ["house", "impatient", "memory"]
 pytestmark = needs_memory
@@ -94,3 +94,47 @@ def test_a_new_card_gets_what_no_broker_has(house: House) -> None:
         lasting.look_after()
         assert deliver(store) == ["two", "three"]
     assert house.numbers() == {"two": 2, "three": 3}
+
+
+@pytest.mark.parametrize("meanwhile", [[], ["four"]])
+def test_a_log_that_could_not_be_read_is_told_once_when_it_is_back(
+    house: House, meanwhile: list[str]
+) -> None:
+    with house.log() as (store, _):
+        for text in ("one", "two", "three"):
+            store.append(transcript(text))
+        store.move_cursor(2)
+    file = house.disk / "state" / FILE_NAME
+    hidden = file.rename(file.with_name("hidden"))
+    house.read_only()
+    with house.log() as (store, lasting):
+        publisher = Outbox(store, 1e9)
+        assert told(publisher) == []
+        for text in meanwhile:
+            store.append(transcript(text))
+        assert told(publisher) == meanwhile
+        house.read_only(False)
+        hidden.rename(file)
+        lasting.look_after()
+        assert not lasting.standing_in
+        assert told(publisher) == ["three"]
+        store.append(transcript("five"))
+        assert told(publisher) == ["five"]
+    with house.log() as (store, _):
+        assert told(Outbox(store, 1e9)) == []
+    numbers = house.numbers()
+    assert sorted(numbers, key=lambda text: numbers[text]) == [
+        *("one", "two", *meanwhile, "three", "five")
+    ]
+
+
+def told(publisher: Outbox) -> list[str]:
+    """What a publisher that goes on tells the broker, which has all of it then."""
+    texts = []
+    for number, stored in enumerate(publisher.due(10_000)):
+        publisher.sent(number, stored.seq)
+        texts.append(stored.transcript.text)
+    for number in range(len(texts)):
+        publisher.acknowledged(number)
+    publisher.commit()
+    return texts

@@ -41,7 +41,8 @@ def look(path: Path, scratch: Path) -> Found:
 
     SQLite maps a file of its own beside the log, which ends the process where the disk fails: a
     copy is opened instead. Where nothing can be read the numbers go on from the seconds since
-    1970, which are above all others. Raises PublishError for a log of a newer version.
+    1970, which are above all others, and so does the cursor: what the log holds that the broker
+    does not have is told when the two are merged. Raises PublishError for a log of a newer version.
     """
     try:
         size, more = path.stat().st_size, 0
@@ -57,7 +58,8 @@ def look(path: Path, scratch: Path) -> Found:
         with closing(connecting.connect(scratch, write=True, busy_s=_BUSY_S)[0]) as source:
             return _look(path, source, 0)
     except (OSError, sqlite3.Error, UnicodeDecodeError):
-        return Found(int(time.time()))
+        now = int(time.time())
+        return Found(now, cursor=now)
     finally:
         store_files.delete(scratch)
 

@@ -162,7 +162,7 @@ class LastingDatabase:
             raise why
         found = merging.look(self.path, beside(self._place, ".copy"))
         if known.highest and not found.last:
-            found.highest = 0  # what we have given ourselves is known better than that
+            found.highest = found.cursor = 0  # what we have given ourselves is known better
         try:
             standing = Database(self._place, Access.OWNER)
             standing.known.untold = known.untold
