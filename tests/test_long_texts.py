@@ -6,54 +6,25 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
+from fake_transcriber import HEARD, FakeTranscriber
 
 from appliance.health import Health
-from appliance.infer.transcriber import Encoded, Transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.publish.store import Store
-from appliance.records import Transcription, Window
+from appliance.records import Window
 from appliance.scribe import Scribe
 from appliance.settings import Settings, StoreSettings
-
-HEARD = Transcription(
-    text="",
-    tokens=(1, 2, 3),
-    language="en",
-    avg_logprob=-0.2,
-    no_speech_prob=0.01,
-    compression_ratio=0.7,
-    ended=True,
-    encoder="cpu",
-    encode_ms=20.0,
-    decode_ms=5.0,
-)
-
-
-class TellingTranscriber:
-    """Writes down what it is told to."""
-
-    def __init__(self) -> None:
-        self.bundle = SimpleNamespace(name="telling")
-        self.encoder = SimpleNamespace(name="cpu")
-        self.gates = Settings().gates
-        self.text = ""
-
-    def encode(self, window: Window) -> Encoded:
-        return Encoded(np.zeros((1, 1), np.float32), window.duration_s, "cpu", 20.0)
-
-    def write(self, _encoded: Encoded) -> Transcription:
-        return replace(HEARD, text=self.text)
 
 
 class House:
     """A scribe with a real store, which it may lose and find again as a new process does."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.transcriber = store, TellingTranscriber()
+        self.store, self.transcriber = store, FakeTranscriber()
         self.restart()
 
     def restart(self) -> None:
@@ -62,7 +33,7 @@ class House:
         self.scribe = Scribe(Settings(), transcriber, self.store, self.health)
 
     def hear(self, text: str, index: int, overlap_s: float = 0.8, *, last: bool = False) -> None:
-        self.transcriber.text = text
+        self.transcriber.answer = replace(HEARD, text=text)
         now_s = time.monotonic()
         samples = np.zeros(32_000, np.int16)
         window = Window("u", index, last, samples, now_s - 2.0, now_s, 1.5, overlap_s=overlap_s)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from publishing import transcript
+from whole_store import checked
 
 from appliance.errors import PublishError
 from appliance.publish import recovery
@@ -56,17 +57,6 @@ def table_pages(path: Path, table: str) -> list[int]:
     with closing(sqlite3.connect(path)) as connection:
         sql = "SELECT pageno FROM dbstat WHERE name = ? ORDER BY path"
         return [int(page) for (page,) in connection.execute(sql, (table,))]
-
-
-def checked(store: Store) -> list[int]:
-    """The numbers of all transcripts, each with the text that belongs to it, in a whole file."""
-    connection = store._database.connection
-    assert connection is not None
-    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    connection.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 1)")
-    stored = store.after(0, 10_000)
-    assert all(one.transcript.text.startswith(f"sentence {one.seq} ") for one in stored)
-    return [one.seq for one in stored]
 
 
 def test_a_damaged_page_costs_its_own_transcripts_and_no_others(

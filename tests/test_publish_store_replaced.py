@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from disks import mounted
 from publishing import transcript
+from whole_store import checked
 
 from appliance.errors import PublishError
 from appliance.publish import database
@@ -33,17 +34,6 @@ def tmp_path() -> Iterator[Path]:
 @pytest.fixture
 def settings(tmp_path: Path) -> StoreSettings:
     return StoreSettings(path=str(tmp_path / "state"))
-
-
-def checked(store: Store) -> list[int]:
-    """The numbers of all transcripts, each with the text that belongs to it, in a whole file."""
-    connection = store._database.connection
-    assert connection is not None
-    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    connection.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 1)")
-    stored = store.after(0, 10_000)
-    assert all(one.transcript.text.startswith(f"sentence {one.seq} ") for one in stored)
-    return [one.seq for one in stored]
 
 
 def test_a_deleted_file_is_begun_again_with_what_the_broker_waits_for(

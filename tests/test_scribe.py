@@ -6,16 +6,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
+from fake_transcriber import HEARD, FakeTranscriber
 from memory_folder import a_window, memory, needs_memory
 
 from appliance.errors import DeviceError, ModelError, PublishError
 from appliance.health import Health
-from appliance.infer.transcriber import Encoded, Transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.publish.rows import StoredTranscript
 from appliance.publish.store import Store
 from appliance.records import Discarded, Transcript, Transcription, Window
@@ -24,40 +24,6 @@ from appliance.settings import Settings, SpoolSettings, StoreSettings
 from appliance.spool import Spool
 
 __all__ = ["memory"]
-
-HEARD = Transcription(
-    text="turn on the light",
-    tokens=(1, 2, 3),
-    language="en",
-    avg_logprob=-0.2,
-    no_speech_prob=0.01,
-    compression_ratio=0.7,
-    ended=True,
-    encoder="cpu",
-    encode_ms=20.0,
-    decode_ms=5.0,
-)
-
-
-class FakeTranscriber:
-    """Says what it is told to say, or fails."""
-
-    def __init__(self) -> None:
-        self.bundle = SimpleNamespace(name="fake")
-        self.encoder = SimpleNamespace(name="cpu")
-        self.gates = Settings().gates
-        self.answer: Transcription | Exception = HEARD
-        self.fault: Exception | None = None
-
-    def encode(self, window: Window) -> Encoded:
-        if isinstance(self.fault, Exception):
-            raise self.fault
-        return Encoded(np.zeros((1, 1), np.float32), window.duration_s, "cpu", 20.0)
-
-    def write(self, _encoded: Encoded) -> Transcription:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
 
 
 class FullDisk(Store):
