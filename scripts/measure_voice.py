@@ -22,34 +22,37 @@ in noise         the same commands in pink noise, or in the babble of six reader
                  below their loud steps' mean power; the window that counts is the one with the
                  last loud step, since babble is speech, too
 labelled         speech time of the labels (*.rttm, or told beside the recordings) in a window
-
-Over 250 lines because it is one table.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from voice_sounds import (
+    PAD_S,
+    STEP,
+    babble,
+    in_noise,
+    loud_steps,
+    noise,
+    padded,
+    recordings,
+    samples_of,
+)
 
 from appliance.capture.frames import Framer
-from appliance.capture.recording import Recording
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.records import SAMPLE_RATE, Discarded, Samples, Window
 from appliance.settings import Settings
 
-PAD_S = 2.0
 WINDOW_S = 10.0
-STEP = SAMPLE_RATE // 100
 OFFSETS = (130, 260, 390)
 """Samples left out at the beginning of the padding in further hearings."""
 COMMANDS = {"speech-home-automation", "tts-home-automation", "speech-slots"}
@@ -94,28 +97,6 @@ class Heard:
         return len({one.utterance_id for one in (*self.windows, *self.discarded)})
 
 
-def samples_of(path: Path) -> Samples:
-    """A recording, (n,) int16 at 16 kHz."""
-    with Recording(str(path), real_time=False) as recording:
-        return np.concatenate([frame.samples for frame in recording.frames()])
-
-
-def noise(seconds: float, rms: float, *, pink: bool = False, seed: int = 0) -> Samples:
-    """(n,) int16 of white or pink noise."""
-    white = np.random.default_rng(seed).normal(size=int(seconds * SAMPLE_RATE))
-    if pink:
-        spectrum = np.fft.rfft(white)
-        spectrum[1:] /= np.sqrt(np.arange(1, len(spectrum)))
-        white = np.fft.irfft(spectrum, len(white))
-        white /= white.std()
-    return np.clip(np.rint(white * rms), -32768, 32767).astype(np.int16)
-
-
-def padded(samples: Samples) -> Samples:
-    """The recording between two stretches of faint noise."""
-    return np.concatenate((noise(PAD_S, 3.3), samples, noise(PAD_S, 3.3, seed=1)))
-
-
 def hear(samples: Samples, settings: Settings) -> Heard:
     """Runs a stream through a fresh detector and segmenter."""
     segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, WINDOW_S)
@@ -129,16 +110,6 @@ def hear(samples: Samples, settings: Settings) -> Heard:
     for one in segmenter.flush():
         heard.take(one, len(samples) / SAMPLE_RATE)
     return heard
-
-
-def loud_steps(samples: Samples) -> NDArray[np.bool_]:
-    """Which 10 ms steps of a recording are speech, by their level alone."""
-    power = samples.astype(np.float64) ** 2
-    steps = power[: len(power) // STEP * STEP].reshape(-1, STEP).mean(axis=1)
-    level = 10 * np.log10((steps[:-1] + steps[1:]) / 2 + 1e-2)
-    loud = (level > np.percentile(level, 5) + 12) & (level > np.percentile(level, 95) - 35)
-    three = loud[:-2] & loud[1:-1] & loud[2:]
-    return np.concatenate((three, [False, False])) | np.concatenate(([False], three, [False]))
 
 
 @dataclass
@@ -181,26 +152,6 @@ class Tally:
         )
 
 
-def recordings(folder: Path) -> Iterator[tuple[str, str, Samples]]:
-    """Path, category and samples of each recording that the manifest names."""
-    with (folder / "MANIFEST.tsv").open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\")
-        for row in rows:
-            yield row["path"], row["category"], samples_of(folder / row["path"])
-
-
-def babble(voices: list[Samples], seconds: float) -> Samples:
-    """(n,) int16 of several readers at once, as loud as each other, RMS 300; each of them begins
-    somewhere in the middle, since all recordings begin with silence."""
-    length = int(seconds * SAMPLE_RATE)
-    mixed = np.zeros(length)
-    for number, voice in enumerate(voices, 1):
-        begun = np.roll(voice, -len(voice) * number // (len(voices) + 1))
-        looped = np.resize(begun.astype(np.float64), length)
-        mixed += looped / np.sqrt((looped**2).mean())
-    return np.rint(mixed * 300 / np.sqrt((mixed**2).mean())).astype(np.int16)
-
-
 def labels(path: Path) -> list[tuple[float, float]]:
     """Begin and end of every stretch of speech in an RTTM file, s; none without the file."""
     if not path.exists():
@@ -219,20 +170,6 @@ def labelled_recall(samples: Samples, spoken: list[tuple[float, float]], heard: 
         inside |= (times_s >= one.start_s) & (times_s < one.start_s + one.duration_s)
     total = speech.sum() * STEP / SAMPLE_RATE
     return f"{(speech & inside).sum() / max(1, speech.sum()):.1%} of {total:.1f} s"
-
-
-def in_noise(samples: Samples, snr_db: float, other: Samples | None = None) -> Samples:
-    """The padded recording with pink noise, or `other`, all along."""
-    steps = samples[: len(samples) // STEP * STEP].reshape(-1, STEP).astype(np.float64)
-    rms = np.sqrt((steps[loud_steps(samples)[: len(steps)].nonzero()[0]] ** 2).mean())
-    whole = padded(samples).astype(np.int64)
-    rms /= 10 ** (snr_db / 20)
-    if other is None:
-        added = noise(len(whole) / SAMPLE_RATE + 0.01, rms, pink=True)
-    else:
-        part = other[: len(whole)].astype(np.float64)
-        added = np.rint(part * rms / np.sqrt((part**2).mean())).astype(np.int16)
-    return np.clip(whole + added[: len(whole)], -32768, 32767).astype(np.int16)
 
 
 def main() -> int:
