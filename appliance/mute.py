@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from appliance.durable import sync_folder
 from appliance.errors import PublishError
 
 log = logging.getLogger("roomscribe")
@@ -126,7 +127,7 @@ def write(file: Path, on: bool) -> Stamp:
             os.fsync(beside.fileno())
             stamp = _stamp(os.fstat(beside.fileno()))
         Path(kept).replace(file)
-        _sync(file.parent)
+        sync_folder(file.parent)
     except OSError as error:
         if kept:
             Path(kept).unlink(missing_ok=True)
@@ -189,12 +190,3 @@ def _read(file: Path) -> tuple[Stamp | None, bool]:
 
 def _stamp(found: os.stat_result) -> Stamp:
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _sync(folder: Path) -> None:
-    """Makes a rename in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,19 +17,17 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from appliance.records import Window
+from appliance.records import Window, boot_id
 
 MAGIC, VERSION = b"rswind", 1
 _FRONT = struct.Struct("<6sBBII")
 ATTEMPTS_AT = 7
 """Where in the file the byte of the attempts is."""
 LONGEST_HEADER = 4096
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +41,7 @@ class Moment:
     @classmethod
     def now(cls) -> Moment:
         """This one."""
-        try:
-            boot_id = BOOT_ID.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            boot_id = ""
-        return cls(boot_id, time.monotonic(), time.time())
+        return cls(boot_id(), time.monotonic(), time.time())
 
 
 @dataclass(frozen=True, slots=True)

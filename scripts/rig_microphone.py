@@ -22,7 +22,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 START_WITHIN_S = 10.0
@@ -168,12 +167,7 @@ class PulseMicrophone:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _ask(self, *words: str) -> subprocess.CompletedProcess[bytes]:

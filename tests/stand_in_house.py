@@ -71,7 +71,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def deliver(store: Store) -> list[str]:
     """What a publisher tells the broker now, and the broker has."""
-    outbox, texts = Outbox(store, 1e9), []
+    return tell(Outbox(store, 1e9))
+
+
+def tell(outbox: Outbox) -> list[str]:
+    """What a publisher that goes on tells the broker, which has all of it then."""
+    texts = []
     for number, stored in enumerate(outbox.due(10_000)):
         outbox.sent(number, stored.seq)
         texts.append(stored.transcript.text)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent / "appliance"
 
 ROOMS = {"capture", "infer", "model", "publish"}
 """Rooms never import each other."""
-ANYWHERE = {"appliance", "config", "errors", "places", "records", "settings"}
+ANYWHERE = {"appliance", "config", "durable", "errors", "places", "records", "settings"}
 MAY_IMPORT = {
     "__main__": {"cli"},
     "cli": {"benchmark", "commands", "house_cli", "log_cli", "doctor", "model_cli", "publish"},
@@ -58,6 +58,7 @@ MAY_IMPORT = {
     "stage": set(),
     "config": {"settings"},
     "settings": set(),
+    "durable": set(),
     "errors": set(),
     "places": set(),
     "records": set(),

@@ -5,29 +5,21 @@ from __future__ import annotations
 import logging
 import random
 import sqlite3
-import tempfile
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from publishing import transcript
-from whole_store import checked
+from whole_store import checked, tmp_path
 
 from appliance.errors import PublishError
 from appliance.publish import recovery
 from appliance.publish.store import FILE_NAME, Store
 from appliance.settings import StoreSettings
 
+__all__ = ["tmp_path"]
+
 PAGE = 4096
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """A folder in memory, for hundreds of commits."""
-    shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=shared) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture

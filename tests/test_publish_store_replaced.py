@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,20 +13,14 @@ from pathlib import Path
 import pytest
 from disks import mounted
 from publishing import transcript
-from whole_store import checked
+from whole_store import checked, tmp_path
 
 from appliance.errors import PublishError
 from appliance.publish import database
 from appliance.publish.store import FILE_NAME, Store
 from appliance.settings import StoreSettings
 
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """A folder in memory, for hundreds of commits."""
-    shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=shared) as folder:
-        yield Path(folder)
+__all__ = ["tmp_path"]
 
 
 @pytest.fixture

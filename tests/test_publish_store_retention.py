@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import sqlite3
 import string
-import tempfile
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,21 +12,16 @@ from pathlib import Path
 
 import pytest
 from publishing import transcript
+from whole_store import tmp_path
 
 from appliance.publish import database, recovery
 from appliance.publish.search import Wanted
 from appliance.publish.store import FILE_NAME, Store
 from appliance.settings import StoreSettings
 
+__all__ = ["tmp_path"]
+
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """A folder in memory, for hundreds of commits; what is read back is the same."""
-    shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=shared) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from memory_folder import memory, needs_memory
 from publishing import transcript
-from stand_in_house import House, deliver, house, impatient, refuses
+from stand_in_house import House, deliver, house, impatient, refuses, tell
 
 from appliance.publish import stand_in
 from appliance.publish.outbox import Outbox
@@ -28,7 +28,7 @@ def test_what_could_not_be_read_of_the_file_is_told_after_the_merge(
         store.move_cursor(1)
     house.read_only()
     with monkeypatch.context() as patch:
-        patch.setattr(stand_in.merging.shutil, "copyfile", lambda *_: refuses(Path()))
+        patch.setattr(stand_in.store_files, "copy", lambda *_: refuses(Path()))
         with house.log() as (store, _):
             assert store.append(transcript("four")).seq > 1_700_000_000
             assert deliver(store) == ["four"]
@@ -109,32 +109,20 @@ def test_a_log_that_could_not_be_read_is_told_once_when_it_is_back(
     house.read_only()
     with house.log() as (store, lasting):
         publisher = Outbox(store, 1e9)
-        assert told(publisher) == []
+        assert tell(publisher) == []
         for text in meanwhile:
             store.append(transcript(text))
-        assert told(publisher) == meanwhile
+        assert tell(publisher) == meanwhile
         house.read_only(False)
         hidden.rename(file)
         lasting.look_after()
         assert not lasting.standing_in
-        assert told(publisher) == ["three"]
+        assert tell(publisher) == ["three"]
         store.append(transcript("five"))
-        assert told(publisher) == ["five"]
+        assert tell(publisher) == ["five"]
     with house.log() as (store, _):
-        assert told(Outbox(store, 1e9)) == []
+        assert tell(Outbox(store, 1e9)) == []
     numbers = house.numbers()
     assert sorted(numbers, key=lambda text: numbers[text]) == [
         *("one", "two", *meanwhile, "three", "five")
     ]
-
-
-def told(publisher: Outbox) -> list[str]:
-    """What a publisher that goes on tells the broker, which has all of it then."""
-    texts = []
-    for number, stored in enumerate(publisher.due(10_000)):
-        publisher.sent(number, stored.seq)
-        texts.append(stored.transcript.text)
-    for number in range(len(texts)):
-        publisher.acknowledged(number)
-    publisher.commit()
-    return texts

@@ -1,8 +1,22 @@
-"""That a log is whole: what the tests of its recovery and of its replacement share."""
+"""What the tests of the log share: a place in memory, and that a file is whole."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
 from appliance.publish.store import Store
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory, for hundreds of commits."""
+    shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=shared) as folder:
+        yield Path(folder)
 
 
 def checked(store: Store) -> list[int]:

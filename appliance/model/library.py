@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from appliance.durable import sync_folder
 from appliance.errors import ConfigError, ModelError
 from appliance.places import CHOICE, PACKAGED, models_folder
 
@@ -116,7 +117,7 @@ def install(place: Workplace) -> None:
             _exchange(place.draft, place.bundle)
         else:
             place.draft.rename(place.bundle)
-        _sync(place.models)
+        sync_folder(place.models)
         shutil.rmtree(place.folder, ignore_errors=True)
 
 
@@ -187,12 +188,3 @@ def _exchange(one: Path, other: Path) -> None:
     if libc.renameat2(AT_FDCWD, bytes(one), AT_FDCWD, bytes(other), RENAME_EXCHANGE) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(other))
-
-
-def _sync(folder: Path) -> None:
-    """Makes a rename in `folder` durable."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

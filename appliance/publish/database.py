@@ -11,8 +11,8 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -75,16 +75,8 @@ class Database:
 
         def transaction() -> T:
             self._look_for_the_file()
-            connection = self._ready()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                result = work(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):  # SQLite has rolled back by itself when full
-                    connection.execute("ROLLBACK")
-                raise
-            return result
+            with _all_or_nothing(self._ready()) as connection:
+                return work(connection)
 
         with self._lock:
             result = self._do(doing, transaction)
@@ -200,18 +192,12 @@ class Database:
             if error.sqlite_errorname != "SQLITE_FULL" or not schema.version(connection):
                 raise
             log.warning("%s keeps its older layout for now: the disk is full", self.path)
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with _all_or_nothing(connection):
             fresh = connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None
             salvage.number_on(connection, self.known)
             for row in self._carried:  # another file's transcripts may have their numbers
                 sql, values = (rows.INSERT_NUMBERED, row) if fresh else (rows.INSERT, row[1:])
                 connection.execute(sql, values)
-            connection.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            raise
         self._carried = []
 
     def _look_for_the_file(self) -> None:
@@ -241,3 +227,16 @@ class Database:
             for ending in ("-wal", "-shm"):
                 with suppress(OSError):
                     beside(self.path, ending).unlink(missing_ok=True)
+
+
+@contextmanager
+def _all_or_nothing(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """A transaction around what is done with the connection."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # SQLite has rolled back by itself when full
+            connection.execute("ROLLBACK")
+        raise

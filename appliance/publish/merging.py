@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 import time
 from contextlib import closing, suppress
@@ -52,9 +51,7 @@ def look(path: Path, scratch: Path) -> Found:
             with closing(connecting.unchanging(path, _BUSY_S)) as source:
                 return _look(path, source, more // _PAGE)  # a transcript fills a page at least
         store_files.make(scratch)
-        shutil.copyfile(path, scratch)
-        if more:
-            shutil.copyfile(beside(path, "-wal"), beside(scratch, "-wal"))
+        store_files.copy(path, scratch)
         with closing(connecting.connect(scratch, write=True, busy_s=_BUSY_S)[0]) as source:
             return _look(path, source, 0)
     except (OSError, sqlite3.Error, UnicodeDecodeError):

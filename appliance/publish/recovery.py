@@ -12,9 +12,10 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from appliance.durable import sync_folder
 from appliance.publish import rows, schema
 from appliance.publish.salvage import Known, salvage
-from appliance.publish.store_files import beside, delete, sync_folder
+from appliance.publish.store_files import beside, delete
 
 log = logging.getLogger("roomscribe")
 
@@ -62,7 +63,7 @@ def heal(path: Path, known: Known, why: object) -> None:
     aside = _aside(path)
     _move_away(path, aside)
     saved.rename(path)
-    sync_folder(path)
+    sync_folder(path.parent)
     log.error(
         "%s is damaged (%s): set aside as %s; %d transcripts were saved from it, "
         "and the log goes on with number %d",
@@ -87,7 +88,7 @@ def finish(path: Path) -> None:
         return
     _move_away(path, next(iter(asides(path)), _aside(path)))
     saved.rename(path)
-    sync_folder(path)
+    sync_folder(path.parent)
     log.error("%s was damaged: what was saved from it is in place now", path)
 
 
@@ -130,4 +131,4 @@ def _move_away(path: Path, aside: Path) -> None:
         with suppress(FileNotFoundError):
             beside(path, ending).rename(beside(aside, ending))
     beside(path, "-shm").unlink(missing_ok=True)
-    sync_folder(path)
+    sync_folder(path.parent)

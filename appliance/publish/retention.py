@@ -15,6 +15,8 @@ from appliance.publish import rows, schema
 from appliance.publish.search import Wanted, where
 from appliance.settings import StoreSettings
 
+_BEYOND = "seq <= (SELECT seq FROM transcripts ORDER BY seq DESC LIMIT 1 OFFSET ?)"
+"""All but so many of the newest."""
 _ROUNDS = 8
 """Deleting by size goes by the average row; so often it is tried again at most."""
 
@@ -39,8 +41,7 @@ def expire(connection: sqlite3.Connection, settings: StoreSettings, now: datetim
         earliest = rows.iso(now - timedelta(days=settings.retention_days))
         count += forget(connection, '"end" < ?', (earliest,))
     if settings.retention_count:
-        beyond = "seq <= (SELECT seq FROM transcripts ORDER BY seq DESC LIMIT 1 OFFSET ?)"
-        count += forget(connection, beyond, (settings.retention_count,))
+        count += forget(connection, _BEYOND, (settings.retention_count,))
     if settings.retention_mb:
         count += _shrink(connection, settings.retention_mb * 1_000_000)
     return count
@@ -64,8 +65,7 @@ def _shrink(connection: sqlite3.Connection, most_bytes: int) -> int:
         there = int(connection.execute("SELECT count(*) FROM transcripts").fetchone()[0])
         # a twentieth more than needed, so that the next transcript does not begin it again
         most = math.floor(there * most_bytes / used * 0.95)
-        beyond = "seq <= (SELECT seq FROM transcripts ORDER BY seq DESC LIMIT 1 OFFSET ?)"
-        went = forget(connection, beyond, (most,))
+        went = forget(connection, _BEYOND, (most,))
         if not went:
             break
         count += went

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import time
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from appliance.records import Transcript
+from appliance.records import Transcript, boot_id
 
 Row = tuple[Any, ...]
 """Values of COLUMNS."""
@@ -62,15 +60,6 @@ class StoredTranscript:
         if self.boot and self.boot == boot_id():
             return max(0.0, boot_clock_s() - self.boot_s)
         return max(0.0, (datetime.now(UTC) - self.stored).total_seconds())
-
-
-@functools.cache
-def boot_id() -> str:
-    """The kernel's name for this run of the machine; empty when it cannot be read."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def boot_clock_s() -> float:

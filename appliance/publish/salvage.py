@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 import time
 from collections import deque
@@ -129,9 +128,7 @@ def _source(damaged: Path, fresh: Path, copy: Path) -> sqlite3.Connection:
     if next(_rows(source, _THERE), None):
         return source
     source.close()
-    shutil.copyfile(damaged, copy)
-    with suppress(FileNotFoundError):
-        shutil.copyfile(f"{damaged}-wal", f"{copy}-wal")
+    store_files.copy(damaged, copy)
     with copy.open("r+b") as file, fresh.open("rb") as whole:
         page = bytearray(whole.read(_PAGE))
         page[28:40] = bytes(12)  # pages in the file and free ones: as SQLite finds them

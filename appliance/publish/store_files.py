@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
+
+from appliance.durable import sync_folder
 
 _ROOM = 256 * 1024
 """Bytes; a transcript takes about 40 kB of the -wal file until it is emptied."""
@@ -55,19 +59,17 @@ def make_folder(path: Path) -> None:
     """The folder of `path`, for this user alone, unless it is there. Raises OSError."""
     if not path.parent.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sync_folder(path.parent)
+        sync_folder(path.parent.parent)
+
+
+def copy(path: Path, to: Path) -> None:
+    """Copies a database that nobody writes, with its -wal where there is one. Raises OSError."""
+    shutil.copyfile(path, to)
+    with suppress(FileNotFoundError):
+        shutil.copyfile(beside(path, "-wal"), beside(to, "-wal"))
 
 
 def delete(path: Path) -> None:
     """Deletes a database with what SQLite keeps beside it. Raises OSError."""
     for ending in ("", "-wal", "-shm", "-journal"):
         beside(path, ending).unlink(missing_ok=True)
-
-
-def sync_folder(path: Path) -> None:
-    """Makes what was made, renamed and deleted beside `path` outlast a power cut."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

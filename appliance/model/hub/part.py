@@ -14,9 +14,9 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from appliance.durable import sync_folder
 from appliance.errors import ModelError
 from appliance.model.hub.answers import content_range, strong_etag
 from appliance.model.library import told
@@ -70,12 +70,7 @@ class Part:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self.size:
             self.discard()
         self._stream.close()
@@ -183,11 +178,7 @@ class Part:
                 )
             self.file.rename(self._destination)
             self._record.unlink(missing_ok=True)
-            folder = os.open(self._destination.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self._destination.parent)
         return self._hash.hexdigest()
 
     def _fault(self) -> str:
