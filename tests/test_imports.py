@@ -93,6 +93,7 @@ OWNERS = {
     },
     "systemd": {"publish/journal.py"},
     "hailo_platform": {"infer/hailo.py"},
+    "xxhash": {"infer/hef.py"},
     "pyxrt": {"model/packs/xrt.py"},
     "requests": {"model/hub/fetch.py"},
     "tqdm": {"model/hub/progress.py", "benchmark/main.py"},

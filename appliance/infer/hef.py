@@ -8,16 +8,18 @@ header, whose length is told too.
 
 from __future__ import annotations
 
+import hashlib
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
 from appliance.infer.bundle import Bundle
-from appliance.infer.hef_checksum import SHORTEST, crc32, md5, xxh3
 from appliance.infer.hef_fields import Description, Edge, describe
 
 HEF_FILE = "encoder.hef"
@@ -129,8 +131,8 @@ def read_hef(file: Path) -> Hef:
             file, "a header of version 0 to 3", f"version {version}, from a newer compiler"
         )
     size = COMMON + struct.calcsize(LAYOUTS[version])
-    if len(content) < size + SHORTEST:
-        raise _fault(file, f"more than {size + SHORTEST} bytes", f"{len(content)} bytes")
+    if len(content) < size:
+        raise _fault(file, f"a header of {size} bytes", f"{len(content)} bytes")
     checksum = _check(file, content, version, length)
     try:
         description = describe(content.data[size : size + length])
@@ -157,7 +159,7 @@ def bundled_hef(bundle: Bundle) -> Path | None:
 def _check(file: Path, content: NDArray[np.uint8], version: int, length: int) -> str:
     """The right checksum, as found. Raises ModelError when lengths or checksum are wrong."""
     told = struct.unpack_from(LAYOUTS[version], content.data, COMMON)
-    body = content[COMMON + struct.calcsize(LAYOUTS[version]) :]
+    body = content.data[COMMON + struct.calcsize(LAYOUTS[version]) :]
     behind = 0 if version == 0 else told[1] + (told[3] if version == 3 else 0)
     if len(body) != length + behind:
         raise _fault(
@@ -165,11 +167,13 @@ def _check(file: Path, content: NDArray[np.uint8], version: int, length: int) ->
             if len(body) < length + behind else f"{len(body)}",
         )  # fmt: skip
     if version == 0:
-        wanted, found, kind = told[0].hex(), md5(body), "MD5"
+        kind, wanted = "MD5", told[0].hex()
+        found = hashlib.md5(body, usedforsecurity=False).hexdigest()
     elif version == 1:
-        wanted, found, kind = f"{told[0]:08x}", crc32(body), "CRC-32"
+        kind, wanted, found = "CRC-32", f"{told[0]:08x}", f"{zlib.crc32(body):08x}"
     else:
-        wanted, found, kind = f"{told[0]:016x}", xxh3(body), "XXH3"
+        kind, wanted = "XXH3", f"{told[0]:016x}"
+        found = xxhash.xxh3_64_hexdigest(body)
     if wanted != found:
         raise _fault(file, f"{kind} {wanted}", f"{found}: it is damaged")
     return found
