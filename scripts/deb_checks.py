@@ -81,7 +81,7 @@ def is_whole(box: Container) -> str:
         "bash -ic 'source /usr/share/bash-completion/bash_completion;"
         " source /usr/share/bash-completion/completions/roomscribe;"
         " COMP_WORDS=(roomscribe model a);"
-        ' COMP_CWORD=2; COMP_LINE="roomscribe model a"; COMP_POINT=18; _roomscribe;'
+        ' COMP_CWORD=2; COMP_LINE="roomscribe model a"; COMP_POINT=18; _shtab_roomscribe;'
         " echo ${COMPREPLY[@]}' 2>/dev/null"
     )
     expect("add" in found.split(), f"completion of `roomscribe model a` gives {found!r}")

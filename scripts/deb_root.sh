@@ -8,7 +8,7 @@ SUITE=trixie
 CACHE=${ROOMSCRIBE_BUILD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/roomscribe-build}
 BASE_PACKAGES=systemd-sysv,systemd,dbus,udev,ca-certificates,iproute2
 # nothing is compiled: no build-essential
-BUILD_PACKAGES=(debhelper dh-python bash-completion python3 python3-numpy fakeroot)
+BUILD_PACKAGES=(debhelper dh-python python3 python3-argparse-manpage python3-numpy python3-shtab fakeroot)
 LINT_PACKAGES=(lintian)
 REPOSITORY_PACKAGES=(apt-utils gnupg)
 TOOLS_PACKAGES=(systemd-container)

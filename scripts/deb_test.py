@@ -16,7 +16,7 @@ from pathlib import Path
 
 import deb_checks as daily
 import deb_checks_life as life
-from deb_container import Container
+from deb_container import CheckError, Container
 
 NEXT = "+next"
 
@@ -104,7 +104,7 @@ def main() -> int:
             except Exception as error:
                 failed.append(name)
                 said = f"FAILED: {error}"
-                if not isinstance(error, daily.CheckError):
+                if not isinstance(error, CheckError):
                     traceback.print_exc()
                 print(box.run("journalctl -n 40 --no-pager -o short-monotonic", check=False))
             took_s = time.monotonic() - started_s

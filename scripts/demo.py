@@ -113,7 +113,12 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """The daemon; killed at the end if it still runs."""
     daemon = subprocess.Popen([*roomscribe(), *arguments], env=environment)
-    stack.callback(lambda: daemon.poll() is None and daemon.kill())
+
+    def end() -> None:
+        if daemon.poll() is None:
+            daemon.kill()
+
+    stack.callback(end)
     return daemon
 
 

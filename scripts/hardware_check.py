@@ -171,7 +171,7 @@ def redact(value: Any, hidden: dict[str, str]) -> Any:
         return value
     for secret in sorted(hidden, key=len, reverse=True):
         pattern = rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])"
-        value = re.sub(pattern, lambda _match, with_=hidden[secret]: with_, value)
+        value = re.sub(pattern, hidden[secret].replace("\\", r"\\"), value)
     for pattern, stand_in in ADDRESSES:
         value = re.sub(pattern, stand_in, value)
     return value

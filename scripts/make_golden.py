@@ -75,7 +75,7 @@ def make(case: Case) -> None:
     print(f"{case.name}: {summary}")
     if margin < LEAST_MARGIN:
         sys.exit(f"{case.name}: two tokens too close for any other machine: choose another seed")
-    np.savez_compressed(GOLDEN / f"parity_{case.name}.npz", **arrays)
+    np.savez_compressed(GOLDEN / f"parity_{case.name}.npz", **arrays)  # type: ignore[arg-type]  # mypy fears a name "allow_pickle"
     (GOLDEN / f"parity_{case.name}.txt").write_text(describe(case, fingerprint(weights), summary))
 
 

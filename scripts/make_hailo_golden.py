@@ -49,7 +49,7 @@ def main() -> None:
         record("decoder", opset, export(Decoder(model), (states, embeddings), opset))
 
 
-class Encoder(nn.Module):
+class Encoder(nn.Module):  # type: ignore[misc]  # mypy does not follow torch
     """transformers' encoder, fed (1, n_mels, 1, W)."""
 
     def __init__(self, model: transformers.WhisperForConditionalGeneration) -> None:
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
         return self.encoder.layer_norm(x)
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not follow torch
     """transformers' decoder for a fixed sequence of placed embeddings (1, L, d_model)."""
 
     def __init__(self, model: transformers.WhisperForConditionalGeneration) -> None:
@@ -102,6 +102,7 @@ def export(network: nn.Module, inputs: tuple[Tensor, ...], opset: int) -> onnx.M
         warnings.simplefilter("ignore")
         file = str(Path(folder) / "export.onnx")
         torch.onnx.export(network.eval(), inputs, file, opset_version=opset, dynamo=False)
+        model: onnx.ModelProto
         model, unchanged = onnxsim.simplify(onnx.load(file))
     if not unchanged:
         raise ValueError("the simplified graph computes something else")

@@ -61,7 +61,10 @@ def streams(folder: Path) -> Iterator[tuple[str, Samples]]:
         yield f"{one} with {other}", to_int16(np.concatenate((quiet(rng, PAUSE_S), mixed)))
     for gain_db in GAINS_DB:
         without_pause = np.concatenate([np.tile(sound, 2) for sound in sounds.values()])
-        yield f"all on end at {gain_db} dB", to_int16(without_pause * 10 ** (gain_db / 20))
+        yield (
+            f"all on end at {gain_db} dB",
+            to_int16(without_pause * np.float32(10 ** (gain_db / 20))),
+        )
 
 
 def measure(samples: Samples, settings: Settings, transcriber: Transcriber) -> dict[str, Any]:

@@ -78,9 +78,12 @@ def on_end(sentences: list[Take]) -> list[Take]:
 def in_a_room(samples: Samples) -> Samples:
     """The sound between a second and two of faint noise, and with it."""
     rng = np.random.default_rng(7)
-    whole = np.concatenate((np.zeros(SAMPLE_RATE), samples, np.zeros(2 * SAMPLE_RATE)))
+    whole = np.concatenate(
+        (np.zeros(SAMPLE_RATE), samples.astype(np.float64), np.zeros(2 * SAMPLE_RATE))
+    )
     noisy = whole + rng.standard_normal(len(whole)) * ROOM_TONE
-    return np.clip(np.rint(noisy), -32768, 32767).astype(np.int16)
+    heard: Samples = np.clip(np.rint(noisy), -32768, 32767).astype(np.int16)
+    return heard
 
 
 def cut(samples: Samples, settings: Settings, window_s: float) -> list[Window | Discarded]:

@@ -69,6 +69,7 @@ class Listener:
 
     def wait(self, what: str, within_s: float = 30.0) -> list[str]:
         """The words of the next line that begins with `what`."""
+        assert self._process.stdout
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
             line, newline, rest = self._text.partition(b"\n")
@@ -80,7 +81,6 @@ class Listener:
                         self.reader = int(words[3])
                     return words[1:]
             elif select.select([self._process.stdout], [], [], 0.2)[0]:
-                assert self._process.stdout
                 data = os.read(self._process.stdout.fileno(), 65536)
                 if not data:
                     raise RuntimeError("the ears have ended")

@@ -59,7 +59,9 @@ def measure(port: int, state: Path, times: int) -> tuple[list[float], list[float
     """Milliseconds to closed, and to told, each time that it is muted."""
     told: dict[bytes, float] = {}
     client = Client(CallbackAPIVersion.VERSION2, "measure", protocol=MQTTv5)
-    client.on_message = lambda _c, _u, message: told.update({message.payload: time.monotonic()})
+    client.on_message = lambda _c, _u, message: told.update(
+        {bytes(message.payload): time.monotonic()}
+    )
     client.on_connect = lambda c, *_: c.subscribe("roomscribe/kitchen/mute", qos=1)
     client.connect("127.0.0.1", port)
     client.loop_start()

@@ -94,7 +94,8 @@ class Heard:
     @property
     def opened(self) -> int:
         """How many utterances were opened."""
-        return len({one.utterance_id for one in (*self.windows, *self.discarded)})
+        found: list[Window | Discarded] = [*self.windows, *self.discarded]
+        return len({one.utterance_id for one in found})
 
 
 def hear(samples: Samples, settings: Settings) -> Heard:

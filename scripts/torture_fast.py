@@ -23,6 +23,7 @@ import appliance.pipeline  # noqa: E402
 import appliance.service  # noqa: E402
 from appliance.__main__ import main  # noqa: E402
 from appliance.capture.recording import Recording  # noqa: E402
+from appliance.capture.segmenter import Segmenter  # noqa: E402
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Window  # noqa: E402
 
 AHEAD = 4
@@ -35,7 +36,7 @@ CATCH_UP_S = 0.4
 """After a wait the frames' clock follows by so much a frame: more would be a hole in the sound."""
 
 
-class Digested(appliance.pipeline.Segmenter):
+class Digested(Segmenter):
     """Counts what it was given, and writes down where windows came."""
 
     taken = 0
@@ -101,9 +102,9 @@ class FastInput(Recording):
         return given % LOOK_EVERY != 0 or running is None or running.state().queue_depth <= QUEUE
 
 
-appliance.ears.open_source = lambda *_args, **_named: FastInput()
-appliance.pipeline.Segmenter = Digested  # type: ignore[misc]
-appliance.service.Pipeline = Running  # type: ignore[misc]
+appliance.ears.open_source = lambda *_args, **_named: FastInput()  # type: ignore[attr-defined]
+appliance.pipeline.Segmenter = Digested  # type: ignore[attr-defined]
+appliance.service.Pipeline = Running  # type: ignore[attr-defined]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -216,9 +216,9 @@ def run(count: int = 40) -> Outcome:
         place.configure(broker.port)
         heard = subscribe(broker, NODE, stack)
         wrap(stack, clock)
-        plain = appliance.ears.open_source
+        plain = appliance.ears.open_source  # type: ignore[attr-defined]
         stack.callback(setattr, appliance.ears, "open_source", plain)
-        appliance.ears.open_source = lambda *_args, **_named: mouth  # type: ignore[assignment]
+        appliance.ears.open_source = lambda *_args, **_named: mouth  # type: ignore[attr-defined]
         pipeline = Pipeline(config.load(place.config))
         pipeline.start()
         pipeline.ended.wait(60 + 10 * count)

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import torture_power_child  # noqa: E402
-from torture_power_child import OLD, make_old_file, sentence  # noqa: E402
+from torture_power_child import OLD, connection_of, make_old_file, sentence  # noqa: E402
 from torture_power_disk import CALLS, Disk, Event, events  # noqa: E402
 
 from appliance.errors import PublishError  # noqa: E402
@@ -160,8 +160,7 @@ def look(files: dict[str, bytes], promise: Promise, dice: random.Random, folder:
 
 def compare(store: Store, promise: Promise) -> Iterator[str]:
     """What of the promise does not hold."""
-    connection = store._database.connection
-    assert connection is not None
+    connection = connection_of(store)
     if recovery.asides(store.path):
         yield "the file was damaged and set aside"
     answer = connection.execute("PRAGMA integrity_check").fetchone()[0]

@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from appliance.publish import rows, schema
+from appliance.publish.database import Database
 from appliance.publish.search import Wanted
 from appliance.publish.store import Store
 from appliance.records import Transcript, new_id
@@ -31,8 +32,7 @@ def live(folder: Path, transcripts: int, without_sync: bool) -> None:
     settings = StoreSettings(path=str(folder), retention_days=0, retention_count=RETAINED)
     store = Store.open(settings)
     for number in range(OLD + 1, OLD + transcripts + 1):
-        connection = store._database.connection
-        assert connection is not None
+        connection = connection_of(store)
         connection.execute("PRAGMA wal_autocheckpoint = 40")
         if without_sync:
             connection.execute("PRAGMA synchronous = OFF")
@@ -61,13 +61,20 @@ def say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
+def connection_of(store: Store) -> sqlite3.Connection:
+    """SQLite's connection to the open file."""
+    assert isinstance(store._database, Database)
+    assert store._database.connection is not None
+    return store._database.connection
+
+
 def sentence(number: int) -> Transcript:
     """The transcript of a number; some are longer than a page."""
     text = f"sentence {number} " + "turn on the light " * (400 if number % 17 == 0 else 3)
     return Transcript(
-        *(f"{number:026d}", new_id(0), 1, 1, NOON, NOON + timedelta(seconds=number), text, "en"),
-        *(-0.2, 0.1, 1.1, 2.5, "home-en", "cpu", 80.0, 200.0, 5.0, 500.0),
-    )
+        f"{number:026d}", new_id(0), 1, 1, NOON, NOON + timedelta(seconds=number), text, "en",
+        -0.2, 0.1, 1.1, 2.5, "home-en", "cpu", 80.0, 200.0, 5.0, 500.0,
+    )  # fmt: skip
 
 
 def make_old_file(path: Path) -> None:

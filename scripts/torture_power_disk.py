@@ -165,7 +165,7 @@ def _of_names(call: str, arguments: str, inside: list[str], names: set[str]) -> 
         return Event("make", inside[0]) if inside[0] and "O_CREAT" in arguments else None
     if inside[0] not in names:
         return None
-    return Event("delete", inside[0]) if len(inside) == 1 else Event("rename", *inside)
+    return Event("delete", inside[0]) if len(inside) == 1 else Event("rename", inside[0], inside[1])
 
 
 def _of_content(call: str, arguments: str, name: str, texts: list[bytes]) -> Event:

@@ -142,7 +142,7 @@ def _room(seconds: float, chance: random.Random) -> Wave:
     """Hiss of a quiet room."""
     generator = np.random.default_rng(chance.getrandbits(32))
     hiss = generator.standard_normal(int(seconds * RATE), dtype=np.float32)
-    return (hiss * 10 ** (chance.uniform(*ROOM_DBFS) / 20)).astype(np.float32)  # type: ignore[no-any-return]
+    return (hiss * 10 ** (chance.uniform(*ROOM_DBFS) / 20)).astype(np.float32)
 
 
 def _bed(wave: Wave, length: int, dbfs: tuple[float, float], chance: random.Random) -> Wave:
@@ -164,19 +164,21 @@ def _made(seconds: int, tilt: float) -> Wave:
     spectrum = np.fft.rfft(white)
     spectrum[1:] /= np.arange(1, len(spectrum)) ** (tilt / 2)
     made = np.fft.irfft(spectrum, len(white))
-    return (made / made.std() * 0.1).astype(np.float32)  # type: ignore[no-any-return]
+    noise: Wave = (made / made.std() * 0.1).astype(np.float32)
+    return noise
 
 
 def _wave(path: Path) -> Wave:
     """A recording at 16 kHz, mono."""
     samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
     if rate == RATE and samples.shape[1] == 1:
-        return samples[:, 0]  # type: ignore[no-any-return]
+        left: Wave = samples[:, 0]
+        return left
     from appliance.capture.resample import Resampler
 
     parts = Resampler(rate).push(samples, last=True)
-    return parts.astype(np.float32) / 32768
+    return parts.astype(np.float32) / np.float32(32768)
 
 
 def _samples(wave: Wave) -> Sound:
-    return np.clip(np.rint(wave * 32767), -32768, 32767).astype(np.int16)  # type: ignore[no-any-return]
+    return np.clip(np.rint(wave * 32767), -32768, 32767).astype(np.int16)

@@ -131,7 +131,8 @@ class Run:
         self.soak = Soak([json.loads(line) for line in lines])
         last = self.soak.last
         self.number, self.scene = last.get("process", 0) + 1, last.get("scene", 0)
-        self.began_h, self.wall_s = last.get("hours", 0.0), last.get("wall_s", 0.0)
+        self.began_h: float = last.get("hours", 0.0)
+        self.wall_s: float = last.get("wall_s", 0.0)
         self.discarded = Counter(last.get("discarded", {}))
         self.told: set[str] = set()
         self._place, self._daemon, self._listener = place, daemon, listener

@@ -65,7 +65,8 @@ def babble(voices: list[Samples], seconds: float) -> Samples:
         begun = np.roll(voice, -len(voice) * number // (len(voices) + 1))
         looped = np.resize(begun.astype(np.float64), length)
         mixed += looped / np.sqrt((looped**2).mean())
-    return np.rint(mixed * 300 / np.sqrt((mixed**2).mean())).astype(np.int16)
+    crowd: Samples = np.rint(mixed * 300 / np.sqrt((mixed**2).mean())).astype(np.int16)
+    return crowd
 
 
 def in_noise(samples: Samples, snr_db: float, other: Samples | None = None) -> Samples:
@@ -79,4 +80,5 @@ def in_noise(samples: Samples, snr_db: float, other: Samples | None = None) -> S
     else:
         part = other[: len(whole)].astype(np.float64)
         added = np.rint(part * rms / np.sqrt((part**2).mean())).astype(np.int16)
-    return np.clip(whole + added[: len(whole)], -32768, 32767).astype(np.int16)
+    heard: Samples = np.clip(whole + added[: len(whole)], -32768, 32767).astype(np.int16)
+    return heard

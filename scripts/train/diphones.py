@@ -52,7 +52,7 @@ _FINNISH = _sounds("""
 
 
 class _Speaker(NamedTuple):
-    index: str
+    index_file: str
     sounds: dict[str, list[list[str]]]
     pitch_hz: float
 
@@ -105,7 +105,7 @@ class Diphones:
     def _open(self, name: str) -> set[tuple[str, str]]:
         """Select a speaker; give the pairs of sounds there are."""
         if name not in self._pairs:
-            path = FOLDER / _SPEAKERS[name].index
+            path = FOLDER / _SPEAKERS[name].index_file
             if not path.exists():
                 raise EngineError(f"{path} not found; install {PACKAGES['diphones']}")
             self._pairs[name] = _recorded(path)

@@ -44,17 +44,18 @@ def revoice(rng: Generator, mel: Mel) -> Mel:
     pitch = _at_bands(fine, place * rng.uniform(0.85, 1.2)) * np.float32(rng.uniform(0.0, 1.25))
     colour = np.interp(place, THROAT_BANDS, rng.normal(0, 0.07, len(THROAT_BANDS)))
     floor = mel.min()
-    heard = np.maximum(throat + pitch + colour.astype(np.float32), floor)
+    heard: Mel = np.maximum(throat + pitch + colour.astype(np.float32), floor)
     heard[mel.max(axis=1) < floor + SILENT] = floor
     return heard
 
 
-def _at_bands(mel: Mel, source: NDArray[np.float64]) -> Mel:
+def _at_bands(mel: Mel, source: NDArray[np.floating]) -> Mel:
     """`mel` as it is at the bands `source`, (T, len(source))."""
     source = np.clip(source, 0, mel.shape[1] - 1)
     low = np.minimum(source.astype(np.int64), mel.shape[1] - 2)
     share = (source - low).astype(np.float32)
-    return mel[:, low] * (1 - share) + mel[:, low + 1] * share
+    moved: Mel = mel[:, low] * (1 - share) + mel[:, low + 1] * share
+    return moved
 
 
 def smear(rng: Generator, mel: Mel) -> Mel:
@@ -63,14 +64,16 @@ def smear(rng: Generator, mel: Mel) -> Mel:
     long = np.pad(mel, ((1, 1), (0, 0)), mode="edge")
     mel = mel + amount * (long[2:] + long[:-2] - 2 * mel)
     top = mel.max()
-    return top - (top - mel) * np.float32(rng.uniform(0.85, 1.15))
+    smeared: Mel = top - (top - mel) * np.float32(rng.uniform(0.85, 1.15))
+    return smeared
 
 
 def sharpen(rng: Generator, mel: Mel) -> Mel:
     """`mel` with broader or narrower formants."""
     amount = np.float32(rng.uniform(-0.12, 0.25))
     wide = np.pad(mel, ((0, 0), (1, 1)), mode="edge")
-    return mel + amount * (wide[:, 2:] + wide[:, :-2] - 2 * mel)
+    sharpened: Mel = mel + amount * (wide[:, 2:] + wide[:, :-2] - 2 * mel)
+    return sharpened
 
 
 def mask(rng: Generator, mel: Mel) -> Mel:
@@ -94,7 +97,8 @@ def rhythm(rng: Generator, frames: int) -> NDArray[np.float64]:
     moved = knots + rng.normal(0, deviation, len(knots))
     moved[0], moved[-1] = 0, frames
     moved = np.maximum.accumulate(np.clip(moved, 0, frames)) + np.arange(len(moved)) * 1e-3
-    return np.interp(np.arange(frames), knots, moved)
+    old: NDArray[np.float64] = np.interp(np.arange(frames), knots, moved)
+    return old
 
 
 def follow(mel: Mel, old: NDArray[np.float64]) -> Mel:

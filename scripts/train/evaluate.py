@@ -47,7 +47,7 @@ def spoken(bank: Bank, count: int, longest_s: float = 9.0) -> tuple[list[str], l
     """Texts and sounds of up to `count` utterances, spread over the bank."""
     fitting = np.flatnonzero(bank.durations <= longest_s)
     chosen = fitting[np.linspace(0, len(fitting) - 1, min(count, len(fitting))).astype(int)]
-    sounds = [bank.utterance(int(i)).audio.astype(np.float32) / 32768 for i in chosen]
+    sounds = [bank.utterance(int(i)).audio.astype(np.float32) / np.float32(32768) for i in chosen]
     return [bank.text(int(i)) for i in chosen], sounds
 
 
@@ -68,7 +68,8 @@ def in_room(rng: np.random.Generator, sound: Sound, rooms: Sequence[Sound]) -> S
     window = signal.oaconvolve(window_of(sound, PRE_ROLL_S), response)
     window = window[FILTER_DELAY : FILTER_DELAY + WINDOW_FRAMES * HOP]
     window[int((PRE_ROLL_S + TAIL_S) * SAMPLE_RATE) + len(sound) :] = 0
-    return window.astype(np.float32)
+    heard: Sound = window.astype(np.float32)
+    return heard
 
 
 def files_in(folder: Path) -> list[tuple[str, Sound]]:

@@ -69,7 +69,8 @@ class Studio:
         """A random stretch of a random synthetic sound, (n,) float32."""
         sound = self.sounds[int(rng.integers(len(self.sounds)))]
         at = int(rng.integers(len(sound) - n + 1))
-        return sound[at : at + n].astype(np.float32) / 32768
+        part: Sound = sound[at : at + n].astype(np.float32) / np.float32(32768)
+        return part
 
     def speak(
         self, rng: Generator, plan: Plan, limit: int
@@ -121,7 +122,7 @@ class Studio:
             audio[:end] += noise * (speech_level / level(noise) * decibels(-snr_db))
         if rng.random() < 0.1 * strength:
             voice = self.bank.utterance(int(rng.integers(len(self.bank)))).audio[:end]
-            babble = voice.astype(np.float32) / 32768
+            babble = voice.astype(np.float32) / np.float32(32768)
             at = int(rng.integers(end - len(babble) + 1))
             scale = speech_level / level(babble) * decibels(-rng.uniform(12, 25))
             audio[at : at + len(babble)] += babble * scale
@@ -133,7 +134,9 @@ class Studio:
             loudest = float(np.abs(audio).max()) + 1e-9
             peak_db = rng.uniform(-26, -1) if rng.random() < 0.9 else rng.uniform(-40, 6)
             audio = audio * (decibels(peak_db) / loudest)
-        return np.clip(np.round(audio * 32768), -32768, 32767).astype(np.float32) / 32768
+        return np.clip(np.round(audio * 32768), -32768, 32767).astype(np.float32) / np.float32(
+            32768
+        )
 
     def without_speech(self, rng: Generator, plan: Plan) -> Sound:
         """A window in which nobody speaks: silence, noise, music, distant reversed babble."""
@@ -150,7 +153,9 @@ class Studio:
                 at = int(rng.integers(end - len(voice) + 1))
                 audio[at : at + len(voice)] += voice.astype(np.float32) / 32768 * 0.1
         quiet = decibels(rng.uniform(-60, -3)) / (float(np.abs(audio).max()) + 1e-9)
-        return np.clip(np.round(audio * quiet * 32768), -32768, 32767).astype(np.float32) / 32768
+        return np.clip(np.round(audio * quiet * 32768), -32768, 32767).astype(
+            np.float32
+        ) / np.float32(32768)
 
     def render(self, plan: Plan, limit: int = 106) -> Rendered:
         """The window of `plan`; its text has at most `limit` pieces."""

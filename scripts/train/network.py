@@ -46,7 +46,7 @@ def sinusoids(positions: int, d_model: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-class Attention(nn.Module):
+class Attention(nn.Module):  # type: ignore[misc]  # mypy does not follow torch
     """Multi-head attention; the key projection has no bias, as in Whisper.
 
     `weights` (B, heads, L, S) is where the last queries looked, in training and if not causal.
@@ -86,7 +86,7 @@ class Attention(nn.Module):
         return self.attend(x, *self.keys_values(x), causal=causal)
 
 
-class EncoderLayer(nn.Module):
+class EncoderLayer(nn.Module):  # type: ignore[misc]  # mypy does not follow torch
     """Pre-norm self-attention and feed-forward with exact GELU."""
 
     def __init__(self, d_model: int, heads: int, ffn_dim: int) -> None:
@@ -103,7 +103,7 @@ class EncoderLayer(nn.Module):
         return x + self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(nn.Module):  # type: ignore[misc]  # mypy does not follow torch
     """Pre-norm causal self-attention, cross-attention and feed-forward."""
 
     def __init__(self, d_model: int, heads: int, ffn_dim: int) -> None:
@@ -123,7 +123,7 @@ class DecoderLayer(nn.Module):
         return x + self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
 
 
-class Encoder(nn.Module):
+class Encoder(nn.Module):  # type: ignore[misc]  # mypy does not follow torch
     """Mel to encoder states."""
 
     def __init__(self, size: NetworkSize) -> None:
@@ -161,7 +161,7 @@ class Encoder(nn.Module):
         return self.layer_norm(x)
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not follow torch
     """Tokens and encoder states to logits, with tied token embedding and learned positions."""
 
     def __init__(self, size: NetworkSize) -> None:
@@ -190,7 +190,7 @@ class Decoder(nn.Module):
         return F.linear(self.layer_norm(x), self.embed_tokens.weight)
 
 
-class Whisper(nn.Module):
+class Whisper(nn.Module):  # type: ignore[misc]  # mypy does not follow torch
     """Encoder and decoder under Hugging Face's prefix `model.`, and two heads for training only."""
 
     def __init__(self, size: NetworkSize, phones: int) -> None:
@@ -213,9 +213,11 @@ class Whisper(nn.Module):
     @property
     def encoder(self) -> Encoder:
         """The encoder."""
-        return self.model.encoder  # type: ignore[return-value]
+        found: Encoder = self.model.encoder
+        return found
 
     @property
     def decoder(self) -> Decoder:
         """The decoder."""
-        return self.model.decoder  # type: ignore[return-value]
+        found: Decoder = self.model.decoder
+        return found

@@ -115,5 +115,5 @@ class FlatOptimizer:
 
     def load(self, state: dict[str, object]) -> None:
         """Takes over a checkpoint's `state`."""
-        self.momentum.copy_(state["momentum"])  # type: ignore[arg-type]
-        self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
+        self.momentum.copy_(state["momentum"])
+        self._adam.load_state_dict(state["adam"])

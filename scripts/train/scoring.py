@@ -28,7 +28,7 @@ def window_of(sound: NDArray[np.float32], lead_s: float) -> NDArray[np.float32]:
     return audio
 
 
-@torch.inference_mode()
+@torch.inference_mode()  # type: ignore[untyped-decorator]  # mypy does not follow torch
 def _greedy(
     model: Whisper, mel: Tensor, pieces: Wordpieces, limit: int
 ) -> tuple[list[list[int]], list[bool]]:
@@ -82,7 +82,7 @@ def hearing(model: Whisper, pieces: Wordpieces, bank_folder: Path, count: int) -
             continue
         chosen = range(min(count, len(bank)))
         texts = [bank.text(i) for i in chosen]
-        sounds = [bank.utterance(i).audio / np.float32(32768) for i in chosen]
+        sounds = [bank.utterance(i).audio.astype(np.float32) / np.float32(32768) for i in chosen]
         heard, ended = transcribe(model, pieces, [window_of(s, PRE_ROLL_S) for s in sounds])
         rate = word_error_rate(texts, heard)
         parts.append(f"{split} WER {rate:.1f}%, {len(ended) - sum(ended)} endless")

@@ -10,6 +10,7 @@ import time
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -37,7 +38,10 @@ class Utterance:
         if not len(middles):
             return np.zeros(len(lengths))
         share = (np.cumsum(lengths) - lengths / 2) / lengths.sum()
-        return np.interp(share * len(middles), np.arange(len(middles)) + 0.5, middles)
+        times: NDArray[np.float64] = np.interp(
+            share * len(middles), np.arange(len(middles)) + 0.5, middles
+        )
+        return times
 
 
 def map_member(path: Path, name: str) -> NDArray[np.int16]:
@@ -70,7 +74,7 @@ class Bank:
         self.names: list[str] = []
         self.durations = np.zeros(0, np.float32)
         self.voices = np.zeros(0, np.int16)
-        self._shards: list[dict[str, NDArray[np.generic]]] = []
+        self._shards: list[dict[str, NDArray[Any]]] = []
         self._where: list[tuple[int, int]] = []
         self._by_voice: dict[int, NDArray[np.int64]] = {}
 

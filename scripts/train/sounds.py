@@ -34,7 +34,8 @@ def band(rng: Generator, n: int) -> Sound:
     low = np.exp(rng.uniform(np.log(60), np.log(4000)))
     high = min(low * 2 ** rng.uniform(0.3, 4.0), 7900.0)
     sos = signal.butter(2, [low, high], "bandpass", fs=SAMPLE_RATE, output="sos")
-    return signal.sosfilt(sos, coloured(rng, n)).astype(np.float32)
+    sound: Sound = signal.sosfilt(sos, coloured(rng, n)).astype(np.float32)
+    return sound
 
 
 def swelling(rng: Generator, n: int) -> Sound:
@@ -56,7 +57,9 @@ def hum(rng: Generator, n: int) -> Sound:
             rng.uniform(0, 1) / k ** rng.uniform(0.3, 1.5) * np.sin(6.2832 * base * k * t + phase)
         )
     hiss = coloured(rng, n)
-    return (total / total.std() + rng.uniform(0.05, 1.0) * hiss / hiss.std()).astype(np.float32)
+    both = total / total.std() + rng.uniform(0.05, 1.0) * hiss / hiss.std()
+    sound: Sound = both.astype(np.float32)
+    return sound
 
 
 def events(rng: Generator, n: int) -> Sound:
@@ -86,7 +89,8 @@ def rain(rng: Generator, n: int) -> Sound:
     low = rng.uniform(300, 2500)
     high = min(low * rng.uniform(1.5, 5), 7900.0)
     sos = signal.butter(1, [low, high], "bandpass", fs=SAMPLE_RATE, output="sos")
-    return signal.sosfilt(sos, impulses).astype(np.float32)
+    sound: Sound = signal.sosfilt(sos, impulses).astype(np.float32)
+    return sound
 
 
 def music(rng: Generator, n: int) -> Sound:
@@ -174,7 +178,8 @@ def equaliser(rng: Generator, taps: int = 255) -> Sound:
     gain = 10 ** (np.clip(gain_db, -50, 20) / 20)
     kernel = signal.firwin2(taps, hz, gain, fs=SAMPLE_RATE)
     power = np.sqrt(np.mean(gain[4:33] ** 2))
-    return (kernel / power).astype(np.float32)
+    response: Sound = (kernel / power).astype(np.float32)
+    return response
 
 
 def room(rng: Generator, taps: int = 255) -> Sound:
@@ -192,7 +197,8 @@ def room(rng: Generator, taps: int = 255) -> Sound:
     direct_to_tail_db = rng.uniform(-2, 14)
     tail *= 10 ** (-direct_to_tail_db / 20) / np.sqrt(np.sum(tail**2) + 1e-12)
     tail[0] += 1.0
-    return signal.fftconvolve(tail, equaliser(rng, taps)).astype(np.float32)
+    response: Sound = signal.fftconvolve(tail, equaliser(rng, taps)).astype(np.float32)
+    return response
 
 
 def make_channels(seed: int, count: int) -> list[Sound]:

@@ -93,4 +93,5 @@ class Wordpieces:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True).strip()
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text.strip()
