@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -13,7 +14,10 @@ SPEECH = ROOT / "tests" / "speech"
 
 
 def roomscribe(
-    *arguments: str | Path, stdin: bytes = b"", timeout_s: float = 60, **environment: str
+    *arguments: str | Path,
+    stdin: bytes = b"",
+    timeout_s: float = 60,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Exit status and output of `roomscribe ARGUMENTS`."""
     done = subprocess.run(
@@ -21,7 +25,7 @@ def roomscribe(
         input=stdin,
         capture_output=True,
         timeout=timeout_s,
-        env=os.environ | environment,
+        env=os.environ | dict(environment or {}),
         cwd=ROOT,
         check=False,
     )

@@ -68,7 +68,7 @@ def encoder(config: WhisperConfig, weights: Weights, style: Style) -> Any:
     x = "input_features"
     for number in (1, 2):
         names = [trace.held(f"conv{number}.{part}") for part in ("weight", "bias")]
-        window = {"kernel_shape": [3], "pads": [1, 1], "strides": [number]}
+        window: dict[str, Any] = {"kernel_shape": [3], "pads": [1, 1], "strides": [number]}
         x = trace.gelu(trace.node(f"conv{number}", "Conv", x, *names, **window), "")
     x = trace.node("", "Transpose", x, perm=[0, 2, 1])
     table = weights["model.encoder.embed_positions.weight"]

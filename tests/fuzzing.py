@@ -6,7 +6,6 @@ Few examples run by default; ROOMSCRIBE_FUZZ=1000 is the full run. The same ones
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -20,7 +19,7 @@ ODD_TEXTS = (
 )  # fmt: skip
 
 
-def examples(default: int, share: float = 1.0, *, shrink: bool = True) -> Any:
+def examples(default: int, share: float = 1.0, *, shrink: bool = True) -> settings:
     """Decorator: `default` examples, or ROOMSCRIBE_FUZZ times `share`.
 
     Without `shrink` a failure is shown as it came: for what takes seconds to fail.

@@ -116,7 +116,7 @@ class HomeAssistant:
 
     def _heard(self, _client: object, _user: object, message: MQTTMessage) -> None:
         self.order.append(message.topic)
-        self.values[message.topic] = message.payload
+        self.values[message.topic] = bytes(message.payload)
         if message.topic == DISCOVERY:
             found = json.loads(message.payload)
             self.discoveries += 1

@@ -52,7 +52,8 @@ class Case:
         """The part of states (P, d_model) that is kept, (8, 16)."""
         rows = np.linspace(0, self.positions - 1, KEPT_STATES[0]).astype(int)
         columns = np.linspace(0, self.config.d_model - 1, KEPT_STATES[1]).astype(int)
-        return states[np.ix_(rows, columns)]
+        kept: NDArray[np.float32] = states[np.ix_(rows, columns)]
+        return kept
 
 
 CASES = (
@@ -66,4 +67,5 @@ def log_sum(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Logarithm of the sum of exponentials of each row, (n,)."""
     peak = logits.max(axis=-1, keepdims=True)
     total = np.exp((logits - peak).astype(np.float64)).sum(axis=-1)
-    return (peak[:, 0] + np.log(total)).astype(np.float32)
+    logarithm: NDArray[np.float32] = (peak[:, 0] + np.log(total)).astype(np.float32)
+    return logarithm

@@ -60,13 +60,16 @@ class PlainDecoder:
     def _norm(self, x: Array, name: str) -> Array:
         centred = x - x.mean(axis=-1, keepdims=True)
         deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + np.float32(1e-5))
-        return centred / deviation * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
+        scale, shift = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
+        normal: Array = centred / deviation * scale + shift
+        return normal
 
 
 def gelu(x: Array) -> Array:
     """The exact GELU; erf by Abramowitz and Stegun 7.1.26 in float64 would be good to 1.5e-7."""
     from math import erf
 
-    return x * (0.5 + 0.5 * np.vectorize(erf, otypes=[np.float32])(x / np.sqrt(2.0))).astype(
+    share: Array = (0.5 + 0.5 * np.vectorize(erf, otypes=[np.float32])(x / np.sqrt(2.0))).astype(
         np.float32
     )
+    return x * share

@@ -98,7 +98,9 @@ class Subscriber:
 
     def payloads(self, name: str, node: str = "kitchen") -> list[bytes]:
         """Payloads of one of the node's topics."""
-        return [m.payload for m in list(self.messages) if m.topic == f"roomscribe/{node}/{name}"]
+        return [
+            bytes(m.payload) for m in list(self.messages) if m.topic == f"roomscribe/{node}/{name}"
+        ]
 
     def events(self) -> list[dict[str, Any]]:
         """The transcripts' events."""
@@ -136,9 +138,14 @@ def running(
         assert not thread.is_alive(), "the publisher did not stop in time"
 
 
+def properties_of(packet: int) -> Properties:
+    """Empty ones, for an MQTT packet of a type of paho's PacketTypes."""
+    return Properties(packet)  # type: ignore[no-untyped-call]  # paho has no types there
+
+
 def _kept_session() -> Properties:
     from paho.mqtt.packettypes import PacketTypes
 
-    properties = Properties(PacketTypes.CONNECT)
+    properties = properties_of(PacketTypes.CONNECT)
     properties.SessionExpiryInterval = 3600
     return properties

@@ -113,7 +113,8 @@ def _pieces(count: int) -> dict[str, int]:
 
 def _uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Of mean 0 and variance 1."""
-    return ((rng.random(shape) - 0.5) * np.sqrt(12.0)).astype(np.float32)
+    numbers: NDArray[np.float32] = ((rng.random(shape) - 0.5) * np.sqrt(12.0)).astype(np.float32)
+    return numbers
 
 
 def _scale(name: str, shape: tuple[int, ...], noise: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -124,9 +125,12 @@ def _scale(name: str, shape: tuple[int, ...], noise: NDArray[np.float32]) -> NDA
         return (1.0 + 0.2 * noise).astype(np.float32)
     if name.endswith("bias"):
         return (0.03 * noise).astype(np.float32)
+    scaled: NDArray[np.float32]
     if "decoder.embed_tokens" in name:
-        return (3.0 * noise / np.sqrt(shape[1])).astype(np.float32)
+        scaled = (3.0 * noise / np.sqrt(shape[1])).astype(np.float32)
+        return scaled
     if "embed_positions" in name:
         return (noise if "decoder" in name else 0.5 * noise).astype(np.float32)
     gain = 1.5 if "q_proj" in name or "k_proj" in name else 0.8
-    return (gain * noise / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+    scaled = (gain * noise / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+    return scaled

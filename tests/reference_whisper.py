@@ -43,7 +43,8 @@ class Reference:
         """States (P, d_model) of mel (2 P, n_mels)."""
         with torch.inference_mode():
             states = self.model.model.encoder(torch.from_numpy(mel.T[None].copy()))
-        return states.last_hidden_state[0].numpy()
+        found: NDArray[np.float32] = states.last_hidden_state[0].numpy()
+        return found
 
     def write(
         self, states: NDArray[np.float32], prompt: Sequence[int], count: int

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,11 @@ class Outcome:
         return after
 
 
+def is_ready(house: HomeAssistant) -> bool:
+    """It knows the entities, and they are available."""
+    return house.discoveries >= 2 and house.is_available()
+
+
 def storm(
     folder: Path,
     *,
@@ -105,8 +111,8 @@ def storm(
         other = Bystander(broker.port) if bystander else None
         if other:
             other.__enter__()
-        if house:
-            until(lambda: listener.discoveries >= 2 and listener.is_available(), 30)
+        if isinstance(listener, HomeAssistant):
+            until(partial(is_ready, listener), 30)
         else:
             until(lambda: publisher.status().connected)
 

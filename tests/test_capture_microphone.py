@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
+from numpy.typing import NDArray
 from rig_microphone import PulseMicrophone, missing_packages
 
 from appliance.capture.devices import Device, choose
@@ -172,7 +174,7 @@ def test_an_unplugged_microphone_is_a_device_error_that_says_what_to_do(tmp_path
 
 def listen(
     microphone: PulseMicrophone, folder: Path, seconds: float, block_ms: int, unplug: bool = False
-) -> tuple[np.ndarray, dict]:
+) -> tuple[NDArray[np.int16], dict[str, Any]]:
     """What another process hears while something is spoken, and what it tells about it."""
     arguments = [str(folder / "heard.npy"), str(seconds), str(block_ms)]
     with subprocess.Popen(

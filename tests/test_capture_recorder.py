@@ -21,6 +21,7 @@ from appliance.capture.devices import Device
 from appliance.capture.microphone import Microphone
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.errors import DeviceError
+from appliance.records import Frame
 from appliance.settings import CaptureSettings
 
 FAKE = """
@@ -151,7 +152,7 @@ tell(1, bytes(960), heard_s=now_s)
 tell(1, struct.pack("480h", *range(480)), heard_s=now_s + 0.4)
 say(lost="gone")
 """
-    heard = []
+    heard: list[Frame] = []
     with (
         Microphone(CaptureSettings(), fake(program)) as microphone,
         pytest.raises(DeviceError, match="expected sound, found gone"),

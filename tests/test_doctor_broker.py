@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -154,12 +155,12 @@ def test_a_password_that_is_not_for_this_user_is_not_missed(
     strict_broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_file = as_user(strict_broker, tmp_path, "whole")
-    monkeypatch.setattr(doctor.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert doctor.reachable(with_file).status == "ok"
     found = doctor.reachable(around(strict_broker, username="whole"))
     assert found.status == "skipped"
     assert "sudo roomscribe doctor" in found.found
-    monkeypatch.setattr(doctor.os, "access", lambda _file, _mode: False)
+    monkeypatch.setattr(os, "access", lambda _file, _mode: False)
     assert doctor.reachable(with_file).status == "skipped"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections import namedtuple
 from pathlib import Path
@@ -106,7 +107,7 @@ def test_a_read_only_disk_is_a_fault_and_a_log_in_memory_another(
 def test_a_full_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert storage.disk(around(tmp_path / "not" / "yet")).status == "ok"
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _place: usage(10, 10, 5_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _place: usage(10, 10, 5_000_000))
     found = storage.disk(around(tmp_path))
     assert found.status == "failed"
     assert "5 MB free" in found.found

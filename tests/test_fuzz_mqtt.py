@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
-from publishing import Subscriber, running, transcript, until
+from publishing import Subscriber, properties_of, running, transcript, until
 from rig_broker import Broker
 
 from appliance.publish import commands
@@ -111,7 +110,7 @@ class Stranger:
         assert self._ready.wait(5)
 
     def send(self, message: Sent) -> None:
-        properties = Properties(PacketTypes.PUBLISH)
+        properties = properties_of(PacketTypes.PUBLISH)
         if message.response:
             properties.ResponseTopic = message.response
         if message.correlation:

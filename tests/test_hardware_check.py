@@ -6,6 +6,7 @@ import json
 import platform
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def config(tmp_path: Path) -> Path:
 
 def test_the_report_tells_what_was_found_and_not_whose_it_is(tmp_path: Path, config: Path) -> None:
     script = tmp_path / "roomscribe"
-    python = hardware_check.sys.executable
+    python = sys.executable
     arguments = f"--json --config '{config}'"
     script.write_text(DOCTOR.format(python=python, arguments=arguments), encoding="utf-8")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)

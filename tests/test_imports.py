@@ -110,6 +110,7 @@ def imports(module: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: relative import"
+            assert node.module is not None
             for alias in node.names:
                 yield f"{node.module}.{alias.name}" if node.module == "appliance" else node.module
 

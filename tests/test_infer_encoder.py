@@ -289,7 +289,8 @@ def test_closing_frees_the_chip_also_after_a_fault(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
     simulator.plug()
-    for jobs in ([], "all"):
+    every: tuple[list[int] | str, ...] = ([], "all")
+    for jobs in every:
         simulator.set(fail_jobs=[])
         encoder: Encoder = open_encoder(hef_bundle, HAILO)
         simulator.set(fail_jobs=jobs)

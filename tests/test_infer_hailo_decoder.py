@@ -238,7 +238,8 @@ def test_a_chip_lost_in_the_middle_of_a_text_gives_the_cpus_text_and_comes_back(
     monkeypatch.setattr(hailo_network, "STEP_WITHIN_MS", 200)
     simulator.plug()
     way = both(npu_bundle, Guards(npu_bundle.positions, 1.0, -1000.0))
-    states, settings, steps = states_of(npu_bundle, 5), FAULTS[fault][0], []
+    states, settings = states_of(npu_bundle, 5), FAULTS[fault][0]
+    steps: list[int] = []
     run = way.encoder.npu.decoder.model.run  # type: ignore[union-attr]
 
     def strike(within_ms: int) -> None:

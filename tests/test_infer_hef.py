@@ -97,7 +97,7 @@ def test_a_changed_byte_anywhere_in_a_real_file_is_noticed(
 )
 def test_the_librarys_checksum_is_the_one_known(length: int, digest: str) -> None:
     content = (np.arange(length) * 7 % 251).astype(np.uint8)
-    assert xxhash.xxh3_64_hexdigest(content) == digest
+    assert xxhash.xxh3_64_hexdigest(content.tobytes()) == digest
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3])

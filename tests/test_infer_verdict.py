@@ -18,8 +18,13 @@ from appliance.settings import GateSettings
 GATES = GateSettings()
 
 
-def result(text: str, tokens: tuple[int, ...] = (1, 2, 3), **more: float) -> Transcription:
-    numbers = {"avg_logprob": -0.3, "no_speech_prob": 0.1, **more}
+def result(
+    text: str,
+    tokens: tuple[int, ...] = (1, 2, 3),
+    *,
+    avg_logprob: float = -0.3,
+    no_speech_prob: float = 0.1,
+) -> Transcription:
     return Transcription(
         text=text,
         tokens=tokens,
@@ -29,7 +34,8 @@ def result(text: str, tokens: tuple[int, ...] = (1, 2, 3), **more: float) -> Tra
         encoder="cpu",
         encode_ms=1.0,
         decode_ms=1.0,
-        **numbers,
+        avg_logprob=avg_logprob,
+        no_speech_prob=no_speech_prob,
     )
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from publishing import transcript
 from appliance import cli, log_commands, log_export, log_sources
 from appliance.publish.store import FILE_NAME, Store
 from appliance.settings import StoreSettings
+
+Shown = Callable[[], list[str]]
 
 NOW = datetime.now(UTC)
 
@@ -51,7 +53,7 @@ def store(house: House) -> Iterator[Store]:
 
 
 @pytest.fixture
-def shown(capsys: pytest.CaptureFixture[str]) -> Iterator[object]:
+def shown(capsys: pytest.CaptureFixture[str]) -> Iterator[Shown]:
     """Lines on standard output since the last call."""
 
     def lines() -> list[str]:
@@ -64,7 +66,7 @@ def texts(lines: list[str]) -> list[str]:
     return [line.split("%  ", 1)[1] for line in lines]
 
 
-def test_what_was_heard_is_shown_by_time_and_text(house: House, store: Store, shown) -> None:
+def test_what_was_heard_is_shown_by_time_and_text(house: House, store: Store, shown: Shown) -> None:
     assert house.log() == 0
     assert texts(shown()) == [one.transcript.text for one in store.after(0)]
     assert house.log("--since", "1d", "--until", "3h") == 0
@@ -78,7 +80,7 @@ def test_what_was_heard_is_shown_by_time_and_text(house: House, store: Store, sh
 
 
 def test_the_newest_are_shown_and_with_limit_0_all(
-    house: House, store: Store, shown, monkeypatch: pytest.MonkeyPatch
+    house: House, store: Store, shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_commands, "SHOWN", 2)
     monkeypatch.setattr(log_sources, "PAGE", 2)
@@ -90,7 +92,9 @@ def test_the_newest_are_shown_and_with_limit_0_all(
     assert len(shown()) == 5
 
 
-def test_an_export_has_every_field_of_every_transcript(house: House, store: Store, shown) -> None:
+def test_an_export_has_every_field_of_every_transcript(
+    house: House, store: Store, shown: Shown
+) -> None:
     assert house.log("--export", "jsonl") == 0
     lines = [json.loads(line) for line in shown()]
     assert [line["seq"] for line in lines] == [1, 2, 3, 4, 5]
@@ -141,7 +145,7 @@ def test_an_export_that_fails_leaves_the_old_file(
 
 
 def test_what_is_deleted_is_gone_beside_the_running_daemon(
-    house: House, store: Store, shown
+    house: House, store: Store, shown: Shown
 ) -> None:
     assert house.log("--delete", "--yes", "--grep", "kitchen") == 0
     assert shown() == ["deleted 2 transcripts"]
@@ -190,7 +194,13 @@ def test_a_person_is_asked_before_anything_is_deleted(
     ],
 )
 def test_options_that_make_no_sense_together_are_wrong_usage(
-    *, house: House, store: Store, capsys: pytest.CaptureFixture[str], monkeypatch, typed, said
+    *,
+    house: House,
+    store: Store,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    typed: str,
+    said: str,
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(SystemExit) as ended:

@@ -126,11 +126,12 @@ def test_every_number_arrives_and_the_file_is_identified(folder: Path, weights: 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F64"])
 def test_other_precisions_become_float32(folder: Path, weights: Weights, dtype: str) -> None:
     write_safetensors(folder / "model.safetensors", weights, dtype)
-    rounded = {
+    precisions: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
         "F16": lambda array: array.astype(np.float16).astype(np.float32),
         "BF16": lambda array: (array.view(np.uint32) & 0xFFFF0000).view(np.float32),
         "F64": lambda array: array,
-    }[dtype]
+    }
+    rounded = precisions[dtype]
     wanted = {name: rounded(array) for name, array in weights.items()}
     assert_same(load_checkpoint(folder).weights, wanted)
     assert not dtype.endswith("16") or not np.array_equal(wanted[NORM], weights[NORM])

@@ -39,7 +39,7 @@ class Desk:
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """`roomscribe model ARGUMENTS`"""
         environment = self.hub.environment() | {"ROOMSCRIBE_MODELS": str(self.models)}
-        return roomscribe("model", *arguments, **environment)
+        return roomscribe("model", *arguments, environment=environment)
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         """The same, not waited for."""
@@ -84,7 +84,10 @@ def test_one_command_fetches_builds_verifies_and_puts_to_use(desk: Desk) -> None
     assert facts["name"] == "whisper-home" == desk.in_use()
     assert facts["source"] == f"{REPOSITORY}@{commit}" and facts["window_s"] == 10
     heard = roomscribe(
-        "transcribe", "--json", SPEECH / "00.flac", ROOMSCRIBE_MODELS=str(desk.models)
+        "transcribe",
+        "--json",
+        SPEECH / "00.flac",
+        environment={"ROOMSCRIBE_MODELS": str(desk.models)},
     )
     assert heard.returncode == 0, heard.stderr
     assert "demonstration" not in heard.stderr
@@ -160,7 +163,9 @@ def test_the_configuration_goes_before_the_choice(desk: Desk, tmp_path: Path) ->
 def test_a_chosen_model_that_is_gone_is_one_line_with_its_cure(desk: Desk) -> None:
     assert desk.run("add", desk.checkpoint, "--name", "mine").returncode == 0
     shutil.rmtree(desk.models / "mine")
-    done = roomscribe("transcribe", SPEECH / "00.flac", ROOMSCRIBE_MODELS=str(desk.models))
+    done = roomscribe(
+        "transcribe", SPEECH / "00.flac", environment={"ROOMSCRIBE_MODELS": str(desk.models)}
+    )
     assert "'mine'" in one_line(done)
     assert desk.run("use", "home-en").returncode == 0
 

@@ -277,7 +277,10 @@ def unreadable() -> Iterator[NDArray[np.float32]]:
     ],
 )
 def test_nothing_is_left_of_an_export_that_fails(
-    checkpoint: Path, tmp_path: Path, recordings: Callable[[], Iterator], message: str
+    checkpoint: Path,
+    tmp_path: Path,
+    recordings: Callable[[], Iterator[NDArray[np.float32]]],
+    message: str,
 ) -> None:
     with pytest.raises((ModelError, AudioError), match=message):
         export_for_hailo(checkpoint, tmp_path / "out", window_s=WINDOW_S, mels=recordings())
@@ -413,4 +416,5 @@ def test_what_is_no_graph_is_refused(tmp_path: Path, content: bytes | None) -> N
 def run(file: Path, *inputs: NDArray[np.float32]) -> list[NDArray[np.float32]]:
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [tensor.name for tensor in session.get_inputs()]
-    return session.run(None, dict(zip(names, inputs, strict=True)))
+    outputs: list[NDArray[np.float32]] = session.run(None, dict(zip(names, inputs, strict=True)))
+    return outputs

@@ -153,12 +153,12 @@ def test_the_convolutions_are_over_an_image_of_height_one(tmp_path: Path) -> Non
 def test_every_opset_computes_the_same(network: str, tmp_path: Path) -> None:
     rng = np.random.Generator(np.random.PCG64(3))
     case, results = case_named("odd"), []
-    shapes = {
+    every: dict[str, list[tuple[int, ...]]] = {
         "encoder": [(1, 128, 1, 250)],
         "decoder": [(1, 125, 48), (1, LENGTH["odd"], 48)],
-    }[network]
+    }
     assert (case.config.num_mel_bins, case.positions, case.config.d_model) == (128, 125, 48)
-    inputs = [rng.random(shape, np.float32) for shape in shapes]
+    inputs = [rng.random(shape, np.float32) for shape in every[network]]
     for opset in (13, 17):
         write(network, tmp_path / f"{opset}.onnx", opset)
         results.append(np.concatenate(opened(tmp_path / f"{opset}.onnx")(*inputs), axis=-1))

@@ -300,7 +300,7 @@ def test_weights_in_a_form_of_their_own_are_refused(tmp_path: Path) -> None:
     def spell_out(model: Any) -> None:
         for tensor in model.graph.initializer:
             if tensor.name == "layer_norm.bias":
-                values = np.float16([1.5] * 12).view(np.uint16).tolist()
+                values = np.array([1.5] * 12, np.float16).view(np.uint16).tolist()
                 tensor.ClearField("raw_data")
                 tensor.data_type = TensorProto.FLOAT16
                 tensor.int32_data.extend(values)

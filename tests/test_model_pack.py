@@ -171,7 +171,7 @@ def test_an_int8_pack_has_int8_matrices_with_scales_and_float32_for_the_rest(
         stored = pack.stored(name)
         matrix = name.endswith(INT8_ENDINGS)
         assert [each.dtype for each in stored] == (
-            [np.int8, np.float32] if matrix else [np.float32]
+            [np.dtype(np.int8), np.dtype(np.float32)] if matrix else [np.dtype(np.float32)]
         )
         if matrix:
             assert stored[1].shape == stored[0].shape[:1]

@@ -155,18 +155,22 @@ def test_without_the_binding_the_error_says_what_to_install(
             attempt()
 
 
+Misused: Any = Buffer
+"""The fake as a program without types sees it."""
+
+
 @pytest.mark.parametrize(
     "misuse",
     [
-        lambda device: Buffer(device, 64, 0, 0),
-        lambda device: Buffer(device, 64.0, Flags.normal, 0),
-        lambda device: Buffer(device, 63, Flags.normal, 0),
-        lambda device: Buffer(0, 64, Flags.normal, 0),
-        lambda device: Buffer(device, 64, Flags.normal, 0).write(bytes(65), 0),
-        lambda device: Buffer(device, 64, Flags.normal, 0).write(bytes(64), 1),
-        lambda device: Buffer(device, 64, Flags.normal, 0).write(bytes(64)),
-        lambda device: Buffer(device, 64, Flags.normal, 0).sync(0, 64, 0),
-        lambda device: Buffer(device, 64, Flags.normal, 0).sync(
+        lambda device: Misused(device, 64, 0, 0),
+        lambda device: Misused(device, 64.0, Flags.normal, 0),
+        lambda device: Misused(device, 63, Flags.normal, 0),
+        lambda device: Misused(0, 64, Flags.normal, 0),
+        lambda device: Misused(device, 64, Flags.normal, 0).write(bytes(65), 0),
+        lambda device: Misused(device, 64, Flags.normal, 0).write(bytes(64), 1),
+        lambda device: Misused(device, 64, Flags.normal, 0).write(bytes(64)),
+        lambda device: Misused(device, 64, Flags.normal, 0).sync(0, 64, 0),
+        lambda device: Misused(device, 64, Flags.normal, 0).sync(
             Direction.XCL_BO_SYNC_BO_TO_DEVICE, 65, 0
         ),
     ],

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,13 @@ def listening_house(
 @needs_microphone
 def test_sentences_spoken_into_the_microphone_reach_a_subscriber(tmp_path: Path) -> None:
     with listening_house(tmp_path) as (microphone, heard, running):
+
+        def has_heard(number: int) -> bool:
+            return len(heard.events()) == number
+
         for number, file in enumerate((FIRST, SECOND), start=1):
             microphone.speak(file)
-            until(lambda number=number: len(heard.events()) == number, 15)
+            until(partial(has_heard, number), 15)
         state = state_of(heard)
         running.send_signal(signal.SIGTERM)
         assert running.wait(5) == 0

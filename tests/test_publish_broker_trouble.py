@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import rig_broker
@@ -254,7 +253,7 @@ def test_a_host_name_that_is_none_is_one_line(store: Store) -> None:
         assert "UnicodeError" in publisher.reasons()[0]
 
 
-def pauses(outages: int, chance: Any) -> float:
+def pauses(outages: int, chance: random.Random) -> float:
     """When the attempt after so many vain ones begins, seconds after the connection broke."""
     delays = connection.OUTAGE_DELAYS_S
     return sum(

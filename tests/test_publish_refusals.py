@@ -15,8 +15,7 @@ import rig_broker
 from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
-from publishing import STATE, Subscriber, running, transcript, until
+from publishing import STATE, Subscriber, properties_of, running, transcript, until
 from rig_broker import Broker
 
 from appliance.publish import commands
@@ -73,7 +72,7 @@ class Asker:
         retain: bool = False,
     ) -> None:
         """Asks, and does not wait."""
-        properties = Properties(PacketTypes.PUBLISH)
+        properties = properties_of(PacketTypes.PUBLISH)
         if response:
             properties.ResponseTopic = response
             properties.CorrelationData = correlation

@@ -138,7 +138,9 @@ def test_every_message_on_a_real_broker_has_its_schema(store: Store) -> None:
         seen = set()
         for message in heard.messages:
             name = message.topic.removeprefix("roomscribe/kitchen/")
-            check("transcript" if name == "last" else name.replace("/", "-"), message.payload)
+            check(
+                "transcript" if name == "last" else name.replace("/", "-"), bytes(message.payload)
+            )
             seen.add(name)
             assert len(message.payload) < 8192, "Home Assistant's recorder drops long attributes"
         incoming = {"mute-set", "history-request", "history-response"}

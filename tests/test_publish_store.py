@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from disks import mounted
 from publishing import transcript
+from whole_store import connection_of
 
 from appliance.errors import PublishError
 from appliance.publish.store import Store, folder
@@ -136,8 +137,7 @@ def test_the_folder_is_systemds_when_none_is_configured(monkeypatch: pytest.Monk
 
 def test_a_full_database_refuses_whole_transcripts_and_recovers(store: Store) -> None:
     store.append(transcript("before"))
-    connection = store._database.connection
-    assert connection is not None
+    connection = connection_of(store)
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(PublishError, match="full disk") as caught:
@@ -164,7 +164,7 @@ def test_a_full_disk_loses_nothing_and_heals(small_disk: Path) -> None:
         filler.unlink()
         store.append(refused)
         assert texts(store) == ["before", refused.text]
-        assert store._database.connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert connection_of(store).execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_a_full_disk_at_start_is_one_clear_line(small_disk: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from publishing import transcript
-from whole_store import checked, tmp_path
+from whole_store import checked, connection_of, tmp_path
 
 from appliance.errors import PublishError
 from appliance.publish import recovery
@@ -111,8 +111,7 @@ def test_whatever_is_damaged_the_daemon_starts_and_no_number_is_given_twice(
     path.write_bytes(content)
     with Store.open(settings) as store:
         assert store.append(transcript("sentence after")).seq > 60
-        connection = store._database.connection
-        assert connection is not None
+        connection = connection_of(store)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
@@ -146,8 +145,7 @@ def test_damage_that_appears_while_running_heals_within_the_call(
     leaves = table_pages(path, "transcripts")
     with Store.open(settings) as store:
         spoil(path, leaves[5], *table_pages(path, "search_data")[:1])
-        connection = store._database.connection
-        assert connection is not None
+        connection = connection_of(store)
         connection.execute("PRAGMA shrink_memory")  # what is cached would hide the damage
         appended = store.append(transcript("sentence 201 "))
         assert appended.seq == 201

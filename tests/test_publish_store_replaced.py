@@ -17,6 +17,7 @@ from whole_store import checked, tmp_path
 
 from appliance.errors import PublishError
 from appliance.publish import database
+from appliance.publish.database import Database
 from appliance.publish.store import FILE_NAME, Store
 from appliance.settings import StoreSettings
 
@@ -131,6 +132,7 @@ def test_a_disk_turned_read_only_refuses_and_heals(tmp_path: Path) -> None:
     ):
         store.append(transcript("sentence 1 "))
         # the file's own descriptors stay writable on tmpfs; a fresh connection meets the disk
+        assert isinstance(store._database, Database)
         store._database._let_go()
         remount("ro")
         with pytest.raises(PublishError, match=r"[Rr]ead-only"):

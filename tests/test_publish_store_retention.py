@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import string
+import time
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from publishing import transcript
-from whole_store import tmp_path
+from whole_store import connection_of, tmp_path
 
-from appliance.publish import database, recovery
+from appliance.publish import recovery
 from appliance.publish.search import Wanted
 from appliance.publish.store import FILE_NAME, Store
 from appliance.settings import StoreSettings
@@ -40,8 +41,7 @@ def on_disk(store: Store) -> bytes:
 
 def indexed(store: Store) -> set[str]:
     """Every three letters that the index has."""
-    connection = store._database.connection
-    assert connection is not None
+    connection = connection_of(store)
     connection.execute("CREATE VIRTUAL TABLE temp.terms USING fts5vocab(main, search, row)")
     found = {str(term) for (term,) in connection.execute("SELECT term FROM temp.terms")}
     connection.execute("DROP TABLE temp.terms")
@@ -92,8 +92,7 @@ def test_of_many_words_deleted_at_random_not_one_stays_anywhere(settings: StoreS
         grams = {word[at : at + 3] for word in words for at in range(10)}
         foreign = {gram for gram in indexed(store) - grams if not set(gram) & set(" lamp")}
         assert foreign == set()
-        connection = store._database.connection
-        assert connection is not None
+        connection = connection_of(store)
         connection.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 1)")
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
@@ -145,8 +144,8 @@ def test_a_reader_in_the_way_only_delays_the_last_of_a_word(
             store.append(transcript("while the reader reads", end=NOW))
         store.append(transcript("too soon to try again", end=NOW))
         assert b"xylophone" in on_disk(store)
-        clock = database.time.monotonic() + 61
-        monkeypatch.setattr(database.time, "monotonic", lambda: clock)
+        clock = time.monotonic() + 61
+        monkeypatch.setattr(time, "monotonic", lambda: clock)
         store.append(transcript("a minute later", end=NOW))
         assert b"xylophone" not in on_disk(store)
 
@@ -157,8 +156,7 @@ def test_what_a_killed_daemon_had_deleted_leaves_the_wal_file_at_the_next_start(
     """The files are taken between the deletion's commit and the emptying of the -wal file."""
     with Store.open(settings) as store:
         store.append(transcript("xylophone"))
-        connection = store._database.connection
-        assert connection is not None
+        connection = connection_of(store)
         connection.execute("DELETE FROM transcripts")
         connection.execute("INSERT INTO search (search) VALUES ('optimize')")
         left = tmp_path / "left"

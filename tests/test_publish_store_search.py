@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from publishing import transcript
+from whole_store import connection_of
 
 from appliance.publish import rows, schema
 from appliance.publish.search import Wanted, contains, where
@@ -87,8 +88,7 @@ def test_whatever_is_typed_is_plain_text(store: Store, typed: str) -> None:
 
 def test_the_index_follows_what_is_deleted_and_changed(store: Store) -> None:
     first, second = (store.append(transcript(f"the {word} door")) for word in ("green", "blue"))
-    connection = store._database.connection
-    assert connection is not None
+    connection = connection_of(store)
     connection.execute("UPDATE transcripts SET text = 'the red door' WHERE seq = ?", (first.seq,))
     assert (found(store, "green"), found(store, "the red")) == ([], ["the red door"])
     assert store.delete(Wanted(grep=("red",))).count == 1

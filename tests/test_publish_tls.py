@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,15 +168,21 @@ def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(
         tls.context(chosen)
 
 
-@pytest.mark.parametrize("key", ["ca_file", "cert_file"])
+@pytest.mark.parametrize(
+    ("key", "naming"),
+    [
+        ("ca_file", lambda file: MqttSettings(tls=True, ca_file=str(file))),
+        ("cert_file", lambda file: MqttSettings(tls=True, cert_file=str(file))),
+    ],
+)
 def test_a_file_that_is_missing_or_wrong_is_a_mistake_with_its_cure(
-    tmp_path: Path, key: str
+    tmp_path: Path, key: str, naming: Callable[[Path], MqttSettings]
 ) -> None:
     for file, found in ((tmp_path / "none", "No such file"), (tmp_path / "text", "")):
         if not found:
             file.write_text("no certificate", encoding="utf-8")
         with pytest.raises(ConfigError) as caught:
-            tls.context(replace(MqttSettings(tls=True), **{key: str(file)}))
+            tls.context(naming(file))
         assert str(caught.value).startswith(f"mqtt.{key}: expected ")
         assert found in str(caught.value)
         assert "\n" not in str(caught.value)

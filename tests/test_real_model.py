@@ -117,7 +117,8 @@ def first_logits(model: Bundle) -> Logits:
     mel = log_mel(waveform(published["audio"]), model.n_mels, model.frames)
     decoder = Decoder(model, model.guards, 0)
     cache = decoder.start(CpuEncoder(model, 0).encode(mel))
-    return decoder.step(cache, published["decoder_input_ids"][:1])[0]
+    logits: NDArray[np.float32] = decoder.step(cache, published["decoder_input_ids"][:1])[0]
+    return logits
 
 
 def agree(found: NDArray[Any], published: dict[str, Any]) -> None:
@@ -149,7 +150,7 @@ def vocabulary_matrix(model: Bundle) -> NDArray[np.float64]:
     """(n, d_model), row i for token i; skips the test if the bundle does not hold it plainly."""
     for tensor in onnx.load(str(model.folder / STEP)).graph.initializer:
         if len(tensor.dims) == 2 and max(tensor.dims) > 50_000 and tensor.data_type == 1:
-            array = numpy_helper.to_array(tensor).astype(np.float64)
+            array: NDArray[np.float64] = numpy_helper.to_array(tensor).astype(np.float64)
             return array if array.shape[1] == model.d_model else array.T
     pytest.skip(f"{STEP} holds no vocabulary matrix in float32 to find the state with")
 

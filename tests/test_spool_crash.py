@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -106,10 +107,14 @@ def house(tmp_path: Path, memory: Path) -> House:
 def test_what_a_killed_daemon_had_heard_is_transcribed_once_and_in_order(house: House) -> None:
     heard = [window.id for window in house.hears(12)]
     kills = 0
+
+    def more_than(done: int) -> bool:
+        return len(house.stored()) > done
+
     while house.waiting() > 6:
         done = len(house.stored())
         with house.daemon() as running:
-            until(lambda done=done: len(house.stored()) > done, WITHIN_S)
+            until(partial(more_than, done), WITHIN_S)
             running.send_signal(signal.SIGKILL)
             kills += 1
     with house.daemon() as running:

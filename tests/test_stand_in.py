@@ -9,9 +9,10 @@ import pytest
 from memory_folder import memory, needs_memory
 from publishing import transcript
 from stand_in_house import House, deliver, fill, house, impatient, refuses
+from whole_store import connection_of
 
 from appliance.errors import PublishError
-from appliance.publish import stand_in
+from appliance.publish import store_files
 from appliance.publish.stand_in import LastingDatabase
 from appliance.publish.store import FILE_NAME, Store
 from appliance.settings import StoreSettings
@@ -95,7 +96,7 @@ def test_a_crash_between_merging_and_deleting_stores_nothing_twice(
     house.read_only(False)
     with monkeypatch.context() as patch:
         if not after_delete:
-            patch.setattr(stand_in.store_files, "delete", refuses)
+            patch.setattr(store_files, "delete", refuses)
         with house.log() as (store, _):
             assert deliver(store) == ["one", "two"]
             store.append(transcript("three"))
@@ -129,8 +130,7 @@ def test_a_log_of_a_newer_version_a_mistake_and_a_lock_are_not_stood_in_for(
     (tmp_path / "state" / FILE_NAME).unlink()
     with house.log() as (store, lasting):
         with Store.open(house.settings, beside_daemon=True) as other:
-            held = other._database.connection
-            assert held is not None
+            held = connection_of(other)
             held.execute("BEGIN IMMEDIATE")
             with pytest.raises(PublishError, match="locked by another"):
                 store.append(transcript())

@@ -114,7 +114,7 @@ def test_purging_removes_what_the_unit_lets_the_daemon_write(unit: dict[str, lis
 def test_the_manual_has_every_command_and_every_key(texts: Path) -> None:
     page = (texts / "roomscribe-texts" / "roomscribe.1").read_text(encoding="utf-8")
     for name in subcommands():
-        assert f".SS roomscribe {name}" in page, name
+        assert f".SS \\fBroomscribe {name}\\fR" in page, name
     page = (texts / "roomscribe-texts" / "roomscribe.toml.5").read_text(encoding="utf-8")
     for section, entry in keys():
         assert f".SH [{section}]\n" in page
@@ -122,24 +122,51 @@ def test_the_manual_has_every_command_and_every_key(texts: Path) -> None:
     assert str(DEFAULT_PATH) in page
 
 
-def test_bash_completes_commands_options_and_files(texts: Path, tmp_path: Path) -> None:
+def test_a_usage_in_the_manual_breaks_between_arguments_only(texts: Path) -> None:
+    page = (texts / "roomscribe-texts" / "roomscribe.1").read_text(encoding="utf-8")
+    usages = [line for line in page.splitlines() if line.startswith("usage: roomscribe")]
+    assert len(usages) >= len(subcommands())
+    assert any(r"[\-\-recording\ FILE]" in line for line in usages)
+
+
+def test_bash_completes_commands_options_values_and_files(texts: Path, tmp_path: Path) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash")
     (tmp_path / "talk.wav").touch()
+    (tmp_path / "tapes").mkdir()
+    wanted = {
+        "mod": "model",
+        "model ad": "add",
+        "log --si": "--since",
+        "mute of": "off",
+        "model add --quantize in": "int8",
+        "transcribe talk": "talk.wav",
+        "run --config ta": "talk.wav tapes",
+        "model export ta": "tapes",
+    }
     script = f"""
-    _init_completion() {{ words=("${{COMP_WORDS[@]}}"); cword=$COMP_CWORD
-        cur=${{words[cword]}}; prev=${{words[cword-1]}}; }}
-    _filedir() {{ mapfile -t COMPREPLY < <(compgen -f -- "$cur"); }}
     source {texts}/bash-completion/completions/roomscribe
-    for line in "mod" "model ad" "log --si" "transcribe ta" "run --config ta"; do
-        COMP_WORDS=(roomscribe $line); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=()
-        _roomscribe; echo "${{COMPREPLY[*]}}"
-    done"""
+    for typed in "$@"; do
+        COMP_WORDS=(roomscribe $typed); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=()
+        _shtab_roomscribe
+        printf '%s\\n' "${{COMPREPLY[@]}}" | sort | paste -sd ' '
+    done
+    complete -p roomscribe"""
     done = subprocess.run(
-        [bash, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+        [bash, "-c", script, "_", *wanted], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split("\n")[:5] == ["model", "add", "--since", "talk.wav", "talk.wav"]
+    *found, registered = done.stdout.splitlines()
+    assert dict(zip(wanted, found, strict=True)) == wanted
+    assert "-o default" in registered, "files are not offered where nothing else is"
+
+
+def test_zsh_completes_files_where_files_are_wanted(texts: Path) -> None:
+    script = (texts / "zsh" / "vendor-completions" / "_roomscribe").read_text(encoding="utf-8")
+    assert script.startswith("#compdef roomscribe\n")
+    for name in subcommands():
+        assert f'"{name.split()[-1]}:' in script, name
+    assert ":config:_files" in script
 
 
 def subcommands() -> list[str]:

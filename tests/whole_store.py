@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from appliance.publish.database import Database
 from appliance.publish.store import Store
 
 
@@ -19,10 +21,16 @@ def tmp_path() -> Iterator[Path]:
         yield Path(folder)
 
 
+def connection_of(store: Store) -> sqlite3.Connection:
+    """SQLite's connection to the open file of a log that is alone, without one in memory."""
+    assert isinstance(store._database, Database)
+    assert store._database.connection is not None
+    return store._database.connection
+
+
 def checked(store: Store) -> list[int]:
     """The numbers of all transcripts, each with the text that belongs to it, in a whole file."""
-    connection = store._database.connection
-    assert connection is not None
+    connection = connection_of(store)
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 1)")
     stored = store.after(0, 10_000)

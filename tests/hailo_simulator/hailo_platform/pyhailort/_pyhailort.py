@@ -173,7 +173,8 @@ class VDeviceParams:
     __slots__ = ("_algorithm", "_group", "_ids", "_service")
 
     def __init__(self) -> None:
-        self._algorithm, self._group, self._ids, self._service = 0, "UNIQUE", [], False
+        self._ids: list[str] = []
+        self._algorithm, self._group, self._service = 0, "UNIQUE", False
         if version() >= (5, 0):
             self._algorithm = SchedulingAlgorithm.ROUND_ROBIN
 

@@ -8,7 +8,7 @@ from collections import deque
 from datetime import timedelta
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -156,12 +156,13 @@ class Device:
 
     @classmethod
     def scan(cls) -> list[str]:
-        return _pyhailort.scan()
+        found: list[str] = _pyhailort.scan()
+        return found
 
     def __enter__(self) -> Device:
         return self
 
-    def __exit__(self, *_: object) -> bool:
+    def __exit__(self, *_: object) -> Literal[False]:
         self.release()
         return False
 
@@ -180,7 +181,8 @@ class InferStream:
 
     @property
     def name(self) -> str:
-        return self._edge.name
+        name: str = self._edge.name
+        return name
 
     @property
     def shape(self) -> list[int]:
@@ -349,7 +351,7 @@ class VDevice:
     def __enter__(self) -> VDevice:
         return self
 
-    def __exit__(self, *_: object) -> bool:
+    def __exit__(self, *_: object) -> Literal[False]:
         self.release()
         return False
 
@@ -375,5 +377,7 @@ class VDevice:
 
     else:
 
-        def create_infer_model(self, hef_source: Any, name: str = "") -> InferModel:
+        def create_infer_model(  # type: ignore[misc]  # the argument's name depends on the version
+            self, hef_source: Any, name: str = ""
+        ) -> InferModel:
             return self._create(hef_source, name)
