@@ -1,16 +1,24 @@
 #!/usr/bin/env python3
-"""Writes the manual pages and the bash completion from the command line and the settings.
+"""Writes the manual pages and the shells' completions from the command line and the settings.
 
-deb_texts.py SHARE    writes SHARE/roomscribe-texts/roomscribe.{1,toml.5} and
-                      SHARE/bash-completion/completions/roomscribe
+deb_texts.py SHARE    writes, below SHARE, roomscribe-texts/roomscribe.{1,toml.5},
+                      bash-completion/completions/roomscribe and zsh/vendor-completions/_roomscribe
+
+The page of the commands is argparse-manpage's, the completions are shtab's (both of them in
+Debian); the page of the settings is made here, since no tool knows them.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+import shtab
+from argparse_manpage.manpage import Manpage
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -30,6 +38,8 @@ The password of the user that mqtt.username names, readable for root alone.
 .I /var/lib/roomscribe/
 The local log and the installed models.
 """
+GROUP = r"\[[^][]*\]"
+"""An argument of a usage that can be left out."""
 STATUS = (
     (0, "done"),
     (1, "nothing found"),
@@ -49,68 +59,41 @@ def escaped(text: str) -> str:
     )
 
 
-def head(name: str, section: int, title: str, about: str) -> Iterator[str]:
-    """The page's first lines; no date, so that equal sources give equal pages."""
-    yield f'.TH {name.upper()} {section} "" "roomscribe {__version__}" "{title}"'
-    yield ".SH NAME"
-    yield f"{escaped(name)} \\- {about}"
-
-
-def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers right below `parser`, by their names."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    return {}
-
-
-def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Every command that does something, in the order of --help."""
-    below = commands(parser)
-    if not below:
-        yield parser
-    for one in below.values():
-        yield from leaves(one)
-
-
-def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
-    """(how it is written, what it does) of every argument but --help."""
-    form = parser._get_formatter()
-    for action in parser._actions:
-        if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):
-            continue
-        if not action.help or action.help == argparse.SUPPRESS:
-            continue
-        yield form._format_action_invocation(action), form._expand_help(action)
-
-
 def command_page() -> str:
-    """roomscribe(1)"""
+    """roomscribe(1), without a date, so that equal sources give equal pages."""
     top = cli.parser()
-    lines = [*head("roomscribe", 1, "User commands", "writes down what is said in the room")]
-    lines += [".SH SYNOPSIS", ".B roomscribe", ".I COMMAND", "[...]", ".SH DESCRIPTION"]
-    lines.append(escaped(str(top.description)))
-    lines.append(".SH COMMANDS")
-    for one in leaves(top):
-        lines += [".SS " + escaped(one.prog), escaped(one.description or one.prog)]
-        for written, meaning in options(one):
-            lines += [".TP", f".B {escaped(written)}", escaped(" ".join(meaning.split()))]
-    lines.append(".SH EXIT STATUS")
-    for number, meaning in STATUS:
-        lines += [".TP", f".B {number}", escaped(meaning)]
-    lines += [".SH FILES", FILES.rstrip()]
-    lines += [
-        ".SH SEE ALSO",
-        ".BR roomscribe.toml (5),",
-        ".BR systemctl (1),",
-        ".BR journalctl (1)",
-    ]
-    return "\n".join(lines) + "\n"
+    examples, top.epilog = str(top.epilog), None
+    page = Manpage(top, format="single-commands-section")
+    page.description = "writes down what is said in the room"
+    page.source, page.manual, page.date = f"roomscribe {__version__}", "User commands", ""
+    lines = [re.split(" {2,}", line.strip(), maxsplit=1) for line in examples.split("\n")[1:-1]]
+    page.add_section("EXAMPLES", "=", listed(lines))
+    page.add_section("EXIT STATUS", "=", listed((str(number), text) for number, text in STATUS))
+    page.add_section("FILES", "=", FILES.rstrip())
+    page.add_section(
+        "SEE ALSO", "=", ".BR roomscribe.toml (5),\n.BR systemctl (1),\n.BR journalctl (1)"
+    )
+    # a usage breaks between its arguments, not within them, and is not stretched
+    text = re.sub(
+        "^usage: .*", lambda usage: re.sub(GROUP, unbroken, usage[0]), str(page), flags=re.M
+    )
+    return text.replace("\n.SH NAME", "\n.ad l\n.nh\n.SH NAME", 1)
+
+
+def unbroken(group: re.Match[str]) -> str:
+    """The group with spaces at which roff breaks no line."""
+    return group[0].replace(" ", "\\ ")
+
+
+def listed(pairs: Iterable[Sequence[str]]) -> str:
+    """Words and what they mean, in roff."""
+    return "\n".join(f".TP\n.B {escaped(word)}\n{escaped(text)}" for word, text in pairs)
 
 
 def file_page() -> str:
     """roomscribe.toml(5)"""
-    lines = [*head("roomscribe.toml", 5, "File formats", "configuration of roomscribe")]
+    lines = [f'.TH ROOMSCRIBE.TOML 5 "" "roomscribe {__version__}" "File formats"']
+    lines += [".SH NAME", "roomscribe.toml \\- configuration of roomscribe"]
     lines += [".SH SYNOPSIS", ".I /etc/roomscribe/roomscribe.toml", ".SH DESCRIPTION"]
     lines.append("Sections in brackets, a key and its value on each line, in TOML.")
     lines.append("All mistakes are reported together, each with its place and cure.")
@@ -140,62 +123,38 @@ def shown(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def completion() -> str:
-    """bash's completion: command words, then options or files."""
-    cases = []
-
-    def add(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> None:
-        below = commands(parser)
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        offered = " ".join(sorted([*below, *flags]))
-        cases.append(f"        '{' '.join(words)}') offered='{offered}' ;;")
-        for name, one in below.items():
-            add(one, (*words, name))
-
-    add(cli.parser(), ())
-    listed = "\n".join(cases)
-    return f"""\
-# bash completion for roomscribe
-_roomscribe() {{
-    local cur prev words cword offered='' path='' word
-    _init_completion || return
-    for word in "${{words[@]:1:cword-1}}"; do
-        case $word in -*) break ;; esac
-        case "$path$word" in
-{chr(10).join(f"            '{' '.join(one)}') path='{' '.join(one)} ' ;;" for one in paths())}
-        esac
-    done
-    case "${{path% }}" in
-{listed}
-    esac
-    case $prev in --config|--recording) _filedir; return ;; esac
-    mapfile -t COMPREPLY < <(compgen -W "$offered" -- "$cur")
-    [ ${{#COMPREPLY[@]}} -gt 0 ] || _filedir
-}}
-complete -F _roomscribe roomscribe
-"""
+def completion(shell: str) -> str:
+    """What makes `shell` complete commands, options, choices and files."""
+    top = cli.parser()
+    prepare(top)
+    text = str(shtab.complete(top, shell))
+    # files, too, where shtab has no answer, as in --config=FILE
+    return text.replace("\ncomplete -o ", "\ncomplete -o default -o ")
 
 
-def paths() -> list[tuple[str, ...]]:
-    """Every sequence of command words."""
-    found: list[tuple[str, ...]] = []
-
-    def walk(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> None:
-        for name, one in commands(parser).items():
-            found.append((*words, name))
-            walk(one, (*words, name))
-
-    walk(cli.parser(), ())
-    return found
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """Marks what is a file or a folder, and gives the commands their short descriptions."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for choice in action._choices_actions:
+                below = action.choices[choice.dest]
+                below.description = choice.help
+                prepare(below)
+        elif "FILE" in str(action.metavar):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif re.search("FOLDER|BUNDLE", str(action.metavar)):
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
 
 
 def main() -> int:
-    """Writes all three."""
+    """Writes all four."""
+    os.environ["COLUMNS"] = "10000"  # a paragraph is a line: breaking it is left to man
     share = Path(sys.argv[1])
     texts = {
         "roomscribe-texts/roomscribe.1": command_page(),
         "roomscribe-texts/roomscribe.toml.5": file_page(),
-        "bash-completion/completions/roomscribe": completion(),
+        "bash-completion/completions/roomscribe": completion("bash"),
+        "zsh/vendor-completions/_roomscribe": completion("zsh"),
     }
     for name, text in texts.items():
         target = share / name

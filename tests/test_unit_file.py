@@ -165,8 +165,9 @@ def test_zsh_completes_files_where_files_are_wanted(texts: Path) -> None:
     script = (texts / "zsh" / "vendor-completions" / "_roomscribe").read_text(encoding="utf-8")
     assert script.startswith("#compdef roomscribe\n")
     for name in subcommands():
-        assert f'"{name.split()[-1]}:' in script, name
-    assert ":config:_files" in script
+        assert re.search(rf"\b{name.split()[-1]}\b", script), name
+    assert re.search(r'"--config\[configuration .*:_files"', script)
+    assert re.search(r'"--checkpoint\[.*:_files -/"', script)
 
 
 def subcommands() -> list[str]:
