@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,18 @@ from appliance.capture.microphone import Microphone, list_microphones
 from appliance.errors import DeviceError
 from appliance.settings import CaptureSettings
 
-kept, dates, error = [], [], ""
-with Microphone(CaptureSettings(block_ms=int(sys.argv[3]))) as microphone:
+kept, dates, error = [], [], "none yet: the sound server hangs"
+while "hangs" in error:  # as a busy machine seems to; opened again, as the daemon does
+    error = ""
     try:
-        for frame in microphone.frames():
-            if not kept:
-                print("open", flush=True)
-            kept.append(frame.samples)
-            dates.append((frame.start_s, time.monotonic()))
-            if len(kept) * 0.03 >= float(sys.argv[2]):
-                microphone.stop()
+        with Microphone(CaptureSettings(block_ms=int(sys.argv[3]))) as microphone:
+            for frame in microphone.frames():
+                kept.append(frame.samples)
+                dates.append((frame.start_s, time.monotonic()))
+                if len(kept) == 33:  # a second; the first sound may come unsettled
+                    print("open", flush=True)
+                if len(kept) * 0.03 >= float(sys.argv[2]):
+                    microphone.stop()
     except DeviceError as trouble:
         error = str(trouble)
 np.save(sys.argv[1], np.concatenate(kept))
@@ -169,7 +171,7 @@ def test_what_is_spoken_is_what_is_heard_bit_for_bit_and_in_time(
 def test_an_unplugged_microphone_is_a_device_error_that_says_what_to_do(tmp_path: Path) -> None:
     with PulseMicrophone(tmp_path / "rig") as microphone:
         _, told = listen(microphone, tmp_path, 60.0, 30, unplug=True)
-    assert "plugged in" in told["error"]
+    assert re.search("still plugged in|plug one in|plug it in again", told["error"]), told["error"]
 
 
 def listen(
@@ -185,10 +187,9 @@ def listen(
     ) as listener:
         assert listener.stdout
         assert listener.stdout.readline() == "open\n"
-        time.sleep(1)
         if unplug:
             microphone.stop()
         else:
             microphone.speak(folder / "noise.wav")
-        output, _ = listener.communicate(timeout=60)
+        output, _ = listener.communicate(timeout=120)
     return np.load(folder / "heard.npy"), json.loads(output)
