@@ -71,6 +71,7 @@ class Pipeline:
             self.mute = Mute(folder(settings.store))
             transcriber = opened.enter_context(open_transcriber(settings))
             transcriber.warm_up()
+            self.health.trouble("arithmetic", transcriber.trouble or None)
             self._segmenter = Segmenter(
                 VoiceDetector(settings.voice), settings.segmenter, transcriber.bundle.window_s
             )

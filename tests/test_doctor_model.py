@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from commands import HOME_EN, SPEECH
+from test_infer_arithmetic import Saturating
 
 from appliance.doctor import model
 from appliance.doctor.outcome import Surroundings
 from appliance.doctor.sentence import FILE, TEXT
 from appliance.errors import ModelError
+from appliance.infer.bundle import load_bundle
 from appliance.records import Transcription
 from appliance.settings import ModelSettings, Settings
 
@@ -39,6 +41,21 @@ def test_the_built_in_model_reads_the_packaged_sentence() -> None:
 def test_another_model_is_asked_for_any_text_that_ends(bundle_folder: Path) -> None:
     found = model.self_test(around(bundle_folder))
     assert "is read as" in found.found
+
+
+def test_the_int8_arithmetic_is_checked_where_a_model_has_any(
+    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert model.arithmetic(around(bundle_folder)).status == "skipped"
+    whole = load_bundle(bundle_folder)
+    int8 = replace(whole, quantize="int8", zero_points=True)
+    monkeypatch.setattr("appliance.infer.bundle.load_bundle", lambda _name: int8)
+    assert model.arithmetic(around(bundle_folder)).status == "ok"
+    monkeypatch.setattr("appliance.infer.arithmetic.open_products", lambda **_options: Saturating())
+    found = model.arithmetic(around(bundle_folder))
+    assert found.status == "failed"
+    assert "many_rows off by 49%" in found.found
+    assert "--quantize none" in found.cure
 
 
 @pytest.mark.parametrize(

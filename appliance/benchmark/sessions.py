@@ -16,7 +16,10 @@ no convolutions."""
 
 
 class PlainSession:
-    """A graph as Hugging Face's runtime runs it on the CPU: every optimisation, no IOBinding."""
+    """A graph as Hugging Face's runtime runs it on the CPU: every optimisation, no IOBinding.
+
+    Without x64quantprecision, too, as it comes; ours has it (infer/sessions.py).
+    """
 
     def __init__(self, file: Path, threads: int) -> None:
         options = onnxruntime.SessionOptions()

@@ -44,6 +44,13 @@ GROUPS: dict[str, tuple[Check, ...]] = {
             needs=(CONFIGURATION,),
         ),
         Check(
+            "INT8 arithmetic",
+            model.arithmetic,
+            "install onnxruntime again",
+            within_s=120,
+            needs=(CONFIGURATION, BUNDLE),
+        ),
+        Check(
             "self-test on the CPU",
             model.self_test,
             "install the model again, or take another one",

@@ -28,6 +28,21 @@ def bundle(around: Surroundings) -> Outcome:
     return ok(line)
 
 
+def arithmetic(around: Surroundings) -> Outcome:
+    """ONNX Runtime's products of 8- and 4-bit numbers are right on this processor."""
+    around.doing("loading the model's manifest")
+    from appliance.infer.arithmetic import LARGEST_ERROR, find_fault
+    from appliance.infer.bundle import load_bundle
+
+    found = load_bundle(around.settings.model.bundle)
+    if found.quantize == "none":
+        return skipped(f"{found.name} computes with 32 bits")
+    around.doing("computing INT8 products with known results")
+    if fault := find_fault(found):
+        return failed(fault.found, fault.cure)
+    return ok(f"products of 8 and 4 bits are right within {LARGEST_ERROR:.0%}")
+
+
 def self_test(around: Surroundings) -> Outcome:
     """A known sentence in, known text out, with the CPU's encoder."""
     around.doing("loading the model")

@@ -74,6 +74,10 @@ class Bundle:
     """Context of the decoder, prompt included."""
     quantize: str
     """One of QUANTIZE: none, or int8 matrices and a float16 embedding."""
+    zero_points: bool
+    """True where the 8-bit matrices' zero point is written out; False where the manifest says
+    nothing: the first INT8 models had none, and processors that need unsigned weights do without
+    them there."""
     vocabulary_scan: str
     """One of SCANS: int4 logits are rough, and the best are to be computed again exactly."""
     window_s: float
@@ -157,6 +161,7 @@ def _parse(manifest: Manifest, folder: Path) -> Bundle:
         vocabulary_size=vocabulary_size,
         max_tokens=manifest.whole("max_tokens", 2),
         quantize=manifest.choice("quantize", QUANTIZE),
+        zero_points=_parse_zero_points(manifest),
         vocabulary_scan=manifest.choice("vocabulary_scan", SCANS),
         window_s=manifest.number("window_s", 0.04, 30.0),
         positions=positions,
@@ -174,6 +179,11 @@ def _parse(manifest: Manifest, folder: Path) -> Bundle:
     )
     _check_sense(manifest, bundle)
     return bundle
+
+
+def _parse_zero_points(manifest: Manifest) -> bool:
+    names = manifest.keys()
+    return "zero_points" in names and manifest.flag("zero_points")
 
 
 def _parse_lone(table: Manifest) -> float:

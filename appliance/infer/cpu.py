@@ -19,6 +19,7 @@ class CpuEncoder:
             threads,
             inputs={"mel": (1, bundle.frames, bundle.n_mels)},
             outputs={"states": (1, bundle.positions, bundle.d_model)},
+            precise=bundle.zero_points,
         )
 
     def encode(self, mel: Mel) -> States:

@@ -60,7 +60,10 @@ class Network:
         cross = _layered(bundle, "cross", (heads, size, virtual), (heads, virtual, size))
         known = _layered(bundle, "self", *2 * [(1, heads, bundle.max_tokens, size)])
         states = (1, virtual, bundle.d_model)
-        listening = Session(bundle.folder / CROSS, threads, {"states": states}, cross, arena=False)
+        precise = bundle.zero_points
+        listening = Session(
+            bundle.folder / CROSS, threads, {"states": states}, cross, arena=False, precise=precise
+        )
         self._step = Session(
             bundle.folder / STEP,
             threads,
@@ -83,6 +86,7 @@ class Network:
             | (dict.fromkeys(("best", "exact"), (None, BEST + 1)) if self._rough else {})
             | {f"grown_{name}": shape for name, shape in known.items()},
             arena=False,
+            precise=precise,
         )
         self._states = np.zeros(states, np.float32)
         heard = {name: _zeros(shape) for name, shape in cross.items()}

@@ -9,6 +9,7 @@ from typing import ParamSpec, Self, TypeVar
 
 import numpy as np
 
+from appliance.infer.arithmetic import warn_of_fault
 from appliance.infer.bundle import Bundle, load_bundle
 from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.encoder import Encoder, open_encoder
@@ -55,12 +56,15 @@ class Transcriber:
         gates: GateSettings,
         *,
         fallback: bool = False,
+        trouble: str = "",
     ) -> None:
         self.bundle, self.encoder = bundle, encoder
         self._decoder, self._tokenizer = decoder, tokenizer
         self._temperatures = TEMPERATURES if fallback else TEMPERATURES[:1]
         self.gates = gates
         """For `guards.judge`."""
+        self.trouble = trouble
+        """Why texts are worse here than they should be, with the cure; mostly empty."""
 
     def transcribe(self, window: Window) -> Transcription:
         """The transcription of a window of at most bundle.window_s.
@@ -134,7 +138,8 @@ class Transcriber:
 
 
 def open_transcriber(settings: Settings) -> Transcriber:
-    """The transcriber that the configuration asks for, loaded and verified.
+    """The transcriber that the configuration asks for, loaded and verified; the processor's integer
+    arithmetic is checked, too.
 
     Raises ModelError for the bundle, ConfigError for guards that do not fit it, and DeviceError for
     a Hailo that must be there and cannot be used.
@@ -154,7 +159,10 @@ def open_transcriber(settings: Settings) -> Transcriber:
     if gates.no_speech_lone < 0:
         gates = replace(gates, no_speech_lone=bundle.no_speech_lone)
     fallback = settings.decoder.temperature_fallback
-    return Transcriber(bundle, encoder, decoder, tokenizer, gates, fallback=fallback)
+    trouble = warn_of_fault(bundle)
+    return Transcriber(
+        bundle, encoder, decoder, tokenizer, gates, fallback=fallback, trouble=trouble
+    )
 
 
 def _timed(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R, float]:

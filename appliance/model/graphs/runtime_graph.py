@@ -25,7 +25,10 @@ class RuntimeGraph(Graph):
         everything between products is float32 either way. `many_rows`: a product has hundreds of
         rows, not a token's or a few.
 
-        The input of an 8-bit product has one scale, its matrix one for each column.
+        The input of an 8-bit product has one scale, its matrix one for each column. The matrix's
+        zero point, 0, is written out: onnxruntime 1.21 makes weights unsigned for processors that
+        multiply signed ones wrongly (see infer/sessions.py) only where there is one, and crashes or
+        leaves them as they are elsewhere.
         """
         super().__init__(weights)
         self.int8, self._many_rows = int8, many_rows
@@ -94,9 +97,9 @@ class RuntimeGraph(Graph):
         with a row of scales takes a tenth longer."""
         whole, scales = to_int8(matrix)
         unscaled = self.constant("unscaled", np.array(1.0, np.float32))
-        inputs = [x, self.constant(f"{name}.int8", whole), unscaled]
+        inputs = [x, self.constant(f"{name}.int8", whole), unscaled, self._zero_point(name)]
         if offset is not None:
-            inputs += ["", self.constant(f"{name}.offset", offset / scales)]
+            inputs.append(self.constant(f"{name}.offset", offset / scales))
         product = self.node("DynamicQuantizeMatMul", *inputs, domain=MICROSOFT)
         return self.node("Mul", product, self.constant(f"{name}.scales", scales))
 
@@ -109,10 +112,15 @@ class RuntimeGraph(Graph):
         narrow, scale, zero = self._narrowed[x]
         whole, scales = to_int8(matrix)
         inputs = [narrow, self.constant(f"{name}.int8", whole), scale]
-        inputs += [self.constant(f"{name}.scales", scales), zero]
+        inputs += [self.constant(f"{name}.scales", scales), zero, self._zero_point(name)]
         if offset is not None:
-            inputs += ["", self.constant(f"{name}.offset", offset)]
+            inputs.append(self.constant(f"{name}.offset", offset))
         return self.node("MatMulIntegerToFloat", *inputs, domain=MICROSOFT)
+
+    def _zero_point(self, name: str) -> str:
+        """The zero point of an 8-bit matrix; one for each, because onnxruntime renames those that
+        it makes unsigned, and refuses one that two products share."""
+        return self.constant(f"{name}.zero_point", np.array(0, np.int8))
 
     def gelu(self, x: str) -> str:
         """The exact GELU."""

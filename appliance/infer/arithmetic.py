@@ -1,0 +1,135 @@
+"""Whether ONNX Runtime's products of 8- and 4-bit numbers are right on this processor.
+
+arithmetic.onnx holds one product of each kind that INT8 models are made of, written by
+scripts/make_arithmetic.py with the code that builds the models. Inputs and weights are whole
+numbers, so that each product has one exact value; half of them are the greatest that 8 bits hold,
+which is what instructions with too narrow an intermediate sum get wrong (x86 before VNNI).
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.errors import ModelError
+from appliance.infer.bundle import Bundle
+from appliance.infer.sessions import Session, version
+
+log = logging.getLogger("roomscribe")
+
+FILE = Path(__file__).with_name("arithmetic.onnx")
+ROWS, INNER, COLUMNS = 3, 128, 40
+LARGEST_ERROR = 0.01
+"""Of the greatest value. Right products are off by 0 on x86-64, and little where a processor rounds
+inputs in another way; saturating ones are off by 0.49."""
+REBUILD = "add the model again (`roomscribe model add`), it was built by an older version"
+REPLACE = "install another onnxruntime, or add the model with `--quantize none` (32 bits, slower)"
+
+Values = NDArray[np.float32]
+
+
+class Products(Protocol):
+    """What computes arithmetic.onnx: a Session, or a stand-in for it."""
+
+    def run(self, feeds: Mapping[str, NDArray[np.generic]], /) -> list[Values]:
+        """The products in the order and of the shapes of `golden`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Integer products that are wrong, or could not be checked."""
+
+    found: str
+    cure: str
+
+
+def find_fault(bundle: Bundle, products: Products | None = None) -> Fault | None:
+    """What is wrong with this processor's integer products; None when they are right, or `bundle`
+    has none.
+
+    `products` None: ONNX Runtime's, with the options that `bundle` is loaded with. Takes a few
+    milliseconds. Raises nothing: a graph that does not load or run is a fault, too.
+    """
+    if bundle.quantize == "none":
+        return None
+    try:
+        opened = products or open_products(precise=bundle.zero_points)
+        off = errors(opened.run({"many": inputs(), "one": inputs()[:, :1]}))
+    except ModelError as error:
+        return Fault(f"the INT8 arithmetic could not be checked: {error}", REPLACE)
+    wrong = {name: error for name, error in off.items() if not error <= LARGEST_ERROR}
+    if not wrong:
+        return None
+    return Fault(
+        f"texts are worse than they should be: onnxruntime {version()} computes INT8 products "
+        f"wrongly on this processor ({platform.machine()}; "
+        f"{', '.join(f'{name} off by {error:.0%}' for name, error in wrong.items())})",
+        REPLACE if bundle.zero_points else REBUILD,
+    )
+
+
+def warn_of_fault(bundle: Bundle) -> str:
+    """`find_fault` on one line, with its cure, which is also logged; empty when all is well."""
+    fault = find_fault(bundle)
+    if fault is None:
+        return ""
+    line = f"{fault.found}; {fault.cure}"
+    log.warning("%s", line)
+    return line
+
+
+def open_products(*, precise: bool = True) -> Session:
+    """A session of arithmetic.onnx. Raises ModelError."""
+    shapes = {"many": (1, ROWS, INNER), "one": (1, 1, INNER)}
+    results = {name: values.shape for name, values in golden().items()}
+    return Session(FILE, 1, shapes, results, arena=False, precise=precise)
+
+
+def errors(found: list[Values]) -> dict[str, float]:
+    """The largest error of each product, as a part of its greatest right value."""
+    return {
+        name: float(np.abs(values - right).max() / np.abs(right).max())
+        for values, (name, right) in zip(found, golden().items(), strict=True)
+    }
+
+
+def golden() -> dict[str, Values]:
+    """The right values by the output's name, from numpy's integers of 64 bits; float32 holds them
+    exactly."""
+    rows = inputs().astype(np.int64)
+    many = rows @ weights().astype(np.int64)
+    scanned = rows[:, 0] @ narrow_weights().astype(np.int64)
+    found = {"many_rows": many, "one_row": many[:, :1], "4_bits": scanned}
+    return {name: values.astype(np.float32) for name, values in found.items()}
+
+
+def inputs() -> Values:
+    """(1, ROWS, INNER) whole numbers 0 to 255, which 8 unsigned bits hold as they are; the first
+    row is 255 everywhere."""
+    rows = (np.arange(ROWS)[:, None] * 37 + np.arange(INNER) * 101) % 256
+    rows[0] = 255
+    return rows.astype(np.float32)[None]
+
+
+def weights() -> Values:
+    """(INNER, COLUMNS) whole numbers -127 to 127, each column with one of the greatest: two columns
+    of four are +-127 everywhere, of one sign or in turns of two."""
+    inner, column = np.arange(INNER)[:, None], np.arange(COLUMNS)[None]
+    some = (inner * 67 + column * 29) % 255 - 127
+    some[0] = 127
+    whole = np.where(column % 4 == 0, 127, np.where(column % 4 == 1, -127, some))
+    turning = np.where(inner % 4 < 2, 127, -127)
+    return np.where(column % 8 == 4, turning, whole).astype(np.float32)
+
+
+def narrow_weights() -> Values:
+    """(INNER, COLUMNS) whole numbers -7 to 7, each column with one of the greatest."""
+    return np.rint(weights() * 7 / 127).astype(np.float32)

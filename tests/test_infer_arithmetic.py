@@ -1,0 +1,159 @@
+"""The check of a processor's integer products: right ones pass, saturating ones are told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from commands import SPEECH
+from make_arithmetic import write
+from numpy.typing import NDArray
+
+from appliance.errors import ModelError
+from appliance.infer import arithmetic
+from appliance.infer.arithmetic import Values, find_fault, warn_of_fault
+from appliance.infer.bundle import Bundle
+from appliance.infer.sessions import Session
+from appliance.pipeline import Pipeline
+from appliance.settings import CaptureSettings, MqttSettings, Settings, StoreSettings
+
+
+@pytest.fixture
+def int8(bundle: Bundle) -> Bundle:
+    """A bundle that says it is one of 8 bits."""
+    return replace(bundle, quantize="int8", zero_points=True)
+
+
+class Saturating:
+    """Multiplies as x86's vpmaddubsw does: sums of two products are cut off at 16 bits."""
+
+    def run(self, feeds: Mapping[str, NDArray[np.generic]], /) -> list[Values]:
+        matrix = arithmetic.weights()
+        return [*(cut_off(feeds[name], matrix) for name in ("many", "one")), self.scan(feeds)]
+
+    def scan(self, feeds: Mapping[str, NDArray[np.generic]]) -> Values:
+        return cut_off(feeds["one"][0], arithmetic.narrow_weights())
+
+
+def cut_off(rows: NDArray[np.generic], matrix: Values) -> Values:
+    products = rows[..., None].astype(np.float32) * matrix
+    pairs = products[..., 0::2, :] + products[..., 1::2, :]
+    total: Values = np.clip(pairs, -32768, 32767).sum(axis=-2, dtype=np.float32)
+    return total
+
+
+class Broken:
+    """Does not run."""
+
+    def run(self, _feeds: Mapping[str, NDArray[np.generic]], /) -> list[Values]:
+        raise ModelError("running the graph failed")
+
+
+def test_this_processor_computes_all_products_right(int8: Bundle) -> None:
+    session = arithmetic.open_products()
+    found = session.run({"many": arithmetic.inputs(), "one": arithmetic.inputs()[:, :1]})
+    assert max(arithmetic.errors(found).values()) < 0.2 * arithmetic.LARGEST_ERROR
+    assert find_fault(int8) is None
+    assert warn_of_fault(int8) == ""
+
+
+def test_products_that_saturate_are_told_with_what_to_do(int8: Bundle) -> None:
+    fault = find_fault(int8, Saturating())
+    assert fault
+    assert "many_rows off by 49%, one_row off by 49%)" in fault.found
+    assert "4_bits" not in fault.found
+    assert "onnxruntime 1." in fault.found
+    assert "--quantize none" in fault.cure
+
+
+def test_a_model_without_zero_points_is_to_be_added_again(int8: Bundle) -> None:
+    fault = find_fault(replace(int8, zero_points=False), Saturating())
+    assert fault and "add the model again" in fault.cure
+
+
+def test_one_wrong_number_is_enough_and_so_is_one_that_is_none(int8: Bundle) -> None:
+    for wrong in (1e6, np.nan):
+
+        class Once:
+            def run(self, _feeds: Mapping[str, NDArray[np.generic]], /) -> list[Values]:
+                found = list(arithmetic.golden().values())
+                found[2][0, 7] = wrong  # noqa: B023
+                return found
+
+        fault = find_fault(int8, Once())
+        assert fault and "4_bits off by" in fault.found
+
+
+def test_a_check_that_cannot_run_is_told_and_ends_nothing(int8: Bundle) -> None:
+    fault = find_fault(int8, Broken())
+    assert fault and "could not be checked: running the graph failed" in fault.found
+
+
+def test_a_model_of_32_bits_is_not_checked(int8: Bundle) -> None:
+    assert find_fault(replace(int8, quantize="none"), Saturating()) is None
+
+
+def test_a_fault_is_logged_on_one_line_with_its_cure(
+    int8: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(arithmetic, "open_products", lambda **_options: Saturating())
+    with caplog.at_level(logging.WARNING, "roomscribe"):
+        line = warn_of_fault(int8)
+    assert caplog.messages == [line]
+    assert "computes INT8 products wrongly" in line and "--quantize none" in line
+
+
+def test_the_appliance_says_so_in_its_state_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(arithmetic, "find_fault", lambda _bundle: arithmetic.Fault("off", "mend"))
+    settings = Settings(
+        capture=CaptureSettings(recording=str(SPEECH / "00.flac")),
+        mqtt=MqttSettings(enabled=False),
+        store=StoreSettings(path=str(tmp_path)),
+    )
+    pipeline = Pipeline(settings)
+    pipeline.start()
+    try:
+        assert pipeline.ended.wait(30)
+        state = pipeline.state()
+    finally:
+        pipeline.stop()
+    pipeline.check()
+    assert (state.status, state.reasons) == ("degraded", ("off; mend",))
+    assert pipeline.health.counters()["transcripts"] == 1
+
+
+def test_the_inputs_are_whole_numbers_that_8_bits_hold_and_the_sums_fit_float32() -> None:
+    inputs, weights = arithmetic.inputs(), arithmetic.weights()
+    assert (inputs.min(), inputs.max()) == (0, 255)
+    assert np.all(np.abs(weights).max(axis=0) == 127)
+    assert np.all(np.abs(arithmetic.narrow_weights()).max(axis=0) == 7)
+    assert all(np.abs(right).max() < 2**24 for right in arithmetic.golden().values())
+
+
+def test_the_shipped_graph_is_what_the_model_builder_writes_today(tmp_path: Path) -> None:
+    """Else the check would be of other operators than the models have."""
+    write(tmp_path / "again.onnx")
+    again, shipped = (onnx.load(str(file)) for file in (tmp_path / "again.onnx", arithmetic.FILE))
+    assert again == shipped
+
+
+def test_sessions_ask_for_unsigned_weights_where_the_graph_allows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def spy(*arguments: object, **options: object) -> Session:
+        asked.append(options["precise"])
+        return Session(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(arithmetic, "Session", spy)
+    for precise in (True, False):
+        arithmetic.open_products(precise=precise)
+    assert asked == [True, False]
