@@ -1,0 +1,202 @@
+"""docs/commands.md is what the command line says of itself.
+
+    python tests/cli/test_docs.py --write     writes the page anew
+
+The page is made from the parser's actions, not from print_help: argparse lays help out differently
+from one Python to the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "commands.md"
+WRITE = f"python {Path(__file__).relative_to(ROOT)} --write"
+WIDTH = 80
+HEAD = f"""\
+# Commands
+
+Made from the command line itself: change the help texts there, then run
+`{WRITE}`. `-h` (`--help`), which every command takes, is left out.
+After an installation `man roomscribe` and `man roomscribe.toml` say the same.
+Inside a checkout the command is `.venv/bin/roomscribe`.
+"""
+EXIT_STATUS = """\
+## Exit status
+
+| status | meaning |
+|---|---|
+| 0 | done |
+| 1 | nothing found, or a deletion was declined; of `mute` without a word: not muted |
+| 2 | wrong usage |
+| 65 | a recording that cannot be read |
+| 69 | trouble with a device |
+| 70 | an error that nobody foresaw |
+| 74 | trouble with the log or the broker |
+| 78 | a mistake in the configuration or the model; systemd does not start the daemon again |
+| 130 | Ctrl-C |
+
+`doctor` ends with the number of checks that failed, 63 at most.
+"""
+
+
+def page() -> str:
+    """The whole page: head, one section a command in the order of --help, exit status."""
+    from appliance.cli import parser
+
+    top = parser()
+    sections = [HEAD, _what_there_is(top)]
+    sections += [_section(one) for one in _all_below(top)]
+    return "\n".join([*sections, EXIT_STATUS])
+
+
+def _what_there_is(top: argparse.ArgumentParser) -> str:
+    """What `roomscribe` itself says, and a list of the commands."""
+    lines = [*_about(top), "| command | what it does |", "|---|---|"]
+    for one, help_text in _named(top):
+        lines.append(f"| [`{one.prog}`](#{one.prog.replace(' ', '-')}) | {_cell(help_text)} |")
+    return "\n".join([*lines, ""])
+
+
+def _about(one: argparse.ArgumentParser) -> list[str]:
+    """Description, usage and examples."""
+    lines = []
+    if one.description:
+        lines += [textwrap.fill(" ".join(one.description.split()), 100), ""]
+    lines += ["```text", _usage(one), "```", ""]
+    return lines + (["```text", one.epilog.strip(), "```", ""] if one.epilog else [])
+
+
+def _section(one: argparse.ArgumentParser) -> str:
+    """A command: what it does, how it is typed, and a table of its arguments."""
+    rows = [
+        f"| `{_written(action).replace('|', chr(92) + '|')}` | {_cell(_meaning(one, action))} |"
+        for action in _arguments(one)
+    ]
+    table = ["| argument | meaning |", "|---|---|", *rows, ""] if rows else []
+    return "\n".join([f"## {one.prog}", "", *_about(one), *table])
+
+
+def _below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The commands right below `parser`, by their names."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def _all_below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Every command and the commands below it, in the order of --help."""
+    for one in _below(parser).values():
+        yield one
+        yield from _all_below(one)
+
+
+def _named(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    """Every command that does something, with the line that --help has for it."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            lines = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            for name, one in action.choices.items():
+                if _below(one):
+                    yield from _named(one)
+                else:
+                    yield one, lines.get(name, "")
+
+
+def _arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """All but --help and the list of commands."""
+    hidden = (argparse._HelpAction, argparse._SubParsersAction)
+    return [action for action in parser._actions if not isinstance(action, hidden)]
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """The command as it is typed, at most WIDTH wide."""
+    parts, done = [parser.prog], set[int]()
+    for action in sorted(_arguments(parser), key=lambda one: not one.option_strings):
+        if id(action) in done:
+            continue
+        group = next(
+            (one for one in parser._mutually_exclusive_groups if action in one._group_actions),
+            None,
+        )
+        together = group._group_actions if group else [action]
+        done.update(map(id, together))
+        text = " | ".join(map(_written, together))
+        must = group.required if group else action.required or not action.option_strings
+        parts.append(text if must else f"[{text}]")
+    if _below(parser):
+        parts.append("COMMAND ...")
+    lines = [""]
+    for part in parts:
+        if lines[-1] and len(lines[-1]) + 1 + len(part) > WIDTH:
+            lines.append(" " * len(parser.prog))
+        lines[-1] += f" {part}" if lines[-1] else part
+    return "\n".join(lines)
+
+
+def _written(action: argparse.Action) -> str:
+    """How an argument is typed: `--limit N`, `FILE [FILE ...]`."""
+    value = _value(action)
+    if action.option_strings:
+        return " ".join(filter(None, (", ".join(action.option_strings), value)))
+    return value
+
+
+def _value(action: argparse.Action) -> str:
+    """What stands for the value; empty for a switch."""
+    if action.nargs == 0:
+        return ""
+    name = str(action.metavar or "")
+    if not name and action.choices is not None:
+        name = "{" + ",".join(map(str, action.choices)) + "}"
+    name = name or (action.dest.upper() if action.option_strings else action.dest)
+    forms = {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} [{name} ...]"}
+    return forms.get(str(action.nargs), name)
+
+
+def _meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """Its help text with argparse's placeholders filled in."""
+    return (action.help or "") % {**vars(action), "prog": parser.prog}
+
+
+def _cell(text: str) -> str:
+    """Text as a cell of a Markdown table."""
+    return re.sub(r"([|<>*_])", r"\\\1", " ".join(text.split()))
+
+
+def test_the_page_of_commands_is_what_argparse_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), f"run {WRITE}"
+
+
+def test_the_page_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = page()
+    monkeypatch.setenv("COLUMNS", "200")
+    assert page() == narrow
+
+
+def test_every_page_of_docs_is_in_the_index_and_every_link_leads_somewhere() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for file in sorted((ROOT / "docs").glob("*.md")):
+        assert file.name == "README.md" or f"]({file.name})" in index, f"{file.name} is not listed"
+    for file in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        text = file.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+            if "://" not in target:
+                assert (file.parent / target).exists(), f"{file.name}: {target}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(f"usage: {WRITE}")
+    sys.path.insert(0, str(ROOT))
+    PAGE.write_text(page(), encoding="utf-8")
