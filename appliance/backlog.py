@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from appliance.config import SpoolSettings
 from appliance.health import Health
 from appliance.records import Discarded, Window
-from appliance.settings import SpoolSettings
 from appliance.spool import DEATHS, Kept, Spool
 
 log = logging.getLogger("roomscribe")

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from appliance import config
+from appliance.config import Settings
 from appliance.errors import RoomscribeError
+from appliance.infer.transcriber import Transcriber
 from appliance.records import Discarded, Transcription, Window
-from appliance.settings import Settings
 
 if TYPE_CHECKING:
     from appliance.infer.transcriber import Transcriber

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from appliance.capture.recorder import Recorder
 from appliance.capture.source import Source, open_source
+from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
 from appliance.health import Health
 from appliance.mute import Mute
 from appliance.records import Frame
-from appliance.settings import CaptureSettings
 
 log = logging.getLogger("roomscribe")
 

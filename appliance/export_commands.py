@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from appliance.config import Settings
 from appliance.errors import ConfigError
-from appliance.settings import Settings
+from appliance.records import Mel
 
 if TYPE_CHECKING:
     from appliance.records import Mel
@@ -22,7 +23,8 @@ def export(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model export`"""
     from appliance.model.add import window_of
     from appliance.model.hailo.export import export_for_hailo
-    from appliance.model.weights.checkpoint import CONFIG_FILE, read_config
+    from appliance.model.weights.checkpoint import CONFIG_FILE
+    from appliance.model.weights.config_file import read_config
 
     config = read_config(options.folder / CONFIG_FILE)
     window_s = options.window or window_of(config)

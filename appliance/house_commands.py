@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from appliance import mute as switch
-from appliance.config import node_name
+from appliance.config import Settings, node_name
 from appliance.errors import ConfigError, DeviceError, PublishError
-from appliance.settings import Settings
 
 OBEYED_WITHIN_S = 3.0
 """A daemon closes the microphone in a fraction of this."""

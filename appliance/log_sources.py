@@ -9,11 +9,11 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 
 from appliance import shelter
+from appliance.config import Settings
 from appliance.errors import PublishError
 from appliance.publish.rows import StoredTranscript
 from appliance.publish.search import Wanted
 from appliance.publish.store import FILE_NAME, Store
-from appliance.settings import Settings
 
 PAGE = 500
 

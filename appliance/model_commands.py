@@ -14,9 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, RoomscribeError
+from appliance.infer.bundle import Bundle
+from appliance.infer.transcriber import Transcriber
 from appliance.places import BUILT_IN, chosen_model
-from appliance.settings import EncoderSettings, ModelSettings, Settings
 
 if TYPE_CHECKING:
     from appliance.infer.bundle import Bundle
@@ -68,7 +70,8 @@ def fetch(options: argparse.Namespace, _settings: Settings) -> int:
 
 def list_models(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model list`; the status of the last damaged one, after showing all."""
-    from appliance.infer.bundle import installed_bundles, load_bundle
+    from appliance.infer.bundle import load_bundle
+    from appliance.infer.installed import installed_bundles
 
     status = 0
     for name, folder in installed_bundles().items():
@@ -105,7 +108,7 @@ def info(options: argparse.Namespace, settings: Settings) -> int:
 
 def verify(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model verify`; the status of the last failing one, after checking all."""
-    from appliance.infer.bundle import installed_bundles
+    from appliance.infer.installed import installed_bundles
 
     status = 0
     for name in options.names or [str(folder) for folder in installed_bundles().values()]:

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from appliance.durable import sync_folder
 from appliance.errors import PublishError
+from appliance.system import sync_folder
 
 log = logging.getLogger("roomscribe")
 

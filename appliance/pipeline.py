@@ -15,23 +15,21 @@ import threading
 import time
 from queue import Full, Queue
 
-from appliance import __version__, vitals
+from appliance import __version__, system, vitals
 from appliance.backlog import Backlog
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
-from appliance.config import node_name
+from appliance.config import Settings, node_name
 from appliance.ears import Ears
 from appliance.health import Health
 from appliance.infer.transcriber import open_transcriber
 from appliance.mute import Mute
 from appliance.publish import commands
-from appliance.publish.events import ApplianceState, ApplianceStats
 from appliance.publish.publisher import MqttPublisher
 from appliance.publish.store import Store, folder
-from appliance.records import Frame, Window
+from appliance.records import ApplianceState, ApplianceStats, Frame, Window
 from appliance.scribe import Heard, Scribe
 from appliance.second_try import SecondTry
-from appliance.settings import Settings
 from appliance.shelter import lasting_log
 from appliance.spool import Spool
 from appliance.stage import IDLE_S, Mark, Stage, end, hand_on, next_item, slowest
@@ -60,7 +58,7 @@ class Pipeline:
         """Set when the source came to its end, or a stage failed."""
         self.sounding = threading.Event()
         """Set once sound has come from the source."""
-        self._settings, self._machine = settings, vitals.machine()
+        self._settings, self._machine = settings, system.machine()
         self._stopping = False
         self._frames: Queue[Frame | Mark] = Queue(FRAMES_WAITING)
         self._heard: Queue[Heard | Mark] = Queue(STATES_WAITING)

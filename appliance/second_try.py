@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from appliance.backlog import Backlog, Taken
+from appliance.config import Settings
 from appliance.records import Transcription, Window
 from appliance.scribe import Heard, Scribe
-from appliance.settings import Settings
 from appliance.spool import DEATHS, Spool
 from appliance.spool_file import Moment, pack, parse
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from appliance.config import Settings
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
 from appliance.pipeline import Pipeline
 from appliance.publish import journal
-from appliance.publish.events import ApplianceState
 from appliance.publish.journal import notify
-from appliance.settings import Settings
-from appliance.vitals import memory_ceiling_mb, resident_mb
+from appliance.records import ApplianceState
+from appliance.system import memory_ceiling_mb, resident_mb
 
 log = logging.getLogger("roomscribe")
 

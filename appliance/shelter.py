@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 from appliance import spool_folder
+from appliance.config import Settings
 from appliance.health import Health
 from appliance.publish.stand_in import LastingDatabase
 from appliance.publish.store import FILE_NAME, folder
-from appliance.settings import Settings
 
 NAME = "log"
 INSTALLED = (Path("/var/lib/roomscribe"), Path("/run/roomscribe"))

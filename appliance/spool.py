@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance import spool_folder
+from appliance.config import Settings
 from appliance.health import Health
 from appliance.records import Window
-from appliance.settings import Settings
 from appliance.spool_file import Moment, pack
 from appliance.spool_folder import BESIDE, NAME
 

@@ -9,8 +9,8 @@ import os
 import re
 from pathlib import Path
 
+from appliance.config import Settings
 from appliance.publish.store import folder as store_folder
-from appliance.settings import Settings
 from appliance.spool_file import ATTEMPTS_AT, Moment, Spooled, parse
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -9,13 +9,22 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
+from appliance.config import (
+    EncoderSettings,
+    Settings,
+)
+from appliance.infer.bundle import Bundle
+from appliance.infer.transcriber import (
+    Transcriber,
+    open_transcriber,
+)
+from appliance.records import (
+    SAMPLE_RATE,
+    Window,
+)
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from appliance.infer.bundle import Bundle  # noqa: E402
-from appliance.infer.transcriber import Transcriber, open_transcriber  # noqa: E402
-from appliance.records import SAMPLE_RATE, Window  # noqa: E402
-from appliance.settings import EncoderSettings, Settings  # noqa: E402
 
 SEED = 11
 LATENCY_MS = 31.0

@@ -30,10 +30,10 @@ from measure_model import NOT_SPEECH, quiet, read, to_int16
 from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
+from appliance.config import Settings
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.infer.verdict import Verdicts
 from appliance.records import SAMPLE_RATE, Discarded, Samples
-from appliance.settings import Settings
 
 GAINS_DB = (-20, -10, 0, 6)
 OFFSETS = (0, 97, 211, 337)

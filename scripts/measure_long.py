@@ -25,10 +25,10 @@ from word_errors import word_errors, words
 from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
+from appliance.config import Settings
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.infer.verdict import Verdicts
 from appliance.records import SAMPLE_RATE, Discarded, Samples, Window
-from appliance.settings import Settings
 
 GAP_MS = 60
 STEP = SAMPLE_RATE // 100

@@ -32,7 +32,7 @@ from pathlib import Path
 from appliance.ears import Ears
 from appliance.health import Health
 from appliance.mute import Mute
-from appliance.settings import CaptureSettings
+from appliance.config import CaptureSettings
 
 last = 0
 def hear(frame):

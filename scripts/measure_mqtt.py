@@ -16,16 +16,29 @@ import tempfile
 import time
 from pathlib import Path
 
+from house import (
+    DISCOVERY,
+    HomeAssistant,
+)
+from publishing import (
+    Subscriber,
+    running,
+    until,
+)
+from rig_broker import Broker
+from storm import (
+    Outcome,
+    storm,
+)
+
+from appliance.config import (
+    MqttSettings,
+    StoreSettings,
+)
+from appliance.publish.store import Store
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests")]
-
-from house import DISCOVERY, HomeAssistant  # noqa: E402
-from publishing import Subscriber, running, until  # noqa: E402
-from rig_broker import Broker  # noqa: E402
-from storm import Outcome, storm  # noqa: E402
-
-from appliance.publish.store import Store  # noqa: E402
-from appliance.settings import MqttSettings, StoreSettings  # noqa: E402
 
 TURNS = 100
 """How often the voice begins and ends."""

@@ -49,8 +49,8 @@ from voice_sounds import (
 from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
+from appliance.config import Settings
 from appliance.records import SAMPLE_RATE, Discarded, Samples, Window
-from appliance.settings import Settings
 
 WINDOW_S = 10.0
 OFFSETS = (130, 260, 390)

@@ -15,16 +15,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import appliance.ears
+import appliance.pipeline
+import appliance.service
+from appliance.__main__ import main
+from appliance.capture.recording import Recording
+from appliance.capture.segmenter import Segmenter
+from appliance.records import (
+    SAMPLE_RATE,
+    Discarded,
+    Frame,
+    Window,
+)
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-
-import appliance.ears  # noqa: E402
-import appliance.pipeline  # noqa: E402
-import appliance.service  # noqa: E402
-from appliance.__main__ import main  # noqa: E402
-from appliance.capture.recording import Recording  # noqa: E402
-from appliance.capture.segmenter import Segmenter  # noqa: E402
-from appliance.records import SAMPLE_RATE, Discarded, Frame, Window  # noqa: E402
 
 AHEAD = 4
 """Frames that may wait for the segmenter."""
@@ -105,6 +110,7 @@ class FastInput(Recording):
 appliance.ears.open_source = lambda *_args, **_named: FastInput()  # type: ignore[attr-defined]
 appliance.pipeline.Segmenter = Digested  # type: ignore[attr-defined]
 appliance.service.Pipeline = Running  # type: ignore[attr-defined]
+
 
 if __name__ == "__main__":
     sys.exit(main())

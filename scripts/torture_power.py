@@ -23,18 +23,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torture_power_child
+from torture_power_child import (
+    OLD,
+    connection_of,
+    make_old_file,
+    sentence,
+)
+from torture_power_disk import (
+    CALLS,
+    Disk,
+    Event,
+    events,
+)
+
+from appliance.config import StoreSettings
+from appliance.errors import PublishError
+from appliance.publish import recovery
+from appliance.publish.store import (
+    FILE_NAME,
+    Store,
+)
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "scripts"))
-
-import torture_power_child  # noqa: E402
-from torture_power_child import OLD, connection_of, make_old_file, sentence  # noqa: E402
-from torture_power_disk import CALLS, Disk, Event, events  # noqa: E402
-
-from appliance.errors import PublishError  # noqa: E402
-from appliance.publish import recovery  # noqa: E402
-from appliance.publish.store import FILE_NAME, Store  # noqa: E402
-from appliance.settings import StoreSettings  # noqa: E402
 
 
 def main() -> int:

@@ -12,14 +12,14 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from appliance.config import StoreSettings
 from appliance.publish import rows, schema
 from appliance.publish.database import Database
 from appliance.publish.search import Wanted
 from appliance.publish.store import Store
 from appliance.records import Transcript, new_id
-from appliance.settings import StoreSettings
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 OLD = 30
 """Transcripts in the file of the first layout that it begins with."""

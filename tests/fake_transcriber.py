@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from appliance.config import Settings
 from appliance.infer.transcriber import Encoded
 from appliance.records import Transcription, Window
-from appliance.settings import Settings
 
 HEARD = Transcription(
     text="turn on the light",

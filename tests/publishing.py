@@ -15,11 +15,10 @@ from paho.mqtt.client import Client, MQTTMessage, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.properties import Properties
 
-from appliance.publish.events import ApplianceState
+from appliance.config import MqttSettings
 from appliance.publish.publisher import MqttPublisher
 from appliance.publish.store import Store
-from appliance.records import Transcript, new_id
-from appliance.settings import MqttSettings
+from appliance.records import ApplianceState, Transcript, new_id
 
 STATE = ApplianceState(
     status="running",

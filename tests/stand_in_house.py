@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from disks import mounted
 
+from appliance.config import StoreSettings
 from appliance.publish import stand_in
 from appliance.publish.outbox import Outbox
 from appliance.publish.stand_in import LastingDatabase
 from appliance.publish.store import FILE_NAME, Store
-from appliance.settings import StoreSettings
 
 
 class Folder:

@@ -19,8 +19,8 @@ from house import Bystander, HomeAssistant
 from publishing import Subscriber, running, transcript, until
 from rig_broker import Broker
 
+from appliance.config import MqttSettings, StoreSettings
 from appliance.publish.store import Store
-from appliance.settings import MqttSettings, StoreSettings
 
 
 @dataclass

@@ -10,9 +10,9 @@ import pytest
 from memory_folder import a_window, memory, needs_memory
 
 from appliance.backlog import HELD, UNSPOOLED, Backlog
+from appliance.config import Settings, SpoolSettings
 from appliance.health import Health
 from appliance.records import Discarded, Window
-from appliance.settings import Settings, SpoolSettings
 from appliance.spool import Spool
 
 __all__ = ["memory"]

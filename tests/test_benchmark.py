@@ -26,10 +26,10 @@ from appliance.benchmark.random_model import SHAPES, write_random_checkpoint
 from appliance.benchmark.rows import KEYS, Row, RowMaker
 from appliance.benchmark.subject import Subject, make_subject, wanted_rows
 from appliance.benchmark.uncached import UncachedRunner
+from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.bundle import load_bundle
 from appliance.model.weights.checkpoint import load_checkpoint
-from appliance.settings import Settings
 
 COUNT = 12
 

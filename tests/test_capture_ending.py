@@ -11,8 +11,8 @@ from appliance.capture.floor import NoiseFloor, power_of
 from appliance.capture.frames import FRAME_SAMPLES, Framer
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import Judgement
+from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
-from appliance.settings import SegmenterSettings
 
 FRAME_S = 0.03
 

@@ -35,7 +35,7 @@ import json, sys, time
 import numpy as np
 from appliance.capture.microphone import Microphone, list_microphones
 from appliance.errors import DeviceError
-from appliance.settings import CaptureSettings
+from appliance.config import CaptureSettings
 
 kept, dates, error = [], [], "none yet: the sound server hangs"
 while "hangs" in error:  # as a busy machine seems to; opened again, as the daemon does

@@ -20,9 +20,9 @@ from appliance.capture import portaudio, recorder
 from appliance.capture.devices import Device
 from appliance.capture.microphone import Microphone
 from appliance.capture.recorder import EndError, Recorder, StallError
+from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
 from appliance.records import Frame
-from appliance.settings import CaptureSettings
 
 FAKE = """
 import json, os, struct, sys, time

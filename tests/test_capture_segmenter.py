@@ -11,8 +11,8 @@ from appliance.capture.cutting import quietest
 from appliance.capture.frames import FRAME_SAMPLES
 from appliance.capture.segmenter import Segmenter, is_clipped
 from appliance.capture.voice import Judgement
+from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Window
-from appliance.settings import SegmenterSettings
 
 FRAME_S = 0.03
 LOUD = 1000

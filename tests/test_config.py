@@ -8,8 +8,8 @@ import pytest
 from write_default_config import default_config
 
 from appliance import config
+from appliance.config import Settings
 from appliance.errors import ConfigError
-from appliance.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 

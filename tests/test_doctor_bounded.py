@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from appliance.config import Settings
 from appliance.doctor.bounded import look
 from appliance.doctor.main import examine
 from appliance.doctor.outcome import Check, Outcome, Surroundings, failed, ok
 from appliance.doctor.page import exit_status
 from appliance.errors import DeviceError
-from appliance.settings import Settings
 
 AROUND = Surroundings(Settings())
 

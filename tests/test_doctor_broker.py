@@ -15,18 +15,13 @@ from paho.mqtt.enums import CallbackAPIVersion
 from publishing import Subscriber, running, until
 from rig_broker import Broker, missing
 
+from appliance.config import ApplianceSettings, MqttSettings, Settings, StoreSettings
 from appliance.doctor import broker as doctor
 from appliance.doctor import service
 from appliance.doctor.bounded import of_error
 from appliance.doctor.outcome import Outcome, Surroundings
 from appliance.errors import PublishError
 from appliance.publish.store import Store
-from appliance.settings import (
-    ApplianceSettings,
-    MqttSettings,
-    Settings,
-    StoreSettings,
-)
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "Mosquitto is there")
 

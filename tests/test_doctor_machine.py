@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from appliance.config import Settings
 from appliance.doctor import software
 from appliance.doctor.machine import judge_clock, judge_throttled, memory, pi_power
 from appliance.doctor.outcome import Outcome, Surroundings
 from appliance.doctor.software import configuration, least_versions, libraries, python, version_of
-from appliance.settings import Settings
 
 AROUND = Surroundings(Settings())
 
@@ -33,7 +33,7 @@ def test_a_library_that_does_not_import_is_named_with_its_own_words(tmp_path: Pa
     program = (
         "from appliance.doctor.software import libraries\n"
         "from appliance.doctor.outcome import Surroundings\n"
-        "from appliance.settings import Settings\n"
+        "from appliance.config import Settings\n"
         "print(libraries(Surroundings(Settings())).found)"
     )
     done = subprocess.run(

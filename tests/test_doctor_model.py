@@ -11,13 +11,13 @@ import pytest
 from commands import HOME_EN, SPEECH
 from test_infer_arithmetic import Saturating
 
+from appliance.config import ModelSettings, Settings
 from appliance.doctor import model
 from appliance.doctor.outcome import Surroundings
 from appliance.doctor.sentence import FILE, TEXT
 from appliance.errors import ModelError
 from appliance.infer.bundle import load_bundle
 from appliance.records import Transcription
-from appliance.settings import ModelSettings, Settings
 
 RESULT = Transcription(TEXT, (1,), "en", -0.1, 0.0, 1.0, True, "cpu", 1.0, 1.0)
 

@@ -14,13 +14,13 @@ from commands import HOME_EN, SPEECH
 from hailo_fixture import copied, npu_bundle, npu_bundles
 from hailo_simulator.control import Simulator, enlist, with_hef, write_decoder_hef
 
+from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.doctor import npu
 from appliance.doctor.accuracy import Compared, judge, word_errors
 from appliance.doctor.daemon import Daemon
 from appliance.doctor.outcome import Outcome, Surroundings
 from appliance.errors import ConfigError, DeviceError, ModelError, RoomscribeError
 from appliance.infer.bundle import Bundle, load_bundle
-from appliance.settings import DecoderSettings, EncoderSettings, ModelSettings, Settings
 
 __all__ = ["copied", "npu_bundle", "npu_bundles"]
 

@@ -12,12 +12,12 @@ from memory_folder import memory, needs_memory
 from publishing import transcript
 from stand_in_house import House, house
 
+from appliance.config import Settings, StoreSettings
 from appliance.doctor import storage
 from appliance.doctor.outcome import Surroundings
 from appliance.errors import PublishError
 from appliance.health import Health
 from appliance.publish.store import FILE_NAME, Store
-from appliance.settings import Settings, StoreSettings
 from appliance.shelter import lasting_log
 
 __all__ = ["house", "memory"]

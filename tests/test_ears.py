@@ -158,7 +158,7 @@ from pathlib import Path
 import appliance.ears
 from appliance.health import Health
 from appliance.mute import Mute
-from appliance.settings import CaptureSettings
+from appliance.config import CaptureSettings
 logging.basicConfig(stream=sys.stdout)
 appliance.ears.REOPEN_PAUSE_S = 0.1
 settings = CaptureSettings(device="jabra")

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from publishing import running, transcript, until
 
 import appliance.publish.mqtt
+from appliance.config import MqttSettings, StoreSettings
 from appliance.publish import connection
 from appliance.publish.publisher import MqttPublisher
 from appliance.publish.store import Store
-from appliance.settings import MqttSettings, StoreSettings
 
 WELCOME = b"\x20\x03\x00\x00\x00"
 PACKETS = (

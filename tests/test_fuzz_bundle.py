@@ -13,10 +13,10 @@ from fuzzing import ODD_TEXTS, damaged, examples, is_one_line
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.bundle import Bundle, load_bundle
 from appliance.infer.transcriber import open_transcriber
-from appliance.settings import EncoderSettings, ModelSettings, Settings
 
 HOME_EN = load_bundle("home-en").folder
 MANIFEST = (HOME_EN / "bundle.json").read_bytes()

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance import config
+from appliance.config import Settings
 from appliance.errors import ConfigError
 from appliance.publish import credentials, tls
-from appliance.settings import Settings
 
 ODD_VALUES = (
     "", "nan", "inf", "-inf", "1e400", "-1e400", "-0.0", "1_000", "0x" + "f" * 9000,

@@ -24,15 +24,10 @@ from paho.mqtt.packettypes import PacketTypes
 from publishing import Subscriber, properties_of, running, transcript, until
 from rig_broker import Broker
 
+from appliance.config import HistorySettings, HomeAssistantSettings, MqttSettings, StoreSettings
 from appliance.publish import commands
 from appliance.publish.publisher import MqttPublisher
 from appliance.publish.store import Store
-from appliance.settings import (
-    HistorySettings,
-    HomeAssistantSettings,
-    MqttSettings,
-    StoreSettings,
-)
 
 pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
 

@@ -18,9 +18,9 @@ from fuzzing import ODD_TEXTS, damaged, examples, is_one_line
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from appliance.config import Settings, SpoolSettings
 from appliance.health import Health
 from appliance.records import Window, new_id
-from appliance.settings import Settings, SpoolSettings
 from appliance.spool import Spool
 from appliance.spool_file import Moment, pack, parse
 

@@ -16,11 +16,11 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from publishing import transcript
 
+from appliance.config import StoreSettings
 from appliance.errors import PublishError
 from appliance.publish import commands_history, events
 from appliance.publish.outbox import Outbox
 from appliance.publish.store import FILE_NAME, Store
-from appliance.settings import StoreSettings
 
 COUNT = 60
 PLACE = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -12,9 +12,9 @@ from commands import HOME_EN, SPEECH
 from measure_model import Examination, coloured, quiet, synthetic_noises
 from word_errors import word_error_rate
 
+from appliance.config import Settings
 from appliance.infer.bundle import load_bundle
 from appliance.records import SAMPLE_RATE
-from appliance.settings import Settings
 
 MEGABYTES = 1e6
 

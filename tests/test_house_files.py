@@ -15,9 +15,9 @@ import rig_broker
 from publishing import STATE, Subscriber, running, transcript, until
 from rig_broker import Broker
 
+from appliance.config import MqttSettings, StoreSettings
 from appliance.publish import home_assistant
 from appliance.publish.store import Store
-from appliance.settings import MqttSettings, StoreSettings
 
 yaml = pytest.importorskip("yaml")
 jinja2 = pytest.importorskip("jinja2")

@@ -13,6 +13,7 @@ from hailo_fixture import hef_bundle, mel_of, simulator
 from hailo_simulator.control import Simulator, with_hef
 from test_infer_hailo import hold
 
+from appliance.config import EncoderSettings
 from appliance.errors import DeviceError, ModelError
 from appliance.infer import hailo_failover, hailo_npu
 from appliance.infer.bundle import ENCODER, Bundle
@@ -21,7 +22,6 @@ from appliance.infer.encoder import Encoder, PlainEncoder, open_encoder
 from appliance.infer.hailo_failover import FailoverEncoder
 from appliance.infer.hailo_npu import open_npu
 from appliance.infer.hef import HEF_FILE
-from appliance.settings import EncoderSettings
 
 __all__ = ["hef_bundle", "simulator"]
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from appliance.config import GateSettings
 from appliance.infer import guards
 from appliance.records import Transcription
-from appliance.settings import GateSettings
 
 GATES = GateSettings()
 

@@ -14,13 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from hailo_fixture import LENGTHS, copied, mel_of, npu_bundle, npu_bundles, simulator
-from hailo_simulator.control import (
-    DECODER_OUTPUTS,
-    Simulator,
-    enlist,
-    write_decoder_hef,
-)
+from hailo_simulator.control import DECODER_OUTPUTS, Simulator, enlist, write_decoder_hef
 
+from appliance.config import EncoderSettings, Settings
 from appliance.errors import ConfigError, DeviceError, ModelError
 from appliance.infer import hailo_network, hailo_npu
 from appliance.infer.bundle import Bundle, Guards
@@ -33,7 +29,6 @@ from appliance.infer.hailo_npu import open_npu
 from appliance.infer.hef import HEF_FILE, read_hef
 from appliance.infer.transcriber import open_transcriber
 from appliance.records import States, Window
-from appliance.settings import EncoderSettings, Settings
 
 __all__ = ["copied", "npu_bundle", "npu_bundles", "simulator"]
 

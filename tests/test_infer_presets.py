@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from appliance.config import DecoderSettings
 from appliance.errors import ConfigError
 from appliance.infer.bundle import Bundle, Guards
 from appliance.infer.presets import choose_guards
-from appliance.settings import DecoderSettings
 
 NAMES = ("conservative", "balanced", "aggressive")
 

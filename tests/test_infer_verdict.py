@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from appliance.config import GateSettings
 from appliance.infer import guards
 from appliance.infer.phrases import is_known
 from appliance.infer.verdict import Verdicts
 from appliance.records import Transcription, Window
-from appliance.settings import GateSettings
 
 GATES = GateSettings()
 

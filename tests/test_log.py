@@ -14,8 +14,8 @@ import pytest
 from publishing import transcript
 
 from appliance import cli, log_commands, log_export, log_sources
+from appliance.config import StoreSettings
 from appliance.publish.store import FILE_NAME, Store
-from appliance.settings import StoreSettings
 
 Shown = Callable[[], list[str]]
 

@@ -16,8 +16,8 @@ import pytest
 from commands import ROOT
 from publishing import transcript
 
+from appliance.config import StoreSettings
 from appliance.publish.store import Store
-from appliance.settings import StoreSettings
 
 PATIENCE_S = 60
 Next = Callable[[], str]

@@ -17,8 +17,8 @@ from appliance.capture.frames import FRAME_SAMPLES, Framer
 from appliance.capture.recording import Recording
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import Judgement, VoiceDetector
+from appliance.config import SegmenterSettings, VoiceSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
-from appliance.settings import SegmenterSettings, VoiceSettings
 
 SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED", ""), "data/audio")
 needs_recordings = pytest.mark.skipif(

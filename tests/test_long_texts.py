@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from fake_transcriber import HEARD, FakeTranscriber
 
+from appliance.config import Settings, StoreSettings
 from appliance.health import Health
 from appliance.infer.transcriber import Transcriber
 from appliance.publish.store import Store
 from appliance.records import Window
 from appliance.scribe import Scribe
-from appliance.settings import Settings, StoreSettings
 
 
 class House:

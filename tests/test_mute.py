@@ -17,12 +17,12 @@ from publishing import until
 import appliance.ears
 from appliance import mute as switch
 from appliance.capture.recorder import Recorder
+from appliance.config import CaptureSettings
 from appliance.ears import Ears
 from appliance.errors import DeviceError, PublishError
 from appliance.health import Health
 from appliance.mute import Mute
 from appliance.records import Frame
-from appliance.settings import CaptureSettings
 
 
 class House:

@@ -18,12 +18,11 @@ from proxy import Proxy
 from publishing import Subscriber, running, transcript, until
 from rig_broker import Broker
 
-import appliance.publish.connection
 import appliance.publish.delivery
+from appliance.config import MqttSettings, StoreSettings
 from appliance.publish import connection, mqtt
 from appliance.publish.publisher import MqttPublisher
 from appliance.publish.store import Store
-from appliance.settings import MqttSettings, StoreSettings
 
 real_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
 

@@ -19,13 +19,13 @@ from house import DISCOVERY, STATUS, Bystander, HomeAssistant, say
 from publishing import STATE, Subscriber, running, transcript, until
 from rig_broker import Broker
 
+from appliance.config import HomeAssistantSettings, MqttSettings, StoreSettings
 from appliance.publish import events, home_assistant, presence
-from appliance.publish.events import ApplianceStats
 from appliance.publish.messages import Message
 from appliance.publish.presence import Presence
 from appliance.publish.publisher import MqttPublisher
 from appliance.publish.store import Store
-from appliance.settings import HomeAssistantSettings, MqttSettings, StoreSettings
+from appliance.records import ApplianceStats
 
 GOLDEN = Path(__file__).parent / "golden" / "home_assistant_discovery.json"
 ACCEPTED = (

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from publishing import transcript
 
+from appliance.config import JournalSettings
 from appliance.publish import journal
 from appliance.publish.rows import StoredTranscript
-from appliance.settings import JournalSettings
 
 STORED = StoredTranscript(7, transcript("a secret"), datetime(2026, 1, 1, tzinfo=UTC), "", 0.0)
 

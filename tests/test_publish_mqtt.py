@@ -22,12 +22,12 @@ from publishing import STATE, Subscriber, running, transcript, until
 from rig_broker import Broker
 
 import appliance.publish.delivery
+from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import ConfigError
 from appliance.publish import credentials
 from appliance.publish.publisher import MqttPublisher
 from appliance.publish.store import Store
 from appliance.records import Discarded
-from appliance.settings import MqttSettings, StoreSettings
 
 pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
 
@@ -266,7 +266,7 @@ def test_the_last_will_tells_that_the_process_was_killed(store: Store, tmp_path:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from publishing import *\n"
-        "from appliance.settings import StoreSettings\n"
+        "from appliance.config import StoreSettings\n"
         "store = Store.open(StoreSettings(path=sys.argv[2]))\n"
         "store.append(transcript('before the end'))\n"
         "mqtt = MqttSettings(host='127.0.0.1', port=int(sys.argv[3]))\n"

@@ -12,12 +12,13 @@ from publishing import Subscriber, running, transcript, until
 from rig_broker import Broker
 from whole_store import connection_of
 
+import appliance.publish.outbox
 import appliance.publish.publisher
+from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import PublishError
-from appliance.publish.events import ApplianceStats
 from appliance.publish.outbox import Outbox
 from appliance.publish.store import Store
-from appliance.settings import MqttSettings, StoreSettings
+from appliance.records import ApplianceStats
 
 real_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
 

@@ -18,10 +18,10 @@ from paho.mqtt.packettypes import PacketTypes
 from publishing import STATE, Subscriber, properties_of, running, transcript, until
 from rig_broker import Broker
 
+from appliance.config import HistorySettings, MqttSettings, StoreSettings
 from appliance.publish import commands
 from appliance.publish.publisher import MqttPublisher
 from appliance.publish.store import Store
-from appliance.settings import HistorySettings, MqttSettings, StoreSettings
 
 pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
 

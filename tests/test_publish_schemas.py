@@ -15,12 +15,11 @@ import pytest
 import rig_broker
 from publishing import STATE, Subscriber, running, transcript, until
 
+from appliance.config import MqttSettings, StoreSettings
 from appliance.publish import commands_history, events
-from appliance.publish.events import ApplianceStats
 from appliance.publish.rows import StoredTranscript
 from appliance.publish.store import Store
-from appliance.records import Discarded, new_id
-from appliance.settings import MqttSettings, StoreSettings
+from appliance.records import ApplianceStats, Discarded, new_id
 
 jsonschema = pytest.importorskip("jsonschema")
 referencing = pytest.importorskip("referencing")

@@ -12,10 +12,10 @@ import pytest
 from publishing import transcript
 from whole_store import checked, connection_of, tmp_path
 
+from appliance.config import StoreSettings
 from appliance.errors import PublishError
 from appliance.publish import recovery
 from appliance.publish.store import FILE_NAME, Store
-from appliance.settings import StoreSettings
 
 __all__ = ["tmp_path"]
 

@@ -15,11 +15,11 @@ from disks import mounted
 from publishing import transcript
 from whole_store import checked, tmp_path
 
+from appliance.config import StoreSettings
 from appliance.errors import PublishError
 from appliance.publish import database
 from appliance.publish.database import Database
 from appliance.publish.store import FILE_NAME, Store
-from appliance.settings import StoreSettings
 
 __all__ = ["tmp_path"]
 

@@ -15,10 +15,10 @@ import pytest
 from publishing import transcript
 from whole_store import connection_of, tmp_path
 
+from appliance.config import StoreSettings
 from appliance.publish import recovery
 from appliance.publish.search import Wanted
 from appliance.publish.store import FILE_NAME, Store
-from appliance.settings import StoreSettings
 
 __all__ = ["tmp_path"]
 

@@ -17,12 +17,12 @@ import pytest
 from disks import mounted
 from publishing import transcript
 
+from appliance.config import StoreSettings
 from appliance.errors import PublishError
 from appliance.publish import rows
 from appliance.publish.search import Wanted
 from appliance.publish.store import FILE_NAME, SCHEMA, Store
 from appliance.records import Transcript
-from appliance.settings import StoreSettings
 
 SCHEMA_1 = """
 CREATE TABLE transcripts (
@@ -109,7 +109,7 @@ def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(
         "import os, signal, sys\n"
         "from appliance.publish import schema\n"
         "from appliance.publish.store import Store\n"
-        "from appliance.settings import StoreSettings\n"
+        "from appliance.config import StoreSettings\n"
         "class Steps(tuple):\n"
         "    def __iter__(self):\n"
         "        yield from tuple.__iter__(self)\n"

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from publishing import transcript
 from whole_store import connection_of
 
+from appliance.config import StoreSettings
 from appliance.publish import rows, schema
 from appliance.publish.search import Wanted, contains, where
 from appliance.publish.store import Store
-from appliance.settings import StoreSettings
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -16,11 +16,10 @@ from certificates import Authority
 from publishing import running, transcript, until
 from rig_broker import Broker
 
-from appliance.config import parse
+from appliance.config import MqttSettings, StoreSettings, parse
 from appliance.errors import ConfigError
 from appliance.publish import credentials, tls
 from appliance.publish.store import Store
-from appliance.settings import MqttSettings, StoreSettings
 
 WHY_NOT = rig_broker.missing() or certificates.missing()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)

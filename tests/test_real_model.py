@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from word_errors import word_error_rate, words
 
+from appliance.config import Settings
 from appliance.infer.bundle import CROSS, ENCODER, STEP, Bundle, load_bundle
 from appliance.infer.cpu import CpuEncoder
 from appliance.infer.decoder import Decoder
 from appliance.infer.mel import log_mel
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.records import SAMPLE_RATE, Logits, Transcription, Window
-from appliance.settings import Settings
 
 if "ROOMSCRIBE_REAL_MODEL" not in os.environ:
     pytest.skip(

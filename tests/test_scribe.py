@@ -13,6 +13,7 @@ import pytest
 from fake_transcriber import HEARD, FakeTranscriber
 from memory_folder import a_window, memory, needs_memory
 
+from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.errors import DeviceError, ModelError, PublishError
 from appliance.health import Health
 from appliance.infer.transcriber import Transcriber
@@ -20,7 +21,6 @@ from appliance.publish.rows import StoredTranscript
 from appliance.publish.store import Store
 from appliance.records import Discarded, Transcript, Transcription, Window
 from appliance.scribe import FAILURES_IN_A_ROW, Scribe
-from appliance.settings import Settings, SpoolSettings, StoreSettings
 from appliance.spool import Spool
 
 __all__ = ["memory"]

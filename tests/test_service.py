@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-from appliance import service, vitals
+from appliance import service, system
 from appliance.health import Health
-from appliance.publish.events import ApplianceState
+from appliance.records import ApplianceState
 
 WITHIN_S = 30.0
 
@@ -254,7 +254,7 @@ def test_the_ceiling_of_memory_leaves_room_to_work_and_stays_below_systemds(
     expected = {"max": 600.0, str(1000 << 20): 600.0, str(500 << 20): 450.0, str(100 << 20): 300.0}
     for limit, ceiling_mb in expected.items():
         (group / "memory.high").write_text(limit + "\n")
-        assert vitals.memory_ceiling_mb(0, tmp_path) == pytest.approx(ceiling_mb)
-    assert vitals.memory_ceiling_mb(77, tmp_path) == 77.0
-    assert vitals.memory_ceiling_mb(0, tmp_path / "nowhere") >= 0
-    assert 5 < vitals.resident_mb() < 100_000
+        assert system.memory_ceiling_mb(0, tmp_path) == pytest.approx(ceiling_mb)
+    assert system.memory_ceiling_mb(77, tmp_path) == 77.0
+    assert system.memory_ceiling_mb(0, tmp_path / "nowhere") >= 0
+    assert 5 < system.resident_mb() < 100_000

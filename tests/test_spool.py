@@ -12,8 +12,8 @@ import pytest
 from memory_folder import a_window, memory, needs_memory
 
 from appliance import spool_folder
+from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.health import Health
-from appliance.settings import Settings, SpoolSettings, StoreSettings
 from appliance.spool import Spool
 
 __all__ = ["memory"]

@@ -18,11 +18,11 @@ from commands import ROOT, SPEECH
 from memory_folder import a_window, memory, needs_memory
 from publishing import until
 
+from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.errors import PublishError
 from appliance.health import Health
 from appliance.publish.store import Store
 from appliance.records import Window
-from appliance.settings import Settings, SpoolSettings, StoreSettings
 from appliance.spool import Spool
 from appliance.spool_folder import note
 

@@ -11,11 +11,11 @@ from publishing import transcript
 from stand_in_house import House, deliver, fill, house, impatient, refuses
 from whole_store import connection_of
 
+from appliance.config import StoreSettings
 from appliance.errors import PublishError
 from appliance.publish import store_files
 from appliance.publish.stand_in import LastingDatabase
 from appliance.publish.store import FILE_NAME, Store
-from appliance.settings import StoreSettings
 
 __all__ = ["house", "impatient", "memory"]
 pytestmark = needs_memory

@@ -15,11 +15,11 @@ from test_log_follow import following
 from test_stand_in_daemon import remount
 
 from appliance import cli
+from appliance.config import Settings, StoreSettings
 from appliance.errors import PublishError
 from appliance.health import Health
 from appliance.publish.stand_in import LastingDatabase
 from appliance.publish.store import FILE_NAME, Store
-from appliance.settings import Settings, StoreSettings
 from appliance.shelter import Shelter, lasting_log
 
 __all__ = ["impatient", "memory"]

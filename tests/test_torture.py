@@ -20,8 +20,8 @@ from torture_left import Waiting, spooled, stored
 from torture_rig import between_silences
 from torture_scenes import Item, Scene, Sounds, scene
 
+from appliance.config import StoreSettings
 from appliance.publish.store import Store
-from appliance.settings import StoreSettings
 
 SAID = random.Random(7).choices(range(40), k=300)
 

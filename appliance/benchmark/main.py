@@ -19,8 +19,8 @@ from appliance.benchmark.rows import KEYS, Row, RowMaker
 from appliance.benchmark.subject import Subject, make_subject, wanted_rows
 from appliance.benchmark.table import as_text
 from appliance.benchmark.traffic import memory_speed
+from appliance.config import Settings
 from appliance.errors import ConfigError
-from appliance.settings import Settings
 
 SCRATCH = "/var/tmp"
 """On a disk: /tmp is memory on Debian trixie, and the files of all rows are some 500 MB."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from appliance.benchmark import clock
 from appliance.benchmark.facts import Decoded
+from appliance.config import EncoderSettings
 from appliance.infer.bundle import load_bundle
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import Encoder, open_encoder
@@ -17,7 +18,6 @@ from appliance.infer.hailo_decoder import HailoDecoder
 from appliance.infer.mel import log_mel
 from appliance.infer.presets import preset_guards
 from appliance.records import Mel, States
-from appliance.settings import EncoderSettings
 
 NEVER = -1e9
 """Boost by which end-of-text is never chosen."""

@@ -16,7 +16,8 @@ from appliance.benchmark.subject import Subject
 from appliance.errors import DeviceError
 from appliance.infer.bundle import BEST, STEP
 from appliance.infer.hailo import find_chip
-from appliance.model.build import Recipe, build_bundle
+from appliance.model.build import build_bundle
+from appliance.model.describe import Recipe
 
 CTRANSLATE, QUANTIZER = "ctranslate2", "onnxruntime.quantization"
 LABELS = {

@@ -12,8 +12,8 @@ from collections import deque
 
 from appliance.capture.floor import SMOOTHED_S, NoiseFloor, ratio_of
 from appliance.capture.voice import Judgement
+from appliance.config import SegmenterSettings
 from appliance.records import Window
-from appliance.settings import SegmenterSettings
 
 SUNK = ratio_of(8.0)
 """So far the level must have come down from the utterance's loudest to be called sunk: a voice that

@@ -13,9 +13,9 @@ from appliance.capture.frames import Framer, SampleClock
 from appliance.capture.levels import Levels
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.resample import FULL_SCALE, Resampler
+from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
 from appliance.records import SAMPLE_RATE, Frame
-from appliance.settings import CaptureSettings
 
 
 def list_microphones() -> list[Device]:

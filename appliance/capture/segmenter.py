@@ -10,8 +10,8 @@ from appliance.capture.cutting import choose_cut
 from appliance.capture.ending import Ending
 from appliance.capture.floor import SMOOTHED, NoiseFloor, loudest, power_of
 from appliance.capture.voice import Detector, Judgement
+from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window, new_id
-from appliance.settings import SegmenterSettings
 
 TAIL_MS = 300
 """Of the silence that ended an utterance so much is left in it."""

@@ -8,8 +8,8 @@ from typing import Protocol, Self
 from appliance.capture.microphone import Microphone
 from appliance.capture.recorder import Recorder
 from appliance.capture.recording import Recording
+from appliance.config import CaptureSettings
 from appliance.records import Frame
-from appliance.settings import CaptureSettings
 
 
 class Source(Protocol):

@@ -17,11 +17,10 @@ from typing import Any, Self
 from paho.mqtt.client import Client, MQTTMessage, MQTTv5, MQTTv311
 from paho.mqtt.enums import CallbackAPIVersion
 
-from appliance.config import node_name
+from appliance.config import MqttSettings, Settings, node_name
 from appliance.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
 from appliance.errors import PublishError
 from appliance.publish import credentials, events, tls, troubles
-from appliance.settings import MqttSettings, Settings
 
 CONNECT_S = 5.0
 ANSWER_S = 3.0

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 from appliance.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
-from appliance.vitals import THROTTLED, soc_temperature_c
+from appliance.system import THROTTLED, soc_temperature_c
 
 LEAST_MB = 150
 """Available memory below which the kernel soon ends something; the largest thing that is loaded,

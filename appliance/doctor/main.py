@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from appliance.config import DEFAULT_PATH
+from appliance.config import DEFAULT_PATH, Settings
 from appliance.doctor import page
 from appliance.doctor.bounded import look
 from appliance.doctor.checks import GROUPS, groups
@@ -19,7 +19,6 @@ from appliance.doctor.daemon import running_daemon
 from appliance.doctor.options import add_arguments
 from appliance.doctor.outcome import FAILED, Check, Finding, Outcome, Surroundings, skipped
 from appliance.publish.credentials import PASSWORD_CREDENTIAL
-from appliance.settings import Settings
 
 __all__ = ["add_arguments", "examine", "run"]
 

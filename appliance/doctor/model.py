@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from appliance.config import Settings
 from appliance.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
 from appliance.doctor.sentence import TEXT, spoken_window, words
 from appliance.places import BUILT_IN
 from appliance.records import Transcription
-from appliance.settings import Settings
 
 
 def bundle(around: Surroundings) -> Outcome:

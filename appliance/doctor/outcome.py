@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from appliance.config import Settings
 from appliance.doctor.daemon import Daemon
-from appliance.settings import Settings
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 

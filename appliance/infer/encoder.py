@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from appliance.config import EncoderSettings
 from appliance.errors import ModelError, RoomscribeError
 from appliance.infer import hailo_system
 from appliance.infer.bundle import ENCODER, Bundle
@@ -12,7 +13,6 @@ from appliance.infer.hailo_failover import FailoverEncoder
 from appliance.infer.hailo_npu import open_npu
 from appliance.infer.hef import HEF_FILE, bundled_hef
 from appliance.records import Mel, States
-from appliance.settings import EncoderSettings
 
 
 class Encoder(Protocol):

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.config import GateSettings
 from appliance.infer.phrases import is_known
 from appliance.records import Logits, Transcription
-from appliance.settings import GateSettings
 
 LOOP_REPEATS = 5
 LOOP_TOKENS = 12

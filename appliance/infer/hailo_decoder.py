@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from appliance.config import EncoderSettings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer import guards
 from appliance.infer.bundle import Bundle
@@ -20,7 +21,6 @@ from appliance.infer.hailo_network import NpuDecoder
 from appliance.infer.hailo_npu import open_npu
 from appliance.infer.hef import HEF_FILE, bundled_hef
 from appliance.records import Logits, States
-from appliance.settings import EncoderSettings
 
 
 class HailoDecoder:

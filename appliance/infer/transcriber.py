@@ -9,6 +9,7 @@ from typing import ParamSpec, Self, TypeVar
 
 import numpy as np
 
+from appliance.config import GateSettings, Settings
 from appliance.infer.arithmetic import warn_of_fault
 from appliance.infer.bundle import Bundle, load_bundle
 from appliance.infer.decoder import Decoded, Decoder
@@ -19,7 +20,6 @@ from appliance.infer.mel import HOP, log_mel
 from appliance.infer.presets import choose_guards
 from appliance.infer.tokenizer import Tokenizer
 from appliance.records import Mel, States, Transcription, Window
-from appliance.settings import GateSettings, Settings
 
 FULL_SCALE = 32_768.0
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from appliance.config import GateSettings
 from appliance.infer.guards import judge, marks
 from appliance.infer.joining import Seams
 from appliance.records import Transcription, Window
-from appliance.settings import GateSettings
 
 
 class Verdicts:

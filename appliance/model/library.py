@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.durable import sync_folder
 from appliance.errors import ConfigError, ModelError
 from appliance.places import CHOICE, PACKAGED, models_folder
+from appliance.system import sync_folder
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from appliance.config import HistorySettings
 from appliance.errors import PublishError
 from appliance.publish import commands_history, events
 from appliance.publish.commands_history import RequestError
 from appliance.publish.messages import Message, Reply
 from appliance.publish.store import Store
-from appliance.settings import HistorySettings
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Iterator
 
+from appliance.config import MqttSettings
 from appliance.errors import ConfigError, PublishError
 from appliance.publish import credentials, events, tls, troubles
 from appliance.publish.messages import (
@@ -21,7 +22,6 @@ from appliance.publish.messages import (
 )
 from appliance.publish.mqtt import Link, client_id, is_there
 from appliance.publish.troubles import Troubles
-from appliance.settings import MqttSettings
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from appliance.config import MqttSettings
 from appliance.errors import ConfigError
-from appliance.settings import MqttSettings
 
 PASSWORD_CREDENTIAL = "roomscribe.mqtt-password"
 """Its name among systemd's credentials."""

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from appliance.config import MqttSettings
 from appliance.publish import events, troubles
 from appliance.publish.connection import FIRST_FAILURE, REFUSAL_DELAY_S, Connection
 from appliance.publish.mqtt import ANSWER_S
 from appliance.publish.outbox import Outbox
 from appliance.publish.troubles import Troubles
-from appliance.settings import MqttSettings
 
 IN_FLIGHT = 20
 """Most unacknowledged messages, the product's limit and Mosquitto's."""

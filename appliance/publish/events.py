@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from appliance.publish.rows import StoredTranscript
-from appliance.records import Discarded
+from appliance.records import ApplianceState, ApplianceStats, Discarded
 
 SCHEMA = 1
 """Version of the transcript's event; raised when a field changes its meaning or goes."""
@@ -25,47 +24,6 @@ COUNTERS = (
 """Of the `stats` message, with 0 for what never happened."""
 ONLINE, OFFLINE = b"online", b"offline"
 ON, OFF = b"ON", b"OFF"
-
-
-@dataclass(frozen=True, slots=True)
-class ApplianceState:
-    """How the appliance is, as the `state` and `microphone` topics tell it."""
-
-    status: str
-    """running, degraded or muted."""
-    reasons: tuple[str, ...]
-    """Why it is not simply running, in plain words, never with a password or a text."""
-    encoder: str
-    model: str
-    microphone: str
-    """The device's name, or what stands in for it."""
-    microphone_online: bool
-    """Present and delivering samples that are not digital silence."""
-    queue_depth: int
-    """Windows that wait to be transcribed."""
-    uptime_s: float
-    version: str
-    muted: bool = False
-    """True while the microphone is closed on request."""
-    machine: str = ""
-    """What the appliance runs on; empty where that is not known."""
-
-    def news(self) -> tuple[object, ...]:
-        """What is told at once when it changes; the rest waits for the next regular message."""
-        return (self.status, self.reasons, self.encoder, self.model, self.microphone)
-
-
-@dataclass(frozen=True, slots=True)
-class ApplianceStats:
-    """Counters and readings, as the `stats` topic tells them; None is for what is not known."""
-
-    counters: Mapping[str, int]
-    """transcripts, discarded_<reason>, frames_dropped... since the start."""
-    uptime_s: float
-    npu_temperature_c: float | None = None
-    soc_temperature_c: float | None = None
-    throttling: tuple[str, ...] | None = None
-    """What the machine suffers from now, in plain words."""
 
 
 def topic(node: str, name: str) -> str:

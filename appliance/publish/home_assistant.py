@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from appliance.publish import events
-from appliance.publish.events import ApplianceState
+from appliance.records import ApplianceState
 
 NPUS = {"hailo8": "Hailo-8", "hailo8l": "Hailo-8L", "hailo10h": "Hailo-10H"}
 """The encoder's names of what it runs on, as their maker writes them."""

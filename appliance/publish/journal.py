@@ -10,8 +10,8 @@ import os
 import socket
 import sys
 
+from appliance.config import JournalSettings
 from appliance.publish.rows import StoredTranscript
-from appliance.settings import JournalSettings
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from appliance.publish import events
-from appliance.publish.events import ApplianceState, ApplianceStats
 from appliance.publish.outbox import Outbox
 from appliance.publish.store import Store
 from appliance.publish.troubles import Troubles
-from appliance.records import Discarded
+from appliance.records import ApplianceState, ApplianceStats, Discarded
 
 STATE_S = STATS_S = 60.0
 """State and statistics are told this often though nothing changed."""

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from typing import Any
 
+from appliance.config import MqttSettings
 from appliance.publish import tls
 from appliance.publish.messages import (
     PACKET_BYTES,
@@ -19,7 +20,6 @@ from appliance.publish.messages import (
     SubscriptionRefused,
     Untrusted,
 )
-from appliance.settings import MqttSettings
 
 RECEIVED_WAITING = 100
 """Messages received and not looked at yet; beyond it the oldest are dropped."""

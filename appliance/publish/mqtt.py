@@ -21,10 +21,10 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from appliance.config import MqttSettings
 from appliance.publish import events
 from appliance.publish.mailbox import Mailbox
 from appliance.publish.messages import PACKET_BYTES, Message, News
-from appliance.settings import MqttSettings
 
 CONNECT_S = 5.0
 """Longest wait for the broker's host to accept the connection."""

@@ -10,9 +10,9 @@ import logging
 import math
 import random
 
+from appliance.config import HomeAssistantSettings
 from appliance.publish import events
 from appliance.publish.messages import Message
-from appliance.settings import HomeAssistantSettings
 
 log = logging.getLogger(__name__)
 

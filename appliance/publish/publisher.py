@@ -13,19 +13,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from appliance.config import HomeAssistantSettings, MqttSettings
 from appliance.errors import PublishError
 from appliance.publish import events, home_assistant, troubles
 from appliance.publish.connection import Connection
 from appliance.publish.delivery import NOBODY_SUBSCRIBES, Delivery
-from appliance.publish.events import ApplianceState, ApplianceStats
 from appliance.publish.live import LiveTopics
 from appliance.publish.messages import Acknowledged, Connected, Lost, Message, Reply, matches
 from appliance.publish.outbox import Outbox
 from appliance.publish.presence import Presence
 from appliance.publish.store import Store
 from appliance.publish.troubles import Troubles
-from appliance.records import Discarded
-from appliance.settings import HomeAssistantSettings, MqttSettings
+from appliance.records import ApplianceState, ApplianceStats, Discarded
 
 PROGRESS_S = 5.0
 """Looks around this often though nobody woke it."""

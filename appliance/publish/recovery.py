@@ -12,10 +12,10 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from appliance.durable import sync_folder
 from appliance.publish import rows, schema
 from appliance.publish.salvage import Known, salvage
 from appliance.publish.store_files import beside, delete
+from appliance.system import sync_folder
 
 log = logging.getLogger("roomscribe")
 

@@ -11,9 +11,9 @@ import math
 import sqlite3
 from datetime import datetime, timedelta
 
+from appliance.config import StoreSettings
 from appliance.publish import rows, schema
 from appliance.publish.search import Wanted, where
-from appliance.settings import StoreSettings
 
 _BEYOND = "seq <= (SELECT seq FROM transcripts ORDER BY seq DESC LIMIT 1 OFFSET ?)"
 """All but so many of the newest."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from appliance.config import StoreSettings
 from appliance.publish import recovery, retention, rows, schema
 from appliance.publish.database import Access, Database
 from appliance.publish.rows import StoredTranscript
@@ -23,7 +24,6 @@ from appliance.publish.search import Wanted, where
 from appliance.publish.stand_in import LastingDatabase
 from appliance.publish.store_errors import plain_errors
 from appliance.records import Transcript
-from appliance.settings import StoreSettings
 
 FILE_NAME = "roomscribe.db"
 SCHEMA = schema.SCHEMA

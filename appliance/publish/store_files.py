@@ -7,7 +7,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from appliance.durable import sync_folder
+from appliance.system import sync_folder
 
 _ROOM = 256 * 1024
 """Bytes; a transcript takes about 40 kB of the -wal file until it is emptied."""

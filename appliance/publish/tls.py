@@ -6,9 +6,9 @@ import os
 import ssl
 from pathlib import Path
 
+from appliance.config import MqttSettings
 from appliance.errors import ConfigError
 from appliance.publish import credentials
-from appliance.settings import MqttSettings
 
 
 def context(settings: MqttSettings) -> ssl.SSLContext | None:

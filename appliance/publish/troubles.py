@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from appliance.settings import MqttSettings
+from appliance.config import MqttSettings
 
 log = logging.getLogger(__name__)
 

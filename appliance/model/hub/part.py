@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from appliance.durable import sync_folder
 from appliance.errors import ModelError
 from appliance.model.hub.answers import content_range, strong_etag
 from appliance.model.library import told
+from appliance.system import sync_folder
 
 LARGEST = 16_000_000_000
 """Bytes; the largest Whisper has 6.2 GB as float32."""
