@@ -9,8 +9,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from appliance.capture.microphone import Source, open_source
 from appliance.capture.recorder import Recorder
-from appliance.capture.source import Source, open_source
 from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
 from appliance.health import Health

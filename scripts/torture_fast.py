@@ -21,12 +21,7 @@ import appliance.service
 from appliance.__main__ import main
 from appliance.capture.recording import Recording
 from appliance.capture.segmenter import Segmenter
-from appliance.records import (
-    SAMPLE_RATE,
-    Discarded,
-    Frame,
-    Window,
-)
+from appliance.records import SAMPLE_RATE, Discarded, Frame, Window
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

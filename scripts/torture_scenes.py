@@ -174,7 +174,7 @@ def _wave(path: Path) -> Wave:
     if rate == RATE and samples.shape[1] == 1:
         left: Wave = samples[:, 0]
         return left
-    from appliance.capture.resample import Resampler
+    from appliance.capture.frames import Resampler
 
     parts = Resampler(rate).push(samples, last=True)
     return parts.astype(np.float32) / np.float32(32768)

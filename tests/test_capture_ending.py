@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from appliance.capture.floor import NoiseFloor, power_of
+from appliance.capture.endpoint import NoiseFloor, power_of
 from appliance.capture.frames import FRAME_SAMPLES, Framer
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import Judgement

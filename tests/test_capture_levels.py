@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from appliance.capture.levels import Levels
+from appliance.capture.microphone import Levels
 
 ZEROS = np.zeros((480, 1), np.int16)
 SOFT = np.full((480, 1), 1, np.int16)

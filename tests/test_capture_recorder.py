@@ -26,7 +26,7 @@ from appliance.records import Frame
 
 FAKE = """
 import json, os, struct, sys, time
-from appliance.capture.messages import Message
+from appliance.capture.portaudio import Message
 def tell(kind, data, lost=False, heard_s=None):
     os.write(1, Message(kind, data, heard_s or time.monotonic(), lost).packed())
 def say(**words):

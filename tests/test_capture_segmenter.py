@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from appliance.capture.cutting import quietest
 from appliance.capture.frames import FRAME_SAMPLES
-from appliance.capture.segmenter import Segmenter, is_clipped
+from appliance.capture.segmenter import Segmenter, is_clipped, quietest
 from appliance.capture.voice import Judgement
 from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Window

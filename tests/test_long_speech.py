@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.capture.cutting import choose_cut, is_pause
 from appliance.capture.frames import FRAME_SAMPLES, Framer
 from appliance.capture.recording import Recording
-from appliance.capture.segmenter import Segmenter
+from appliance.capture.segmenter import Segmenter, choose_cut, is_pause
 from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import SegmenterSettings, VoiceSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
