@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, RoomscribeError
-from appliance.infer.bundle import Bundle
 from appliance.infer.transcriber import Transcriber
-from appliance.places import BUILT_IN, chosen_model
+from appliance.model.bundle import BUILT_IN, Bundle, chosen_model
 
 if TYPE_CHECKING:
-    from appliance.infer.bundle import Bundle
     from appliance.infer.transcriber import Transcriber
+    from appliance.model.bundle import Bundle
 
 
 def add(options: argparse.Namespace, settings: Settings) -> int:
@@ -60,7 +59,7 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
 
 def fetch(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model fetch`"""
-    from appliance.model.hub.checkpoints import fetch_checkpoint
+    from appliance.model.huggingface import fetch_checkpoint
 
     options.folder.mkdir(parents=True, exist_ok=True)
     origin = fetch_checkpoint(options.source, options.revision, options.folder)
@@ -70,8 +69,7 @@ def fetch(options: argparse.Namespace, _settings: Settings) -> int:
 
 def list_models(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model list`; the status of the last damaged one, after showing all."""
-    from appliance.infer.bundle import load_bundle
-    from appliance.infer.installed import installed_bundles
+    from appliance.model.bundle import installed_bundles, load_bundle
 
     status = 0
     for name, folder in installed_bundles().items():
@@ -95,7 +93,7 @@ def list_models(options: argparse.Namespace, settings: Settings) -> int:
 
 def info(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model info`"""
-    from appliance.infer.bundle import load_bundle
+    from appliance.model.bundle import load_bundle
 
     facts = _facts(load_bundle(options.name or _in_use(settings)))
     if options.json:
@@ -108,7 +106,7 @@ def info(options: argparse.Namespace, settings: Settings) -> int:
 
 def verify(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model verify`; the status of the last failing one, after checking all."""
-    from appliance.infer.installed import installed_bundles
+    from appliance.model.bundle import installed_bundles
 
     status = 0
     for name in options.names or [str(folder) for folder in installed_bundles().values()]:
@@ -136,8 +134,8 @@ def remove(options: argparse.Namespace, settings: Settings) -> int:
 
 def use(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model use`"""
-    from appliance.infer.bundle import load_bundle
     from appliance.model import library
+    from appliance.model.bundle import load_bundle
 
     load_bundle(options.name)
     if "/" in options.name:
@@ -180,7 +178,7 @@ def _prove(name: str | Path) -> float:
     Raises ModelError.
     """
     from appliance.infer.hailo_decoder_files import DECODER_HEF, DecoderFiles
-    from appliance.infer.hef import bundled_hef, verify_hef
+    from appliance.model.hef import bundled_hef, verify_hef
 
     begun = time.perf_counter()
     with _open(str(name)) as transcriber:

@@ -26,12 +26,12 @@ from hailo_overlap import overlap
 from hailo_simulator.control import Simulator, with_hef
 from hailo_stream import LATENCY_MS, SEED, make_windows, open_for, row, spread
 
-from appliance.infer.bundle import Bundle, load_bundle
 from appliance.infer.cpu import CpuEncoder
 from appliance.infer.hailo_failover import FailoverEncoder
 from appliance.infer.hailo_npu import open_npu
-from appliance.infer.hef import HEF_FILE
 from appliance.infer.transcriber import Transcriber
+from appliance.model.bundle import Bundle, load_bundle
+from appliance.model.hef import HEF_FILE
 from appliance.records import Window
 
 BETWEEN_S = 90.0

@@ -13,15 +13,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+from hailo_simulator.control import Simulator, with_hef
 from hailo_stream import LATENCY_MS, SEED, make_windows, open_for, row
+from random_whisper import TINY, random_weights, write_checkpoint
 
-# hailo_stream has put the tests' folder on the path
-from hailo_simulator.control import Simulator, with_hef  # isort: skip
-from random_whisper import TINY, random_weights, write_checkpoint  # isort: skip
-
-from appliance.infer.bundle import load_bundle
 from appliance.infer.transcriber import Encoded, Transcriber
 from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import load_bundle
 from appliance.pipeline import STATES_WAITING
 from appliance.records import Window
 

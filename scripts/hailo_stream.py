@@ -9,19 +9,10 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from appliance.config import (
-    EncoderSettings,
-    Settings,
-)
-from appliance.infer.bundle import Bundle
-from appliance.infer.transcriber import (
-    Transcriber,
-    open_transcriber,
-)
-from appliance.records import (
-    SAMPLE_RATE,
-    Window,
-)
+from appliance.config import EncoderSettings, Settings
+from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.model.bundle import Bundle
+from appliance.records import SAMPLE_RATE, Window
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from appliance.infer import arithmetic
-from appliance.model.graphs.decoder_graph import EMBEDDING, Written, _kept_logits
-from appliance.model.graphs.runtime_graph import RuntimeGraph
+from appliance.model.graph import RuntimeGraph
+from appliance.model.whisper import EMBEDDING, Written, _kept_logits
 
 
 def write(file: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from random_whisper import HOME, random_weights, write_checkpoint
 
-from appliance.infer.bundle import Bundle, load_bundle
 from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import Bundle, load_bundle
 
 RANDOM_RECIPE = Recipe(name="random", window_s=10.0, description="random weights", demo_model=True)
 

@@ -12,8 +12,8 @@ import pytest
 from hailo_simulator.control import Simulator, with_decoder, with_hef
 from random_whisper import HOME, ODD, random_weights, write_checkpoint
 
-from appliance.infer.bundle import Bundle, load_bundle
 from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import Mel
 
 

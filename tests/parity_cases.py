@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from random_whisper import BASE, ODD, SPECIALS, TINY
 
-from appliance.model.weights.checkpoint import WhisperConfig
+from appliance.model.shapes import WhisperConfig
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 INPUTS = 20

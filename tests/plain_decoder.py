@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.model.weights.checkpoint import Weights, WhisperConfig
+from appliance.model.shapes import WhisperConfig
+from appliance.model.tensors import Weights
 
 Array = NDArray[np.float32]
 STEM = "model.decoder"

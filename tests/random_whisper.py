@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from appliance.model.weights.checkpoint import Weights, WhisperConfig, expected_shapes
+from appliance.model.shapes import WhisperConfig, expected_shapes
+from appliance.model.tensors import Weights
 
 SPECIALS = (
     "<|endoftext|>",

@@ -15,7 +15,8 @@ from transformers import WhisperConfig as ReferenceConfig
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from appliance.model.weights.checkpoint import Weights, WhisperConfig
+from appliance.model.shapes import WhisperConfig
+from appliance.model.tensors import Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from appliance.benchmark.subject import Subject, make_subject, wanted_rows
 from appliance.benchmark.uncached import UncachedRunner
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError
-from appliance.infer.bundle import load_bundle
-from appliance.model.weights.checkpoint import load_checkpoint
+from appliance.model.bundle import load_bundle
+from appliance.model.checkpoint import load_checkpoint
 
 COUNT = 12
 
@@ -96,7 +96,7 @@ def test_ctranslate2_in_float32_writes_the_same_tokens(
 ) -> None:
     pytest.importorskip("ctranslate2")
     from appliance.benchmark.ctranslate import CTranslateRunner, write_model
-    from appliance.model.describe import read_vocabulary
+    from appliance.model.build import read_vocabulary
 
     subject = subject_of(checkpoint_folder, 10.0, tmp_path)
     write_model(subject.checkpoint, read_vocabulary(checkpoint_folder), "float32", tmp_path / "ct2")

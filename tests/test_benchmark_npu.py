@@ -15,7 +15,7 @@ from hailo_simulator.control import Simulator
 from appliance.benchmark.main import run
 from appliance.benchmark.options import add_arguments
 from appliance.config import ModelSettings, Settings
-from appliance.infer.bundle import Bundle
+from appliance.model.bundle import Bundle
 
 __all__ = ["npu_bundles", "simulator"]
 TOKENS = 5

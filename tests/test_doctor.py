@@ -23,7 +23,7 @@ from test_doctor_hearing import noise
 
 from appliance.doctor.outcome import Finding, Outcome, failed, ok, skipped
 from appliance.doctor.page import MARKS, PLAIN_MARKS, lines, marks, says_nothing_new
-from appliance.infer.bundle import load_bundle
+from appliance.model.bundle import load_bundle
 
 NEEDED = [*missing_packages(), *([missing()] if missing() else [])]
 

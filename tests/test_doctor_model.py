@@ -16,7 +16,7 @@ from appliance.doctor import model
 from appliance.doctor.outcome import Surroundings
 from appliance.doctor.sentence import FILE, TEXT
 from appliance.errors import ModelError
-from appliance.infer.bundle import load_bundle
+from appliance.model.bundle import load_bundle
 from appliance.records import Transcription
 
 RESULT = Transcription(TEXT, (1,), "en", -0.1, 0.0, 1.0, True, "cpu", 1.0, 1.0)
@@ -49,7 +49,7 @@ def test_the_int8_arithmetic_is_checked_where_a_model_has_any(
     assert model.arithmetic(around(bundle_folder)).status == "skipped"
     whole = load_bundle(bundle_folder)
     int8 = replace(whole, quantize="int8", zero_points=True)
-    monkeypatch.setattr("appliance.infer.bundle.load_bundle", lambda _name: int8)
+    monkeypatch.setattr("appliance.model.bundle.load_bundle", lambda _name: int8)
     assert model.arithmetic(around(bundle_folder)).status == "ok"
     monkeypatch.setattr("appliance.infer.arithmetic.open_products", lambda **_options: Saturating())
     found = model.arithmetic(around(bundle_folder))

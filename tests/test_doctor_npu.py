@@ -20,7 +20,7 @@ from appliance.doctor.accuracy import Compared, judge, word_errors
 from appliance.doctor.daemon import Daemon
 from appliance.doctor.outcome import Outcome, Surroundings
 from appliance.errors import ConfigError, DeviceError, ModelError, RoomscribeError
-from appliance.infer.bundle import Bundle, load_bundle
+from appliance.model.bundle import Bundle, load_bundle
 
 __all__ = ["copied", "npu_bundle", "npu_bundles"]
 

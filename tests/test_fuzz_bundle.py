@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, ModelError
-from appliance.infer.bundle import Bundle, load_bundle
 from appliance.infer.transcriber import open_transcriber
+from appliance.model.bundle import Bundle, load_bundle
 
 HOME_EN = load_bundle("home-en").folder
 MANIFEST = (HOME_EN / "bundle.json").read_bytes()

@@ -15,7 +15,7 @@ from hailo_fixture import copied, hef_bundle, npu_bundle, npu_bundles, simulator
 from hailo_simulator.control import Simulator
 
 import appliance.infer
-from appliance.infer.bundle import Bundle
+from appliance.model.bundle import Bundle
 
 __all__ = ["copied", "hef_bundle", "npu_bundle", "npu_bundles", "simulator"]
 

@@ -10,8 +10,8 @@ import pytest
 from hailo_fixture import hef_bundle, simulator
 from hailo_simulator.control import Simulator
 
-from appliance.infer.bundle import Bundle
-from appliance.infer.hef import HEF_FILE
+from appliance.model.bundle import Bundle
+from appliance.model.hef import HEF_FILE
 
 __all__ = ["hef_bundle", "simulator"]
 

@@ -13,7 +13,7 @@ from measure_model import Examination, coloured, quiet, synthetic_noises
 from word_errors import word_error_rate
 
 from appliance.config import Settings
-from appliance.infer.bundle import load_bundle
+from appliance.model.bundle import load_bundle
 from appliance.records import SAMPLE_RATE
 
 MEGABYTES = 1e6

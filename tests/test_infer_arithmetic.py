@@ -18,8 +18,8 @@ from appliance.config import CaptureSettings, MqttSettings, Settings, StoreSetti
 from appliance.errors import ModelError
 from appliance.infer import arithmetic
 from appliance.infer.arithmetic import Values, find_fault, warn_of_fault
-from appliance.infer.bundle import Bundle
 from appliance.infer.sessions import Session
+from appliance.model.bundle import Bundle
 from appliance.pipeline import Pipeline
 
 

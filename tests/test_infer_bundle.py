@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import Bundle, installed_bundles, load_bundle
 from appliance.infer.cpu import CpuEncoder
 from appliance.infer.decoder import Decoder
+from appliance.model.bundle import Bundle, installed_bundles, load_bundle
 
 FILES = ("encoder.onnx", "cross.onnx", "step.onnx", "embedding.bin", "vocabulary.json")
 
@@ -248,7 +248,7 @@ def test_a_file_that_is_no_graph_is_refused_in_one_line(folder: Path, data: byte
 def test_standard_error_works_again_after_the_first_session(bundle_folder: Path) -> None:
     program = (
         "import os, sys\n"
-        "from appliance.infer.bundle import load_bundle\n"
+        "from appliance.model.bundle import load_bundle\n"
         "from appliance.infer.cpu import CpuEncoder\n"
         "from appliance.infer.decoder import Decoder\n"
         "before = os.fstat(2).st_ino\n"

@@ -12,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import Bundle, Guards, load_bundle
 from appliance.infer.decoder import Decoder
 from appliance.infer.guards import log_sum
 from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import Bundle, Guards, load_bundle
 
 PLAIN = Guards(positions=500, repetition_penalty=1.0, eot_boost=0.0)
 

@@ -16,12 +16,12 @@ from test_infer_hailo import hold
 from appliance.config import EncoderSettings
 from appliance.errors import DeviceError, ModelError
 from appliance.infer import hailo_failover, hailo_npu
-from appliance.infer.bundle import ENCODER, Bundle
 from appliance.infer.cpu import CpuEncoder
 from appliance.infer.encoder import Encoder, PlainEncoder, open_encoder
 from appliance.infer.hailo_failover import FailoverEncoder
 from appliance.infer.hailo_npu import open_npu
-from appliance.infer.hef import HEF_FILE
+from appliance.model.bundle import ENCODER, Bundle
+from appliance.model.hef import HEF_FILE
 
 __all__ = ["hef_bundle", "simulator"]
 

@@ -17,12 +17,12 @@ from hailo_simulator.control import Simulator, with_hef
 
 from appliance.errors import DeviceError, ModelError
 from appliance.infer import hailo_npu, hailo_system, hailo_watch
-from appliance.infer.bundle import Bundle
 from appliance.infer.cpu import CpuEncoder
 from appliance.infer.hailo import find_chip, identify, load_binding
 from appliance.infer.hailo_errors import NpuError, Situation, explain, status_of
 from appliance.infer.hailo_npu import Npu, open_npu
-from appliance.infer.hef import HEF_FILE
+from appliance.model.bundle import Bundle
+from appliance.model.hef import HEF_FILE
 
 __all__ = ["hef_bundle", "simulator"]
 

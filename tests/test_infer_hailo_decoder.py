@@ -19,15 +19,15 @@ from hailo_simulator.control import DECODER_OUTPUTS, Simulator, enlist, write_de
 from appliance.config import EncoderSettings, Settings
 from appliance.errors import ConfigError, DeviceError, ModelError
 from appliance.infer import hailo_network, hailo_npu
-from appliance.infer.bundle import Bundle, Guards
 from appliance.infer.cpu import CpuEncoder
 from appliance.infer.decoder import Decoder
 from appliance.infer.hailo_decoder import HailoDecoder, open_on_npu
 from appliance.infer.hailo_decoder_files import PLACE_TABLE, TOKEN_TABLE, DecoderFiles
 from appliance.infer.hailo_failover import FailoverEncoder
 from appliance.infer.hailo_npu import open_npu
-from appliance.infer.hef import HEF_FILE, read_hef
 from appliance.infer.transcriber import open_transcriber
+from appliance.model.bundle import Bundle, Guards
+from appliance.model.hef import HEF_FILE, read_hef
 from appliance.records import States, Window
 
 __all__ = ["copied", "npu_bundle", "npu_bundles", "simulator"]

@@ -14,9 +14,8 @@ import xxhash
 from hailo_simulator.hef_files import write_hef
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import Bundle
-from appliance.infer.hef import CHIP_NAMES, read_hef, verify_hef
-from appliance.infer.hef_fields import Edge, describe
+from appliance.model.bundle import Bundle
+from appliance.model.hef import CHIP_NAMES, Edge, describe, read_hef, verify_hef
 
 SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED", "/nowhere")) / "data/hef"
 real_files = pytest.mark.skipif(not SHARED.is_dir(), reason="ROOMSCRIBE_SHARED has no HEF files")

@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from random_whisper import ODD, random_mel, random_weights, write_checkpoint
 
-from appliance.infer.bundle import Bundle, Guards, load_bundle
 from appliance.infer.cpu import CpuEncoder
 from appliance.infer.decoder import Decoder
 from appliance.model.build import Recipe, build_bundle
-from appliance.model.graphs.quantize import to_int4, to_int8
+from appliance.model.bundle import Bundle, Guards, load_bundle
+from appliance.model.graph import to_int4, to_int8
 
 WINDOWS = range(40)
 PLAIN = Guards(500, 1.0, 0.0)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from plain_decoder import PlainDecoder, pad
 from random_whisper import HOME, ODD, random_weights, sized, write_checkpoint
 
-from appliance.infer.bundle import Bundle, Guards, load_bundle
 from appliance.infer.decoder import Decoder
 from appliance.model.build import Recipe, build_bundle
-from appliance.model.weights.checkpoint import WhisperConfig
+from appliance.model.bundle import Bundle, Guards, load_bundle
+from appliance.model.shapes import WhisperConfig
 
 TOLERANCE = 1e-4
 WINDOWS = 200

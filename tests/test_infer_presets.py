@@ -8,8 +8,8 @@ import pytest
 
 from appliance.config import DecoderSettings
 from appliance.errors import ConfigError
-from appliance.infer.bundle import Bundle, Guards
 from appliance.infer.presets import choose_guards
+from appliance.model.bundle import Bundle, Guards
 
 NAMES = ("conservative", "balanced", "aggressive")
 

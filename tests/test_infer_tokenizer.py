@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import Bundle
 from appliance.infer.tokenizer import Tokenizer
+from appliance.model.bundle import Bundle
 
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]

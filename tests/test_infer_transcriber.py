@@ -17,13 +17,12 @@ from onnx import numpy_helper
 
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, ModelError
-from appliance.infer.bundle import Guards
 from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.guards import compression_ratio
 from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import Transcriber, open_transcriber
-from appliance.model.build import build_bundle
-from appliance.model.describe import Recipe
+from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import Guards
 from appliance.records import SAMPLE_RATE, Window
 
 

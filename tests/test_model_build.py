@@ -12,9 +12,9 @@ import pytest
 from random_whisper import random_weights, sized, write_checkpoint
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import Tokens, load_bundle
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model.build import Recipe, build_bundle, main
+from appliance.model.bundle import Tokens, load_bundle
 
 RECIPE = Recipe("home", 10.0)
 

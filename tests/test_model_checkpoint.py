@@ -20,8 +20,9 @@ from random_whisper import HOME, random_weights, sized, write_checkpoint
 from safetensors.numpy import load_file, save_file
 
 from appliance.errors import ModelError
-from appliance.model.weights.checkpoint import Weights, expected_shapes, load_checkpoint
-from appliance.model.weights.shapes import sinusoids
+from appliance.model.checkpoint import load_checkpoint
+from appliance.model.shapes import expected_shapes, sinusoids
+from appliance.model.tensors import Weights
 
 SMALL = sized(8, (1, 2), 2, 30, 12, 10, n_mels=4)
 TABLE = "model.encoder.embed_positions.weight"

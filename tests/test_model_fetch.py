@@ -22,10 +22,15 @@ from disks import mounted
 from local_hub import TOKEN, Fault, LocalHub, local_hub
 
 from appliance.errors import ModelError
-from appliance.model.hub.answers import RefusedError, UnreachableError, origin, retry_after
-from appliance.model.hub.fetch import Client, Patience
-from appliance.model.hub.part import Source, git_sha1
-from appliance.model.hub.progress import Bar, Lines
+from appliance.model.download import Bar, Client, Lines, Patience
+from appliance.model.part import (
+    RefusedError,
+    Source,
+    UnreachableError,
+    git_sha1,
+    origin,
+    retry_after,
+)
 
 TESTS = Path(__file__).resolve().parent
 NAME = "weights.bin"
@@ -127,8 +132,8 @@ def test_the_next_run_goes_on_and_hashes_what_is_there(place: Place) -> None:
 def test_a_run_killed_in_the_middle_leaves_what_the_next_one_goes_on_with(place: Place) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from appliance.model.hub.fetch import Client, Patience\n"
-        "from appliance.model.hub.part import Source\n"
+        "from appliance.model.download import Client, Patience\n"
+        "from appliance.model.part import Source\n"
         "client = Client(sys.argv[1], '', Patience(pauses_s=(60.0,)))\n"
         "client.fetch(Source(sys.argv[1]), Path(sys.argv[2]))\n"
     )
@@ -469,8 +474,8 @@ def test_a_limit_on_file_sizes_is_one_line_and_leaves_nothing(place: Place) -> N
     program = (
         "import resource, sys; from pathlib import Path\n"
         "from appliance.errors import ModelError\n"
-        "from appliance.model.hub.fetch import Client\n"
-        "from appliance.model.hub.part import Source\n"
+        "from appliance.model.download import Client\n"
+        "from appliance.model.part import Source\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "try: Client(sys.argv[1]).fetch(Source(sys.argv[1]), Path(sys.argv[2]))\n"
         "except ModelError as error: print(error)\n"

@@ -19,10 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 from random_whisper import ODD, random_mel, random_weights, write_checkpoint
 
 from appliance.errors import AudioError, ModelError
-from appliance.model.graphs.encoder_graph import write_encoder
+from appliance.model.checkpoint import Checkpoint
 from appliance.model.hailo.check import check_for_hailo
 from appliance.model.hailo.export import Report, export_for_hailo
-from appliance.model.weights.checkpoint import Checkpoint
+from appliance.model.whisper import write_encoder
 
 WINDOW_S, FRAMES, POSITIONS, LENGTH, WIDTH = 0.6, 60, 30, 32, ODD.d_model
 WEIGHTS = random_weights(ODD, 25)

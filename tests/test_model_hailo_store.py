@@ -10,8 +10,8 @@ import pytest
 from local_hub import Fault, LocalHub, local_hub
 
 from appliance.errors import ModelError
-from appliance.model.hub.fetch import Patience
-from appliance.model.hub.hailo_store import (
+from appliance.model.download import Patience
+from appliance.model.hailo_store import (
     CHIPS,
     MAGIC,
     STORE,

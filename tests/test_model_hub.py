@@ -16,9 +16,8 @@ import pytest
 from local_hub import TOKEN, Fault, LocalHub, local_hub
 
 from appliance.errors import ModelError
-from appliance.model.hub.checkpoints import NAMES, Origin, fetch_checkpoint, repository_of
-from appliance.model.hub.fetch import Patience
-from appliance.model.hub.repository import Repository
+from appliance.model.download import Patience
+from appliance.model.huggingface import NAMES, Origin, Repository, fetch_checkpoint, repository_of
 
 TINY = "openai/whisper-tiny"
 CONFIG = json.dumps({"model_type": "whisper", "d_model": 384}).encode()
@@ -463,7 +462,7 @@ def test_the_command_line_of_a_process_finds_the_hub_by_its_environment(
     hub.add(TINY, FILES)
     program = (
         "import sys; from pathlib import Path\n"
-        "from appliance.model.hub.checkpoints import fetch_checkpoint\n"
+        "from appliance.model.huggingface import fetch_checkpoint\n"
         "print(fetch_checkpoint('tiny', 'main', Path(sys.argv[1])).repository)\n"
     )
     run = subprocess.run(

@@ -12,8 +12,8 @@ import pytest
 
 from appliance.errors import ConfigError, ModelError
 from appliance.model import library
+from appliance.model.bundle import chosen_model
 from appliance.model.library import Workplace, choose, install, installed, remove, work_on
-from appliance.places import chosen_model
 
 
 @pytest.fixture

@@ -18,12 +18,13 @@ from onnx import TensorProto, helper, numpy_helper
 from random_whisper import random_mel, random_weights, sized, write_checkpoint
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import load_bundle
 from appliance.infer.cpu import CpuEncoder
 from appliance.model.build import Recipe, build_bundle
-from appliance.model.weights.checkpoint import Checkpoint, Weights, load_checkpoint
-from appliance.model.weights.onnx_weights import find_onnx, open_onnx_weights
-from appliance.model.weights.shapes import sinusoids
+from appliance.model.bundle import load_bundle
+from appliance.model.checkpoint import Checkpoint, load_checkpoint
+from appliance.model.onnx_import import find_onnx, open_onnx_weights
+from appliance.model.shapes import sinusoids
+from appliance.model.tensors import Weights
 
 SIZES = sized(12, (2, 2), 3, 40, 20, 9, n_mels=5, feed_forward=10)
 """Matrices between layers are square, so that a turned one is not seen by its shape."""

@@ -12,10 +12,10 @@ import pytest
 from random_whisper import ODD, random_weights
 
 from appliance.errors import DeviceError
+from appliance.model.checkpoint import Checkpoint
 from appliance.model.packs.pack import write_pack
 from appliance.model.packs.reader import Pack, read_pack
 from appliance.model.packs.xrt import open_device, place_blobs, place_pack
-from appliance.model.weights.checkpoint import Checkpoint
 
 WORD = 4
 """Bytes; an NPU's DMA moves whole words of 32 bits."""

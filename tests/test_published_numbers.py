@@ -16,11 +16,11 @@ import pytest
 from random_whisper import random_weights, sized, write_checkpoint
 from test_infer_tokenizer import letters_of, published_ranks
 
-from appliance.infer.bundle import Bundle, load_bundle
 from appliance.infer.mel import log_mel
 from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import FULL_SCALE
 from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import Bundle, load_bundle
 
 if "ROOMSCRIBE_SHARED" not in os.environ:
     pytest.skip(

@@ -28,11 +28,11 @@ from onnx import numpy_helper
 from word_errors import word_error_rate, words
 
 from appliance.config import Settings
-from appliance.infer.bundle import CROSS, ENCODER, STEP, Bundle, load_bundle
 from appliance.infer.cpu import CpuEncoder
 from appliance.infer.decoder import Decoder
 from appliance.infer.mel import log_mel
 from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.model.bundle import CROSS, ENCODER, STEP, Bundle, load_bundle
 from appliance.records import SAMPLE_RATE, Logits, Transcription, Window
 
 if "ROOMSCRIBE_REAL_MODEL" not in os.environ:

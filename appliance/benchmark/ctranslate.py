@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from appliance.benchmark import clock
 from appliance.benchmark.facts import Decoded, Facts
 from appliance.infer.mel import log_mel
-from appliance.model.weights.checkpoint import Checkpoint, Weights
+from appliance.model.checkpoint import Checkpoint
+from appliance.model.tensors import Weights
 from appliance.records import Mel
 
 

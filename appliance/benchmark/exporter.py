@@ -7,7 +7,7 @@ scaled after their projection; keys kept as (batch, heads, length, size) and tra
 keys and values grown by Concat; the cross-attention's going out of decoder_model once and into
 decoder_with_past_model at every step (since optimum 1.8 they do not come out of it again); GELU
 through Erf; the vocabulary's matrix beside the token embedding. decoder_with_past_model reads no
-encoder states, so it has no input for them. Written here, not with appliance.model.graphs, so that
+encoder states, so it has no input for them. Written here, not with appliance.model, so that
 the reference stays what it is when the product's graphs change.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from onnx import TensorProto
 
 from appliance.benchmark.exporter_graph import Exported
-from appliance.model.weights.checkpoint import Checkpoint
+from appliance.model.checkpoint import Checkpoint
 
 OUTSIDE = -3.4028234663852886e38
 """The mask's value: the least float32, as transformers has it."""

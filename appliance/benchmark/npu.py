@@ -13,11 +13,11 @@ from appliance.benchmark.facts import Facts
 from appliance.benchmark.ours import OurRunner
 from appliance.config import EncoderSettings
 from appliance.errors import DeviceError, RoomscribeError
-from appliance.infer.bundle import Bundle, load_bundle
 from appliance.infer.encoder import Encoder, open_encoder
 from appliance.infer.hailo_decoder import open_on_npu
 from appliance.infer.hailo_decoder_files import DECODER_HEF
-from appliance.infer.hef import HEF_FILE
+from appliance.model.bundle import Bundle, load_bundle
+from appliance.model.hef import HEF_FILE
 
 PRESET = "conservative"
 

@@ -12,12 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.model.weights.checkpoint import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    WhisperConfig,
-    expected_shapes,
-)
+from appliance.model.checkpoint import CONFIG_FILE, WEIGHTS_FILE
+from appliance.model.shapes import WhisperConfig, expected_shapes
 
 
 def _sized(d_model: int, layers: int, heads: int) -> WhisperConfig:

@@ -14,10 +14,9 @@ from appliance.benchmark import exported, exporter, npu, traffic, uncached
 from appliance.benchmark.sessions import quantize
 from appliance.benchmark.subject import Subject
 from appliance.errors import DeviceError
-from appliance.infer.bundle import BEST, STEP
 from appliance.infer.hailo import find_chip
-from appliance.model.build import build_bundle
-from appliance.model.describe import Recipe
+from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import BEST, STEP
 
 CTRANSLATE, QUANTIZER = "ctranslate2", "onnxruntime.quantization"
 LABELS = {
@@ -181,7 +180,7 @@ class RowMaker:
         if find_spec(CTRANSLATE) is None:
             return Row(key, LABELS[key], absent=f"the package {CTRANSLATE} is not installed")
         from appliance.benchmark.ctranslate import write_model
-        from appliance.model.describe import read_vocabulary
+        from appliance.model.build import read_vocabulary
 
         facts, folder = self._facts, self._scratch / "ctranslate2"
         if not folder.exists():

@@ -9,9 +9,9 @@ from pathlib import Path
 from appliance.benchmark.facts import Facts
 from appliance.benchmark.random_model import SHAPES, write_random_checkpoint
 from appliance.errors import ConfigError
-from appliance.infer.bundle import Bundle, load_bundle
 from appliance.model.build import Recipe, build_bundle
-from appliance.model.weights.checkpoint import Checkpoint, load_checkpoint
+from appliance.model.bundle import Bundle, load_bundle
+from appliance.model.checkpoint import Checkpoint, load_checkpoint
 
 
 @dataclass(frozen=True, slots=True)

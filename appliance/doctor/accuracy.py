@@ -46,9 +46,9 @@ def compare(around: Surroundings, folder: Path | None) -> list[Compared]:
     """Both encoders on the packaged sentence, or on the recordings of `folder`, each cut off at the
     model's window. Raises NpuError, ModelError, AudioError, and ConfigError for an empty folder."""
     from appliance.infer.hailo_npu import open_npu
-    from appliance.infer.hef import HEF_FILE
     from appliance.infer.mel import log_mel
     from appliance.infer.transcriber import FULL_SCALE, Encoded, open_transcriber
+    from appliance.model.hef import HEF_FILE
 
     around.doing("loading the model")
     transcriber = open_transcriber(on_cpu(around.settings))

@@ -8,14 +8,14 @@ from dataclasses import replace
 from appliance.config import Settings
 from appliance.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
 from appliance.doctor.sentence import TEXT, spoken_window, words
-from appliance.places import BUILT_IN
+from appliance.model.bundle import BUILT_IN
 from appliance.records import Transcription
 
 
 def bundle(around: Surroundings) -> Outcome:
     """The configured bundle is whole: every checksum, every size."""
     around.doing("reading the bundle and its checksums")
-    from appliance.infer.bundle import load_bundle
+    from appliance.model.bundle import load_bundle
 
     found = load_bundle(around.settings.model.bundle)
     size_mb = sum((found.folder / name).stat().st_size for name in found.files) / 1e6
@@ -32,7 +32,7 @@ def arithmetic(around: Surroundings) -> Outcome:
     """ONNX Runtime's products of 8- and 4-bit numbers are right on this processor."""
     around.doing("loading the model's manifest")
     from appliance.infer.arithmetic import LARGEST_ERROR, find_fault
-    from appliance.infer.bundle import load_bundle
+    from appliance.model.bundle import load_bundle
 
     found = load_bundle(around.settings.model.bundle)
     if found.quantize == "none":
@@ -46,8 +46,8 @@ def arithmetic(around: Surroundings) -> Outcome:
 def self_test(around: Surroundings) -> Outcome:
     """A known sentence in, known text out, with the CPU's encoder."""
     around.doing("loading the model")
-    from appliance.infer.bundle import ENCODER, load_bundle
     from appliance.infer.transcriber import open_transcriber
+    from appliance.model.bundle import ENCODER, load_bundle
 
     if ENCODER not in load_bundle(around.settings.model.bundle).files:
         return skipped("the model has no encoder for the CPU")

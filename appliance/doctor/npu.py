@@ -80,7 +80,7 @@ def library(around: Surroundings) -> Outcome:
 def chip(around: Surroundings) -> Outcome:
     """What the chip says of itself, read beside a running model."""
     from appliance.infer import hailo, hailo_watch
-    from appliance.infer.hef import CHIP_NAMES
+    from appliance.model.hef import CHIP_NAMES
 
     if why := _absent(around):
         return skipped(why)
@@ -123,9 +123,9 @@ def owner(around: Surroundings) -> Outcome:
 def hef(around: Surroundings) -> Outcome:
     """The model's HEFs are whole and fit model, chip and library. Touches no device."""
     from appliance.infer import hailo
-    from appliance.infer.bundle import load_bundle
     from appliance.infer.hailo_decoder_files import DECODER_HEF, DecoderFiles
-    from appliance.infer.hef import bundled_hef, verify_hef
+    from appliance.model.bundle import load_bundle
+    from appliance.model.hef import bundled_hef, verify_hef
 
     if why := _unwanted(around):
         return skipped(why)
@@ -183,8 +183,8 @@ def _compared(around: Surroundings, folder: Path | None) -> Outcome:
 
 def _not_testable(around: Surroundings) -> str:
     """Why the chip is not to be opened; empty when it may be."""
-    from appliance.infer.bundle import ENCODER, load_bundle
-    from appliance.infer.hef import bundled_hef
+    from appliance.model.bundle import ENCODER, load_bundle
+    from appliance.model.hef import bundled_hef
 
     if why := _absent(around):
         return why

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import Bundle
 from appliance.infer.sessions import Session, version
+from appliance.model.bundle import Bundle
 
 log = logging.getLogger("roomscribe")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from appliance.infer.bundle import ENCODER, Bundle
 from appliance.infer.sessions import Session
+from appliance.model.bundle import ENCODER, Bundle
 from appliance.records import Mel, States
 
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from appliance.errors import ModelError
 from appliance.infer import guards
-from appliance.infer.bundle import STEP, Bundle, Guards
 from appliance.infer.network import Network, Step
+from appliance.model.bundle import STEP, Bundle, Guards
 from appliance.records import Logits, States
 
 TOKENS_PER_SECOND = 15

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import EMBEDDING, Bundle
+from appliance.model.bundle import EMBEDDING, Bundle
 
 
 class Embedding:

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 from appliance.config import EncoderSettings
 from appliance.errors import ModelError, RoomscribeError
 from appliance.infer import hailo_system
-from appliance.infer.bundle import ENCODER, Bundle
 from appliance.infer.cpu import CpuEncoder
 from appliance.infer.hailo_failover import FailoverEncoder
 from appliance.infer.hailo_npu import open_npu
-from appliance.infer.hef import HEF_FILE, bundled_hef
+from appliance.model.bundle import ENCODER, Bundle
+from appliance.model.hef import HEF_FILE, bundled_hef
 from appliance.records import Mel, States
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from appliance.config import EncoderSettings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer import guards
-from appliance.infer.bundle import Bundle
 from appliance.infer.cpu import CpuEncoder
 from appliance.infer.decoder import SEED, Decoded, Decoder
 from appliance.infer.hailo_decoder_files import DecoderFiles
@@ -19,7 +18,8 @@ from appliance.infer.hailo_errors import NpuError
 from appliance.infer.hailo_failover import FailoverEncoder
 from appliance.infer.hailo_network import NpuDecoder
 from appliance.infer.hailo_npu import open_npu
-from appliance.infer.hef import HEF_FILE, bundled_hef
+from appliance.model.bundle import Bundle
+from appliance.model.hef import HEF_FILE, bundled_hef
 from appliance.records import Logits, States
 
 

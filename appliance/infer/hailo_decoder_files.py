@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import Bundle
-from appliance.infer.hef import Hef, read_hef
+from appliance.model.bundle import Bundle
+from appliance.model.hef import Hef, read_hef
 
 DECODER_HEF = "decoder.hef"
 TOKEN_TABLE, PLACE_TABLE = "token_embedding_weight.npy", "onnx_add_input.npy"

@@ -14,7 +14,7 @@ import numpy as np
 
 from appliance.errors import DeviceError
 from appliance.infer import hailo_system
-from appliance.infer.hef import Hef
+from appliance.model.hef import Hef
 
 LASTING = frozenset({"wrong chip", "hef missing", "hef damaged", "hef too new", "hef refused"})
 """Causes that another attempt does not cure."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from appliance.infer.hailo import scanner
 from appliance.infer.hailo_errors import NpuError, Situation, explain
-from appliance.infer.hef import Hef
+from appliance.model.hef import Hef
 
 READY_WITHIN_MS = 200
 

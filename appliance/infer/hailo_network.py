@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from appliance.infer.hailo_decoder_files import DecoderFiles
 from appliance.infer.hailo_errors import NpuError
 from appliance.infer.hailo_model import NpuModel, Shapes
-from appliance.infer.hef import Hef
+from appliance.model.hef import Hef
 from appliance.records import States
 
 STEP_WITHIN_MS = 400

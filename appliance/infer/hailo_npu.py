@@ -11,13 +11,13 @@ from typing import Any
 
 from appliance.errors import RoomscribeError
 from appliance.infer import hailo_watch
-from appliance.infer.bundle import Bundle
 from appliance.infer.hailo import Identity, identify, load_binding, scanner
 from appliance.infer.hailo_decoder_files import DecoderFiles
 from appliance.infer.hailo_errors import NpuError, Situation
 from appliance.infer.hailo_model import NpuModel, Shapes, guarded, quietly
 from appliance.infer.hailo_network import NpuDecoder
-from appliance.infer.hef import Hef, verify_hef
+from appliance.model.bundle import Bundle
+from appliance.model.hef import Hef, verify_hef
 from appliance.records import Mel, States
 
 JOB_WITHIN_MS = 400

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import BEST, CROSS, STEP, Bundle
 from appliance.infer.embedding import Embedding
 from appliance.infer.sessions import Bound, Session, Shape
+from appliance.model.bundle import BEST, CROSS, STEP, Bundle
 from appliance.records import States
 
 NONE_PADDED = np.float32(-1e9)

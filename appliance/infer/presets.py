@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from appliance.config import DecoderSettings
 from appliance.errors import ConfigError
-from appliance.infer.bundle import Bundle, Guards
+from appliance.model.bundle import Bundle, Guards
 
 BALANCED_SHARE = 0.2
 """Of the positions that the model was trained on and the window does not fill."""

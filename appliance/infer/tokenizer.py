@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import VOCABULARY, Bundle
+from appliance.model.bundle import VOCABULARY, Bundle
 
 
 class Tokenizer:

@@ -11,7 +11,6 @@ import numpy as np
 
 from appliance.config import GateSettings, Settings
 from appliance.infer.arithmetic import warn_of_fault
-from appliance.infer.bundle import Bundle, load_bundle
 from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.encoder import Encoder, open_encoder
 from appliance.infer.guards import compression_ratio, is_failed
@@ -19,6 +18,7 @@ from appliance.infer.hailo_decoder import HailoDecoder, open_on_npu
 from appliance.infer.mel import HOP, log_mel
 from appliance.infer.presets import choose_guards
 from appliance.infer.tokenizer import Tokenizer
+from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import Mel, States, Transcription, Window
 
 FULL_SCALE = 32_768.0

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ConfigError, ModelError
-from appliance.model.build import Recipe, build_bundle, identify, write_json
-from appliance.model.describe import POSITIONS_PER_SECOND
-from appliance.model.hub import checkpoints as hub
-from appliance.model.hub import hailo_store
-from appliance.model.hub.hailo_store import CHIPS
+from appliance.model import hailo_store
+from appliance.model import huggingface as hub
+from appliance.model.build import POSITIONS_PER_SECOND, Recipe, build_bundle, identify, write_json
+from appliance.model.checkpoint import CONFIG_FILE
+from appliance.model.hailo_store import CHIPS
 from appliance.model.library import MANIFEST, Workplace, told
-from appliance.model.weights.checkpoint import CONFIG_FILE, WhisperConfig, read_config
+from appliance.model.shapes import WhisperConfig, read_config
 
 DEFAULT_WINDOW_S = 10.0
 BASE_D_MODEL, BASE_WINDOW_S = 512, 5.0

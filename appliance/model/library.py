@@ -5,6 +5,8 @@ models/in-use                name of the chosen one
 models/.work/tiny.lock       held while tiny is being added or removed
 models/.work/tiny/           what `add` fetched and built so far; kept when it is interrupted,
                              so that a broken download goes on where it was
+
+A folder written whole or not at all: built beside its place and moved there.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import fcntl
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ConfigError, ModelError
-from appliance.places import CHOICE, PACKAGED, models_folder
+from appliance.model.bundle import CHOICE, PACKAGED, models_folder
 from appliance.system import sync_folder
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -188,3 +191,19 @@ def _exchange(one: Path, other: Path) -> None:
     if libc.renameat2(AT_FDCWD, bytes(one), AT_FDCWD, bytes(other), RENAME_EXCHANGE) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(other))
+
+
+@contextmanager
+def drafted(out: Path) -> Iterator[Path]:
+    """An empty folder that becomes `out` when the block ends well; one that is there is replaced.
+
+    When it ends otherwise nothing is left of the draft, and `out` is as it was. Raises OSError.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+        draft = Path(scratch) / "new"
+        draft.mkdir()
+        yield draft
+        if out.exists():
+            out.rename(Path(scratch) / "old")
+        draft.rename(out)

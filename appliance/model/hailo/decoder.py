@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
+from appliance.model.checkpoint import Checkpoint
 from appliance.model.hailo.graph import HailoGraph
-from appliance.model.weights.checkpoint import Checkpoint
 
 STEM = "model.decoder"
 PARTS = 4

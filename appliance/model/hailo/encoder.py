@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from appliance.model.checkpoint import Checkpoint
 from appliance.model.hailo.graph import HailoGraph
-from appliance.model.weights.checkpoint import Checkpoint, Weights
+from appliance.model.tensors import Weights
 
 STEM = "model.encoder"
 

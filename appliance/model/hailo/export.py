@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from appliance.errors import ModelError
-from appliance.model.build import identify, write_json
-from appliance.model.describe import window_positions
-from appliance.model.drafts import drafted
+from appliance.model.build import identify, window_positions, write_json
+from appliance.model.checkpoint import Checkpoint, load_checkpoint
 from appliance.model.hailo import texts as hailo_texts
 from appliance.model.hailo.calibration import Transcribe, write_decoder_set, write_encoder_set
 from appliance.model.hailo.check import check_for_hailo
 from appliance.model.hailo.decoder import host_tables, write_hailo_decoder
 from appliance.model.hailo.encoder import write_hailo_encoder
 from appliance.model.hailo.texts import Sizes
-from appliance.model.weights.checkpoint import Checkpoint, WhisperConfig, load_checkpoint
+from appliance.model.library import drafted
+from appliance.model.shapes import WhisperConfig
 from appliance.records import Mel
 
 MARK = "report.json"

@@ -14,9 +14,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from appliance.errors import ModelError
-from appliance.model.graphs.graph import LAYER_NORM_EPSILON, Dimensions, Graph
+from appliance.model.graph import LAYER_NORM_EPSILON, Dimensions, Graph
 from appliance.model.hailo.shapes import infer_shapes, skeleton
-from appliance.model.weights.checkpoint import Weights
+from appliance.model.tensors import Weights
 
 OPSETS = range(13, 18)
 """What the compiler is known to read; 17 is the first with LayerNormalization."""

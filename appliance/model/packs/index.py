@@ -11,8 +11,8 @@ from typing import Any
 
 from appliance.errors import ModelError
 from appliance.model.packs.layout import ALIGNMENT, DTYPES, Array, Blob, lay_out
-from appliance.model.weights.config_file import read_json
-from appliance.model.weights.shapes import WhisperConfig
+from appliance.model.shapes import WhisperConfig
+from appliance.model.tensors import read_json
 
 INDEX = "pack.json"
 FORMAT, SCHEMA = "roomscribe pack", 1

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from math import prod
 
 from appliance.model.packs.types import STORED
-from appliance.model.weights.shapes import ENCODER, SOUND_POSITIONS, WhisperConfig, expected_shapes
+from appliance.model.shapes import ENCODER, SOUND_POSITIONS, WhisperConfig, expected_shapes
 
 ALIGNMENT = 64
 """Bytes: a cache line, a multiple of every vector load of the NPUs and CPUs meant."""

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.model.drafts import drafted
+from appliance.model.checkpoint import Checkpoint
+from appliance.model.library import drafted
 from appliance.model.packs.index import INDEX, Index, read_index, write_index
 from appliance.model.packs.layout import DTYPES, Blob, Tensor, lay_out
 from appliance.model.packs.types import narrow, widen
-from appliance.model.weights.checkpoint import Checkpoint
-from appliance.model.weights.stored import Weights
+from appliance.model.tensors import Weights
 
 
 @dataclass(frozen=True, slots=True)

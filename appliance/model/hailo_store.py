@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ModelError
-from appliance.model.hub.answers import RefusedError, UnreachableError
-from appliance.model.hub.fetch import Client, Patience
-from appliance.model.hub.part import Source
-from appliance.model.hub.progress import Progress
-from appliance.model.hub.repository import NAMES
+from appliance.model.download import Client, Patience, Progress
+from appliance.model.huggingface import NAMES
 from appliance.model.library import told
+from appliance.model.part import RefusedError, Source, UnreachableError
 
 STORE = "https://hailo-csdata.s3.eu-west-2.amazonaws.com/resources"
 VARIABLE = "ROOMSCRIBE_HAILO_STORE"

@@ -1,15 +1,22 @@
 """What a Whisper network is made of: its sizes, and every weight with its shape.
 
 Names and config keys are those of Hugging Face's WhisperForConditionalGeneration.
+
+config.json -> the sizes of the network, verified.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from appliance.errors import ModelError
+from appliance.model.tensors import read_json, shown
 
 ENCODER, DECODER = "model.encoder", "model.decoder"
 SOUND_POSITIONS = f"{ENCODER}.embed_positions.weight"
@@ -99,3 +106,45 @@ def _feed_forward(name: str, d: int, width: int) -> dict[str, tuple[int, ...]]:
 
 def _layer_norm(name: str, d: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (d,), f"{name}.bias": (d,)}
+
+
+MOST = 10_000_000
+MOST_LAYERS = 256
+"""Sizes beyond these are nonsense; a large Whisper has 32 layers and 51866 tokens."""
+MODEL_TYPE, ACTIVATION = "whisper", "gelu"
+
+
+def read_config(file: Path) -> WhisperConfig:
+    """The sizes in a config.json. Raises ModelError listing what is missing or unsupported."""
+    values = read_json(file)
+    kind = values.get("model_type", MODEL_TYPE)
+    if kind != MODEL_TYPE:
+        raise ModelError(
+            f"{file}: model_type: expected {MODEL_TYPE}, found {shown(kind)}; only Whisper's "
+            "checkpoints become bundles"
+        )
+    names = [field.name for field in fields(WhisperConfig)]
+    faults = [fault for name in names if (fault := _fault(name, values))]
+    if (activation := values.get("activation_function", ACTIVATION)) != ACTIVATION:
+        faults.append(f"activation_function: expected {ACTIVATION}, found {shown(activation)}")
+    if values.get("scale_embedding", False):
+        faults.append("scale_embedding: expected false, found true")
+    if not faults:
+        config = WhisperConfig(**{name: values[name] for name in names})
+        if config.encoder_attention_heads != config.decoder_attention_heads:
+            faults.append("decoder_attention_heads: expected as many as in the encoder")
+        elif config.d_model % config.decoder_attention_heads:
+            faults.append("d_model: expected a multiple of the attention heads")
+        else:
+            return config
+    raise ModelError(f"{file}: " + "; ".join(faults))
+
+
+def _fault(name: str, values: dict[str, Any]) -> str:
+    """What is wrong with one size; empty where nothing is."""
+    if name not in values:
+        return f"{name}: missing"
+    value, most = values[name], MOST_LAYERS if name.endswith("_layers") else MOST
+    if type(value) is not int or value < 1:
+        return f"{name}: expected a whole number from 1, found {shown(repr(value))}"
+    return f"{name}: expected at most {most}, found more" if value > most else ""

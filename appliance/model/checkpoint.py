@@ -17,24 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.model.weights.config_file import read_config, read_json
-from appliance.model.weights.onnx_weights import find_onnx, open_onnx_weights
-from appliance.model.weights.safetensors_file import open_safetensors, open_shards
-from appliance.model.weights.shapes import (
+from appliance.model.onnx_import import find_onnx, open_onnx_weights
+from appliance.model.shapes import (
     EMBEDDING,
     SOUND_POSITIONS,
     TIED_OUTPUT,
     WhisperConfig,
     expected_shapes,
+    read_config,
     sinusoids,
 )
-from appliance.model.weights.stored import (
+from appliance.model.tensors import (
     DTYPES,
     LazyWeights,
     StoredTensor,
     Weights,
     digest,
     listed,
+    open_safetensors,
+    open_shards,
+    read_json,
     shown,
     unreadable,
 )

@@ -6,6 +6,8 @@ Zeros that would follow the encoder states are not computed. Whisper's k_proj ha
 of them has the score 0 and the value v_bias. With v_bias moved through out_proj (the weights of an
 attention sum to 1) their value is zero, too, and all of them together are one virtual position,
 the last one: key 0, value 0, and the logarithm of their number added to its score.
+
+Whisper's encoder as ONNX: log-mel of one window -> encoder states.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from appliance.model.graphs.graph import MICROSOFT
-from appliance.model.graphs.quantize import BLOCK_4, to_int4
-from appliance.model.graphs.runtime_graph import RuntimeGraph
-from appliance.model.weights.checkpoint import Checkpoint, Weights
+from appliance.model.checkpoint import Checkpoint
+from appliance.model.graph import BLOCK_4, MICROSOFT, RuntimeGraph, to_int4
+from appliance.model.shapes import WhisperConfig
+from appliance.model.tensors import Weights
 
-STEM = "model.decoder"
-EMBEDDING = f"{STEM}.embed_tokens.weight"
+DECODER = "model.decoder"
+EMBEDDING = f"{DECODER}.embed_tokens.weight"
 EMBEDDING_FILE = "embedding.bin"
 ROWS_AT_ONCE = 4096
 BEST = 32
@@ -65,7 +67,7 @@ def write_cross(checkpoint: Checkpoint, positions: int, file: Path, *, int8: boo
     places = positions + 1
     states = graph.input("states", (1, places, config.d_model))
     for layer in range(config.decoder_layers):
-        block = f"{STEM}.layers.{layer}.encoder_attn"
+        block = f"{DECODER}.layers.{layer}.encoder_attn"
         keys = graph.linear(states, f"{block}.k_proj", bias=False)
         turned = graph.transpose(graph.reshape(keys, places, heads, size), 1, 2, 0)
         graph.output(turned, f"cross_keys_{layer}", (heads, size, places))
@@ -116,19 +118,19 @@ def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, positions: int) -> str:
     graph.input("last", (1,), TensorProto.INT32)
     graph.input("count", (), TensorProto.INT32)
     graph.input("offsets", (positions + 1,))
-    table = graph.weight(f"{STEM}.embed_positions.weight")
+    table = graph.weight(f"{DECODER}.embed_positions.weight")
     x = graph.node("Add", embedded, graph.node("Gather", table, places))
-    normed = graph.layer_norm(x, f"{STEM}.layers.0.self_attn_layer_norm")
+    normed = graph.layer_norm(x, f"{DECODER}.layers.0.self_attn_layer_norm")
     for layer in range(config.decoder_layers):
-        name = f"{STEM}.layers.{layer}"
+        name = f"{DECODER}.layers.{layer}"
         part = _attend_to_text(graph, normed, layer, checkpoint)
         x, normed = graph.add_and_norm(x, *part, f"{name}.encoder_attn_layer_norm")
         part = _attend_to_sound(graph, normed, layer, positions, checkpoint)
         x, normed = graph.add_and_norm(x, *part, f"{name}.final_layer_norm")
         part = graph.feed_forward_part(normed, name)
         last = layer + 1 == config.decoder_layers
-        after = f"{STEM}.layers.{layer + 1}.self_attn_layer_norm"
-        x, normed = graph.add_and_norm(x, *part, f"{STEM}.layer_norm" if last else after)
+        after = f"{DECODER}.layers.{layer + 1}.self_attn_layer_norm"
+        x, normed = graph.add_and_norm(x, *part, f"{DECODER}.layer_norm" if last else after)
     return normed
 
 
@@ -194,7 +196,10 @@ def _attend_to_text(
     """out(attention over the tokens so far), its bias left out, and the bias."""
     config, weights = checkpoint.config, checkpoint.weights
     heads, size = config.decoder_attention_heads, config.head_size
-    block, shape = f"{STEM}.layers.{layer}.self_attn", (1, heads, config.max_target_positions, size)
+    block, shape = (
+        f"{DECODER}.layers.{layer}.self_attn",
+        (1, heads, config.max_target_positions, size),
+    )
     known = [graph.input(f"self_{part}_{layer}", shape) for part in ("keys", "values")]
     matrix = np.hstack([weights[f"{block}.{part}_proj.weight"].T for part in "qkv"])
     no_bias = np.zeros(config.d_model, np.float32)
@@ -219,7 +224,7 @@ def _attend_to_sound(
     """out(attention over the encoder's positions), its bias left out, and the bias."""
     config, weights = checkpoint.config, checkpoint.weights
     heads, size = config.decoder_attention_heads, config.head_size
-    block = f"{STEM}.layers.{layer}.encoder_attn"
+    block = f"{DECODER}.layers.{layer}.encoder_attn"
     keys = graph.input(f"cross_keys_{layer}", (heads, size, positions + 1))
     values = graph.input(f"cross_values_{layer}", (heads, positions + 1, size))
     queries = graph.linear(normed, f"{block}.q_proj", scale=size**-0.5)
@@ -229,3 +234,57 @@ def _attend_to_sound(
     matrix = weights[f"{block}.out_proj.weight"]
     offset = weights[f"{block}.out_proj.bias"] + matrix @ weights[f"{block}.v_proj.bias"]
     return graph.project(merged, f"{block}.out_proj", matrix.T), offset
+
+
+ENCODER = "model.encoder"
+
+
+def write_encoder(checkpoint: Checkpoint, positions: int, file: Path, *, int8: bool) -> None:
+    """Writes encoder.onnx: mel (1, 2 P, n_mels) float32 -> states (1, P, d_model) float32.
+
+    P is `positions`; the position table is cut to it. The convolutions are never `int8`. Residuals
+    are Sum, not Add, which ONNX Runtime would fuse with the layer norm behind it: its 1.31 takes
+    seven times as long for both in one.
+    """
+    config, weights = checkpoint.config, checkpoint.weights
+    graph = RuntimeGraph(weights, int8=int8, many_rows=True)
+    mel = graph.input("mel", (1, 2 * positions, config.num_mel_bins))
+    x = graph.transpose(mel, 0, 2, 1)
+    x = _convolve(graph, x, f"{ENCODER}.conv1", stride=1)
+    x = _convolve(graph, x, f"{ENCODER}.conv2", stride=2)
+    table = weights[f"{ENCODER}.embed_positions.weight"][:positions]
+    x = graph.node("Sum", graph.transpose(x, 0, 2, 1), graph.constant("positions", table))
+    normed = graph.layer_norm(x, f"{ENCODER}.layers.0.self_attn_layer_norm")
+    for layer in range(config.encoder_layers):
+        name = f"{ENCODER}.layers.{layer}"
+        part = _attend_to_itself(graph, normed, f"{name}.self_attn", config)
+        x = graph.node("Sum", x, part)
+        normed = graph.layer_norm(x, f"{name}.final_layer_norm")
+        inner = graph.gelu(graph.linear(normed, f"{name}.fc1"))
+        x = graph.node("Sum", x, graph.linear(inner, f"{name}.fc2"))
+        last = layer + 1 == config.encoder_layers
+        after = f"{ENCODER}.layers.{layer + 1}.self_attn_layer_norm"
+        normed = graph.layer_norm(x, f"{ENCODER}.layer_norm" if last else after)
+    graph.output(normed, "states", (1, positions, config.d_model))
+    graph.save(file, "whisper_encoder")
+
+
+def _convolve(graph: RuntimeGraph, x: str, name: str, stride: int) -> str:
+    """GELU of a convolution of three frames."""
+    weight, bias = graph.weight(f"{name}.weight"), graph.weight(f"{name}.bias")
+    return graph.gelu(
+        graph.node("Conv", x, weight, bias, kernel_shape=[3], pads=[1, 1], strides=[stride])
+    )
+
+
+def _attend_to_itself(graph: RuntimeGraph, normed: str, block: str, config: WhisperConfig) -> str:
+    """out(attention over all positions)."""
+    seen = graph.node(
+        "MultiHeadAttention",
+        graph.linear(normed, f"{block}.q_proj"),
+        graph.linear(normed, f"{block}.k_proj", bias=False),
+        graph.linear(normed, f"{block}.v_proj"),
+        domain=MICROSOFT,
+        num_heads=config.encoder_attention_heads,
+    )
+    return graph.linear(seen, f"{block}.out_proj")
