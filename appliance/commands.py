@@ -110,7 +110,7 @@ def _transcribed(
     from appliance.capture.recording import Recording
     from appliance.capture.segmenter import Segmenter
     from appliance.capture.voice import VoiceDetector
-    from appliance.infer.verdict import Verdicts
+    from appliance.infer.gates import Verdicts
 
     segmenter = Segmenter(
         VoiceDetector(settings.voice), settings.segmenter, transcriber.bundle.window_s

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def add(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model add`"""
-    from appliance.infer.hailo import find_chip
+    from appliance.infer.hailo.device import find_chip
     from appliance.model.add import AUTO, Order, make_bundle
     from appliance.model.library import install, work_on
 
@@ -177,7 +177,7 @@ def _prove(name: str | Path) -> float:
 
     Raises ModelError.
     """
-    from appliance.infer.hailo_decoder_files import DECODER_HEF, DecoderFiles
+    from appliance.infer.hailo.decoder_network import DECODER_HEF, DecoderFiles
     from appliance.model.hef import bundled_hef, verify_hef
 
     begun = time.perf_counter()

@@ -16,8 +16,8 @@ from typing import Protocol
 from appliance.config import Settings
 from appliance.errors import DeviceError, PublishError
 from appliance.health import Health
+from appliance.infer.gates import Verdicts
 from appliance.infer.transcriber import Encoded, Transcriber
-from appliance.infer.verdict import Verdicts
 from appliance.publish import journal
 from appliance.publish.store import Store
 from appliance.records import Discarded, Transcript, Transcription, Window, utc_from_monotonic

@@ -26,9 +26,9 @@ from hailo_overlap import overlap
 from hailo_simulator.control import Simulator, with_hef
 from hailo_stream import LATENCY_MS, SEED, make_windows, open_for, row, spread
 
-from appliance.infer.cpu import CpuEncoder
-from appliance.infer.hailo_failover import FailoverEncoder
-from appliance.infer.hailo_npu import open_npu
+from appliance.infer.encoder import CpuEncoder
+from appliance.infer.hailo.failover import FailoverEncoder
+from appliance.infer.hailo.npu import open_npu
 from appliance.infer.transcriber import Transcriber
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.model.hef import HEF_FILE

@@ -31,8 +31,8 @@ from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
+from appliance.infer.gates import Verdicts
 from appliance.infer.transcriber import Transcriber, open_transcriber
-from appliance.infer.verdict import Verdicts
 from appliance.records import SAMPLE_RATE, Discarded, Samples
 
 GAINS_DB = (-20, -10, 0, 6)

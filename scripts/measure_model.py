@@ -27,7 +27,7 @@ from word_errors import word_error_rate, words
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
-from appliance.infer.guards import judge
+from appliance.infer.gates import judge
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Window
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from appliance.errors import ModelError
-from appliance.infer.cpu import CpuEncoder
 from appliance.infer.decoder import Decoder
+from appliance.infer.encoder import CpuEncoder
 from appliance.model.bundle import Bundle, installed_bundles, load_bundle
 
 FILES = ("encoder.onnx", "cross.onnx", "step.onnx", "embedding.bin", "vocabulary.json")
@@ -249,7 +249,7 @@ def test_standard_error_works_again_after_the_first_session(bundle_folder: Path)
     program = (
         "import os, sys\n"
         "from appliance.model.bundle import load_bundle\n"
-        "from appliance.infer.cpu import CpuEncoder\n"
+        "from appliance.infer.encoder import CpuEncoder\n"
         "from appliance.infer.decoder import Decoder\n"
         "before = os.fstat(2).st_ino\n"
         "bundle = load_bundle(sys.argv[1])\n"

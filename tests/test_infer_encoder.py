@@ -15,11 +15,11 @@ from test_infer_hailo import hold
 
 from appliance.config import EncoderSettings
 from appliance.errors import DeviceError, ModelError
-from appliance.infer import hailo_failover, hailo_npu
-from appliance.infer.cpu import CpuEncoder
-from appliance.infer.encoder import Encoder, PlainEncoder, open_encoder
-from appliance.infer.hailo_failover import FailoverEncoder
-from appliance.infer.hailo_npu import open_npu
+from appliance.infer.encoder import CpuEncoder, Encoder, PlainEncoder
+from appliance.infer.hailo import failover, npu
+from appliance.infer.hailo.failover import FailoverEncoder
+from appliance.infer.hailo.npu import open_npu
+from appliance.infer.transcriber import open_encoder
 from appliance.model.bundle import ENCODER, Bundle
 from appliance.model.hef import HEF_FILE
 
@@ -161,8 +161,8 @@ def test_a_window_that_the_npu_fails_comes_from_the_cpu_at_once_and_the_npu_come
     monkeypatch: pytest.MonkeyPatch,
     fault: str,
 ) -> None:
-    monkeypatch.setattr(hailo_npu, "JOB_WITHIN_MS", 100)
-    monkeypatch.setattr(hailo_npu, "FIRST_JOB_WITHIN_MS", 100)
+    monkeypatch.setattr(npu, "JOB_WITHIN_MS", 100)
+    monkeypatch.setattr(npu, "FIRST_JOB_WITHIN_MS", 100)
     simulator.plug()
     encoder = on_clock(hef_bundle, clock)
     encoder.open()
@@ -239,7 +239,7 @@ def test_pauses_between_attempts_grow_to_half_a_minute_and_start_anew_after_stea
     simulator.set(refuse_status=0)
     clock.now_s += 60
     encoder.look_after(clock.now_s)
-    for expected_s, windows in ((30, 3), (1, hailo_failover.STEADY_AFTER)):
+    for expected_s, windows in ((30, 3), (1, failover.STEADY_AFTER)):
         assert encoder.name == "hailo8"
         for seed in range(windows):
             encoder.encode(mel_of(hef_bundle, seed % 3))

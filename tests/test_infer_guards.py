@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from appliance.config import GateSettings
+from appliance.infer import gates as gates_module
 from appliance.infer import guards
 from appliance.records import Transcription
 
@@ -30,7 +31,7 @@ def transcription(
         language="en",
         avg_logprob=avg_logprob,
         no_speech_prob=no_speech_prob,
-        compression_ratio=guards.compression_ratio(text),
+        compression_ratio=gates_module.compression_ratio(text),
         ended=True,
         encoder="cpu",
         encode_ms=1.0,
@@ -40,10 +41,13 @@ def transcription(
 
 def test_a_no_speech_probability_above_the_sure_limit_discards_whatever_the_confidence() -> None:
     sure = replace(GATES, no_speech_sure=0.3)
-    assert guards.judge(transcription(no_speech_prob=0.31, avg_logprob=-0.1), sure) == "no_speech"
-    assert guards.judge(transcription(no_speech_prob=0.3, avg_logprob=-0.1), sure) is None
+    assert (
+        gates_module.judge(transcription(no_speech_prob=0.31, avg_logprob=-0.1), sure)
+        == "no_speech"
+    )
+    assert gates_module.judge(transcription(no_speech_prob=0.3, avg_logprob=-0.1), sure) is None
     off = replace(GATES, no_speech_sure=1.0)
-    assert guards.judge(transcription(no_speech_prob=1.0, avg_logprob=-0.1), off) is None
+    assert gates_module.judge(transcription(no_speech_prob=1.0, avg_logprob=-0.1), off) is None
 
 
 def test_a_lone_word_that_the_model_doubts_needs_less_evidence_of_no_speech() -> None:
@@ -51,14 +55,16 @@ def test_a_lone_word_that_the_model_doubts_needs_less_evidence_of_no_speech() ->
 
     def judged(text: str, probability: float, logprob: float) -> str | None:
         doubted = transcription(text, no_speech_prob=probability, avg_logprob=logprob)
-        return guards.judge(doubted, gates)
+        return gates_module.judge(doubted, gates)
 
     assert judged("fan", 0.003, -0.61) == "no_speech"
     assert judged("fan", 0.0029, -0.61) is None
     assert judged("yes", 0.02, -0.6) is None
     assert judged("lamp on", 0.02, -0.9) is None
     off = replace(GATES, no_speech_lone=1.0)
-    assert guards.judge(transcription("fan", no_speech_prob=0.5, avg_logprob=-0.9), off) is None
+    assert (
+        gates_module.judge(transcription("fan", no_speech_prob=0.5, avg_logprob=-0.9), off) is None
+    )
 
 
 def test_suppressed_tokens_become_impossible_and_the_input_stays() -> None:
@@ -140,9 +146,9 @@ def test_draws_follow_the_temperature_and_the_seed() -> None:
 
 
 def test_repetition_compresses_well_and_speech_does_not() -> None:
-    assert guards.compression_ratio("") == 0.0
-    assert guards.compression_ratio("turn on the light in the kitchen please") < 1.3
-    assert guards.compression_ratio("thank you " * 20) > 5
+    assert gates_module.compression_ratio("") == 0.0
+    assert gates_module.compression_ratio("turn on the light in the kitchen please") < 1.3
+    assert gates_module.compression_ratio("thank you " * 20) > 5
 
 
 @pytest.mark.parametrize(
@@ -156,7 +162,7 @@ def test_repetition_compresses_well_and_speech_does_not() -> None:
     ],
 )
 def test_the_same_tokens_over_and_over_are_a_loop(tokens: tuple[int, ...]) -> None:
-    assert guards.is_loop(tokens)
+    assert gates_module.is_loop(tokens)
 
 
 @pytest.mark.parametrize(
@@ -172,45 +178,48 @@ def test_the_same_tokens_over_and_over_are_a_loop(tokens: tuple[int, ...]) -> No
     ],
 )
 def test_a_few_repeated_words_are_no_loop(tokens: tuple[int, ...]) -> None:
-    assert not guards.is_loop(tokens)
+    assert not gates_module.is_loop(tokens)
 
 
 @pytest.mark.parametrize("text", ["yes", "no no no no", "seven seven seven seven"])
 def test_a_short_answer_is_kept_even_of_low_confidence(text: str) -> None:
     heard = transcription(text, tuple(range(len(text.split()))), avg_logprob=-1.8)
-    assert guards.judge(heard, GATES) is None
-    assert guards.is_doubtful(heard, GATES)
+    assert gates_module.judge(heard, GATES) is None
+    assert gates_module.is_doubtful(heard, GATES)
 
 
 def test_a_confident_text_is_kept_whatever_the_no_speech_probability() -> None:
-    assert guards.judge(transcription(no_speech_prob=0.99, avg_logprob=-0.4), GATES) is None
+    assert gates_module.judge(transcription(no_speech_prob=0.99, avg_logprob=-0.4), GATES) is None
 
 
 def test_an_unsure_text_where_nobody_seems_to_speak_is_no_speech() -> None:
-    assert guards.judge(transcription(no_speech_prob=0.6, avg_logprob=-1.1), GATES) == "no_speech"
-    assert guards.judge(transcription(no_speech_prob=0.59, avg_logprob=-1.1), GATES) is None
+    assert (
+        gates_module.judge(transcription(no_speech_prob=0.6, avg_logprob=-1.1), GATES)
+        == "no_speech"
+    )
+    assert gates_module.judge(transcription(no_speech_prob=0.59, avg_logprob=-1.1), GATES) is None
 
 
 def test_an_empty_text_is_no_speech() -> None:
-    assert guards.judge(transcription("", ()), GATES) == "no_speech"
+    assert gates_module.judge(transcription("", ()), GATES) == "no_speech"
 
 
 def test_a_loop_is_discarded_however_sure_the_model_is() -> None:
     by_text = transcription("thank you " * 20, avg_logprob=-0.01)
     by_tokens = transcription("abc", (5,) * 40, avg_logprob=-0.01)
-    assert guards.judge(by_text, GATES) == "repetition"
-    assert guards.judge(by_tokens, GATES) == "repetition"
+    assert gates_module.judge(by_text, GATES) == "repetition"
+    assert gates_module.judge(by_tokens, GATES) == "repetition"
 
 
 def test_only_hopeless_confidence_discards_by_itself() -> None:
-    assert guards.judge(transcription(avg_logprob=-2.4), GATES) is None
-    assert guards.judge(transcription(avg_logprob=-2.6), GATES) == "low_confidence"
-    assert not guards.is_doubtful(transcription(avg_logprob=-0.9), GATES)
+    assert gates_module.judge(transcription(avg_logprob=-2.4), GATES) is None
+    assert gates_module.judge(transcription(avg_logprob=-2.6), GATES) == "low_confidence"
+    assert not gates_module.is_doubtful(transcription(avg_logprob=-0.9), GATES)
 
 
 def test_a_decode_is_tried_again_for_repetition_and_doubt_but_not_in_silence() -> None:
     good, loop = transcription(), transcription("thank you " * 20)
-    assert not guards.is_failed(good, GATES) and guards.is_failed(loop, GATES)
-    assert guards.is_failed(transcription(avg_logprob=-1.01), GATES)
+    assert not gates_module.is_failed(good, GATES) and gates_module.is_failed(loop, GATES)
+    assert gates_module.is_failed(transcription(avg_logprob=-1.01), GATES)
     silent = replace(loop, avg_logprob=-1.2, no_speech_prob=0.61)
-    assert not guards.is_failed(silent, GATES)
+    assert not gates_module.is_failed(silent, GATES)

@@ -16,11 +16,12 @@ from hailo_fixture import hef_bundle, mel_of, simulator
 from hailo_simulator.control import Simulator, with_hef
 
 from appliance.errors import DeviceError, ModelError
-from appliance.infer import hailo_npu, hailo_system, hailo_watch
-from appliance.infer.cpu import CpuEncoder
-from appliance.infer.hailo import find_chip, identify, load_binding
-from appliance.infer.hailo_errors import NpuError, Situation, explain, status_of
-from appliance.infer.hailo_npu import Npu, open_npu
+from appliance.infer.encoder import CpuEncoder
+from appliance.infer.hailo import device, errors
+from appliance.infer.hailo import npu as hailo_npu
+from appliance.infer.hailo.device import find_chip, identify, load_binding
+from appliance.infer.hailo.errors import NpuError, Situation, explain, status_of
+from appliance.infer.hailo.npu import Npu, open_npu
 from appliance.model.bundle import Bundle
 from appliance.model.hef import HEF_FILE
 
@@ -167,7 +168,7 @@ def test_status_8_names_large_pages(
     simulator: Simulator, hef_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     simulator.plug(refuse_status=8)
-    monkeypatch.setattr(hailo_system, "page_size", lambda: 16384)
+    monkeypatch.setattr(errors, "page_size", lambda: 16384)
     error = refusal(hef_bundle)
     assert error.cause == "large pages"
     assert "found 16384" in str(error) and "force_desc_page_size=4096" in str(error)
@@ -194,7 +195,7 @@ def test_a_node_that_may_not_be_opened_is_named_with_its_mode(
 ) -> None:
     simulator.plug(forbidden=True)
     (simulator.folder / "dev/hailo0").chmod(0o600)
-    monkeypatch.setattr(hailo_system, "is_accessible", lambda _node: False)
+    monkeypatch.setattr(errors, "is_accessible", lambda _node: False)
     error = refusal(hef_bundle)
     assert error.cause == "forbidden"
     assert "dev/hailo0, found its mode 0600" in str(error) and "udev" in str(error)
@@ -250,7 +251,7 @@ def test_closing_or_failing_to_open_frees_the_chip(
             npu.encode(mel_of(hef_bundle, 1))
             npu.close()
             npu.close()
-            assert hailo_system.owners() == []
+            assert errors.owners() == []
 
 
 def test_a_second_model_in_this_process_finds_the_chip_busy_with_itself(
@@ -387,14 +388,14 @@ def test_the_chip_is_read_beside_the_running_model(
 ) -> None:
     simulator.plug(zone=1)
     npu = open_here(hef_bundle)
-    found = hailo_watch.read(npu.binding, npu.identity.device_id)
-    assert found == hailo_watch.Readings(51.5, 1.6, 1, throttled=True)
+    found = device.read(npu.binding, npu.identity.device_id)
+    assert found == device.Readings(51.5, 1.6, 1, throttled=True)
     simulator.set(power_w=None, health=False)
-    found = hailo_watch.read(npu.binding, npu.identity.device_id)
-    assert found == hailo_watch.Readings(51.5)
+    found = device.read(npu.binding, npu.identity.device_id)
+    assert found == device.Readings(51.5)
     assert npu.encode(mel_of(hef_bundle, 1)).any()
     simulator.unplug()
-    assert hailo_watch.read(npu.binding, npu.identity.device_id) == hailo_watch.Readings()
+    assert device.read(npu.binding, npu.identity.device_id) == device.Readings()
     npu.close()
 
 

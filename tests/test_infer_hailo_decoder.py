@@ -18,13 +18,14 @@ from hailo_simulator.control import DECODER_OUTPUTS, Simulator, enlist, write_de
 
 from appliance.config import EncoderSettings, Settings
 from appliance.errors import ConfigError, DeviceError, ModelError
-from appliance.infer import hailo_network, hailo_npu
-from appliance.infer.cpu import CpuEncoder
 from appliance.infer.decoder import Decoder
-from appliance.infer.hailo_decoder import HailoDecoder, open_on_npu
-from appliance.infer.hailo_decoder_files import PLACE_TABLE, TOKEN_TABLE, DecoderFiles
-from appliance.infer.hailo_failover import FailoverEncoder
-from appliance.infer.hailo_npu import open_npu
+from appliance.infer.encoder import CpuEncoder
+from appliance.infer.hailo import decoder_network
+from appliance.infer.hailo import npu as hailo_npu
+from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
+from appliance.infer.hailo.decoder_network import PLACE_TABLE, TOKEN_TABLE, DecoderFiles
+from appliance.infer.hailo.failover import FailoverEncoder
+from appliance.infer.hailo.npu import open_npu
 from appliance.infer.transcriber import open_transcriber
 from appliance.model.bundle import Bundle, Guards
 from appliance.model.hef import HEF_FILE, read_hef
@@ -230,7 +231,7 @@ def test_a_chip_lost_in_the_middle_of_a_text_gives_the_cpus_text_and_comes_back(
     simulator: Simulator, npu_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(hailo_npu, "FIRST_JOB_WITHIN_MS", 200)
-    monkeypatch.setattr(hailo_network, "STEP_WITHIN_MS", 200)
+    monkeypatch.setattr(decoder_network, "STEP_WITHIN_MS", 200)
     simulator.plug()
     way = both(npu_bundle, Guards(npu_bundle.positions, 1.0, -1000.0))
     states, settings = states_of(npu_bundle, 5), FAULTS[fault][0]

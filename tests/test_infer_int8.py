@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from random_whisper import ODD, random_mel, random_weights, write_checkpoint
 
-from appliance.infer.cpu import CpuEncoder
 from appliance.infer.decoder import Decoder
+from appliance.infer.encoder import CpuEncoder
 from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, Guards, load_bundle
 from appliance.model.graph import to_int4, to_int8

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.config import DecoderSettings
 from appliance.errors import ConfigError
-from appliance.infer.presets import choose_guards
+from appliance.infer.decoder import choose_guards
 from appliance.model.bundle import Bundle, Guards
 
 NAMES = ("conservative", "balanced", "aggressive")

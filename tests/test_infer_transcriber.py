@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.decoder import Decoded, Decoder
-from appliance.infer.guards import compression_ratio
+from appliance.infer.gates import compression_ratio
 from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.model.build import Recipe, build_bundle

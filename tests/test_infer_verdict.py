@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from appliance.config import GateSettings
-from appliance.infer import guards
-from appliance.infer.phrases import is_known
-from appliance.infer.verdict import Verdicts
+from appliance.infer import gates
+from appliance.infer.gates import Verdicts, is_known
 from appliance.records import Transcription, Window
 
 GATES = GateSettings()
@@ -29,7 +28,7 @@ def result(
         text=text,
         tokens=tokens,
         language="en",
-        compression_ratio=guards.compression_ratio(text),
+        compression_ratio=gates.compression_ratio(text),
         ended=True,
         encoder="cpu",
         encode_ms=1.0,
@@ -141,4 +140,4 @@ def test_the_window_before_is_recalled_where_another_process_wrote_it_down() -> 
 
 def test_marks_follow_one_another() -> None:
     doubtful = replace(result("thank you", (5,) * 7), avg_logprob=-1.2)
-    assert guards.marks(doubtful, GATES) == ("low_confidence", "repetition", "known_hallucination")
+    assert gates.marks(doubtful, GATES) == ("low_confidence", "repetition", "known_hallucination")

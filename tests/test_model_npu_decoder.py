@@ -13,7 +13,7 @@ from hailo_simulator.hef_files import write_hef
 from random_whisper import random_weights
 from test_model_commands import EDGES, SMALL, Desk, desk, one_line
 
-from appliance.infer.hailo_decoder_files import DecoderFiles
+from appliance.infer.hailo.decoder_network import DecoderFiles
 from appliance.model.bundle import load_bundle
 
 __all__ = ["desk"]

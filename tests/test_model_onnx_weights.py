@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from random_whisper import random_mel, random_weights, sized, write_checkpoint
 
 from appliance.errors import ModelError
-from appliance.infer.cpu import CpuEncoder
+from appliance.infer.encoder import CpuEncoder
 from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import load_bundle
 from appliance.model.checkpoint import Checkpoint, load_checkpoint

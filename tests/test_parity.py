@@ -15,8 +15,8 @@ from parity_cases import CASES, GOLDEN, INPUTS, STEPS, Case, log_sum
 from plain_decoder import pad
 from random_whisper import fingerprint, random_mel, random_weights, write_checkpoint
 
-from appliance.infer.cpu import CpuEncoder
 from appliance.infer.decoder import Decoder
+from appliance.infer.encoder import CpuEncoder
 from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, Guards, load_bundle
 from appliance.model.tensors import Weights

@@ -28,8 +28,8 @@ from onnx import numpy_helper
 from word_errors import word_error_rate, words
 
 from appliance.config import Settings
-from appliance.infer.cpu import CpuEncoder
 from appliance.infer.decoder import Decoder
+from appliance.infer.encoder import CpuEncoder
 from appliance.infer.mel import log_mel
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.model.bundle import CROSS, ENCODER, STEP, Bundle, load_bundle

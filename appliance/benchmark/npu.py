@@ -13,9 +13,10 @@ from appliance.benchmark.facts import Facts
 from appliance.benchmark.ours import OurRunner
 from appliance.config import EncoderSettings
 from appliance.errors import DeviceError, RoomscribeError
-from appliance.infer.encoder import Encoder, open_encoder
-from appliance.infer.hailo_decoder import open_on_npu
-from appliance.infer.hailo_decoder_files import DECODER_HEF
+from appliance.infer.encoder import Encoder
+from appliance.infer.hailo.decoder import open_on_npu
+from appliance.infer.hailo.decoder_network import DECODER_HEF
+from appliance.infer.transcriber import open_encoder
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.model.hef import HEF_FILE
 

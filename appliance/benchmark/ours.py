@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from appliance.benchmark import clock
 from appliance.benchmark.facts import Decoded
 from appliance.config import EncoderSettings
-from appliance.infer.decoder import Decoder
-from appliance.infer.encoder import Encoder, open_encoder
-from appliance.infer.hailo_decoder import HailoDecoder
+from appliance.infer.decoder import Decoder, preset_guards
+from appliance.infer.encoder import Encoder
+from appliance.infer.hailo.decoder import HailoDecoder
 from appliance.infer.mel import log_mel
-from appliance.infer.presets import preset_guards
+from appliance.infer.transcriber import open_encoder
 from appliance.model.bundle import load_bundle
 from appliance.records import Mel, States
 

@@ -14,7 +14,7 @@ from appliance.benchmark import exported, exporter, npu, traffic, uncached
 from appliance.benchmark.sessions import quantize
 from appliance.benchmark.subject import Subject
 from appliance.errors import DeviceError
-from appliance.infer.hailo import find_chip
+from appliance.infer.hailo.device import find_chip
 from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import BEST, STEP
 

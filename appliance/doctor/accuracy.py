@@ -45,7 +45,7 @@ class Compared:
 def compare(around: Surroundings, folder: Path | None) -> list[Compared]:
     """Both encoders on the packaged sentence, or on the recordings of `folder`, each cut off at the
     model's window. Raises NpuError, ModelError, AudioError, and ConfigError for an empty folder."""
-    from appliance.infer.hailo_npu import open_npu
+    from appliance.infer.hailo.npu import open_npu
     from appliance.infer.mel import log_mel
     from appliance.infer.transcriber import FULL_SCALE, Encoded, open_transcriber
     from appliance.model.hef import HEF_FILE

@@ -33,12 +33,12 @@ LARGE_PAGES = "`options hailo_pci force_desc_page_size=4096` in /etc/modprobe.d/
 
 def device(around: Surroundings) -> Outcome:
     """The chip's device node is there and may be used."""
-    from appliance.infer import hailo_system
+    from appliance.infer.hailo import errors
 
     if why := _unwanted(around):
         return skipped(why)
-    nodes = hailo_system.nodes()
-    driver = hailo_system.driver_version()
+    nodes = errors.nodes()
+    driver = errors.driver_version()
     if not nodes:
         if _is_on_the_bus(around.root):
             return failed(
@@ -48,26 +48,27 @@ def device(around: Surroundings) -> Outcome:
             return failed("[encoder] backend is hailo, but there is no Hailo", SEATING)
         return skipped(ABSENT)
     for node in nodes:
-        if not hailo_system.is_accessible(node):
+        if not errors.is_accessible(node):
             return failed(
                 f"{node} is not for this user",
                 "install hailo-dkms's udev rule (0666), and give the service DeviceAllow for it",
             )
     found = f"{', '.join(map(str, nodes))}, driver {driver or 'of unknown version'}"
-    if hailo_system.lacks_small_pages():
-        found += f"; pages of {hailo_system.page_size()} bytes may need {LARGE_PAGES}"
+    if errors.lacks_small_pages():
+        found += f"; pages of {errors.page_size()} bytes may need {LARGE_PAGES}"
     return ok(found)
 
 
 def library(around: Surroundings) -> Outcome:
     """HailoRT, its Python binding and the driver are of one version."""
-    from appliance.infer import hailo, hailo_system
+    from appliance.infer.hailo import device as hailo
+    from appliance.infer.hailo import errors
 
     if why := _absent(around):
         return skipped(why)
     around.doing("importing hailo_platform")
     versions = {"Python binding": str(hailo.load_binding().__version__)}
-    if driver := hailo_system.driver_version():
+    if driver := errors.driver_version():
         versions["driver"] = driver
     for version in _library_versions(around.root):
         versions["libhailort"] = version
@@ -79,7 +80,8 @@ def library(around: Surroundings) -> Outcome:
 
 def chip(around: Surroundings) -> Outcome:
     """What the chip says of itself, read beside a running model."""
-    from appliance.infer import hailo, hailo_watch
+    from appliance.infer.hailo import device as hailo
+    from appliance.infer.hailo import device as hailo_watch
     from appliance.model.hef import CHIP_NAMES
 
     if why := _absent(around):
@@ -122,8 +124,8 @@ def owner(around: Surroundings) -> Outcome:
 
 def hef(around: Surroundings) -> Outcome:
     """The model's HEFs are whole and fit model, chip and library. Touches no device."""
-    from appliance.infer import hailo
-    from appliance.infer.hailo_decoder_files import DECODER_HEF, DecoderFiles
+    from appliance.infer.hailo import device as hailo
+    from appliance.infer.hailo.decoder_network import DECODER_HEF, DecoderFiles
     from appliance.model.bundle import load_bundle
     from appliance.model.hef import bundled_hef, verify_hef
 
@@ -171,7 +173,7 @@ ABSENT = "there is no Hailo in this machine"
 
 def _compared(around: Surroundings, folder: Path | None) -> Outcome:
     """The outcome of comparing both encoders; skipped when the chip turns out to be busy."""
-    from appliance.infer.hailo_errors import NpuError
+    from appliance.infer.hailo.errors import NpuError
 
     try:
         return accuracy.judge(accuracy.compare(around, folder))
@@ -210,16 +212,16 @@ def _unwanted(around: Surroundings) -> str:
 
 def _absent(around: Surroundings) -> str:
     """Why there is no chip to look at; empty when there is one."""
-    from appliance.infer import hailo_system
+    from appliance.infer.hailo import errors
 
-    return _unwanted(around) or ("" if hailo_system.nodes() else ABSENT)
+    return _unwanted(around) or ("" if errors.nodes() else ABSENT)
 
 
 def _owners() -> list[Any]:
     """Other processes that have the chip open."""
-    from appliance.infer import hailo_system
+    from appliance.infer.hailo import errors
 
-    return [one for one in hailo_system.owners() if one.pid != os.getpid()]
+    return [one for one in errors.owners() if one.pid != os.getpid()]
 
 
 def _is_on_the_bus(root: Path) -> bool:

@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from appliance.errors import RoomscribeError
-from appliance.infer import hailo_watch
-from appliance.infer.hailo import Identity, identify, load_binding, scanner
-from appliance.infer.hailo_decoder_files import DecoderFiles
-from appliance.infer.hailo_errors import NpuError, Situation
-from appliance.infer.hailo_model import NpuModel, Shapes, guarded, quietly
-from appliance.infer.hailo_network import NpuDecoder
+from appliance.infer.hailo import device as hailo_watch
+from appliance.infer.hailo.decoder_network import DecoderFiles, NpuDecoder
+from appliance.infer.hailo.device import (
+    Identity,
+    NpuModel,
+    Shapes,
+    guarded,
+    identify,
+    load_binding,
+    quietly,
+    scanner,
+)
+from appliance.infer.hailo.errors import NpuError, Situation
 from appliance.model.bundle import Bundle
 from appliance.model.hef import Hef, verify_hef
 from appliance.records import Mel, States

@@ -14,10 +14,10 @@ from dataclasses import asdict
 from typing import Any
 
 from appliance.errors import DeviceError, RoomscribeError
-from appliance.infer import hailo_system, hailo_watch
-from appliance.infer.cpu import CpuEncoder
-from appliance.infer.hailo_errors import NpuError
-from appliance.infer.hailo_npu import Npu
+from appliance.infer.encoder import CpuEncoder
+from appliance.infer.hailo import device, errors
+from appliance.infer.hailo.errors import NpuError
+from appliance.infer.hailo.npu import Npu
 from appliance.records import Mel, States
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
@@ -32,16 +32,16 @@ class Patience:
     def __init__(self) -> None:
         self._pause_s, self._next_s = FIRST_PAUSE_S, 0.0
         self._in_vain = False
-        self._was_absent, self._was_owned = not hailo_system.nodes(), False
+        self._was_absent, self._was_owned = not errors.nodes(), False
 
     def fail(self, now_s: float, error: RoomscribeError) -> None:
         """The NPU, or an attempt to open it, failed just now."""
         self._next_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._in_vain = not isinstance(error, NpuError) or error.lasting
-        self._was_absent = not hailo_system.nodes()
+        self._was_absent = not errors.nodes()
         is_busy = isinstance(error, NpuError) and error.cause == "busy"
-        self._was_owned = is_busy and bool(hailo_system.owners())
+        self._was_owned = is_busy and bool(errors.owners())
 
     def recover(self) -> None:
         """The NPU works steadily."""
@@ -51,10 +51,10 @@ class Patience:
         """True when it is time for another attempt; without a device node it never is."""
         if self._in_vain:
             return False
-        if not hailo_system.nodes():
+        if not errors.nodes():
             self._was_absent = True
             return False
-        freed = self._was_absent or (self._was_owned and not hailo_system.owners())
+        freed = self._was_absent or (self._was_owned and not errors.owners())
         if freed:
             self._was_absent = self._was_owned = False
         return freed or now_s >= self._next_s
@@ -174,16 +174,16 @@ class FailoverEncoder:
     def _watch(self, npu: Npu, now_s: float) -> None:
         """Looks at the chip; lets go of it in the red zone."""
         self._watch_s = now_s + WATCH_EVERY_S
-        readings = hailo_watch.read(npu.binding, npu.identity.device_id)
+        readings = device.read(npu.binding, npu.identity.device_id)
         self._facts = {
             "chip": npu.chip,
             "firmware": npu.identity.firmware,
-            "driver": hailo_system.driver_version(),
+            "driver": errors.driver_version(),
             "library": str(npu.binding.__version__),
             "hef": {"made_for": npu.hef.made_for, "compiler": npu.hef.compiler},
             **asdict(readings),
         }
-        if readings.zone == hailo_watch.RED:
+        if readings.zone == device.RED:
             self._npu = None
             npu.close()
-            self._fail(hailo_watch.too_hot(readings))
+            self._fail(device.too_hot(readings))

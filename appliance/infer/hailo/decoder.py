@@ -11,13 +11,12 @@ import numpy as np
 from appliance.config import EncoderSettings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer import guards
-from appliance.infer.cpu import CpuEncoder
 from appliance.infer.decoder import SEED, Decoded, Decoder
-from appliance.infer.hailo_decoder_files import DecoderFiles
-from appliance.infer.hailo_errors import NpuError
-from appliance.infer.hailo_failover import FailoverEncoder
-from appliance.infer.hailo_network import NpuDecoder
-from appliance.infer.hailo_npu import open_npu
+from appliance.infer.encoder import CpuEncoder
+from appliance.infer.hailo.decoder_network import DecoderFiles, NpuDecoder
+from appliance.infer.hailo.errors import NpuError
+from appliance.infer.hailo.failover import FailoverEncoder
+from appliance.infer.hailo.npu import open_npu
 from appliance.model.bundle import Bundle
 from appliance.model.hef import HEF_FILE, bundled_hef
 from appliance.records import Logits, States

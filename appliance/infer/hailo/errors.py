@@ -2,19 +2,118 @@
 
 Most of its errors are one class; the number of the status tells them apart. Numbers are those of
 hailort.h, 4.18 to 5.2, which agree. The cures come from reading sources and other users' reports.
+
+What the system tells of a Hailo without HailoRT: device nodes, driver, who holds the chip.
+
+Nothing here was ever looked at on a machine with a Hailo; paths are those of Hailo's published
+driver sources (4.18 to 5.3).
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from appliance.errors import DeviceError
-from appliance.infer import hailo_system
 from appliance.model.hef import Hef
+
+VARIABLE = "ROOMSCRIBE_HAILO_ROOT"
+"""Names a folder to be looked at in place of / for nodes and modules."""
+NODES = ("dev/hailo0", "dev/h1x-0")
+"""Of HailoRT 4.x's driver, and of 5.x's for the Hailo-10H."""
+MODULES = ("sys/module/hailo_pci", "sys/module/hailo1x_pci")
+LARGE_PAGE, FORCED_PAGE = 16384, 4096
+"""Bytes: the page of a Raspberry Pi 5's usual kernel, and the largest that the chip's DMA takes."""
+LOG_VARIABLE, LOG_FILE, LOG_TAIL = "HAILORT_LOGGER_PATH", "hailort.log", 20_000
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process that has the chip's node open."""
+
+    pid: int
+    name: str
+
+    @property
+    def alive(self) -> bool:
+        """False once it has ended."""
+        return (PROC / str(self.pid)).exists()
+
+    def __str__(self) -> str:
+        return "this very process" if self.pid == os.getpid() else f"{self.name} (pid {self.pid})"
+
+
+def nodes() -> list[Path]:
+    """The device nodes that are there; none: no chip, or no driver."""
+    return [path for node in NODES if (path := _root() / node).exists()]
+
+
+def driver_version() -> str | None:
+    """Version of the kernel module that is loaded, like 4.23.0; None where there is none."""
+    for module in MODULES:
+        if text := _read(_root() / module / "version"):
+            return text
+    return None
+
+
+def owners() -> list[Owner]:
+    """Processes with a node open, as far as /proc lets this user see; this one comes last."""
+    wanted = {str(node) for node in nodes()} | {str(node.resolve()) for node in nodes()}
+    found = []
+    for folder in PROC.iterdir() if wanted else ():
+        if folder.name.isdigit() and _has_open(folder, wanted):
+            found.append(Owner(int(folder.name), _read(folder / "comm") or "a process"))
+    return sorted(found, key=lambda owner: owner.pid == os.getpid())
+
+
+def page_size() -> int:
+    """Bytes of a page of memory."""
+    return os.sysconf("SC_PAGE_SIZE")
+
+
+def lacks_small_pages() -> bool:
+    """True where pages are too large for the chip and the driver was not told to use smaller ones;
+    also where HailoRT's log, if there is one, says so."""
+    forced = {_read(_root() / module / "parameters/force_desc_page_size") for module in MODULES}
+    unforced = page_size() > FORCED_PAGE and str(FORCED_PAGE) not in forced
+    return unforced or "max_desc_page_size" in _log()
+
+
+def is_accessible(node: Path) -> bool:
+    """True when this user may use a node."""
+    return os.access(node, os.R_OK | os.W_OK)
+
+
+def _root() -> Path:
+    return Path(os.environ.get(VARIABLE, "/"))
+
+
+def _has_open(process: Path, wanted: set[str]) -> bool:
+    try:
+        return any(str(entry.readlink()) in wanted for entry in (process / "fd").iterdir())
+    except OSError:  # it has ended, or belongs to somebody else
+        return False
+
+
+def _read(file: Path) -> str:
+    """The text of a small file; "" where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _log() -> str:
+    """The end of HailoRT's log, where the user has it written."""
+    folder = os.environ.get(LOG_VARIABLE, "NONE")
+    return "" if folder == "NONE" else _read(Path(folder) / LOG_FILE)[-LOG_TAIL:]
+
 
 LASTING = frozenset({"wrong chip", "hef missing", "hef damaged", "hef too new", "hef refused"})
 """Causes that another attempt does not cure."""
@@ -101,7 +200,7 @@ def _none_or_busy(situation: Situation) -> tuple[str, str]:
 
 def _busy(_situation: Situation) -> tuple[str, str]:
     """73, and 74 with a chip: one process at a time, unless all share."""
-    names = ", ".join(map(str, hailo_system.owners()[:3])) or "another process"
+    names = ", ".join(map(str, owners()[:3])) or "another process"
     return "busy", (
         f"expected a free chip, found it in use by {names}; stop that, or share the chip: "
         "[encoder] share = true, in every program that uses it"
@@ -110,7 +209,7 @@ def _busy(_situation: Situation) -> tuple[str, str]:
 
 def _versions(situation: Situation) -> tuple[str, str]:
     """76, 85, 86: kernel module and library must be of the same version, to the digit."""
-    driver = hailo_system.driver_version() or "of unknown version"
+    driver = driver_version() or "of unknown version"
     return "versions differ", (
         f"expected a driver of HailoRT's version {situation.library}, found driver {driver}; "
         f"{UPGRADE}: both must be equal to the digit"
@@ -119,8 +218,8 @@ def _versions(situation: Situation) -> tuple[str, str]:
 
 def _driver(situation: Situation) -> tuple[str, str]:
     """36: the node cannot be opened, or the driver refused."""
-    for node in hailo_system.nodes():
-        if not hailo_system.is_accessible(node):
+    for node in nodes():
+        if not is_accessible(node):
             return "forbidden", (
                 f"expected leave to use {node}, found its mode {node.stat().st_mode & 0o777:04o}; "
                 "install hailo-dkms's udev rule (0666), and give the service DeviceAllow for it"
@@ -169,9 +268,9 @@ def _newer_hef(situation: Situation) -> tuple[str, str]:
 
 def _internal(situation: Situation) -> tuple[str, str]:
     """8: anything, and often pages that are too large for the chip."""
-    if hailo_system.lacks_small_pages():
+    if lacks_small_pages():
         return "large pages", (
-            f"{situation.doing}: expected pages of 4096 bytes, found {hailo_system.page_size()}; "
+            f"{situation.doing}: expected pages of 4096 bytes, found {page_size()}; "
             "put `options hailo_pci force_desc_page_size=4096` into /etc/modprobe.d/hailo.conf "
             "and restart the machine"
         )
