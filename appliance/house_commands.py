@@ -30,7 +30,7 @@ def mute(options: argparse.Namespace, settings: Settings) -> int:
 
     Raises PublishError when this user may not, DeviceError when a daemon does not obey.
     """
-    from appliance.publish.store import folder
+    from appliance.store.folders import folder
 
     place = folder(settings.store)
     _may_use(place)

@@ -19,11 +19,9 @@ from types import FrameType
 from appliance import log_export
 from appliance.config import Settings, node_name
 from appliance.errors import ConfigError, PublishError
-from appliance.log_sources import behind, in_memory, shown
 from appliance.publish.events import encode, transcript
-from appliance.publish.rows import StoredTranscript
-from appliance.publish.search import Wanted
-from appliance.publish.store import Store
+from appliance.store.store import Store, behind, in_memory, shown
+from appliance.store.tables import StoredTranscript, Wanted
 
 SHOWN = 100
 """So many are shown where nothing else is said."""

@@ -15,8 +15,8 @@ from typing import Any, TextIO
 
 from appliance.errors import PublishError
 from appliance.publish.events import timestamp
-from appliance.publish.rows import StoredTranscript
 from appliance.records import Transcript
+from appliance.store.tables import StoredTranscript
 
 FIELDS = ("seq", *(entry.name for entry in fields(Transcript)), "confidence", "stored")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

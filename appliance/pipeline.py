@@ -26,13 +26,14 @@ from appliance.infer.transcriber import open_transcriber
 from appliance.mute import Mute
 from appliance.publish import commands
 from appliance.publish.publisher import MqttPublisher
-from appliance.publish.store import Store, folder
 from appliance.records import ApplianceState, ApplianceStats, Frame, Window
 from appliance.scribe import Heard, Scribe
 from appliance.second_try import SecondTry
-from appliance.shelter import lasting_log
 from appliance.spool import Spool
 from appliance.stage import IDLE_S, Mark, Stage, end, hand_on, next_item, slowest
+from appliance.store.folders import folder
+from appliance.store.standin import lasting_log
+from appliance.store.store import Store
 
 FRAMES_WAITING = 1000
 """30 s of sound: longer than any window takes; beyond it frames are dropped and counted."""

@@ -19,9 +19,9 @@ from appliance.health import Health
 from appliance.infer.gates import Verdicts
 from appliance.infer.transcriber import Encoded, Transcriber
 from appliance.publish import journal
-from appliance.publish.store import Store
 from appliance.records import Discarded, Transcript, Transcription, Window, utc_from_monotonic
 from appliance.spool import Spool
+from appliance.store.store import Store
 
 log = logging.getLogger("roomscribe")
 

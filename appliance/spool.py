@@ -15,12 +15,12 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance import spool_folder
 from appliance.config import Settings
 from appliance.health import Health
 from appliance.records import Window
 from appliance.spool_file import Moment, pack
-from appliance.spool_folder import BESIDE, NAME
+from appliance.store import folders
+from appliance.store.folders import BESIDE, NAME
 
 log = logging.getLogger("roomscribe")
 
@@ -60,13 +60,13 @@ class Spool:
     def open(cls, settings: Settings, health: Health) -> Spool:
         """The spool that the configuration asks for, with what was left in it; none with one line
         in the log where it cannot be. Where it is turned off, what was left is deleted."""
-        folder = spool_folder.place(settings)
+        folder = folders.place(settings)
         try:
             if not settings.spool.enabled:
-                spool_folder.empty(folder)
+                folders.empty(folder)
                 return cls(None, -1, health)
-            spool_folder.make(folder)
-            spool = cls(folder, spool_folder.lock(folder), health)
+            folders.make(folder)
+            spool = cls(folder, folders.lock(folder), health)
             spool._find(folder)
             return spool
         except OSError as error:
@@ -114,7 +114,7 @@ class Spool:
         if kept is None:
             return None
         try:
-            return spool_folder.read(kept.path, Moment.now()).window
+            return folders.read(kept.path, Moment.now()).window
         except (OSError, ValueError) as error:
             self._damaged(kept.path, error)
             return None
@@ -128,7 +128,7 @@ class Spool:
                 return
             kept.attempts = min(255, kept.attempts + 1)
             kept.begun = True
-            spool_folder.note(kept.path, kept.attempts)
+            folders.note(kept.path, kept.attempts)
 
     def survived(self, window_id: str) -> None:
         """Notes that its transcription has ended; it waits for the store alone."""
@@ -136,7 +136,7 @@ class Spool:
             kept = self._kept.get(window_id)
             if kept is not None:
                 kept.attempts = 0
-                spool_folder.note(kept.path, kept.attempts)
+                folders.note(kept.path, kept.attempts)
 
     def done(self, window_id: str) -> None:
         """Deletes it: it is in the store, or was discarded."""
@@ -161,7 +161,7 @@ class Spool:
             self._kept.clear()
             folder, self.folder = self.folder, None
         if folder is not None:
-            spool_folder.leave(folder, self._descriptor)
+            folders.leave(folder, self._descriptor)
 
     def __enter__(self) -> Spool:
         return self
@@ -177,7 +177,7 @@ class Spool:
             if name is None:
                 continue
             try:
-                found = spool_folder.read(path, now)
+                found = folders.read(path, now)
                 if found.window.id != name[2]:
                     raise ValueError(f"expected the window of its name, found {found.window.id}")
                 if path.name.endswith(BESIDE):
@@ -199,12 +199,12 @@ class Spool:
     def _write(self, path: Path, data: bytes) -> None:
         """Writes a file; makes the folder again when it is gone. Raises OSError."""
         try:
-            spool_folder.write(path, data)
+            folders.write(path, data)
         except FileNotFoundError:
-            spool_folder.make(path.parent)
-            before, self._descriptor = self._descriptor, spool_folder.lock(path.parent)
+            folders.make(path.parent)
+            before, self._descriptor = self._descriptor, folders.lock(path.parent)
             os.close(before)
-            spool_folder.write(path, data)
+            folders.write(path, data)
 
     def _damaged(self, path: Path, error: Exception) -> None:
         """Deletes a file that cannot be used."""

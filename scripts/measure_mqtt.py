@@ -16,26 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from house import (
-    DISCOVERY,
-    HomeAssistant,
-)
-from publishing import (
-    Subscriber,
-    running,
-    until,
-)
+from house import DISCOVERY, HomeAssistant
+from publishing import Subscriber, running, until
 from rig_broker import Broker
-from storm import (
-    Outcome,
-    storm,
-)
+from storm import Outcome, storm
 
-from appliance.config import (
-    MqttSettings,
-    StoreSettings,
-)
-from appliance.publish.store import Store
+from appliance.config import MqttSettings, StoreSettings
+from appliance.store.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests")]

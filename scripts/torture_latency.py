@@ -25,8 +25,8 @@ from appliance import config
 from appliance.capture.segmenter import Segmenter
 from appliance.infer.transcriber import Transcriber
 from appliance.pipeline import Pipeline
-from appliance.publish.store import Store
 from appliance.records import Frame, Window
+from appliance.store.store import Store
 
 FRAME = 480
 PARTS = ("hang-over", "queue", "mel", "encoder", "decoder", "store", "broker")

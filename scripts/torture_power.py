@@ -24,26 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torture_power_child
-from torture_power_child import (
-    OLD,
-    connection_of,
-    make_old_file,
-    sentence,
-)
-from torture_power_disk import (
-    CALLS,
-    Disk,
-    Event,
-    events,
-)
+from torture_power_child import OLD, connection_of, make_old_file, sentence
+from torture_power_disk import CALLS, Disk, Event, events
 
 from appliance.config import StoreSettings
 from appliance.errors import PublishError
-from appliance.publish import recovery
-from appliance.publish.store import (
-    FILE_NAME,
-    Store,
-)
+from appliance.store import repair
+from appliance.store.folders import FILE_NAME
+from appliance.store.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -174,7 +162,7 @@ def look(files: dict[str, bytes], promise: Promise, dice: random.Random, folder:
 def compare(store: Store, promise: Promise) -> Iterator[str]:
     """What of the promise does not hold."""
     connection = connection_of(store)
-    if recovery.asides(store.path):
+    if repair.asides(store.path):
         yield "the file was damaged and set aside"
     answer = connection.execute("PRAGMA integrity_check").fetchone()[0]
     if answer != "ok":

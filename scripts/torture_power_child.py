@@ -13,11 +13,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from appliance.config import StoreSettings
-from appliance.publish import rows, schema
-from appliance.publish.database import Database
-from appliance.publish.search import Wanted
-from appliance.publish.store import Store
 from appliance.records import Transcript, new_id
+from appliance.store import tables
+from appliance.store.database import Database
+from appliance.store.store import Store
+from appliance.store.tables import Wanted
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -80,11 +80,11 @@ def sentence(number: int) -> Transcript:
 def make_old_file(path: Path) -> None:
     """A file of the first layout with OLD transcripts, all of it on the disk."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for statement in schema.MIGRATIONS[1]:
+        for statement in tables.MIGRATIONS[1]:
             connection.execute(statement)
         connection.execute("PRAGMA user_version = 1")
         for number in range(1, OLD + 1):
-            connection.execute(rows.INSERT, rows.to_row(sentence(number)))
+            connection.execute(tables.INSERT, tables.to_row(sentence(number)))
 
 
 if __name__ == "__main__":

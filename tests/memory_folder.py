@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from appliance.records import SAMPLE_RATE, Window, new_id
-from appliance.spool_folder import SHARED_MEMORY, is_in_memory
+from appliance.store.folders import SHARED_MEMORY, is_in_memory
 
 needs_memory = pytest.mark.skipif(
     not is_in_memory(SHARED_MEMORY) or not os.access(SHARED_MEMORY, os.W_OK),

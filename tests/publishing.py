@@ -17,8 +17,8 @@ from paho.mqtt.properties import Properties
 
 from appliance.config import MqttSettings
 from appliance.publish.publisher import MqttPublisher
-from appliance.publish.store import Store
 from appliance.records import ApplianceState, Transcript, new_id
+from appliance.store.store import Store
 
 STATE = ApplianceState(
     status="running",

@@ -11,10 +11,11 @@ import pytest
 from disks import mounted
 
 from appliance.config import StoreSettings
-from appliance.publish import stand_in
 from appliance.publish.outbox import Outbox
-from appliance.publish.stand_in import LastingDatabase
-from appliance.publish.store import FILE_NAME, Store
+from appliance.store import standin
+from appliance.store.folders import FILE_NAME
+from appliance.store.standin import LastingDatabase
+from appliance.store.store import Store
 
 
 class Folder:
@@ -65,8 +66,8 @@ def house(tmp_path: Path, memory: Path) -> Iterator[House]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stand_in, "TRY_EVERY_S", 0.0)
-    monkeypatch.setattr(stand_in, "REFUSES_S", 0.0)
+    monkeypatch.setattr(standin, "TRY_EVERY_S", 0.0)
+    monkeypatch.setattr(standin, "REFUSES_S", 0.0)
 
 
 def deliver(store: Store) -> list[str]:

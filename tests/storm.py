@@ -20,7 +20,7 @@ from publishing import Subscriber, running, transcript, until
 from rig_broker import Broker
 
 from appliance.config import MqttSettings, StoreSettings
-from appliance.publish.store import Store
+from appliance.store.store import Store
 
 
 @dataclass

@@ -21,7 +21,7 @@ from appliance.doctor import service
 from appliance.doctor.bounded import of_error
 from appliance.doctor.outcome import Outcome, Surroundings
 from appliance.errors import PublishError
-from appliance.publish.store import Store
+from appliance.store.store import Store
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "Mosquitto is there")
 

@@ -17,8 +17,9 @@ from appliance.doctor import storage
 from appliance.doctor.outcome import Surroundings
 from appliance.errors import PublishError
 from appliance.health import Health
-from appliance.publish.store import FILE_NAME, Store
-from appliance.shelter import lasting_log
+from appliance.store.folders import FILE_NAME
+from appliance.store.standin import lasting_log
+from appliance.store.store import Store
 
 __all__ = ["house", "memory"]
 

@@ -20,7 +20,7 @@ import appliance.publish.mqtt
 from appliance.config import MqttSettings, StoreSettings
 from appliance.publish import connection
 from appliance.publish.publisher import MqttPublisher
-from appliance.publish.store import Store
+from appliance.store.store import Store
 
 WELCOME = b"\x20\x03\x00\x00\x00"
 PACKETS = (

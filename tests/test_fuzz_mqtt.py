@@ -27,7 +27,7 @@ from rig_broker import Broker
 from appliance.config import HistorySettings, HomeAssistantSettings, MqttSettings, StoreSettings
 from appliance.publish import commands
 from appliance.publish.publisher import MqttPublisher
-from appliance.publish.store import Store
+from appliance.store.store import Store
 
 pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
 

@@ -20,7 +20,8 @@ from appliance.config import StoreSettings
 from appliance.errors import PublishError
 from appliance.publish import commands_history, events
 from appliance.publish.outbox import Outbox
-from appliance.publish.store import FILE_NAME, Store
+from appliance.store.folders import FILE_NAME
+from appliance.store.store import Store
 
 COUNT = 60
 PLACE = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -17,7 +17,7 @@ from rig_broker import Broker
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.publish import home_assistant
-from appliance.publish.store import Store
+from appliance.store.store import Store
 
 yaml = pytest.importorskip("yaml")
 jinja2 = pytest.importorskip("jinja2")

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 from publishing import transcript
 
-from appliance import cli, log_commands, log_export, log_sources
+from appliance import cli, log_commands, log_export
 from appliance.config import StoreSettings
-from appliance.publish.store import FILE_NAME, Store
+from appliance.store import store as log_sources
+from appliance.store.folders import FILE_NAME
+from appliance.store.store import Store
 
 Shown = Callable[[], list[str]]
 

@@ -17,7 +17,7 @@ from commands import ROOT
 from publishing import transcript
 
 from appliance.config import StoreSettings
-from appliance.publish.store import Store
+from appliance.store.store import Store
 
 PATIENCE_S = 60
 Next = Callable[[], str]

@@ -15,9 +15,9 @@ from fake_transcriber import HEARD, FakeTranscriber
 from appliance.config import Settings, StoreSettings
 from appliance.health import Health
 from appliance.infer.transcriber import Transcriber
-from appliance.publish.store import Store
 from appliance.records import Window
 from appliance.scribe import Scribe
+from appliance.store.store import Store
 
 
 class House:

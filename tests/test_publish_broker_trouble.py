@@ -22,7 +22,7 @@ import appliance.publish.delivery
 from appliance.config import MqttSettings, StoreSettings
 from appliance.publish import connection, mqtt
 from appliance.publish.publisher import MqttPublisher
-from appliance.publish.store import Store
+from appliance.store.store import Store
 
 real_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta, timezone
 from publishing import STATE, transcript
 
 from appliance.publish import events
-from appliance.publish.rows import StoredTranscript
 from appliance.records import Discarded, Transcript
+from appliance.store.tables import StoredTranscript
 
 MOMENT = datetime(2026, 11, 21, 8, 14, 7, 20000, UTC)
 

@@ -24,8 +24,8 @@ from appliance.publish import events, home_assistant, presence
 from appliance.publish.messages import Message
 from appliance.publish.presence import Presence
 from appliance.publish.publisher import MqttPublisher
-from appliance.publish.store import Store
 from appliance.records import ApplianceStats
+from appliance.store.store import Store
 
 GOLDEN = Path(__file__).parent / "golden" / "home_assistant_discovery.json"
 ACCEPTED = (

@@ -14,7 +14,7 @@ from publishing import transcript
 
 from appliance.config import JournalSettings
 from appliance.publish import journal
-from appliance.publish.rows import StoredTranscript
+from appliance.store.tables import StoredTranscript
 
 STORED = StoredTranscript(7, transcript("a secret"), datetime(2026, 1, 1, tzinfo=UTC), "", 0.0)
 

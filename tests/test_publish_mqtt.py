@@ -26,8 +26,8 @@ from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import ConfigError
 from appliance.publish import credentials
 from appliance.publish.publisher import MqttPublisher
-from appliance.publish.store import Store
 from appliance.records import Discarded
+from appliance.store.store import Store
 
 pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
 

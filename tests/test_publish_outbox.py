@@ -17,8 +17,8 @@ import appliance.publish.publisher
 from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import PublishError
 from appliance.publish.outbox import Outbox
-from appliance.publish.store import Store
 from appliance.records import ApplianceStats
+from appliance.store.store import Store
 
 real_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
 

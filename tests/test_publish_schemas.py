@@ -17,9 +17,9 @@ from publishing import STATE, Subscriber, running, transcript, until
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.publish import commands_history, events
-from appliance.publish.rows import StoredTranscript
-from appliance.publish.store import Store
 from appliance.records import ApplianceStats, Discarded, new_id
+from appliance.store.store import Store
+from appliance.store.tables import StoredTranscript
 
 jsonschema = pytest.importorskip("jsonschema")
 referencing = pytest.importorskip("referencing")

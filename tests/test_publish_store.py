@@ -18,7 +18,8 @@ from whole_store import connection_of
 
 from appliance.config import StoreSettings
 from appliance.errors import PublishError
-from appliance.publish.store import Store, folder
+from appliance.store.folders import folder
+from appliance.store.store import Store
 
 TESTS = Path(__file__).resolve().parent
 
@@ -62,7 +63,7 @@ def test_what_append_returned_survives_kill_9(settings: StoreSettings) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from publishing import transcript\n"
-        "from appliance.publish.store import Store\n"
+        "from appliance.store.store import Store\n"
         "from appliance.config import StoreSettings\n"
         "store = Store.open(StoreSettings(path=sys.argv[2]))\n"
         "while True: print(store.append(transcript()).seq, flush=True)\n"

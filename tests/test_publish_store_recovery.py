@@ -14,8 +14,9 @@ from whole_store import checked, connection_of, tmp_path
 
 from appliance.config import StoreSettings
 from appliance.errors import PublishError
-from appliance.publish import recovery
-from appliance.publish.store import FILE_NAME, Store
+from appliance.store import repair
+from appliance.store.folders import FILE_NAME
+from appliance.store.store import Store
 
 __all__ = ["tmp_path"]
 
@@ -64,7 +65,7 @@ def test_a_damaged_page_costs_its_own_transcripts_and_no_others(
         assert (store.cursor(), store.append(transcript("sentence 201 ")).seq) == (50, 201)
         assert [one.seq for one in store.query(grep="sentence 201")] == [201]
     (line,) = caplog.messages
-    (aside,) = recovery.asides(path)
+    (aside,) = repair.asides(path)
     assert str(path) in line
     assert aside.name in line
     assert f"{len(kept)} transcripts were saved" in line
@@ -122,7 +123,7 @@ def test_another_kind_of_file_is_set_aside_untouched(settings: StoreSettings) ->
     with Store.open(settings) as store:
         assert store.append(transcript()).seq > 1_000_000
         assert len(store.after(0)) == 1
-    (aside,) = recovery.asides(path)
+    (aside,) = repair.asides(path)
     assert aside.read_bytes() == b"shopping list: " * 1000
 
 
@@ -135,7 +136,7 @@ def test_a_field_that_cannot_be_read_is_damage_that_only_its_transcript_is_lost_
             other.execute("""UPDATE transcripts SET "end" = 'no time' WHERE seq = 70""")
             other.commit()
         assert [one.seq for one in store.after(68, 2)] == [69, 71]
-        assert len(recovery.asides(path)) == 1
+        assert len(repair.asides(path)) == 1
 
 
 def test_damage_that_appears_while_running_heals_within_the_call(
@@ -153,7 +154,7 @@ def test_damage_that_appears_while_running_heals_within_the_call(
         assert kept[-1] == 201
         assert len(kept) >= 188
         assert store.cursor() == 50
-    assert len(recovery.asides(path)) == 1
+    assert len(repair.asides(path)) == 1
     assert len([line for line in caplog.messages if "is damaged" in line]) == 1
 
 

@@ -17,9 +17,10 @@ from whole_store import checked, tmp_path
 
 from appliance.config import StoreSettings
 from appliance.errors import PublishError
-from appliance.publish import database
-from appliance.publish.database import Database
-from appliance.publish.store import FILE_NAME, Store
+from appliance.store import database
+from appliance.store.database import Database
+from appliance.store.folders import FILE_NAME
+from appliance.store.store import Store
 
 __all__ = ["tmp_path"]
 

@@ -16,9 +16,10 @@ from publishing import transcript
 from whole_store import connection_of, tmp_path
 
 from appliance.config import StoreSettings
-from appliance.publish import recovery
-from appliance.publish.search import Wanted
-from appliance.publish.store import FILE_NAME, Store
+from appliance.store import repair
+from appliance.store.folders import FILE_NAME
+from appliance.store.store import Store
+from appliance.store.tables import Wanted
 
 __all__ = ["tmp_path"]
 
@@ -189,14 +190,14 @@ def test_set_aside_files_go_by_age_and_number_and_with_everything(
     for name in names:
         (tmp_path / name).touch()
         (tmp_path / f"{name}-wal").touch()
-    assert recovery.prune(path, 7, NOW) == 2
-    assert [file.name for file in recovery.asides(path)] == names[:1:-1]
-    assert recovery.prune(path, 2, NOW) == 1
-    assert recovery.prune(path, 0, NOW + timedelta(days=900)) == 0
+    assert repair.prune(path, 7, NOW) == 2
+    assert [file.name for file in repair.asides(path)] == names[:1:-1]
+    assert repair.prune(path, 2, NOW) == 1
+    assert repair.prune(path, 0, NOW + timedelta(days=900)) == 0
     with Store.open(settings) as store:
         store.append(transcript("one of two"))
         store.append(transcript("two"))
         store.delete(Wanted(grep=("one",)))
-        assert len(recovery.asides(path)) == 2
+        assert len(repair.asides(path)) == 2
         store.delete(Wanted())
     assert sorted(file.name for file in tmp_path.iterdir()) == [FILE_NAME]

@@ -19,10 +19,11 @@ from publishing import transcript
 
 from appliance.config import StoreSettings
 from appliance.errors import PublishError
-from appliance.publish import rows
-from appliance.publish.search import Wanted
-from appliance.publish.store import FILE_NAME, SCHEMA, Store
 from appliance.records import Transcript
+from appliance.store import tables
+from appliance.store.folders import FILE_NAME
+from appliance.store.store import SCHEMA, Store
+from appliance.store.tables import Wanted
 
 SCHEMA_1 = """
 CREATE TABLE transcripts (
@@ -76,7 +77,7 @@ def old(settings: StoreSettings, heard: list[Transcript]) -> Iterator[Path]:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA secure_delete = ON")
         connection.executescript(SCHEMA_1)
-        connection.executemany(rows.INSERT, map(rows.to_row, heard))
+        connection.executemany(tables.INSERT, map(tables.to_row, heard))
         connection.execute("DELETE FROM transcripts WHERE seq = 3")
         connection.execute("UPDATE outbox SET cursor = 12")
         connection.commit()
@@ -108,7 +109,7 @@ def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(
     program = (
         "import os, signal, sys\n"
         "from appliance.publish import schema\n"
-        "from appliance.publish.store import Store\n"
+        "from appliance.store.store import Store\n"
         "from appliance.config import StoreSettings\n"
         "class Steps(tuple):\n"
         "    def __iter__(self):\n"
@@ -130,11 +131,11 @@ def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(
 def test_a_failing_step_leaves_the_file_as_it_was_and_can_be_tried_again(
     settings: StoreSettings, old: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from appliance.publish import schema
+    from appliance.store import tables
 
-    broken = {**schema.MIGRATIONS, 2: (*schema.MIGRATIONS[2], "INSERT INTO nowhere VALUES (1)")}
+    broken = {**tables.MIGRATIONS, 2: (*tables.MIGRATIONS[2], "INSERT INTO nowhere VALUES (1)")}
     with monkeypatch.context() as patched:
-        patched.setattr(schema, "MIGRATIONS", broken)
+        patched.setattr(tables, "MIGRATIONS", broken)
         with pytest.raises(PublishError, match="no such table: nowhere"):
             Store.open(settings)
     assert layout(old) == 1
@@ -151,7 +152,7 @@ def test_on_a_full_disk_the_daemon_starts_with_the_older_layout(tmp_path: Path) 
             connection.executescript(SCHEMA_1)
             for _ in range(40):
                 text = "lamp " + "".join(dice.choices(string.ascii_lowercase, k=3000))
-                connection.execute(rows.INSERT, rows.to_row(transcript(text)))
+                connection.execute(tables.INSERT, tables.to_row(transcript(text)))
             connection.commit()
         filler = disk / "filler"
         with filler.open("wb", buffering=0) as file, suppress(OSError):

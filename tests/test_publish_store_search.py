@@ -17,9 +17,9 @@ from publishing import transcript
 from whole_store import connection_of
 
 from appliance.config import StoreSettings
-from appliance.publish import rows, schema
-from appliance.publish.search import Wanted, contains, where
-from appliance.publish.store import Store
+from appliance.store import tables
+from appliance.store.store import Store
+from appliance.store.tables import Wanted, contains, where
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -110,8 +110,8 @@ def test_the_search_finds_what_a_plain_comparison_finds(
     texts = [*texts, f"x{' '.join(needles)}y", "".join(needles).upper()]
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.create_function("contains", 2, contains)
-        schema.migrate(connection)
-        connection.executemany(rows.INSERT, (rows.to_row(transcript(text)) for text in texts))
+        tables.migrate(connection)
+        connection.executemany(tables.INSERT, (tables.to_row(transcript(text)) for text in texts))
         for indexed in (True, False):
             condition, values = where(Wanted(grep=needles), indexed)
             sql = f"SELECT text FROM transcripts WHERE {condition} ORDER BY seq"

@@ -19,7 +19,7 @@ from rig_broker import Broker
 from appliance.config import MqttSettings, StoreSettings, parse
 from appliance.errors import ConfigError
 from appliance.publish import credentials, tls
-from appliance.publish.store import Store
+from appliance.store.store import Store
 
 WHY_NOT = rig_broker.missing() or certificates.missing()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)

@@ -17,11 +17,11 @@ from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.errors import DeviceError, ModelError, PublishError
 from appliance.health import Health
 from appliance.infer.transcriber import Transcriber
-from appliance.publish.rows import StoredTranscript
-from appliance.publish.store import Store
 from appliance.records import Discarded, Transcript, Transcription, Window
 from appliance.scribe import FAILURES_IN_A_ROW, Scribe
 from appliance.spool import Spool
+from appliance.store.store import Store
+from appliance.store.tables import StoredTranscript
 
 __all__ = ["memory"]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from memory_folder import a_window, memory, needs_memory
 
-from appliance import spool_folder
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.health import Health
 from appliance.spool import Spool
+from appliance.store import folders
 
 __all__ = ["memory"]
 
@@ -125,7 +125,7 @@ def test_a_folder_that_is_deleted_is_made_again(memory: Path) -> None:
 
 
 def test_nothing_is_kept_on_a_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    if spool_folder.is_in_memory(tmp_path):
+    if folders.is_in_memory(tmp_path):
         pytest.skip("this machine's temporary folder is in memory")
     with opened(tmp_path / "spool") as spool:
         assert not spool.put(a_window())
@@ -174,17 +174,15 @@ def test_an_empty_one_leaves_nothing_behind(memory: Path) -> None:
 def test_another_log_has_another_spool(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(memory))
     monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/roomscribe")
-    assert spool_folder.place(Settings()) == memory / "spool"
-    places = {
-        spool_folder.place(Settings(store=StoreSettings(path=path))) for path in ("/a", "/b", "")
-    }
+    assert folders.place(Settings()) == memory / "spool"
+    places = {folders.place(Settings(store=StoreSettings(path=path))) for path in ("/a", "/b", "")}
     assert len(places) == 3
 
 
 def test_another_users_folder_is_not_trusted(memory: Path) -> None:
     (memory / "spool").symlink_to(memory)
     with pytest.raises(PermissionError):
-        spool_folder.make(memory / "spool")
+        folders.make(memory / "spool")
 
 
 def test_a_full_folder_is_a_trouble_that_passes(
@@ -197,7 +195,7 @@ def test_a_full_folder_is_a_trouble_that_passes(
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr(spool_folder, "write", full)
+            patched.setattr(folders, "write", full)
             assert not spool.put(a_window())
             assert "No space left" in health.troubles()["spool"]
         assert spool.put(a_window())

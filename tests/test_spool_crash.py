@@ -21,10 +21,10 @@ from publishing import until
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.errors import PublishError
 from appliance.health import Health
-from appliance.publish.store import Store
 from appliance.records import Window
 from appliance.spool import Spool
-from appliance.spool_folder import note
+from appliance.store.folders import note
+from appliance.store.store import Store
 
 __all__ = ["memory"]
 

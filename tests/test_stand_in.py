@@ -13,9 +13,10 @@ from whole_store import connection_of
 
 from appliance.config import StoreSettings
 from appliance.errors import PublishError
-from appliance.publish import store_files
-from appliance.publish.stand_in import LastingDatabase
-from appliance.publish.store import FILE_NAME, Store
+from appliance.store import files
+from appliance.store.folders import FILE_NAME
+from appliance.store.standin import LastingDatabase
+from appliance.store.store import Store
 
 __all__ = ["house", "impatient", "memory"]
 pytestmark = needs_memory
@@ -96,7 +97,7 @@ def test_a_crash_between_merging_and_deleting_stores_nothing_twice(
     house.read_only(False)
     with monkeypatch.context() as patch:
         if not after_delete:
-            patch.setattr(store_files, "delete", refuses)
+            patch.setattr(files, "delete", refuses)
         with house.log() as (store, _):
             assert deliver(store) == ["one", "two"]
             store.append(transcript("three"))

@@ -18,9 +18,9 @@ from appliance import cli
 from appliance.config import Settings, StoreSettings
 from appliance.errors import PublishError
 from appliance.health import Health
-from appliance.publish.stand_in import LastingDatabase
-from appliance.publish.store import FILE_NAME, Store
-from appliance.shelter import Shelter, lasting_log
+from appliance.store.folders import FILE_NAME
+from appliance.store.standin import LastingDatabase, MemoryFolder, lasting_log
+from appliance.store.store import Store
 
 __all__ = ["impatient", "memory"]
 pytestmark = needs_memory
@@ -98,4 +98,4 @@ def test_two_daemons_never_share_what_is_kept_in_memory(disk: Path) -> None:
         with daemon(disk)[0] as other:
             assert other.after(0) == [], "it belongs to the other"
     settings = Settings(store=StoreSettings(path=str(disk)))
-    assert not Shelter(settings).path.exists()
+    assert not MemoryFolder(settings).path.exists()

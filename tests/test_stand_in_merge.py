@@ -9,10 +9,11 @@ from memory_folder import memory, needs_memory
 from publishing import transcript
 from stand_in_house import House, deliver, house, impatient, refuses, tell
 
-from appliance.publish import merging, store_files
 from appliance.publish.outbox import Outbox
-from appliance.publish.search import Wanted
-from appliance.publish.store import FILE_NAME, Store
+from appliance.store import files, standin
+from appliance.store.folders import FILE_NAME
+from appliance.store.store import Store
+from appliance.store.tables import Wanted
 
 __all__ = ["house", "impatient", "memory"]
 pytestmark = needs_memory
@@ -28,7 +29,7 @@ def test_what_could_not_be_read_of_the_file_is_told_after_the_merge(
         store.move_cursor(1)
     house.read_only()
     with monkeypatch.context() as patch:
-        patch.setattr(store_files, "copy", lambda *_: refuses(Path()))
+        patch.setattr(files, "copy", lambda *_: refuses(Path()))
         with house.log() as (store, _):
             assert store.append(transcript("four")).seq > 1_700_000_000
             assert deliver(store) == ["four"]
@@ -42,7 +43,7 @@ def test_what_could_not_be_read_of_the_file_is_told_after_the_merge(
 def test_more_than_is_taken_over_is_told_after_the_merge_under_a_running_publisher(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging, "TAKEN", 2)
+    monkeypatch.setattr(standin, "TAKEN", 2)
     with house.log() as (store, _):
         for text in ("one", "two", "three", "four"):
             store.append(transcript(text))

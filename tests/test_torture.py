@@ -21,7 +21,7 @@ from torture_rig import between_silences
 from torture_scenes import Item, Scene, Sounds, scene
 
 from appliance.config import StoreSettings
-from appliance.publish.store import Store
+from appliance.store.store import Store
 
 SAID = random.Random(7).choices(range(40), k=300)
 

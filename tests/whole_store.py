@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.publish.database import Database
-from appliance.publish.store import Store
+from appliance.store.database import Database
+from appliance.store.store import Store
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ import shutil
 import sqlite3
 from pathlib import Path
 
-from appliance import log_sources
 from appliance.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
-from appliance.publish import connecting, recovery, store
-from appliance.publish.store import FILE_NAME, SCHEMA, Store
+from appliance.store import files, folders, repair
+from appliance.store import store as log_sources
+from appliance.store.folders import FILE_NAME
+from appliance.store.store import SCHEMA, Store
 
 LEAST_FREE_MB = 200
 """The log grows by about 1 kB a sentence; the rest of the system needs room, too."""
@@ -21,7 +22,7 @@ DEEP = 100
 def log(around: Surroundings) -> Outcome:
     """The store opens, its schema is known, its pages are whole."""
     settings = around.settings.store
-    file = store.folder(settings) / FILE_NAME
+    file = folders.folder(settings) / FILE_NAME
     with log_sources.in_memory(around.settings) as kept:
         if kept is not None:
             return failed(
@@ -45,7 +46,7 @@ def log(around: Surroundings) -> Outcome:
             return failed(f"{file} is damaged: {trouble}", cure)
         waiting = opened.depth()
     size_mb = file.stat().st_size / 1e6
-    damaged = len(recovery.asides(file))
+    damaged = len(repair.asides(file))
     aside = f"; {damaged} damaged files are set aside beside it" if damaged else ""
     waits = f"{waiting} transcripts wait for the broker" if waiting else "nothing waits"
     note = ": see the broker's checks" if waiting > DEEP else ""
@@ -54,7 +55,7 @@ def log(around: Surroundings) -> Outcome:
 
 def disk(around: Surroundings) -> Outcome:
     """There is room where the log is, or will be."""
-    place = store.folder(around.settings.store)
+    place = folders.folder(around.settings.store)
     while not _exists(place):
         place = place.parent
     if os.statvfs(place).f_flag & os.ST_RDONLY:
@@ -75,7 +76,7 @@ def _quick_check(file: Path) -> str:
     """ok, or SQLite's first complaint."""
     connection = None
     try:
-        connection, _ = connecting.connect(file, write=False, busy_s=5)
+        connection, _ = files.connect(file, write=False, busy_s=5)
         return str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
     except sqlite3.DatabaseError as error:
         return str(error)

@@ -17,7 +17,7 @@ from appliance.errors import PublishError
 from appliance.publish import commands_history, events
 from appliance.publish.commands_history import RequestError
 from appliance.publish.messages import Message, Reply
-from appliance.publish.store import Store
+from appliance.store.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from appliance.publish import events
-from appliance.publish.store import Store
+from appliance.store.store import Store
 
 REQUEST_BYTES = 1024
 """A longer request is none."""

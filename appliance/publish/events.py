@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from appliance.publish.rows import StoredTranscript
 from appliance.records import ApplianceState, ApplianceStats, Discarded
+from appliance.store.tables import StoredTranscript
 
 SCHEMA = 1
 """Version of the transcript's event; raised when a field changes its meaning or goes."""

@@ -11,7 +11,7 @@ import socket
 import sys
 
 from appliance.config import JournalSettings
-from appliance.publish.rows import StoredTranscript
+from appliance.store.tables import StoredTranscript
 
 log = logging.getLogger(__name__)
 

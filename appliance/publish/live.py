@@ -10,9 +10,9 @@ from typing import Protocol
 
 from appliance.publish import events
 from appliance.publish.outbox import Outbox
-from appliance.publish.store import Store
 from appliance.publish.troubles import Troubles
 from appliance.records import ApplianceState, ApplianceStats, Discarded
+from appliance.store.store import Store
 
 STATE_S = STATS_S = 60.0
 """State and statistics are told this often though nothing changed."""

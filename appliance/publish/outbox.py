@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from appliance.publish.rows import StoredTranscript
-from appliance.publish.store import Store
+from appliance.store.store import Store
+from appliance.store.tables import StoredTranscript
 
 PAGE = 500
 """So many transcripts are looked at together when they are passed over."""

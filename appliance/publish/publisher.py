@@ -22,9 +22,9 @@ from appliance.publish.live import LiveTopics
 from appliance.publish.messages import Acknowledged, Connected, Lost, Message, Reply, matches
 from appliance.publish.outbox import Outbox
 from appliance.publish.presence import Presence
-from appliance.publish.store import Store
 from appliance.publish.troubles import Troubles
 from appliance.records import ApplianceState, ApplianceStats, Discarded
+from appliance.store.store import Store
 
 PROGRESS_S = 5.0
 """Looks around this often though nobody woke it."""

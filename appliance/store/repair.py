@@ -1,7 +1,14 @@
-"""What can still be read of a damaged file, put into a new one with its numbers."""
+"""A damaged file is set aside, and what can still be read of it goes on in a new one.
+
+A crash at any point of `heal` is made good by `finish` at the next start: the new file is complete
+under another name before the damaged one is moved away.
+
+What can still be read of a damaged file, put into a new one with its numbers.
+"""
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
 from collections import deque
@@ -11,8 +18,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from appliance.publish import rows, schema, store_files
-from appliance.publish.rows import Row
+from appliance.store import files, tables
+from appliance.store.files import beside, delete
+from appliance.store.tables import Row
+from appliance.system import sync_folder
 
 _BLIND = 100_000
 _BLIND_S = 3.0
@@ -44,8 +53,8 @@ class Known:
 
     def fresh(self) -> list[Row]:
         """Those of `untold` that are not older than what is carried out of a deleted file."""
-        earliest = rows.iso(datetime.now(UTC) - _CARRIED_FOR)
-        return [row for row in self.untold if row[rows.STORED] >= earliest]
+        earliest = tables.iso(datetime.now(UTC) - _CARRIED_FOR)
+        return [row for row in self.untold if row[tables.STORED] >= earliest]
 
 
 def number_on(connection: sqlite3.Connection, known: Known) -> None:
@@ -70,9 +79,9 @@ def undelivered(connection: sqlite3.Connection) -> list[Row]:
 
     A person who deletes the file wants all else to be gone.
     """
-    earliest = rows.iso(datetime.now(UTC) - _CARRIED_FOR)
+    earliest = tables.iso(datetime.now(UTC) - _CARRIED_FOR)
     sql = (
-        f"SELECT {rows.COLUMNS} FROM transcripts WHERE seq > (SELECT cursor FROM outbox) "
+        f"SELECT {tables.COLUMNS} FROM transcripts WHERE seq > (SELECT cursor FROM outbox) "
         "AND stored >= ? ORDER BY seq DESC LIMIT ?"
     )
     return list(_rows(connection, sql, earliest, _CARRIED))[::-1]
@@ -83,19 +92,19 @@ def salvage(damaged: Path, into: Path, copy: Path, known: Known) -> int:
 
     `copy` is a name for what is needed on the way. Raises OSError and sqlite3.Error (disk full...).
     """
-    store_files.make(into)
+    files.make(into)
     count = 0
     with closing(sqlite3.connect(into, isolation_level=None)) as target:
-        schema.migrate(target)
+        tables.migrate(target)
         with closing(_source(damaged, into, copy)) as source:
             _learn(source, known)
             target.execute("BEGIN")
-            with schema.indexed_at_once(target):
+            with tables.indexed_at_once(target):
                 for row in _readable(source, known.highest or _LAST_NUMBER):
                     known.raise_to(row[0])
-                    count += target.execute(rows.INSERT_NUMBERED, row).rowcount
+                    count += target.execute(tables.INSERT_NUMBERED, row).rowcount
                 for row in known.fresh():
-                    count += target.execute(rows.INSERT_NUMBERED, row).rowcount
+                    count += target.execute(tables.INSERT_NUMBERED, row).rowcount
             number_on(target, known)
             target.execute("COMMIT")
     return count
@@ -128,7 +137,7 @@ def _source(damaged: Path, fresh: Path, copy: Path) -> sqlite3.Connection:
     if next(_rows(source, _THERE), None):
         return source
     source.close()
-    store_files.copy(damaged, copy)
+    files.copy(damaged, copy)
     with copy.open("r+b") as file, fresh.open("rb") as whole:
         page = bytearray(whole.read(_PAGE))
         page[28:40] = bytes(12)  # pages in the file and free ones: as SQLite finds them
@@ -144,7 +153,7 @@ def _reading(file: Path) -> sqlite3.Connection:
 
 def _readable(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
     """Every whole row that can be had: from the front, from the back, and one by one between."""
-    select = f"SELECT {rows.COLUMNS} FROM transcripts"
+    select = f"SELECT {tables.COLUMNS} FROM transcripts"
     low, high = 0, highest + 1
     if not next(_rows(source, _THERE), None):
         return
@@ -176,7 +185,7 @@ def _indexed(source: sqlite3.Connection, low: int, high: int) -> set[int]:
 
 
 def _one(source: sqlite3.Connection, seq: int, highest: int) -> Iterator[Row]:
-    for row in _rows(source, f"SELECT {rows.COLUMNS} FROM transcripts WHERE seq = ?", seq):
+    for row in _rows(source, f"SELECT {tables.COLUMNS} FROM transcripts WHERE seq = ?", seq):
         yield from _whole(row, highest)
 
 
@@ -188,7 +197,123 @@ def _rows(source: sqlite3.Connection, sql: str, *values: object) -> Iterator[Row
 
 def _whole(row: Row, highest: int) -> Iterator[Row]:
     """The row, unless it cannot have been stored so."""
-    with suppress(rows.DamagedRowError):
-        rows.from_row(row)
+    with suppress(tables.DamagedRowError):
+        tables.from_row(row)
         if 0 < row[0] <= highest:
             yield row
+
+
+log = logging.getLogger("roomscribe")
+
+CHECKED_MB = 64
+"""A larger file, of some 120,000 transcripts, is not read through at every start, which takes 0.1 s
+for that many: damage in it is found where it is met."""
+MOST_ASIDE = 3
+"""Set-aside files hold what people said; no more of them are kept."""
+_STAMP = "%Y%m%dT%H%M%SZ"
+
+
+def complaint(connection: sqlite3.Connection) -> str:
+    """What is wrong with the file, in SQLite's words; empty when it is whole."""
+    found = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    missing = tables.TABLES.get(tables.version(connection), set()) - found
+    if missing:
+        return f"the table {min(missing)} is not there"
+    try:
+        connection.execute(f"SELECT {tables.COLUMNS} FROM transcripts LIMIT 0")
+        if connection.execute("SELECT cursor FROM outbox").fetchone() is None:
+            return "the cursor is not there"
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname != "SQLITE_ERROR":
+            raise
+        return str(error)  # a column of another name
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    small = pages * _PAGE <= CHECKED_MB * 1_000_000
+    check = "PRAGMA quick_check(1)" if small else "PRAGMA quick_check('outbox')"
+    answer = str(connection.execute(check).fetchone()[0])
+    return "" if answer == "ok" else answer.replace("\n", " ")
+
+
+def heal(path: Path, known: Known, why: object) -> None:
+    """Puts a whole file in the place of the damaged one, which nobody may have open any more.
+
+    Raises OSError and sqlite3.Error (disk full...); the damaged file is where it was then.
+    """
+    part, saved = beside(path, ".part"), beside(path, ".saved")
+    delete(part)
+    delete(saved)
+    count = salvage(path, part, beside(path, ".copy"), known)
+    delete(beside(path, ".copy"))
+    part.rename(saved)
+    aside = _aside(path)
+    _move_away(path, aside)
+    saved.rename(path)
+    sync_folder(path.parent)
+    log.error(
+        "%s is damaged (%s): set aside as %s; %d transcripts were saved from it, "
+        "and the log goes on with number %d",
+        path,
+        why,
+        aside.name,
+        count,
+        known.highest + 1,
+    )
+    prune(path, 0, datetime.now(UTC))
+
+
+def finish(path: Path) -> None:
+    """Completes, or takes back, a `heal` that a crash ended."""
+    saved = beside(path, ".saved")
+    for ending in (".part", ".copy"):
+        delete(beside(path, ending))
+    if not saved.exists():
+        return
+    if path.exists():
+        delete(saved)
+        return
+    _move_away(path, next(iter(asides(path)), _aside(path)))
+    saved.rename(path)
+    sync_folder(path.parent)
+    log.error("%s was damaged: what was saved from it is in place now", path)
+
+
+def asides(path: Path) -> list[Path]:
+    """The set-aside files, the newest first."""
+    found = path.parent.glob(f"{path.name}.damaged-*Z")
+    return sorted(found, reverse=True)
+
+
+def prune(path: Path, days: int, now: datetime) -> int:
+    """Deletes set-aside files that are too many or older than `days` (0: any age); how many."""
+    earliest = (now - timedelta(days=days)).astimezone(UTC).strftime(_STAMP) if days else ""
+    old = [
+        file
+        for number, file in enumerate(asides(path))
+        if number >= MOST_ASIDE or file.name.rpartition("-")[2] < earliest
+    ]
+    for file in old:
+        delete(file)
+    return len(old)
+
+
+def delete_asides(path: Path) -> None:
+    """Deletes every set-aside file."""
+    for file in asides(path):
+        delete(file)
+
+
+def _aside(path: Path) -> Path:
+    """A name for the damaged file that is not taken."""
+    moment = datetime.now(UTC)
+    while (name := beside(path, moment.strftime(f".damaged-{_STAMP}"))).exists():
+        moment += timedelta(seconds=1)
+    return name
+
+
+def _move_away(path: Path, aside: Path) -> None:
+    """Renames the file and its -wal; the -shm is of no use to anyone."""
+    for ending in ("", "-wal"):
+        with suppress(FileNotFoundError):
+            beside(path, ending).rename(beside(aside, ending))
+    beside(path, "-shm").unlink(missing_ok=True)
+    sync_folder(path.parent)

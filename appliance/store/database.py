@@ -1,6 +1,12 @@
 """The open file: kept open, and found again when it is damaged, deleted or replaced.
 
 Knows nothing of what is asked of it: `read` and `write` are given the work as functions.
+
+What is deleted, and that it is gone: from the tables, the index, free pages and the -wal file.
+
+With secure_delete SQLite overwrites what it frees. The search's index keeps deleted entries until
+its parts are merged, which `forget` does in the same transaction (FTS5's own secure-delete needs
+SQLite 3.42 and makes files that older ones cannot read).
 """
 
 from __future__ import annotations
@@ -13,14 +19,89 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
+from appliance.config import StoreSettings
 from appliance.errors import PublishError
-from appliance.publish import recovery, retention, rows, salvage, schema, search, store_files
-from appliance.publish.connecting import connect
-from appliance.publish.store_errors import DamagedError, is_damage, plain_errors
-from appliance.publish.store_files import Identity, beside, identity
+from appliance.store import files, repair, tables
+from appliance.store.files import (
+    DamagedError,
+    Identity,
+    beside,
+    connect,
+    identity,
+    is_damage,
+    plain_errors,
+)
+from appliance.store.tables import Wanted, where
+
+_BEYOND = "seq <= (SELECT seq FROM transcripts ORDER BY seq DESC LIMIT 1 OFFSET ?)"
+"""All but so many of the newest."""
+_ROUNDS = 8
+"""Deleting by size goes by the average row; so often it is tried again at most."""
+
+
+def forget(connection: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> int:
+    """Deletes the transcripts of a condition within the open transaction; how many."""
+    count = connection.execute(f"DELETE FROM transcripts WHERE {condition}", values).rowcount
+    if count and tables.version(connection) > 1:
+        connection.execute("INSERT INTO search (search) VALUES ('optimize')")
+    return count
+
+
+def forget_wanted(connection: sqlite3.Connection, wanted: Wanted) -> int:
+    """Deletes the transcripts that are meant; how many."""
+    return forget(connection, *where(wanted, tables.version(connection) > 1))
+
+
+def expire(connection: sqlite3.Connection, settings: StoreSettings, now: datetime) -> int:
+    """Deletes what is beyond the retention's age, number and size; how many."""
+    count = 0
+    if settings.retention_days:
+        earliest = tables.iso(now - timedelta(days=settings.retention_days))
+        count += forget(connection, '"end" < ?', (earliest,))
+    if settings.retention_count:
+        count += forget(connection, _BEYOND, (settings.retention_count,))
+    if settings.retention_mb:
+        count += _shrink(connection, settings.retention_mb * 1_000_000)
+    return count
+
+
+def checkpoint(connection: sqlite3.Connection) -> bool:
+    """Moves the -wal file's pages into the file and empties it; False when a reader is in the way.
+
+    Until then deleted text may be read in one of the two.
+    """
+    return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
+
+
+def _shrink(connection: sqlite3.Connection, most_bytes: int) -> int:
+    """Deletes the oldest until the pages in use are within `most_bytes`; how many went."""
+    count = 0
+    for _ in range(_ROUNDS):
+        used = _used_bytes(connection)
+        if used <= most_bytes:
+            break
+        there = int(connection.execute("SELECT count(*) FROM transcripts").fetchone()[0])
+        # a twentieth more than needed, so that the next transcript does not begin it again
+        most = math.floor(there * most_bytes / used * 0.95)
+        went = forget(connection, _BEYOND, (most,))
+        if not went:
+            break
+        count += went
+    return count
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    """Size of the file without the pages that wait to be used again."""
+    pages, free, size = (
+        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
+
 
 log = logging.getLogger("roomscribe")
 T = TypeVar("T")
@@ -52,7 +133,7 @@ class Database:
 
     def __init__(self, path: Path, access: Access) -> None:
         """Opens the file; refuses one that is missing (unless the owner) or newer."""
-        self.path, self.known = path, salvage.Known()
+        self.path, self.known = path, repair.Known()
         self.awaited = False
         """Somebody tells a broker: what it does not have survives the file's deletion."""
         self.connection: sqlite3.Connection | None = None
@@ -60,7 +141,7 @@ class Database:
         self._lock = threading.RLock()
         self._identity: Identity | None = None
         self._wal: Identity | None = None
-        self._carried: list[rows.Row] = []
+        self._carried: list[tables.Row] = []
         self._scrub_s = math.inf
         self._closed = self._unchanging = False
         with plain_errors(path, "open the log"):
@@ -94,7 +175,7 @@ class Database:
             connection = self._ready()
             connection.execute(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}")
             try:
-                done = retention.checkpoint(connection)
+                done = checkpoint(connection)
             finally:
                 connection.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
             if done:
@@ -128,7 +209,7 @@ class Database:
                 if self._access is not Access.OWNER or not is_damage(error):
                     raise
                 self._let_go()
-                recovery.heal(self.path, self.known, error)
+                repair.heal(self.path, self.known, error)
                 return step()
 
     def _ready(self) -> sqlite3.Connection:
@@ -140,15 +221,15 @@ class Database:
     def _open(self) -> sqlite3.Connection:
         if self._access is not Access.OWNER:
             return self._connect()
-        store_files.make_folder(self.path)
-        recovery.finish(self.path)
-        store_files.make(self.path)
+        files.make_folder(self.path)
+        repair.finish(self.path)
+        files.make(self.path)
         try:
             connection = self._connect()
         except (sqlite3.Error, ValueError) as error:
             if not is_damage(error):
                 raise
-            recovery.heal(self.path, self.known, error)
+            repair.heal(self.path, self.known, error)
             connection = self._connect()
         return connection
 
@@ -162,8 +243,8 @@ class Database:
         write = self._access is not Access.READER
         connection, self._unchanging = connect(self.path, write=write, busy_s=_BUSY_S)
         try:
-            connection.create_function("contains", 2, search.contains, deterministic=True)
-            schema.refuse_newer(self.path, schema.version(connection))
+            connection.create_function("contains", 2, tables.contains, deterministic=True)
+            tables.refuse_newer(self.path, tables.version(connection))
             connection.execute("PRAGMA secure_delete = ON").fetchall()
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             if self._access is Access.OWNER:
@@ -184,19 +265,19 @@ class Database:
         """Checks the file, brings its layout and numbers up to date, and what was carried over."""
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
         connection.execute("PRAGMA synchronous = FULL")
-        if schema.version(connection) and (trouble := recovery.complaint(connection)):
+        if tables.version(connection) and (trouble := repair.complaint(connection)):
             raise DamagedError(trouble)
         try:
-            schema.migrate(connection)
+            tables.migrate(connection)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorname != "SQLITE_FULL" or not schema.version(connection):
+            if error.sqlite_errorname != "SQLITE_FULL" or not tables.version(connection):
                 raise
             log.warning("%s keeps its older layout for now: the disk is full", self.path)
         with _all_or_nothing(connection):
             fresh = connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None
-            salvage.number_on(connection, self.known)
+            repair.number_on(connection, self.known)
             for row in self._carried:  # another file's transcripts may have their numbers
-                sql, values = (rows.INSERT_NUMBERED, row) if fresh else (rows.INSERT, row[1:])
+                sql, values = (tables.INSERT_NUMBERED, row) if fresh else (tables.INSERT, row[1:])
                 connection.execute(sql, values)
         self._carried = []
 
@@ -212,7 +293,7 @@ class Database:
             self.scrub()
             self._let_go()
             return
-        self._carried = salvage.undelivered(self.connection) if self.awaited else []
+        self._carried = repair.undelivered(self.connection) if self.awaited else []
         log.error(
             "%s was %s while it was open: going on in it with number %d; %d transcripts that no "
             "broker has were carried over",

@@ -9,9 +9,21 @@ import os
 import re
 from pathlib import Path
 
-from appliance.config import Settings
-from appliance.publish.store import folder as store_folder
+from appliance.config import Settings, StoreSettings
 from appliance.spool_file import ATTEMPTS_AT, Moment, Spooled, parse
+
+FILE_NAME = "roomscribe.db"
+
+
+def folder(settings: StoreSettings) -> Path:
+    """Where the store lives: store.path, else systemd's state directory, else the user's own."""
+    if settings.path:
+        return Path(settings.path).expanduser()
+    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    if given:
+        return Path(given)
+    return Path("~/.local/state/roomscribe").expanduser()
+
 
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")
@@ -41,7 +53,7 @@ def of_the_log(settings: Settings) -> Path:
     own = bool(settings.store.path)
     if not os.environ.get("RUNTIME_DIRECTORY"):
         own = own or bool(os.environ.get("STATE_DIRECTORY"))
-    state = str(store_folder(settings.store).absolute())
+    state = str(folder(settings.store).absolute())
     name = hashlib.sha256(state.encode()).hexdigest()[:16] if own else ""
     return runtime() / name
 

@@ -5,28 +5,32 @@ Any thread may call any method: one connection, one lock, short statements. Anot
 Every failure is a PublishError of one line, leaves the file as it was before the call and the
 store usable: the call can be tried again once the cause is gone. A file that is damaged, deleted
 or replaced is put right within the call that finds it so.
+
+The log for those who read it: its file, and behind it what the daemon keeps in memory while the
+file's disk refuses.
 """
 
 from __future__ import annotations
 
-import os
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 
-from appliance.config import StoreSettings
-from appliance.publish import recovery, retention, rows, schema
-from appliance.publish.database import Access, Database
-from appliance.publish.rows import StoredTranscript
-from appliance.publish.search import Wanted, where
-from appliance.publish.stand_in import LastingDatabase
-from appliance.publish.store_errors import plain_errors
+from appliance.config import Settings, StoreSettings
+from appliance.errors import PublishError
 from appliance.records import Transcript
+from appliance.store import database as retention
+from appliance.store import repair, standin, tables
+from appliance.store.database import Access, Database
+from appliance.store.files import plain_errors
+from appliance.store.folders import FILE_NAME, folder
+from appliance.store.standin import LastingDatabase
+from appliance.store.tables import StoredTranscript, Wanted, where
 
-FILE_NAME = "roomscribe.db"
-SCHEMA = schema.SCHEMA
+SCHEMA = tables.SCHEMA
 _DELETE_WAIT_S = 5.0
 """A person who deletes waits so long for readers to let go of the -wal file."""
 
@@ -71,17 +75,17 @@ class Store:
         The same id again is not stored twice, so that a failed append may simply be repeated.
         Raises PublishError (disk full, read-only, busy); nothing is stored then.
         """
-        values = rows.to_row(transcript)
+        values = tables.to_row(transcript)
 
         def insert(connection: sqlite3.Connection) -> StoredTranscript:
-            connection.execute(rows.INSERT, values)
+            connection.execute(tables.INSERT, values)
             found = connection.execute(
-                f"SELECT {rows.COLUMNS} FROM transcripts WHERE id = ?", (transcript.id,)
+                f"SELECT {tables.COLUMNS} FROM transcripts WHERE id = ?", (transcript.id,)
             )
             row = found.fetchone()
             if row is None:  # inserted, and not found by its index
-                raise rows.DamagedRowError("the index of ids is damaged")
-            return rows.from_row(row)
+                raise tables.DamagedRowError("the index of ids is damaged")
+            return tables.from_row(row)
 
         stored = self._database.write("store a transcript", insert)
         self._database.known.raise_to(highest=stored.seq)
@@ -130,7 +134,7 @@ class Store:
         gone = self._database.scrub(_DELETE_WAIT_S)
         if wanted.everything:
             with plain_errors(self.path, "delete the set-aside files"):
-                recovery.delete_asides(self.path)
+                repair.delete_asides(self.path)
         return Deleted(count, gone)
 
     def following(self, since: str | datetime, limit: int) -> list[StoredTranscript]:
@@ -140,15 +144,15 @@ class Store:
         made. Raises PublishError.
         """
         if isinstance(since, datetime):
-            return self._select('WHERE "end" >= ? ORDER BY seq LIMIT ?', (rows.iso(since), limit))
-        return self._select(rows.BEHIND, (since, limit))
+            return self._select('WHERE "end" >= ? ORDER BY seq LIMIT ?', (tables.iso(since), limit))
+        return self._select(tables.BEHIND, (since, limit))
 
     def latencies(self, since: datetime, limit: int) -> list[float]:
         """latency_ms of the newest `limit` that ended then or later. Raises PublishError."""
         sql = 'SELECT latency_ms FROM transcripts WHERE "end" >= ? ORDER BY seq DESC LIMIT ?'
         return self._database.read(
             "read the log",
-            lambda found: [row[0] for row in found.execute(sql, (rows.iso(since), limit))],
+            lambda found: [row[0] for row in found.execute(sql, (tables.iso(since), limit))],
         )
 
     def cursor(self) -> int:
@@ -189,7 +193,7 @@ class Store:
         )
         self._database.scrub()
         with plain_errors(self.path, "delete old set-aside files"):
-            recovery.prune(self.path, self._settings.retention_days, now)
+            repair.prune(self.path, self._settings.retention_days, now)
         return count
 
     def close(self) -> None:
@@ -206,19 +210,17 @@ class Store:
         self, wanted: Wanted, more: str, values: tuple[object, ...], order: str
     ) -> list[StoredTranscript]:
         def select(connection: sqlite3.Connection) -> list[StoredTranscript]:
-            condition, needed = where(wanted, schema.version(connection) > 1)
-            sql = (
-                f"SELECT {rows.COLUMNS} FROM transcripts WHERE {condition} {more} ORDER BY {order}"
-            )
-            return [rows.from_row(row) for row in connection.execute(sql, (*needed, *values))]
+            condition, needed = where(wanted, tables.version(connection) > 1)
+            sql = f"SELECT {tables.COLUMNS} FROM transcripts WHERE {condition} {more} ORDER BY {order}"
+            return [tables.from_row(row) for row in connection.execute(sql, (*needed, *values))]
 
         return self._database.read("read the log", select)
 
     def _select(self, clause: str, values: tuple[object, ...]) -> list[StoredTranscript]:
-        sql = f"SELECT {rows.COLUMNS} FROM transcripts {clause}"
+        sql = f"SELECT {tables.COLUMNS} FROM transcripts {clause}"
         return self._database.read(
             "read the log",
-            lambda found: [rows.from_row(row) for row in found.execute(sql, values)],
+            lambda found: [tables.from_row(row) for row in found.execute(sql, values)],
         )
 
     def _number(self, sql: str) -> int:
@@ -227,17 +229,69 @@ class Store:
         )
 
 
-def folder(settings: StoreSettings) -> Path:
-    """Where the store lives: store.path, else systemd's state directory, else the user's own."""
-    if settings.path:
-        return Path(settings.path).expanduser()
-    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    if given:
-        return Path(given)
-    return Path("~/.local/state/roomscribe").expanduser()
-
-
 def _count(connection: sqlite3.Connection, wanted: Wanted) -> int:
-    condition, values = where(wanted, schema.version(connection) > 1)
+    condition, values = where(wanted, tables.version(connection) > 1)
     sql = f"SELECT count(*) FROM transcripts WHERE {condition}"
     return int(connection.execute(sql, values).fetchone()[0])
+
+
+PAGE = 500
+
+
+@contextmanager
+def in_memory(settings: Settings) -> Iterator[Store | None]:
+    """What the daemon keeps in memory, None when it keeps nothing there or not for this user."""
+    with ExitStack() as opened:
+        found = None
+        for place in standin.places(settings):
+            with suppress(OSError, PublishError):
+                if (place / FILE_NAME).exists():
+                    elsewhere = replace(settings.store, path=str(place))
+                    found = opened.enter_context(Store.open(elsewhere, read_only=True))
+                    break
+        yield found
+
+
+def shown(settings: Settings, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
+    """The newest `limit` (0: all) of those wanted, the oldest first; few in memory at a time.
+
+    Raises PublishError when there is neither the file nor anything in memory.
+    """
+    with in_memory(settings) as kept:
+        try:
+            file = Store.open(settings.store, read_only=True)
+        except PublishError as error:
+            if kept is None:
+                raise
+            print(f"roomscribe: {error}; shown is what is kept in memory", file=sys.stderr)
+            yield from pages(kept, wanted, limit)
+            return
+        with closing(file):
+            last = file.highest()
+            newest = newer(kept, wanted, last, limit) if kept else []
+            left = limit - len(newest)
+            if left > 0 or not limit:
+                yield from pages(file, wanted, left if limit else 0)
+            yield from newest
+
+
+def pages(store: Store, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
+    """The newest `limit` (0: all) of those wanted, the oldest first; few in memory at a time."""
+    after = 0
+    if limit:
+        newest = store.query(wanted.since, wanted.grep, limit, wanted.until)
+        after = newest[0].seq - 1 if newest else 0
+    return behind(store, wanted, after)
+
+
+def behind(store: Store, wanted: Wanted, after: int) -> Iterator[StoredTranscript]:
+    """Those wanted behind number `after`, in order."""
+    while page := store.matching(wanted, after, PAGE):
+        yield from page
+        after = page[-1].seq
+
+
+def newer(store: Store, wanted: Wanted, after: int, limit: int) -> list[StoredTranscript]:
+    """The newest `limit` (0: all) of those wanted behind number `after`."""
+    found = store.query(wanted.since, wanted.grep, limit or -1, wanted.until)
+    return [stored for stored in found if stored.seq > after]

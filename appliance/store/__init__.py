@@ -1,0 +1,1 @@
+"""The log: a SQLite file that heals by itself."""
