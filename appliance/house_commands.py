@@ -54,7 +54,7 @@ def mute(options: argparse.Namespace, settings: Settings) -> int:
 
 def watch(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe mqtt watch`, until Ctrl-C; raises PublishError when the broker refuses."""
-    from appliance.doctor.broker import REFUSED, Probe
+    from appliance.mqtt.probe import REFUSED, Probe
 
     node = node_name(settings)
     wanted = "roomscribe/+/#" if options.all else f"roomscribe/{node}/#"
@@ -80,7 +80,7 @@ def forget(options: argparse.Namespace, settings: Settings) -> int:
 
     Raises PublishError when the broker refuses, or while the appliance is online.
     """
-    from appliance.doctor.broker import REFUSED, Probe
+    from appliance.mqtt.probe import REFUSED, Probe
 
     node = options.node or node_name(settings)
     if not re.fullmatch("[a-z0-9_]{1,64}", node):

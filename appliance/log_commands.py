@@ -19,7 +19,7 @@ from types import FrameType
 from appliance import log_export
 from appliance.config import Settings, node_name
 from appliance.errors import ConfigError, PublishError
-from appliance.publish.events import encode, transcript
+from appliance.mqtt.events import encode, transcript
 from appliance.store.store import Store, behind, in_memory, shown
 from appliance.store.tables import StoredTranscript, Wanted
 

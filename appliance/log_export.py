@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from appliance.errors import PublishError
-from appliance.publish.events import timestamp
+from appliance.mqtt.events import timestamp
 from appliance.records import Transcript
 from appliance.store.tables import StoredTranscript
 

@@ -23,9 +23,9 @@ from appliance.config import Settings, node_name
 from appliance.ears import Ears
 from appliance.health import Health
 from appliance.infer.transcriber import open_transcriber
+from appliance.mqtt import commands
+from appliance.mqtt.publisher import MqttPublisher
 from appliance.mute import Mute
-from appliance.publish import commands
-from appliance.publish.publisher import MqttPublisher
 from appliance.records import ApplianceState, ApplianceStats, Frame, Window
 from appliance.scribe import Heard, Scribe
 from appliance.second_try import SecondTry

@@ -16,7 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.properties import Properties
 
 from appliance.config import MqttSettings
-from appliance.publish.publisher import MqttPublisher
+from appliance.mqtt.publisher import MqttPublisher
 from appliance.records import ApplianceState, Transcript, new_id
 from appliance.store.store import Store
 

@@ -11,7 +11,7 @@ import pytest
 from disks import mounted
 
 from appliance.config import StoreSettings
-from appliance.publish.outbox import Outbox
+from appliance.mqtt.outbox import Outbox
 from appliance.store import standin
 from appliance.store.folders import FILE_NAME
 from appliance.store.standin import LastingDatabase

@@ -21,6 +21,7 @@ from appliance.doctor import service
 from appliance.doctor.bounded import of_error
 from appliance.doctor.outcome import Outcome, Surroundings
 from appliance.errors import PublishError
+from appliance.mqtt import probe
 from appliance.store.store import Store
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "Mosquitto is there")
@@ -96,7 +97,7 @@ def test_a_broker_that_is_away_is_told_with_its_address() -> None:
 
 
 def test_a_broker_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "CONNECT_S", 0.5)
+    monkeypatch.setattr(probe, "CONNECT_S", 0.5)
     with Broker() as broker:
         broker.signal(signal.SIGSTOP)
         try:

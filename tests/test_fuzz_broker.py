@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from publishing import running, transcript, until
 
-import appliance.publish.mqtt
+import appliance.mqtt.client
 from appliance.config import MqttSettings, StoreSettings
-from appliance.publish import connection
-from appliance.publish.publisher import MqttPublisher
+from appliance.mqtt import connection
+from appliance.mqtt.publisher import MqttPublisher
 from appliance.store.store import Store
 
 WELCOME = b"\x20\x03\x00\x00\x00"
@@ -93,7 +93,7 @@ def publisher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MqttPu
     patience.setattr(connection, "REFUSAL_DELAY_S", 0.01)
     patience.setattr(connection, "ATTEMPT_S", 0.5)
     patience.setattr(connection, "is_there", lambda settings: False)
-    patience.setattr(appliance.publish.mqtt, "ANSWER_S", 1.0)
+    patience.setattr(appliance.mqtt.client, "ANSWER_S", 1.0)
     impostor = Impostor()
     state = tmp_path_factory.mktemp("state")
     logging.getLogger("appliance").setLevel(logging.CRITICAL)

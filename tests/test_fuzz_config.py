@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from appliance import config
 from appliance.config import Settings
 from appliance.errors import ConfigError
-from appliance.publish import credentials, tls
+from appliance.mqtt import tls
+from appliance.mqtt import tls as credentials
 
 ODD_VALUES = (
     "", "nan", "inf", "-inf", "1e400", "-1e400", "-0.0", "1_000", "0x" + "f" * 9000,

@@ -25,8 +25,8 @@ from publishing import Subscriber, properties_of, running, transcript, until
 from rig_broker import Broker
 
 from appliance.config import HistorySettings, HomeAssistantSettings, MqttSettings, StoreSettings
-from appliance.publish import commands
-from appliance.publish.publisher import MqttPublisher
+from appliance.mqtt import commands
+from appliance.mqtt.publisher import MqttPublisher
 from appliance.store.store import Store
 
 pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())

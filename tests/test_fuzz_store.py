@@ -18,8 +18,8 @@ from publishing import transcript
 
 from appliance.config import StoreSettings
 from appliance.errors import PublishError
-from appliance.publish import commands_history, events
-from appliance.publish.outbox import Outbox
+from appliance.mqtt import commands, events
+from appliance.mqtt.outbox import Outbox
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
 
@@ -83,8 +83,8 @@ def tell(store: Store) -> None:
     for number in numbers:
         outbox.acknowledged(number)
     outbox.commit()
-    every = commands_history.Request(datetime(2020, 1, 1, tzinfo=UTC), 1000)
-    commands_history.answer(store, "kitchen", every)
+    every = commands.Request(datetime(2020, 1, 1, tzinfo=UTC), 1000)
+    commands.answer(store, "kitchen", every)
 
 
 @given(damage())

@@ -14,7 +14,7 @@ from commands import ROOT, errors, roomscribe
 from publishing import STATE, Subscriber, until
 
 from appliance.house_commands import line
-from appliance.publish import events
+from appliance.mqtt import events
 
 needs_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing() or "")
 AT = datetime(2026, 11, 21, 8, 14, 6, tzinfo=UTC)

@@ -16,7 +16,7 @@ from publishing import STATE, Subscriber, running, transcript, until
 from rig_broker import Broker
 
 from appliance.config import MqttSettings, StoreSettings
-from appliance.publish import home_assistant
+from appliance.mqtt import home_assistant
 from appliance.store.store import Store
 
 yaml = pytest.importorskip("yaml")

@@ -18,10 +18,10 @@ from proxy import Proxy
 from publishing import Subscriber, running, transcript, until
 from rig_broker import Broker
 
-import appliance.publish.delivery
+import appliance.mqtt.outbox
 from appliance.config import MqttSettings, StoreSettings
-from appliance.publish import connection, mqtt
-from appliance.publish.publisher import MqttPublisher
+from appliance.mqtt import client, connection
+from appliance.mqtt.publisher import MqttPublisher
 from appliance.store.store import Store
 
 real_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
@@ -41,8 +41,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patience is cut, so that tests need none."""
     monkeypatch.setattr(connection, "ATTEMPT_S", 1.0)
     monkeypatch.setattr(connection, "REFUSAL_DELAY_S", 2.0)
-    monkeypatch.setattr(appliance.publish.delivery, "ANSWER_S", -4.0)
-    monkeypatch.setattr(mqtt, "ANSWER_S", -1.0)
+    monkeypatch.setattr(appliance.mqtt.outbox, "ANSWER_S", -4.0)
+    monkeypatch.setattr(client, "ANSWER_S", -1.0)
 
 
 def say(store: Store, publisher: MqttPublisher, *texts: str) -> None:
@@ -158,7 +158,7 @@ def test_a_connection_that_died_without_a_word_is_given_up_and_nothing_is_lost(
 def test_an_idle_connection_that_died_is_given_up_and_another_one_begun(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mqtt, "ANSWER_S", 1.0)
+    monkeypatch.setattr(client, "ANSWER_S", 1.0)
     with Broker() as broker, Proxy(broker.port) as proxy:
         here = MqttSettings(host="127.0.0.1", port=proxy.port, keepalive_s=5)
         with running(here, store) as publisher:
@@ -171,9 +171,9 @@ def test_an_idle_connection_that_died_is_given_up_and_another_one_begun(
 
 def test_an_idle_connection_is_asked_after_so_that_its_end_is_noticed_in_time() -> None:
     for keepalive_s in (5, 10, 30, 3600):
-        asked_s = mqtt.ping_s(MqttSettings(keepalive_s=keepalive_s))
+        asked_s = client.ping_s(MqttSettings(keepalive_s=keepalive_s))
         assert 0 < asked_s <= keepalive_s
-        assert 2 * asked_s <= keepalive_s + mqtt.ANSWER_S
+        assert 2 * asked_s <= keepalive_s + client.ANSWER_S
 
 
 @real_broker

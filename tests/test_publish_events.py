@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 from publishing import STATE, transcript
 
-from appliance.publish import events
+from appliance.mqtt import events
 from appliance.records import Discarded, Transcript
 from appliance.store.tables import StoredTranscript
 

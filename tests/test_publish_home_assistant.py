@@ -20,10 +20,10 @@ from publishing import STATE, Subscriber, running, transcript, until
 from rig_broker import Broker
 
 from appliance.config import HomeAssistantSettings, MqttSettings, StoreSettings
-from appliance.publish import events, home_assistant, presence
-from appliance.publish.messages import Message
-from appliance.publish.presence import Presence
-from appliance.publish.publisher import MqttPublisher
+from appliance.mqtt import events, home_assistant
+from appliance.mqtt import publisher as presence
+from appliance.mqtt.client import Message
+from appliance.mqtt.publisher import MqttPublisher, Presence
 from appliance.records import ApplianceStats
 from appliance.store.store import Store
 

@@ -21,11 +21,11 @@ import rig_broker
 from publishing import STATE, Subscriber, running, transcript, until
 from rig_broker import Broker
 
-import appliance.publish.delivery
+import appliance.mqtt.outbox
 from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import ConfigError
-from appliance.publish import credentials
-from appliance.publish.publisher import MqttPublisher
+from appliance.mqtt import tls
+from appliance.mqtt.publisher import MqttPublisher
 from appliance.records import Discarded
 from appliance.store.store import Store
 
@@ -168,7 +168,7 @@ def test_transcripts_wait_for_a_subscriber_that_comes_after_the_broker(store: St
 def test_a_broker_that_hangs_is_left_and_sent_again_what_it_had_not_taken(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appliance.publish.delivery, "ANSWER_S", -4.0)
+    monkeypatch.setattr(appliance.mqtt.outbox, "ANSWER_S", -4.0)
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         with running(settings(broker, keepalive_s=5), store) as publisher:
             until(lambda: publisher.status().connected)
@@ -366,13 +366,13 @@ def test_a_password_file_that_is_not_there_is_a_mistake_with_its_cure(store: Sto
 def test_the_password_comes_from_its_file_or_systemds_credential(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert credentials.password(MqttSettings()) is None
+    assert tls.password(MqttSettings()) is None
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    assert credentials.password(MqttSettings()) is None
-    (tmp_path / credentials.PASSWORD_CREDENTIAL).write_text(" from systemd \n")
-    assert credentials.password(MqttSettings()) == " from systemd "
+    assert tls.password(MqttSettings()) is None
+    (tmp_path / tls.PASSWORD_CREDENTIAL).write_text(" from systemd \n")
+    assert tls.password(MqttSettings()) == " from systemd "
     (tmp_path / "file").write_bytes(b"from file\r\n")
-    assert credentials.password(MqttSettings(password_file=str(tmp_path / "file"))) == "from file"
+    assert tls.password(MqttSettings(password_file=str(tmp_path / "file"))) == "from file"
     (tmp_path / "file").write_bytes(b"\n")
     with pytest.raises(ConfigError, match="found it empty"):
-        credentials.password(MqttSettings(password_file=str(tmp_path / "file")))
+        tls.password(MqttSettings(password_file=str(tmp_path / "file")))

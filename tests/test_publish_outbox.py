@@ -12,11 +12,11 @@ from publishing import Subscriber, running, transcript, until
 from rig_broker import Broker
 from whole_store import connection_of
 
-import appliance.publish.outbox
-import appliance.publish.publisher
+import appliance.mqtt.outbox
+import appliance.mqtt.publisher
 from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import PublishError
-from appliance.publish.outbox import Outbox
+from appliance.mqtt.outbox import Outbox
 from appliance.records import ApplianceStats
 from appliance.store.store import Store
 
@@ -68,7 +68,7 @@ def test_one_more_passes_one_over_and_nothing_twice(store: Store) -> None:
 def test_a_long_backlog_is_passed_over_in_pages(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appliance.publish.outbox, "PAGE", 3)
+    monkeypatch.setattr(appliance.mqtt.outbox, "PAGE", 3)
     say(store, *range(11))
     outbox = Outbox(store, 3600, 1)
     outbox.bound()
@@ -206,7 +206,7 @@ def test_speech_that_ended_long_before_it_could_be_told_is_late(
 def test_a_store_that_refuses_the_cursor_for_a_while_sends_nothing_twice(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appliance.publish.publisher, "STORE_DELAY_S", 0.1)
+    monkeypatch.setattr(appliance.mqtt.publisher, "STORE_DELAY_S", 0.1)
     real = store.move_cursor
     refusing = True
 

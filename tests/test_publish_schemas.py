@@ -16,7 +16,7 @@ import rig_broker
 from publishing import STATE, Subscriber, running, transcript, until
 
 from appliance.config import MqttSettings, StoreSettings
-from appliance.publish import commands_history, events
+from appliance.mqtt import commands, events
 from appliance.records import ApplianceStats, Discarded, new_id
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
@@ -112,11 +112,11 @@ def test_history_is_asked_and_answered_as_its_schemas_say(store: Store) -> None:
     store.append(transcript("two"))
     for request in ({"since_id": first}, {"since": "2026-11-21T08:00:00Z", "limit": 1}):
         assert is_valid("history-request", request)
-        wanted = commands_history.parse(json.dumps(request).encode(), 100)
-        answer = commands_history.answer(store, "kitchen", wanted)
+        wanted = commands.parse(json.dumps(request).encode(), 100)
+        answer = commands.answer(store, "kitchen", wanted)
         check("history-response", answer)
         assert len(json.loads(answer)["transcripts"]) == 1
-    check("history-response", commands_history.refusal("kitchen", "no"))
+    check("history-response", commands.refusal("kitchen", "no"))
     for wrong in ({}, {"since": "x", "since_id": first}, {"since_id": first, "more": 1}):
         assert not is_valid("history-request", wrong)
 

@@ -108,7 +108,7 @@ def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(
 ) -> None:
     program = (
         "import os, signal, sys\n"
-        "from appliance.publish import schema\n"
+        "from appliance.mqtt import schema\n"
         "from appliance.store.store import Store\n"
         "from appliance.config import StoreSettings\n"
         "class Steps(tuple):\n"

@@ -8,7 +8,7 @@ import pytest
 import rig_broker
 from storm import Outcome, storm
 
-from appliance.publish import presence
+from appliance.mqtt import publisher
 
 pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing() or "")
 
@@ -27,8 +27,8 @@ def test_restarts_in_a_stream_of_sentences_lose_none(tmp_path: Path) -> None:
 def test_a_house_that_comes_late_hears_each_sentence_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence, "ANNOUNCE_S", (0.2, 0.5))
-    monkeypatch.setattr(presence, "BIRTH_S", 4.0)
+    monkeypatch.setattr(publisher, "ANNOUNCE_S", (0.2, 0.5))
+    monkeypatch.setattr(publisher, "BIRTH_S", 4.0)
     outcome = storm(tmp_path, restarts=2, utterances=40, house=True, bystander=True, seconds=1.0)
     judge(outcome)
     assert outcome.missed == 0

@@ -18,7 +18,8 @@ from rig_broker import Broker
 
 from appliance.config import MqttSettings, StoreSettings, parse
 from appliance.errors import ConfigError
-from appliance.publish import credentials, tls
+from appliance.mqtt import tls
+from appliance.mqtt import tls as credentials
 from appliance.store.store import Store
 
 WHY_NOT = rig_broker.missing() or certificates.missing()

@@ -9,7 +9,7 @@ from memory_folder import memory, needs_memory
 from publishing import transcript
 from stand_in_house import House, deliver, house, impatient, refuses, tell
 
-from appliance.publish.outbox import Outbox
+from appliance.mqtt.outbox import Outbox
 from appliance.store import files, standin
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store

@@ -15,8 +15,8 @@ from commands import ROOT
 from appliance import __version__, cli, service
 from appliance.config import DEFAULT_PATH, keys
 from appliance.errors import ConfigError, ModelError
+from appliance.mqtt.tls import PASSWORD_CREDENTIAL
 from appliance.pipeline import STOP_WITHIN_S
-from appliance.publish.credentials import PASSWORD_CREDENTIAL
 
 DEBIAN = ROOT / "debian"
 

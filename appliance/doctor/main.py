@@ -18,7 +18,7 @@ from appliance.doctor.checks import GROUPS, groups
 from appliance.doctor.daemon import running_daemon
 from appliance.doctor.options import add_arguments
 from appliance.doctor.outcome import FAILED, Check, Finding, Outcome, Surroundings, skipped
-from appliance.publish.credentials import PASSWORD_CREDENTIAL
+from appliance.mqtt.tls import PASSWORD_CREDENTIAL
 
 __all__ = ["add_arguments", "examine", "run"]
 

@@ -2,22 +2,111 @@
 
 Nothing in a message is trusted: whatever is not exactly as expected is refused, never guessed at.
 Everything here runs in the publisher's thread.
+
+`command/history`: what was heard after a transcript or a time, as JSON. Pure but for the store.
+
+    {"since_id": "01J...", "limit": 50}   or   {"since": "2026-11-21T08:00:00Z"}
+
+gives {"schema": 1, "node": ..., "status": "ok", "transcripts": [...], "more": false}, the oldest
+first, with `late` true. With `more`, ask again from the last id.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
 
 from appliance.config import HistorySettings
 from appliance.errors import PublishError
-from appliance.publish import commands_history, events
-from appliance.publish.commands_history import RequestError
-from appliance.publish.messages import Message, Reply
+from appliance.mqtt import events
+from appliance.mqtt.client import Message, Reply
 from appliance.store.store import Store
+
+REQUEST_BYTES = 1024
+"""A longer request is none."""
+ANSWER_BYTES = 60_000
+"""An answer holds no more transcripts than fit into so much."""
+_ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
+
+
+class RequestError(ValueError):
+    """A request that is not as it should be: what was expected, never what was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that makes sense."""
+
+    since: str | datetime
+    """Id of a transcript, which is left out; or a time, and what ended then is in."""
+    limit: int
+
+
+def parse(payload: bytes, most: int) -> Request:
+    """The request in `payload`, for at most `most` transcripts. Raises RequestError."""
+    if len(payload) > REQUEST_BYTES:
+        raise RequestError(f"expected at most {REQUEST_BYTES} bytes, found {len(payload)}")
+    try:
+        request = json.loads(payload)
+    except (ValueError, RecursionError):
+        request = None
+    if not isinstance(request, dict):
+        raise RequestError('expected a JSON object such as {"since": "2026-11-21T08:00:00Z"}')
+    if request.keys() - {"since", "since_id", "limit"}:
+        raise RequestError("expected no other keys than since, since_id and limit")
+    if ("since" in request) == ("since_id" in request):
+        raise RequestError("expected one of since and since_id")
+    limit = request.get("limit", most)
+    if type(limit) is not int or limit < 1:
+        raise RequestError("limit: expected a whole number of 1 or more")
+    since = _time(request["since"]) if "since" in request else _id(request["since_id"])
+    return Request(since, min(limit, most))
+
+
+def answer(store: Store, node: str, request: Request) -> bytes:
+    """The transcripts that were asked for, as far as they fit. Raises PublishError."""
+    now = datetime.now(UTC)
+    found = store.following(request.since, request.limit + 1)
+    shown: list[dict[str, Any]] = []
+    room = ANSWER_BYTES
+    for stored in found[: request.limit]:
+        event = events.transcript(stored, node, now, late=True)
+        room -= len(events.encode(event)) + 2
+        if room < 0:
+            break
+        shown.append(event)
+    head = {"schema": events.SCHEMA, "node": node, "status": "ok"}
+    return events.encode(head | {"transcripts": shown, "more": len(shown) < len(found)})
+
+
+def refusal(node: str, why: str) -> bytes:
+    """The answer to what cannot be answered."""
+    return events.encode({"schema": events.SCHEMA, "node": node, "status": "error", "error": why})
+
+
+def _time(text: object) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text if isinstance(text, str) else "")
+        if moment.tzinfo is None:
+            raise ValueError
+        return moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise RequestError(
+            "since: expected a time with its zone, such as 2026-11-21T08:00:00Z"
+        ) from None
+
+
+def _id(text: object) -> str:
+    if not isinstance(text, str) or not _ID.fullmatch(text):
+        raise RequestError("since_id: expected the id of a transcript, 26 letters and digits")
+    return text
+
 
 log = logging.getLogger(__name__)
 
@@ -117,17 +206,17 @@ class Commands:
             )
         except RequestError as error:
             self._complain(f"{message.topic}: {error}")
-            answer = commands_history.refusal(self._node, str(error))
+            answer = refusal(self._node, str(error))
         except PublishError as error:
             self._complain(str(error))
-            answer = commands_history.refusal(self._node, "the log cannot be read now")
+            answer = refusal(self._node, "the log cannot be read now")
         return Reply(topic, answer, message.correlation)
 
     def _obey(self, name: str, message: Message) -> bytes:
         if name != "command/history":
             raise RequestError("unknown command; expected command/history")
-        request = commands_history.parse(message.payload, self._settings.limit)
-        return commands_history.answer(self._store, self._node, request)
+        request = parse(message.payload, self._settings.limit)
+        return answer(self._store, self._node, request)
 
     def _may_answer(self, now_s: float) -> bool:
         """Takes one of the answers that are allowed by now; False when there is none."""

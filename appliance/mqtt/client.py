@@ -3,15 +3,21 @@
 paho is given a new client for every attempt and never reconnects by itself: nothing is left in its
 memory to be sent again behind the outbox's back, and the delays between attempts are ours. Its
 network thread only drops news into a queue; whoever owns the link reads them in its own thread.
+
+What a connection to the broker has to tell: how it goes, and what came on subscribed topics.
+
+What paho's network thread drops for the owner of the link: news and received messages.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from paho.mqtt import MQTTException
@@ -22,9 +28,188 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from appliance.config import MqttSettings
-from appliance.publish import events
-from appliance.publish.mailbox import Mailbox
-from appliance.publish.messages import PACKET_BYTES, Message, News
+from appliance.mqtt import events, tls
+
+PACKET_BYTES = 65536
+"""The broker is told to keep larger messages to itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The broker let us in."""
+
+    receive_maximum: int
+    """How many unacknowledged messages it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The broker answered and said no (CONNACK with a reason code of MQTT 5)."""
+
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Untrusted:
+    """No encryption came about: the broker, or we, are not who the other side wants."""
+
+    reason: str
+    """One whole line with its cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """No connection came about, or the one that stood has ended."""
+
+    code: int
+    """MQTT 5 reason code; 0 when there is none."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A message of QoS 1 has its PUBACK; 16 means that nobody subscribes, from 128 on refused."""
+
+    message: int
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRefused:
+    """The broker does not let us listen on a topic (SUBACK from 128 on)."""
+
+    topic: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What somebody published on a topic that we listen on; nothing in it is to be trusted."""
+
+    topic: str
+    payload: bytes
+    """At most PACKET_BYTES."""
+    retained: bool
+    """True for what lay at the broker when we subscribed."""
+    response_topic: str = ""
+    """Where the sender wants the answer (MQTT 5); empty when it wants none."""
+    correlation: bytes | None = None
+    """What the answer repeats (MQTT 5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer to a message, published with QoS 1."""
+
+    topic: str
+    """Checked by whoever made the reply: no wildcard, none of our own topics."""
+    payload: bytes
+    correlation: bytes | None = None
+
+
+News = Connected | Refused | Untrusted | Lost | Acknowledged | SubscriptionRefused
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """True when a subscription to `pattern`, in which + stands for one level, brings `topic`."""
+    levels, found = pattern.split("/"), topic.split("/")
+    return len(levels) == len(found) and all(
+        level in ("+", there) for level, there in zip(levels, found, strict=True)
+    )
+
+
+RECEIVED_WAITING = 100
+"""Messages received and not looked at yet; beyond it the oldest are dropped."""
+
+
+class Mailbox:
+    """What paho's network thread has to tell, and who is to be woken for it.
+
+    It does not know its link: a client that referred to its owner would not be freed, with its
+    sockets, when the attempt has failed.
+    """
+
+    def __init__(self, settings: MqttSettings, wake: threading.Event) -> None:
+        self._settings = settings
+        self._hint = tls.hint(settings)
+        self._met = False
+        self.news: deque[News] = deque()
+        self.received: deque[Message] = deque(maxlen=RECEIVED_WAITING)
+        self.asked: dict[int, str] = {}
+        self.ended = threading.Event()
+        self.dropped = False
+        self._wake = wake
+
+    def on_connect(
+        self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any
+    ) -> None:
+        """The broker's CONNACK."""
+        if self.dropped:  # while the attempt was under way; it must not live on beside a new one
+            client.disconnect()
+        elif reason.is_failure:
+            self._tell(Refused(reason.value, str(reason)))
+        else:
+            self._met = True
+            self._tell(Connected(getattr(properties, "ReceiveMaximum", 65535)))
+
+    def on_connect_fail(self, client: Any, userdata: Any) -> None:
+        """No connection: paho calls this while it handles the error, and says no more about it."""
+        error = sys.exc_info()[1]
+        if complaint := tls.complaint(self._settings, error):
+            self._tell(Untrusted(complaint))
+        else:
+            self._tell(Lost(0, str(error or "no connection")))
+
+    def on_disconnect(
+        self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any
+    ) -> None:
+        """The end, by the broker's DISCONNECT, by ours, or by the network."""
+        self.ended.set()
+        if flags.is_disconnect_packet_from_server:
+            self._tell(Lost(reason.value, str(reason)))
+        elif reason == "Unspecified error":
+            self._tell(Lost(0, f"the connection broke{'' if self._met else self._hint}"))
+        else:
+            self._tell(Lost(0, str(reason)))
+
+    def on_failure(self, error: Exception) -> None:
+        """paho's thread has died: of what the broker sent, or of a host name that is none."""
+        self.ended.set()
+        why = "what it says cannot be read" if self._met else "no connection"
+        self._tell(Lost(0, f"{why} ({type(error).__name__}: {str(error)[:80]!r})"))
+
+    def on_publish(
+        self, client: Any, userdata: Any, message: int, reason: Any, properties: Any
+    ) -> None:
+        """A PUBACK, or a message of QoS 0 that has left."""
+        self._tell(Acknowledged(message, reason.value, str(reason)))
+
+    def on_subscribe(
+        self, client: Any, userdata: Any, message: int, reasons: Any, properties: Any
+    ) -> None:
+        """A SUBACK."""
+        topic = self.asked.get(message or 0, "")
+        for reason in reasons:
+            if reason.is_failure:
+                self._tell(SubscriptionRefused(topic, str(reason)))
+
+    def on_message(self, client: Any, userdata: Any, message: Any) -> None:
+        """What a subscription brought."""
+        if len(message.payload) > PACKET_BYTES:
+            return
+        properties = message.properties
+        correlation = getattr(properties, "CorrelationData", None)
+        response = getattr(properties, "ResponseTopic", "")
+        payload, retained = bytes(message.payload), bool(message.retain)
+        self.received.append(Message(message.topic, payload, retained, response, correlation))
+        self._wake.set()
+
+    def _tell(self, news: News) -> None:
+        self.news.append(news)
+        self._wake.set()
+
 
 CONNECT_S = 5.0
 """Longest wait for the broker's host to accept the connection."""

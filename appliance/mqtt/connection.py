@@ -9,19 +9,22 @@ from collections.abc import Iterator
 
 from appliance.config import MqttSettings
 from appliance.errors import ConfigError, PublishError
-from appliance.publish import credentials, events, tls, troubles
-from appliance.publish.messages import (
+from appliance.mqtt import events, tls, troubles
+from appliance.mqtt import tls as credentials
+from appliance.mqtt.client import (
     Acknowledged,
     Connected,
+    Link,
     Lost,
     Message,
     Refused,
     Reply,
     SubscriptionRefused,
     Untrusted,
+    client_id,
+    is_there,
 )
-from appliance.publish.mqtt import Link, client_id, is_there
-from appliance.publish.troubles import Troubles
+from appliance.mqtt.troubles import Troubles
 
 log = logging.getLogger(__name__)
 
