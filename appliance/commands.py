@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def run(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe run`"""
-    from appliance import service
+    from appliance.daemon import service
 
     def with_recording(chosen: Settings) -> Settings:
         if not options.recording:

@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from appliance import mute as switch
 from appliance.config import Settings, node_name
+from appliance.daemon import mute as switch
 from appliance.errors import ConfigError, DeviceError, PublishError
 
 OBEYED_WITHIN_S = 3.0

@@ -17,10 +17,10 @@ from hailo_simulator.control import Simulator, with_hef
 from hailo_stream import LATENCY_MS, SEED, make_windows, open_for, row
 from random_whisper import TINY, random_weights, write_checkpoint
 
+from appliance.daemon.pipeline import STATES_WAITING
 from appliance.infer.transcriber import Encoded, Transcriber
 from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import load_bundle
-from appliance.pipeline import STATES_WAITING
 from appliance.records import Window
 
 ROUND, ROUNDS = 20, 7

@@ -29,9 +29,9 @@ TARGET_S = 3.0
 EARS = """
 import sys, tempfile, time
 from pathlib import Path
-from appliance.ears import Ears
-from appliance.health import Health
-from appliance.mute import Mute
+from appliance.daemon.listening import Ears
+from appliance.daemon.health import Health
+from appliance.daemon.mute import Mute
 from appliance.config import CaptureSettings
 
 last = 0

@@ -22,7 +22,7 @@ import rig_microphone
 from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
 
-from appliance import mute
+from appliance.daemon import mute
 
 TARGET_MS = 300.0
 

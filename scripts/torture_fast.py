@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import appliance.ears
-import appliance.pipeline
-import appliance.service
+import appliance.daemon.listening
+import appliance.daemon.pipeline
+import appliance.daemon.service
 from appliance.__main__ import main
 from appliance.capture.recording import Recording
 from appliance.capture.segmenter import Segmenter
@@ -65,7 +65,7 @@ def write_positions(found: list[Window | Discarded]) -> None:
                 file.write(json.dumps(at) + "\n")
 
 
-class Running(appliance.pipeline.Pipeline):
+class Running(appliance.daemon.pipeline.Pipeline):
     """Lets the sound see the queue."""
 
     newest: Running | None = None
@@ -102,9 +102,9 @@ class FastInput(Recording):
         return given % LOOK_EVERY != 0 or running is None or running.state().queue_depth <= QUEUE
 
 
-appliance.ears.open_source = lambda *_args, **_named: FastInput()  # type: ignore[attr-defined]
-appliance.pipeline.Segmenter = Digested  # type: ignore[attr-defined]
-appliance.service.Pipeline = Running  # type: ignore[attr-defined]
+appliance.daemon.listening.open_source = lambda *_args, **_named: FastInput()  # type: ignore[attr-defined]
+appliance.daemon.pipeline.Segmenter = Digested  # type: ignore[attr-defined]
+appliance.daemon.service.Pipeline = Running  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ from subscriber import subscribe
 from torture_rig import NODE, RATE, Place, Said, Sound, between_silences, read, sentences
 from torture_rig import SPEECH as FOLDER
 
-import appliance.ears
+import appliance.daemon.listening
 from appliance import config
 from appliance.capture.segmenter import Segmenter
+from appliance.daemon.pipeline import Pipeline
 from appliance.infer.transcriber import Transcriber
-from appliance.pipeline import Pipeline
 from appliance.records import Frame, Window
 from appliance.store.store import Store
 
@@ -216,9 +216,9 @@ def run(count: int = 40) -> Outcome:
         place.configure(broker.port)
         heard = subscribe(broker, NODE, stack)
         wrap(stack, clock)
-        plain = appliance.ears.open_source  # type: ignore[attr-defined]
-        stack.callback(setattr, appliance.ears, "open_source", plain)
-        appliance.ears.open_source = lambda *_args, **_named: mouth  # type: ignore[attr-defined]
+        plain = appliance.daemon.listening.open_source  # type: ignore[attr-defined]
+        stack.callback(setattr, appliance.daemon.listening, "open_source", plain)
+        appliance.daemon.listening.open_source = lambda *_args, **_named: mouth  # type: ignore[attr-defined]
         pipeline = Pipeline(config.load(place.config))
         pipeline.start()
         pipeline.ended.wait(60 + 10 * count)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from memory_folder import a_window, memory, needs_memory
 
-from appliance.backlog import HELD, UNSPOOLED, Backlog
 from appliance.config import Settings, SpoolSettings
-from appliance.health import Health
+from appliance.daemon.backlog import HELD, UNSPOOLED, Backlog
+from appliance.daemon.health import Health
+from appliance.daemon.spool import Spool
 from appliance.records import Discarded, Window
-from appliance.spool import Spool
 
 __all__ = ["memory"]
 

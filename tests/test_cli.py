@@ -15,7 +15,7 @@ from commands import HOME_EN, SPEECH, errors, roomscribe, start
 
 from appliance import __version__
 from appliance.cli import parser
-from appliance.ears import REOPEN_PAUSE_S
+from appliance.daemon.listening import REOPEN_PAUSE_S
 from appliance.errors import ConfigError
 from appliance.log_commands import moment
 

@@ -13,12 +13,12 @@ from publishing import transcript
 from stand_in_house import House, house
 
 from appliance.config import Settings, StoreSettings
+from appliance.daemon.health import Health
+from appliance.daemon.pipeline import lasting_log
 from appliance.doctor import storage
 from appliance.doctor.outcome import Surroundings
 from appliance.errors import PublishError
-from appliance.health import Health
 from appliance.store.folders import FILE_NAME
-from appliance.store.standin import lasting_log
 from appliance.store.store import Store
 
 __all__ = ["house", "memory"]

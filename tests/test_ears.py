@@ -155,14 +155,14 @@ def test_a_missing_microphone_is_logged_once_however_often_it_is_looked_for(
     program = """
 import logging, sys, tempfile, threading
 from pathlib import Path
-import appliance.ears
-from appliance.health import Health
-from appliance.mute import Mute
+import appliance.daemon.listening
+from appliance.daemon.health import Health
+from appliance.daemon.mute import Mute
 from appliance.config import CaptureSettings
 logging.basicConfig(stream=sys.stdout)
-appliance.ears.REOPEN_PAUSE_S = 0.1
+appliance.daemon.listening.REOPEN_PAUSE_S = 0.1
 settings = CaptureSettings(device="jabra")
-ears = appliance.ears.Ears(settings, Health(), Mute(Path(sys.argv[1])), print, lambda: None)
+ears = appliance.daemon.listening.Ears(settings, Health(), Mute(Path(sys.argv[1])), print, lambda: None)
 threading.Timer(3, ears.stop).start()
 ears.listen(lambda: print("moved"))
 """

@@ -19,10 +19,9 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from appliance.config import Settings, SpoolSettings
-from appliance.health import Health
+from appliance.daemon.health import Health
+from appliance.daemon.spool import Moment, Spool, pack, parse
 from appliance.records import Window, new_id
-from appliance.spool import Spool
-from appliance.spool_file import Moment, pack, parse
 
 PLACE = "/dev/shm" if Path("/dev/shm").is_dir() else None
 HERE = Moment("a boot", 100.0, 1.7e9)

@@ -15,12 +15,12 @@ from make_arithmetic import write
 from numpy.typing import NDArray
 
 from appliance.config import CaptureSettings, MqttSettings, Settings, StoreSettings
+from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ModelError
 from appliance.infer import arithmetic
 from appliance.infer.arithmetic import Values, find_fault, warn_of_fault
 from appliance.infer.sessions import Session
 from appliance.model.bundle import Bundle
-from appliance.pipeline import Pipeline
 
 
 @pytest.fixture

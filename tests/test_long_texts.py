@@ -13,10 +13,10 @@ import pytest
 from fake_transcriber import HEARD, FakeTranscriber
 
 from appliance.config import Settings, StoreSettings
-from appliance.health import Health
+from appliance.daemon.health import Health
+from appliance.daemon.scribe import Scribe
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Window
-from appliance.scribe import Scribe
 from appliance.store.store import Store
 
 

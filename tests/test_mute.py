@@ -14,14 +14,14 @@ import pytest
 from commands import errors, roomscribe
 from publishing import until
 
-import appliance.ears
-from appliance import mute as switch
+import appliance.daemon.listening
 from appliance.capture.recorder import Recorder
 from appliance.config import CaptureSettings
-from appliance.ears import Ears
+from appliance.daemon import mute as switch
+from appliance.daemon.health import Health
+from appliance.daemon.listening import Ears
+from appliance.daemon.mute import Mute
 from appliance.errors import DeviceError, PublishError
-from appliance.health import Health
-from appliance.mute import Mute
 from appliance.records import Frame
 
 
@@ -94,7 +94,7 @@ class Listener:
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch) -> House:
     fake = House()
-    monkeypatch.setattr(appliance.ears, "open_source", fake.open)
+    monkeypatch.setattr(appliance.daemon.listening, "open_source", fake.open)
     return fake
 
 

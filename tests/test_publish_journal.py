@@ -13,7 +13,7 @@ import pytest
 from publishing import transcript
 
 from appliance.config import JournalSettings
-from appliance.publish import journal
+from appliance.daemon import journal
 from appliance.store.tables import StoredTranscript
 
 STORED = StoredTranscript(7, transcript("a secret"), datetime(2026, 1, 1, tzinfo=UTC), "", 0.0)

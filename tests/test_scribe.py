@@ -14,12 +14,12 @@ from fake_transcriber import HEARD, FakeTranscriber
 from memory_folder import a_window, memory, needs_memory
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
+from appliance.daemon.health import Health
+from appliance.daemon.scribe import FAILURES_IN_A_ROW, Scribe
+from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError, ModelError, PublishError
-from appliance.health import Health
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Discarded, Transcript, Transcription, Window
-from appliance.scribe import FAILURES_IN_A_ROW, Scribe
-from appliance.spool import Spool
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
 

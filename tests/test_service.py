@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-from appliance import service, system
-from appliance.health import Health
+from appliance import system
+from appliance.daemon import service
+from appliance.daemon.health import Health
 from appliance.records import ApplianceState
 
 WITHIN_S = 30.0

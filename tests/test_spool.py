@@ -12,8 +12,9 @@ import pytest
 from memory_folder import a_window, memory, needs_memory
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
-from appliance.health import Health
-from appliance.spool import Spool
+from appliance.daemon import spool as spool_module
+from appliance.daemon.health import Health
+from appliance.daemon.spool import Spool
 from appliance.store import folders
 
 __all__ = ["memory"]
@@ -174,8 +175,10 @@ def test_an_empty_one_leaves_nothing_behind(memory: Path) -> None:
 def test_another_log_has_another_spool(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(memory))
     monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/roomscribe")
-    assert folders.place(Settings()) == memory / "spool"
-    places = {folders.place(Settings(store=StoreSettings(path=path))) for path in ("/a", "/b", "")}
+    assert spool_module.place(Settings()) == memory / "spool"
+    places = {
+        spool_module.place(Settings(store=StoreSettings(path=path))) for path in ("/a", "/b", "")
+    }
     assert len(places) == 3
 
 
@@ -195,7 +198,7 @@ def test_a_full_folder_is_a_trouble_that_passes(
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr(folders, "write", full)
+            patched.setattr(spool_module, "write", full)
             assert not spool.put(a_window())
             assert "No space left" in health.troubles()["spool"]
         assert spool.put(a_window())

@@ -19,11 +19,10 @@ from memory_folder import a_window, memory, needs_memory
 from publishing import until
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
+from appliance.daemon.health import Health
+from appliance.daemon.spool import Spool, note
 from appliance.errors import PublishError
-from appliance.health import Health
 from appliance.records import Window
-from appliance.spool import Spool
-from appliance.store.folders import note
 from appliance.store.store import Store
 
 __all__ = ["memory"]

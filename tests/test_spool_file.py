@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_folder import a_window
 
+from appliance.daemon.spool import ATTEMPTS_AT, Moment, pack, parse
 from appliance.records import Window
-from appliance.spool_file import ATTEMPTS_AT, Moment, pack, parse
 
 NOW = Moment("boot-1", 1000.0, 5000.0)
 

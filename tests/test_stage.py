@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from appliance.daemon.pipeline import Stage
 from appliance.errors import DeviceError
-from appliance.stage import Stage
 
 
 def ended(work: Callable[[Stage], bool]) -> tuple[Stage, bool]:

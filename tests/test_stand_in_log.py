@@ -16,10 +16,11 @@ from test_stand_in_daemon import remount
 
 from appliance import cli
 from appliance.config import Settings, StoreSettings
+from appliance.daemon.health import Health
+from appliance.daemon.pipeline import lasting_log
 from appliance.errors import PublishError
-from appliance.health import Health
 from appliance.store.folders import FILE_NAME
-from appliance.store.standin import LastingDatabase, MemoryFolder, lasting_log
+from appliance.store.standin import LastingDatabase, MemoryFolder
 from appliance.store.store import Store
 
 __all__ = ["impatient", "memory"]

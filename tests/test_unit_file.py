@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-from appliance import __version__, cli, service
+from appliance import __version__, cli
 from appliance.config import DEFAULT_PATH, keys
+from appliance.daemon import service
+from appliance.daemon.pipeline import STOP_WITHIN_S
 from appliance.errors import ConfigError, ModelError
 from appliance.mqtt.tls import PASSWORD_CREDENTIAL
-from appliance.pipeline import STOP_WITHIN_S
 
 DEBIAN = ROOT / "debian"
 

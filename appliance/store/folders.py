@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 
 from appliance.config import Settings, StoreSettings
-from appliance.spool_file import ATTEMPTS_AT, Moment, Spooled, parse
 
 FILE_NAME = "roomscribe.db"
 
@@ -29,23 +28,9 @@ SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")
 IN_MEMORY = ("tmpfs", "ramfs")
 LOCK_NAME = "lock"
-NAME = re.compile(r"(\d{8})-([0-9A-Z]{26})\.window")
+
 OURS = re.compile(r"roomscribe(-\d+)?$|[0-9a-f]{16}$")
 """Folders that were made for a spool."""
-BESIDE = ".new"
-"""Ends the name of a file that is being written."""
-LARGEST = 8 << 20
-"""No window has so many bytes: 30 s have one million."""
-
-
-def place(settings: Settings) -> Path:
-    """The spool's folder, there or not: spool.path, else one below the runtime folder.
-
-    Who keeps the log elsewhere has a spool elsewhere, too, so that nobody takes another's windows.
-    """
-    if settings.spool.path:
-        return Path(settings.spool.path).expanduser()
-    return of_the_log(settings) / "spool"
 
 
 def of_the_log(settings: Settings) -> Path:
@@ -126,50 +111,3 @@ def leave(folder: Path, descriptor: int) -> None:
                     break
                 above.rmdir()
     os.close(descriptor)
-
-
-def write(path: Path, data: bytes) -> None:
-    """The whole file or none. Raises OSError."""
-    beside = path.with_name(path.name + BESIDE)
-    try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
-
-
-def read(path: Path, now: Moment) -> Spooled:
-    """What a file holds. Raises OSError, and ValueError for a damaged one."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise ValueError(f"expected at most {LARGEST} bytes, found more")
-    return parse(data, now)
-
-
-def note(path: Path, attempts: int) -> None:
-    """Writes the count of attempts into a file, if it is there."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.pwrite(descriptor, bytes([attempts]), ATTEMPTS_AT)
-        finally:
-            os.close(descriptor)
-
-
-def empty(folder: Path) -> None:
-    """Deletes every window in `folder`, if it is there. Raises OSError, also when it is in use."""
-    if not folder.is_dir():
-        return
-    descriptor = lock(folder)
-    try:
-        for path in folder.iterdir():
-            if NAME.fullmatch(path.name.removesuffix(BESIDE)):
-                path.unlink()
-    finally:
-        leave(folder, descriptor)

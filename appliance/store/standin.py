@@ -11,7 +11,6 @@ Where the log goes on while its disk refuses: a folder in memory, beside the spo
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sqlite3
@@ -25,11 +24,10 @@ from typing import Protocol, TypeVar
 
 from appliance.config import Settings
 from appliance.errors import PublishError
-from appliance.health import Health
 from appliance.store import files, folders, repair, tables
 from appliance.store.database import Access, Database, Work
 from appliance.store.files import UnwritableError, beside, plain_errors
-from appliance.store.folders import FILE_NAME, folder
+from appliance.store.folders import folder
 from appliance.store.repair import Known
 from appliance.store.tables import Row
 
@@ -406,12 +404,6 @@ class MemoryFolder:
     def leave(self) -> None:
         """Gives it back; it is gone when it is empty."""
         folders.leave(self.path, self._descriptor)
-
-
-def lasting_log(settings: Settings, health: Health) -> LastingDatabase:
-    """The daemon's log, in memory while its disk refuses. Raises PublishError."""
-    tell = functools.partial(health.trouble, "log")
-    return LastingDatabase(folder(settings.store) / FILE_NAME, MemoryFolder(settings), tell)
 
 
 def places(settings: Settings) -> list[Path]:

@@ -1,6 +1,10 @@
 """How the appliance is: troubles by stage, and counters.
 
 Any thread may call it.
+
+What the machine says of itself: its name, its processor's temperature, what slows it down.
+
+Read from files alone, in less than a millisecond; what a machine does not say is None.
 """
 
 from __future__ import annotations
@@ -9,6 +13,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+
+from appliance.records import ApplianceStats
+from appliance.system import soc_temperature_c, throttling
 
 
 class Health:
@@ -55,3 +62,14 @@ class Health:
     def uptime_s(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self._started_s
+
+
+def stats(health: Health, npu_temperature_c: float | None) -> ApplianceStats:
+    """Counters and readings of this moment."""
+    return ApplianceStats(
+        counters=health.counters(),
+        uptime_s=health.uptime_s,
+        npu_temperature_c=npu_temperature_c,
+        soc_temperature_c=soc_temperature_c(),
+        throttling=throttling(),
+    )

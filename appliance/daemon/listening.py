@@ -12,9 +12,9 @@ from collections.abc import Callable
 from appliance.capture.microphone import Source, open_source
 from appliance.capture.recorder import Recorder
 from appliance.config import CaptureSettings
+from appliance.daemon.health import Health
+from appliance.daemon.mute import Mute
 from appliance.errors import DeviceError
-from appliance.health import Health
-from appliance.mute import Mute
 from appliance.records import Frame
 
 log = logging.getLogger("roomscribe")

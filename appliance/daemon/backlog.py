@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.config import SpoolSettings
-from appliance.health import Health
+from appliance.daemon.health import Health
+from appliance.daemon.spool import DEATHS, Kept, Spool
 from appliance.records import Discarded, Window
-from appliance.spool import DEATHS, Kept, Spool
 
 log = logging.getLogger("roomscribe")
 

@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from appliance.config import Settings
+from appliance.daemon import journal
+from appliance.daemon.health import Health
+from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError, PublishError
-from appliance.health import Health
 from appliance.infer.gates import Verdicts
 from appliance.infer.transcriber import Encoded, Transcriber
-from appliance.publish import journal
 from appliance.records import Discarded, Transcript, Transcription, Window, utc_from_monotonic
-from appliance.spool import Spool
 from appliance.store.store import Store
 
 log = logging.getLogger("roomscribe")

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from types import FrameType
 
 from appliance.config import Settings
+from appliance.daemon import journal
+from appliance.daemon.journal import notify
+from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
-from appliance.pipeline import Pipeline
-from appliance.publish import journal
-from appliance.publish.journal import notify
 from appliance.records import ApplianceState
 from appliance.system import memory_ceiling_mb, resident_mb
 

@@ -21,12 +21,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from appliance.backlog import Backlog, Taken
 from appliance.config import Settings
+from appliance.daemon.backlog import Backlog, Taken
+from appliance.daemon.scribe import Heard, Scribe
+from appliance.daemon.spool import DEATHS, Moment, Spool, pack, parse
 from appliance.records import Transcription, Window
-from appliance.scribe import Heard, Scribe
-from appliance.spool import DEATHS, Spool
-from appliance.spool_file import Moment, pack, parse
 
 log = logging.getLogger("roomscribe")
 
@@ -43,7 +42,7 @@ CHILD = (
     "-I",
     "-c",
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    "from appliance.second_try import main; main()",
+    "from appliance.daemon.retry import main; main()",
 )
 """What the child's interpreter runs; the folders to import from follow."""
 

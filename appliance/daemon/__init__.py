@@ -1,0 +1,1 @@
+"""The running appliance: threads and queues, spool, health, systemd."""
