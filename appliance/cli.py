@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from appliance import __version__, commands, config, house_cli, log_cli, model_cli
-from appliance.benchmark import options as benchmark_options
 from appliance.config import Settings
 from appliance.daemon import journal
 from appliance.doctor import options as doctor_options
 from appliance.errors import ConfigError, RoomscribeError
+from appliance.lab.benchmark import options as benchmark_options
 
 DESCRIPTION = """\
 Hears a sentence in the room and publishes its text to MQTT and a local log.

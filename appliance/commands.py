@@ -71,7 +71,7 @@ def _write_down(options: argparse.Namespace, settings: Settings, transcriber: Tr
 
 def benchmark(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe benchmark`"""
-    from appliance.benchmark import main
+    from appliance.lab.benchmark import main
 
     return main.run(options, settings)
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 def export(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model export`"""
+    from appliance.lab.hailo.export import export_for_hailo
     from appliance.model.add import window_of
     from appliance.model.checkpoint import CONFIG_FILE
-    from appliance.model.hailo.export import export_for_hailo
     from appliance.model.shapes import read_config
 
     config = read_config(options.folder / CONFIG_FILE)
@@ -44,8 +44,8 @@ def export(options: argparse.Namespace, _settings: Settings) -> int:
 
 def pack(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model pack`"""
+    from appliance.lab.packs import write_pack
     from appliance.model.checkpoint import load_checkpoint
-    from appliance.model.packs.pack import write_pack
 
     out = options.out or Path(f"{options.folder.resolve().name}-{options.dtype}")
     report = write_pack(load_checkpoint(options.folder), out, options.dtype)

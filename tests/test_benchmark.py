@@ -14,20 +14,25 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from random_whisper import random_mel
 
-from appliance.benchmark import options as offered
-from appliance.benchmark import rows, traffic
-from appliance.benchmark.clock import CLOCKS
-from appliance.benchmark.exported import ExportedRunner
-from appliance.benchmark.main import run
-from appliance.benchmark.measure import Asked
-from appliance.benchmark.options import add_arguments
-from appliance.benchmark.ours import OurRunner
-from appliance.benchmark.random_model import SHAPES, write_random_checkpoint
-from appliance.benchmark.rows import KEYS, Row, RowMaker
-from appliance.benchmark.subject import Subject, make_subject, wanted_rows
-from appliance.benchmark.uncached import UncachedRunner
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError
+from appliance.lab.benchmark import options as offered
+from appliance.lab.benchmark import rows
+from appliance.lab.benchmark import rows as traffic
+from appliance.lab.benchmark.facts import CLOCKS
+from appliance.lab.benchmark.main import run
+from appliance.lab.benchmark.measure import Asked
+from appliance.lab.benchmark.options import add_arguments
+from appliance.lab.benchmark.ours import OurRunner
+from appliance.lab.benchmark.rivals import ExportedRunner, UncachedRunner
+from appliance.lab.benchmark.rows import KEYS, Row, RowMaker
+from appliance.lab.benchmark.subject import (
+    SHAPES,
+    Subject,
+    make_subject,
+    wanted_rows,
+    write_random_checkpoint,
+)
 from appliance.model.bundle import load_bundle
 from appliance.model.checkpoint import load_checkpoint
 
@@ -95,7 +100,7 @@ def test_ctranslate2_in_float32_writes_the_same_tokens(
     checkpoint_folder: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("ctranslate2")
-    from appliance.benchmark.ctranslate import CTranslateRunner, write_model
+    from appliance.lab.benchmark.ctranslate import CTranslateRunner, write_model
     from appliance.model.build import read_vocabulary
 
     subject = subject_of(checkpoint_folder, 10.0, tmp_path)
@@ -313,7 +318,7 @@ def test_errors_are_counted_on_listed_recordings_that_fit_the_window(
 def test_errors_are_those_of_whispers_normalised_words() -> None:
     pytest.importorskip("jiwer")
     pytest.importorskip("whisper_normalizer")
-    from appliance.benchmark.accuracy import Recorded, _score
+    from appliance.lab.benchmark.accuracy import Recorded, _score
 
     said = [Recorded(np.zeros(1, np.float32), text) for text in ("It's twenty one!", "Uh, no")]
     score = _score(["it is 21", "yes"], said)

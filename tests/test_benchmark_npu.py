@@ -12,9 +12,9 @@ import pytest
 from hailo_fixture import npu_bundles, simulator
 from hailo_simulator.control import Simulator
 
-from appliance.benchmark.main import run
-from appliance.benchmark.options import add_arguments
 from appliance.config import ModelSettings, Settings
+from appliance.lab.benchmark.main import run
+from appliance.lab.benchmark.options import add_arguments
 from appliance.model.bundle import Bundle
 
 __all__ = ["npu_bundles", "simulator"]

@@ -14,7 +14,7 @@ import hardware_check
 import pytest
 from commands import ROOT
 
-from appliance.benchmark.rows import KEYS
+from appliance.lab.benchmark.rows import KEYS
 
 DOCTOR = """#!/bin/sh
 case "$1" in

@@ -19,9 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 from random_whisper import ODD, random_mel, random_weights, write_checkpoint
 
 from appliance.errors import AudioError, ModelError
+from appliance.lab.hailo.export import Report, check_for_hailo, export_for_hailo
 from appliance.model.checkpoint import Checkpoint
-from appliance.model.hailo.check import check_for_hailo
-from appliance.model.hailo.export import Report, export_for_hailo
 from appliance.model.whisper import write_encoder
 
 WINDOW_S, FRAMES, POSITIONS, LENGTH, WIDTH = 0.6, 60, 30, 32, ODD.d_model

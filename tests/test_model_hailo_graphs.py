@@ -17,9 +17,14 @@ from parity_cases import CASES, GOLDEN, Case, log_sum
 from random_whisper import ODD, random_mel, random_weights
 
 from appliance.errors import ModelError
+from appliance.lab.hailo.graphs import (
+    embed,
+    host_tables,
+    vocabulary_parts,
+    write_hailo_decoder,
+    write_hailo_encoder,
+)
 from appliance.model.checkpoint import Checkpoint
-from appliance.model.hailo.decoder import embed, host_tables, vocabulary_parts, write_hailo_decoder
-from appliance.model.hailo.encoder import write_hailo_encoder
 from appliance.model.whisper import write_encoder
 
 LENGTH = {"tiny": 32, "base": 24, "odd": 24}

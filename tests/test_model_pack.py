@@ -16,11 +16,18 @@ from numpy.typing import NDArray
 from random_whisper import BASE, ODD, TINY, random_weights, write_checkpoint
 
 from appliance.errors import ModelError
+from appliance.lab.pack_layout import (
+    ALIGNMENT,
+    DTYPES,
+    STORED,
+    from_bfloat16,
+    from_int8,
+    lay_out,
+    to_bfloat16,
+    to_int8,
+)
+from appliance.lab.packs import read_pack, write_pack
 from appliance.model.checkpoint import Checkpoint, load_checkpoint
-from appliance.model.packs.layout import ALIGNMENT, DTYPES, lay_out
-from appliance.model.packs.pack import write_pack
-from appliance.model.packs.reader import read_pack
-from appliance.model.packs.types import STORED, from_bfloat16, from_int8, to_bfloat16, to_int8
 from appliance.model.shapes import expected_shapes
 
 UPPER = np.arange(2**16, dtype=np.uint32) << np.uint32(16)

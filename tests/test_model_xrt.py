@@ -12,10 +12,9 @@ import pytest
 from random_whisper import ODD, random_weights
 
 from appliance.errors import DeviceError
+from appliance.lab.packs import Pack, read_pack, write_pack
+from appliance.lab.xrt import open_device, place_blobs, place_pack
 from appliance.model.checkpoint import Checkpoint
-from appliance.model.packs.pack import write_pack
-from appliance.model.packs.reader import Pack, read_pack
-from appliance.model.packs.xrt import open_device, place_blobs, place_pack
 
 WORD = 4
 """Bytes; an NPU's DMA moves whole words of 32 bits."""

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.benchmark.measure import Asked
-from appliance.benchmark.rows import Row
-from appliance.benchmark.subject import Subject
 from appliance.capture.recording import Recording
 from appliance.errors import ConfigError
 from appliance.infer.tokenizer import Tokenizer
+from appliance.lab.benchmark.measure import Asked
+from appliance.lab.benchmark.rows import Row
+from appliance.lab.benchmark.subject import Subject
 
 LISTS = ("MANIFEST.tsv", "transcripts.tsv")
 FILE_COLUMNS, TEXT_COLUMNS = ("file", "path"), ("text", "transcript")

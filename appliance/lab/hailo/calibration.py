@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.model.hailo.decoder import Tables, embed
+from appliance.lab.hailo.graphs import Tables, embed
 from appliance.records import Mel, States
 
 ENCODER_SET, DECODER_SET = "calib_set.npy", "decoder_calib_set.npz"

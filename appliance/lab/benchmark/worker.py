@@ -1,14 +1,17 @@
 """One row in a process of its own: started by `measure`, asked line by line, answering in JSON.
 
-    python -m appliance.benchmark.worker '{"kind": "ours", ...}'
+    python -m appliance.lab.benchmark.worker '{"kind": "ours", ...}'
 
 Standard output belongs to the answers; what libraries print there goes to standard error.
+
+Resident memory of this process (Linux: /proc/self/status, /proc/self/clear_refs).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,8 +21,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.benchmark import clock, memory
-from appliance.benchmark.facts import Facts, Runner
+from appliance.lab.benchmark import facts as clock
+from appliance.lab.benchmark.facts import Facts, Runner
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+"""proc(5): written to clear_refs, it sets the peak back to the present size."""
+
+
+def resident_mb() -> float:
+    """Present size, MB."""
+    return _kilobytes("VmRSS") * 1024 / 1e6
+
+
+def peak_mb() -> float:
+    """Largest size so far, MB."""
+    return _kilobytes("VmHWM") * 1024 / 1e6
+
+
+def reset_peak() -> bool:
+    """Forgets the peak so far; False where the kernel does not let a process do so."""
+    try:
+        CLEAR.write_text(RESET_PEAK, encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def _kilobytes(key: str) -> int:
+    found = re.search(rf"^{key}:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    return int(found[1]) if found else 0
+
 
 Plan = dict[str, Any]
 """What a row is: kind, threads, facts and the places of its files; written by `rows`."""
@@ -32,13 +64,13 @@ def open_runner(plan: Plan, *, encoder: bool) -> Runner:
 
 
 def _open_ours(plan: Plan, encoder: bool) -> Runner:
-    from appliance.benchmark.ours import OurRunner
+    from appliance.lab.benchmark.ours import OurRunner
 
     return OurRunner(Path(plan["folder"]), plan["preset"], plan["threads"], encoder=encoder)
 
 
 def _open_exported(plan: Plan, encoder: bool) -> Runner:
-    from appliance.benchmark.exported import ExportedRunner
+    from appliance.lab.benchmark.rivals import ExportedRunner
 
     return ExportedRunner(
         Path(plan["encoder"]) if encoder else None,
@@ -50,7 +82,7 @@ def _open_exported(plan: Plan, encoder: bool) -> Runner:
 
 
 def _open_ctranslate(plan: Plan, encoder: bool) -> Runner:
-    from appliance.benchmark.ctranslate import CTranslateRunner
+    from appliance.lab.benchmark.ctranslate import CTranslateRunner
 
     del encoder
     facts = Facts.of_json(plan["facts"])
@@ -58,7 +90,7 @@ def _open_ctranslate(plan: Plan, encoder: bool) -> Runner:
 
 
 def _open_uncached(plan: Plan, encoder: bool) -> Runner:
-    from appliance.benchmark.uncached import UncachedRunner
+    from appliance.lab.benchmark.rivals import UncachedRunner
 
     return UncachedRunner(
         Path(plan["encoder"]) if encoder else None,
@@ -69,7 +101,7 @@ def _open_uncached(plan: Plan, encoder: bool) -> Runner:
 
 
 def _open_npu(plan: Plan, encoder: bool) -> Runner:
-    from appliance.benchmark.npu import NpuRunner
+    from appliance.lab.benchmark.ours import NpuRunner
 
     del encoder
     return NpuRunner(Path(plan["folder"]), plan["threads"], full=plan["kind"] == "npu")
@@ -93,7 +125,7 @@ class Worker:
         self._facts = Facts.of_json(plan["facts"])
         self._tokens, self._encoder = plan["tokens"], encoder
         _import_for(plan["kind"])
-        self._imports_mb = memory.resident_mb()
+        self._imports_mb = resident_mb()
         clock.choose(plan["clock"])
         self._runner = open_runner(plan, encoder=encoder)
         self._sound = _made_up_sound(self._facts.frames)
@@ -106,9 +138,9 @@ class Worker:
                 with self._ready():
                     return self._utterance()
             case "memory":
-                return {"imports_mb": self._imports_mb, "peak_mb": memory.peak_mb()}
+                return {"imports_mb": self._imports_mb, "peak_mb": peak_mb()}
             case "reset":
-                return {"done": memory.reset_peak()}
+                return {"done": reset_peak()}
             case "transcribe":
                 samples = np.load(request["sound"])
                 with self._ready():

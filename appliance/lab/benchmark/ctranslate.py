@@ -14,9 +14,9 @@ import numpy as np
 from ctranslate2 import specs
 from numpy.typing import NDArray
 
-from appliance.benchmark import clock
-from appliance.benchmark.facts import Decoded, Facts
 from appliance.infer.mel import log_mel
+from appliance.lab.benchmark import facts as clock
+from appliance.lab.benchmark.facts import Decoded, Facts
 from appliance.model.checkpoint import Checkpoint
 from appliance.model.tensors import Weights
 from appliance.records import Mel

@@ -12,15 +12,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from appliance.benchmark import accuracy, picture
-from appliance.benchmark.measure import measure
-from appliance.benchmark.result import Result, as_json
-from appliance.benchmark.rows import KEYS, Row, RowMaker
-from appliance.benchmark.subject import Subject, make_subject, wanted_rows
-from appliance.benchmark.table import as_text
-from appliance.benchmark.traffic import memory_speed
 from appliance.config import Settings
 from appliance.errors import ConfigError
+from appliance.lab.benchmark import accuracy, report
+from appliance.lab.benchmark.measure import measure
+from appliance.lab.benchmark.report import Result, as_json, as_text
+from appliance.lab.benchmark.rows import KEYS, Row, RowMaker, memory_speed
+from appliance.lab.benchmark.subject import Subject, make_subject, wanted_rows
 
 SCRATCH = "/var/tmp"
 """On a disk: /tmp is memory on Debian trixie, and the files of all rows are some 500 MB."""
@@ -56,14 +54,14 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
     if options.json:
         _write(options.json, json.dumps(as_json(result), indent=1) + "\n")
     if options.picture:
-        picture.draw(result, options.picture)
+        report.draw(result, options.picture)
     return 0
 
 
 def _check(options: argparse.Namespace) -> None:
     """Raises ConfigError for what would fail only after the measurement."""
     faults = []
-    if options.picture and (fault := picture.check_package()):
+    if options.picture and (fault := report.check_package()):
         faults.append(f"benchmark --picture: {fault}: pip install 'roomscribe[benchmark]'")
     for name in ("json", "picture"):
         file: Path | None = getattr(options, name)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.model.hailo.calibration import DECODER_SET, ENCODER_SET
-from appliance.model.hailo.decoder import END_NODES, START_NODES
+from appliance.lab.hailo.calibration import DECODER_SET, ENCODER_SET
+from appliance.lab.hailo.graphs import END_NODES, START_NODES
 
 CHIPS = ("hailo8", "hailo8l", "hailo10h")
 """The compiler's names of them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from appliance.errors import DeviceError
-from appliance.model.packs.reader import Pack
+from appliance.lab.packs import Pack
 
 
 def place_pack(pack: Pack, device_index: int = 0, group: int = 0) -> dict[str, Any]:

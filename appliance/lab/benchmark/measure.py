@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from appliance.benchmark.rows import Row
 from appliance.errors import ModelError
+from appliance.lab.benchmark.rows import Row
 
 TIMES = ("mel_ms", "encoder_ms", "decoder_ms", "total_ms", "first_ms", "later_ms")
 ORDER_SEED = 1
@@ -102,7 +102,7 @@ class Asked:
         self._row = row
         self._complaints = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "appliance.benchmark.worker", json.dumps(plan)],
+            [sys.executable, "-m", "appliance.lab.benchmark.worker", json.dumps(plan)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,

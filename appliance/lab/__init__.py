@@ -1,0 +1,1 @@
+"""What the appliance itself never runs: measuring, and exports for other chips."""
