@@ -20,11 +20,13 @@ from pathlib import Path
 import shtab
 from argparse_manpage.manpage import Manpage
 
+from appliance import __version__
+from appliance.cli import main
+from appliance.cli import main as cli
+from appliance.config import keys
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-
-from appliance import __version__, cli  # noqa: E402
-from appliance.config import keys  # noqa: E402
 
 FILES = """\
 .TP

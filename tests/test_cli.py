@@ -14,10 +14,10 @@ import soundfile
 from commands import HOME_EN, SPEECH, errors, roomscribe, start
 
 from appliance import __version__
-from appliance.cli import parser
+from appliance.cli.log import moment
+from appliance.cli.main import parser
 from appliance.daemon.listening import REOPEN_PAUSE_S
 from appliance.errors import ConfigError
-from appliance.log_commands import moment
 
 
 def sentence(number: int = 0) -> tuple[Path, str]:

@@ -21,8 +21,8 @@ from rig_broker import Broker, missing
 from rig_microphone import SINK, PulseMicrophone, missing_packages
 from test_doctor_hearing import noise
 
-from appliance.doctor.outcome import Finding, Outcome, failed, ok, skipped
-from appliance.doctor.page import MARKS, PLAIN_MARKS, lines, marks, says_nothing_new
+from appliance.cli.doctor.main import MARKS, PLAIN_MARKS, lines, marks, says_nothing_new
+from appliance.cli.doctor.outcome import Finding, Outcome, failed, ok, skipped
 from appliance.model.bundle import load_bundle
 
 NEEDED = [*missing_packages(), *([missing()] if missing() else [])]

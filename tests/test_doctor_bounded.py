@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from appliance.cli.doctor.bounded import look
+from appliance.cli.doctor.main import examine, exit_status
+from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok
 from appliance.config import Settings
-from appliance.doctor.bounded import look
-from appliance.doctor.main import examine
-from appliance.doctor.outcome import Check, Outcome, Surroundings, failed, ok
-from appliance.doctor.page import exit_status
 from appliance.errors import DeviceError
 
 AROUND = Surroundings(Settings())

@@ -15,11 +15,11 @@ from paho.mqtt.enums import CallbackAPIVersion
 from publishing import Subscriber, running, until
 from rig_broker import Broker, missing
 
+from appliance.cli.doctor import publishing
+from appliance.cli.doctor import publishing as doctor
+from appliance.cli.doctor.bounded import of_error
+from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import ApplianceSettings, MqttSettings, Settings, StoreSettings
-from appliance.doctor import broker as doctor
-from appliance.doctor import service
-from appliance.doctor.bounded import of_error
-from appliance.doctor.outcome import Outcome, Surroundings
 from appliance.errors import PublishError
 from appliance.mqtt import probe
 from appliance.store.store import Store
@@ -143,7 +143,7 @@ def test_a_broker_that_refuses_the_subscription_is_told(tmp_path: Path) -> None:
 
 def test_without_mqtt_nothing_is_asked() -> None:
     off = Surroundings(Settings(mqtt=MqttSettings(enabled=False, host="nowhere.invalid")))
-    for look in (doctor.reachable, doctor.round_trip, doctor.home_assistant, service.own_word):
+    for look in (doctor.reachable, doctor.round_trip, doctor.home_assistant, publishing.own_word):
         assert look(off).status == "skipped"
 
 
@@ -178,7 +178,7 @@ def test_the_daemon_beside_it_notices_nothing(tmp_path: Path) -> None:
             until(lambda: listener.payloads("availability") == [b"online"])
             assert doctor.reachable(where).status == "ok"
             assert doctor.round_trip(where).status == "ok"
-            found = service.own_word(where)
+            found = publishing.own_word(where)
             assert found.status == "ok"
             assert found.found.startswith("running, encoder cpu, model home-en")
             assert listener.payloads("availability") == [b"online"]
@@ -186,31 +186,31 @@ def test_the_daemon_beside_it_notices_nothing(tmp_path: Path) -> None:
 
 
 def test_an_absent_daemon_is_no_fault_of_its_own(open_broker: Broker) -> None:
-    found = service.own_word(around(open_broker))
+    found = publishing.own_word(around(open_broker))
     assert found.status == "skipped"
     assert "never seen" in found.found
 
 
 def test_a_degraded_daemon_is_a_fault_with_its_reasons() -> None:
     state = {"status": "degraded", "reasons": ["microphone gone; plug it in"], "encoder": "cpu"}
-    found = service.judge_state("online", json.dumps(state))
+    found = publishing.judge_state("online", json.dumps(state))
     assert found.status == "failed"
     assert "microphone gone; plug it in" in found.found
-    assert service.judge_state("offline", json.dumps(state)).status == "skipped"
+    assert publishing.judge_state("offline", json.dumps(state)).status == "skipped"
 
 
 def test_a_unit_that_is_not_active_is_a_fault() -> None:
     facts = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running"}
-    assert service.judge_unit(facts).status == "ok"
+    assert publishing.judge_unit(facts).status == "ok"
     dead = facts | {"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}
-    found = service.judge_unit(dead)
+    found = publishing.judge_unit(dead)
     assert found.status == "failed"
     assert "last result: exit-code" in found.found
     assert "journalctl" in found.cure
-    missing_unit = service.judge_unit({"LoadState": "not-found"}, running="the daemon")
+    missing_unit = publishing.judge_unit({"LoadState": "not-found"}, running="the daemon")
     assert missing_unit.status == "skipped"
     assert "the daemon" in missing_unit.found
 
 
 def test_where_systemd_is_not_nothing_is_asked(tmp_path: Path) -> None:
-    assert service.unit(replace(Surroundings(Settings()), root=tmp_path)).status == "skipped"
+    assert publishing.unit(replace(Surroundings(Settings()), root=tmp_path)).status == "skipped"

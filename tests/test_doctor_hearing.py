@@ -17,11 +17,11 @@ from commands import ROOT, start
 from rig_broker import Broker, missing
 from rig_microphone import SINK, PulseMicrophone, missing_packages
 
+from appliance.cli.doctor import hearing
+from appliance.cli.doctor.daemon import Daemon, holders, running_daemon
+from appliance.cli.doctor.hearing import judge_sound
+from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import CaptureSettings, MqttSettings, Settings, VoiceSettings
-from appliance.doctor import hearing
-from appliance.doctor.daemon import Daemon, holders, running_daemon
-from appliance.doctor.hearing import judge_sound
-from appliance.doctor.outcome import Outcome, Surroundings
 
 needs_pulseaudio = pytest.mark.skipif(
     bool(missing_packages()), reason=f"not installed: {' '.join(missing_packages())}"
@@ -29,9 +29,9 @@ needs_pulseaudio = pytest.mark.skipif(
 LOOK = """
 import json, sys
 from dataclasses import asdict, replace
-from appliance.doctor.bounded import look
-from appliance.doctor.checks import GROUPS
-from appliance.doctor.outcome import Surroundings
+from appliance.cli.doctor.bounded import look
+from appliance.cli.doctor.checks import GROUPS
+from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import Settings
 check = replace(GROUPS["hearing"][0], within_s=float(sys.argv[1]))
 print(json.dumps(asdict(look(check, Surroundings(Settings())))))

@@ -9,11 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from appliance.cli.doctor import machine
+from appliance.cli.doctor.machine import (
+    configuration,
+    judge_clock,
+    judge_throttled,
+    least_versions,
+    libraries,
+    memory,
+    pi_power,
+    python,
+    version_of,
+)
+from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import Settings
-from appliance.doctor import software
-from appliance.doctor.machine import judge_clock, judge_throttled, memory, pi_power
-from appliance.doctor.outcome import Outcome, Surroundings
-from appliance.doctor.software import configuration, least_versions, libraries, python, version_of
 
 AROUND = Surroundings(Settings())
 
@@ -31,8 +40,8 @@ def test_a_library_that_does_not_import_is_named_with_its_own_words(tmp_path: Pa
     text = "raise ModuleNotFoundError(\"No module named 'pkg_resources'\")"
     (tmp_path / "webrtcvad.py").write_text(text, encoding="utf-8")
     program = (
-        "from appliance.doctor.software import libraries\n"
-        "from appliance.doctor.outcome import Surroundings\n"
+        "from appliance.cli.doctor.machine import libraries\n"
+        "from appliance.cli.doctor.outcome import Surroundings\n"
         "from appliance.config import Settings\n"
         "print(libraries(Surroundings(Settings())).found)"
     )
@@ -52,7 +61,7 @@ def test_a_library_that_is_too_old_is_named_with_both_versions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wanted = {"numpy": "99.1", "python": "3.99"}
-    monkeypatch.setattr(software, "_metadata_of_package", lambda: wanted)
+    monkeypatch.setattr(machine, "_metadata_of_package", lambda: wanted)
     found = libraries(AROUND)
     assert found.status == "failed"
     assert found.found.startswith("numpy ")

@@ -11,10 +11,10 @@ import pytest
 from commands import HOME_EN, SPEECH
 from test_infer_arithmetic import Saturating
 
+from appliance.cli.doctor import transcribing
+from appliance.cli.doctor.outcome import Surroundings
+from appliance.cli.doctor.transcribing import FILE, TEXT
 from appliance.config import ModelSettings, Settings
-from appliance.doctor import model
-from appliance.doctor.outcome import Surroundings
-from appliance.doctor.sentence import FILE, TEXT
 from appliance.errors import ModelError
 from appliance.model.bundle import load_bundle
 from appliance.records import Transcription
@@ -27,32 +27,32 @@ def around(bundle: Path | str) -> Surroundings:
 
 
 def test_the_built_in_model_is_whole_and_says_that_it_is_for_demonstration() -> None:
-    found = model.bundle(around("home-en"))
+    found = transcribing.bundle(around("home-en"))
     assert found.status == "ok"
     assert "a demonstration model" in found.found
 
 
 def test_the_built_in_model_reads_the_packaged_sentence() -> None:
-    found = model.self_test(around("home-en"))
+    found = transcribing.self_test(around("home-en"))
     assert found.status == "ok", found.found
     assert f"is read as '{TEXT}'" in found.found
 
 
 def test_another_model_is_asked_for_any_text_that_ends(bundle_folder: Path) -> None:
-    found = model.self_test(around(bundle_folder))
+    found = transcribing.self_test(around(bundle_folder))
     assert "is read as" in found.found
 
 
 def test_the_int8_arithmetic_is_checked_where_a_model_has_any(
     bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert model.arithmetic(around(bundle_folder)).status == "skipped"
+    assert transcribing.arithmetic(around(bundle_folder)).status == "skipped"
     whole = load_bundle(bundle_folder)
     int8 = replace(whole, quantize="int8", zero_points=True)
     monkeypatch.setattr("appliance.model.bundle.load_bundle", lambda _name: int8)
-    assert model.arithmetic(around(bundle_folder)).status == "ok"
+    assert transcribing.arithmetic(around(bundle_folder)).status == "ok"
     monkeypatch.setattr("appliance.infer.arithmetic.open_products", lambda **_options: Saturating())
-    found = model.arithmetic(around(bundle_folder))
+    found = transcribing.arithmetic(around(bundle_folder))
     assert found.status == "failed"
     assert "many_rows off by 49%" in found.found
     assert "--quantize none" in found.cure
@@ -71,7 +71,7 @@ def test_the_int8_arithmetic_is_checked_where_a_model_has_any(
 def test_texts_are_judged_by_what_the_model_knows(
     name: str, result: Transcription, status: str
 ) -> None:
-    assert model.judge_text(name, result, 1.0).status == status
+    assert transcribing.judge_text(name, result, 1.0).status == status
 
 
 def test_a_damaged_bundle_is_found_by_its_checksum(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_damaged_bundle_is_found_by_its_checksum(tmp_path: Path) -> None:
     content[len(content) // 2] ^= 1
     (folder / "encoder.onnx").write_bytes(content)
     with pytest.raises(ModelError, match="sha256"):
-        model.bundle(around(folder))
+        transcribing.bundle(around(folder))
 
 
 def test_the_packaged_sentence_is_one_of_the_test_set() -> None:

@@ -14,11 +14,11 @@ from commands import HOME_EN, SPEECH
 from hailo_fixture import copied, npu_bundle, npu_bundles
 from hailo_simulator.control import Simulator, enlist, with_hef, write_decoder_hef
 
+from appliance.cli.doctor import npu
+from appliance.cli.doctor.daemon import Daemon
+from appliance.cli.doctor.npu import Compared, judge, word_errors
+from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
-from appliance.doctor import npu
-from appliance.doctor.accuracy import Compared, judge, word_errors
-from appliance.doctor.daemon import Daemon
-from appliance.doctor.outcome import Outcome, Surroundings
 from appliance.errors import ConfigError, DeviceError, ModelError, RoomscribeError
 from appliance.model.bundle import Bundle, load_bundle
 

@@ -13,7 +13,7 @@ import rig_broker
 from commands import ROOT, errors, roomscribe
 from publishing import STATE, Subscriber, until
 
-from appliance.house_commands import line
+from appliance.cli.house import line
 from appliance.mqtt import events
 
 needs_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing() or "")

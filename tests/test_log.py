@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from publishing import transcript
 
-from appliance import cli, log_commands, log_export
+from appliance.cli import log as log_commands
+from appliance.cli import log as log_export
+from appliance.cli import main
 from appliance.config import StoreSettings
 from appliance.store import store as log_sources
 from appliance.store.folders import FILE_NAME
@@ -33,7 +35,7 @@ class House:
         self.config.write_text(f'[store]\npath = "{self.store.path}"\n', encoding="utf-8")
 
     def log(self, *arguments: str | Path) -> int:
-        return cli.main(["log", "--config", str(self.config), *map(str, arguments)])
+        return main.main(["log", "--config", str(self.config), *map(str, arguments)])
 
 
 @pytest.fixture

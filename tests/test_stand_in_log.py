@@ -14,7 +14,7 @@ from stand_in_house import impatient
 from test_log_follow import following
 from test_stand_in_daemon import remount
 
-from appliance import cli
+from appliance.cli import main
 from appliance.config import Settings, StoreSettings
 from appliance.daemon.health import Health
 from appliance.daemon.pipeline import lasting_log
@@ -68,7 +68,7 @@ def test_the_newest_of_both_are_shown_in_order_and_without_the_file_those_in_mem
     config.write_text(f'[store]\npath = "{disk}"\n', encoding="utf-8")
 
     def shown(*arguments: str) -> list[str]:
-        assert cli.main(["log", "--config", str(config), *arguments]) == 0
+        assert main.main(["log", "--config", str(config), *arguments]) == 0
         return [line.split("%  ")[1] for line in capsys.readouterr().out.splitlines()]
 
     with daemon(disk)[0] as before:
@@ -85,7 +85,7 @@ def test_the_newest_of_both_are_shown_in_order_and_without_the_file_those_in_mem
         remount(disk, "rw")
         (disk / FILE_NAME).unlink()
         remount(disk, "ro")
-        assert cli.main(["log", "--config", str(config)]) == 0
+        assert main.main(["log", "--config", str(config)]) == 0
         assert "kept in memory" in capsys.readouterr().err
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-from appliance import __version__, cli
+from appliance import __version__
+from appliance.cli import main
 from appliance.config import DEFAULT_PATH, keys
 from appliance.daemon import service
 from appliance.daemon.pipeline import STOP_WITHIN_S
@@ -184,4 +185,4 @@ def subcommands() -> list[str]:
                 ]
         return [" ".join(words)]
 
-    return below(cli.parser(), ())
+    return below(main.parser(), ())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from appliance.doctor import broker, hearing, machine, model, npu, service, software, storage
-from appliance.doctor.outcome import Check
+from appliance.cli.doctor import hearing, machine, npu, publishing, transcribing
+from appliance.cli.doctor import machine as software
+from appliance.cli.doctor.outcome import Check
 
 CONFIGURATION, BUNDLE, BROKER = "configuration", "model bundle", "broker"
 DEVICE, LIBRARY, CHIP, HEF = "device", "HailoRT", "chip", "HEF"
@@ -38,21 +39,21 @@ GROUPS: dict[str, tuple[Check, ...]] = {
     "transcribing": (
         Check(
             BUNDLE,
-            model.bundle,
+            transcribing.bundle,
             "roomscribe model list shows what is installed",
             within_s=120,
             needs=(CONFIGURATION,),
         ),
         Check(
             "INT8 arithmetic",
-            model.arithmetic,
+            transcribing.arithmetic,
             "install onnxruntime again",
             within_s=120,
             needs=(CONFIGURATION, BUNDLE),
         ),
         Check(
             "self-test on the CPU",
-            model.self_test,
+            transcribing.self_test,
             "install the model again, or take another one",
             within_s=180,
             needs=(CONFIGURATION, BUNDLE),
@@ -73,35 +74,37 @@ GROUPS: dict[str, tuple[Check, ...]] = {
         ),
     ),
     "publishing": (
-        Check("log", storage.log, "see that its disk is well", within_s=60, needs=(CONFIGURATION,)),
-        Check("disk", storage.disk, "see that its disk is well", needs=(CONFIGURATION,)),
+        Check(
+            "log", publishing.log, "see that its disk is well", within_s=60, needs=(CONFIGURATION,)
+        ),
+        Check("disk", publishing.disk, "see that its disk is well", needs=(CONFIGURATION,)),
         Check(
             BROKER,
-            broker.reachable,
+            publishing.reachable,
             "see mqtt.host and mqtt.port, and that a broker runs there",
             within_s=15,
             needs=(CONFIGURATION,),
         ),
         Check(
             "round trip",
-            broker.round_trip,
+            publishing.round_trip,
             "see the broker's log",
             within_s=20,
             needs=(CONFIGURATION, BROKER),
         ),
         Check(
             "Home Assistant",
-            broker.home_assistant,
+            publishing.home_assistant,
             "see the broker's log",
             within_s=15,
             needs=(CONFIGURATION, BROKER),
         ),
     ),
     "service": (
-        Check("unit", service.unit, "see `systemctl status roomscribe`"),
+        Check("unit", publishing.unit, "see `systemctl status roomscribe`"),
         Check(
             "its own word",
-            service.own_word,
+            publishing.own_word,
             "`journalctl -u roomscribe` has the whole story",
             within_s=15,
             needs=(CONFIGURATION, BROKER),

@@ -1,9 +1,17 @@
-"""What `roomscribe log` does: shows, follows, and deletes; `log_export` writes files."""
+"""What `roomscribe log` does: shows, follows, and deletes; `log_export` writes files.
+
+The log as a file for other programs: every field of every transcript, as CSV or JSON lines.
+
+`roomscribe log`: what it takes.
+"""
 
 from __future__ import annotations
 
 import argparse
+import csv
 import functools
+import json
+import math
 import os
 import re
 import select
@@ -12,16 +20,93 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import FrameType
+from typing import Any, TextIO
 
-from appliance import log_export
 from appliance.config import Settings, node_name
 from appliance.errors import ConfigError, PublishError
-from appliance.mqtt.events import encode, transcript
+from appliance.mqtt.events import encode, timestamp, transcript
+from appliance.records import Transcript
 from appliance.store.store import Store, behind, in_memory, shown
 from appliance.store.tables import StoredTranscript, Wanted
+
+FIELDS = ("seq", *(entry.name for entry in fields(Transcript)), "confidence", "stored")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""A cell beginning so is computed by spreadsheets (OWASP, CSV injection)."""
+
+
+def write(found: Iterable[StoredTranscript], form: str, output: Path | None) -> int:
+    """Writes them as `form` (csv, jsonl) to the file, whole or not at all, or to standard output.
+
+    How many there were. Raises PublishError when the file cannot be written.
+    """
+    with _opened(output) as stream:
+        return (_csv if form == "csv" else _json_lines)(found, stream)
+
+
+def _csv(found: Iterable[StoredTranscript], stream: TextIO) -> int:
+    table = csv.writer(stream)
+    table.writerow(FIELDS)
+    lines = (table.writerow(map(_cell, as_fields(stored).values())) for stored in found)
+    return sum(1 for _ in lines)
+
+
+def _json_lines(found: Iterable[StoredTranscript], stream: TextIO) -> int:
+    lines = (json.dumps(as_fields(stored), ensure_ascii=False) for stored in found)
+    return sum(1 for _ in (stream.write(f"{line}\n") for line in lines))
+
+
+def as_fields(stored: StoredTranscript) -> dict[str, Any]:
+    """FIELDS with their values: times in UTC, numbers as they are in the log."""
+    heard = stored.transcript
+    known = {"seq": stored.seq, **asdict(heard), "confidence": round(heard.confidence, 3)}
+    known |= {name: timestamp(getattr(heard, name)) for name in ("start", "end")}
+    known |= {"flags": list(heard.flags), "stored": timestamp(stored.stored)}
+    return {name: _finite(known[name]) for name in FIELDS}
+
+
+def _finite(value: object) -> object:
+    """None for a number that JSON cannot say."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cell(value: object) -> object:
+    """A value as a spreadsheet may be given it."""
+    text = " ".join(value) if isinstance(value, list) else value
+    return f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text
+
+
+@contextmanager
+def _opened(output: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file for this user alone that takes its name once it is whole."""
+    if output is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    beside = output.with_name(f".{output.name}.{os.getpid()}.part")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(descriptor, "w", encoding="utf-8", newline="") as stream:  # noqa: PTH123
+                yield stream
+                stream.flush()
+                os.fsync(descriptor)
+            beside.rename(output)
+        except BaseException:
+            with suppress(OSError):
+                beside.unlink()
+            raise
+    except OSError as error:
+        raise PublishError(
+            f"{output}: cannot write the export: expected a folder that this user may write and "
+            f"space on its disk, found: {error.strerror}; name another file"
+        ) from error
+
 
 SHOWN = 100
 """So many are shown where nothing else is said."""
@@ -45,7 +130,7 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
         return _follow(options, settings, wanted)
     if options.export:
         found = shown(settings, wanted, options.limit or 0)
-        count = log_export.write(found, options.export, options.output)
+        count = write(found, options.export, options.output)
     else:
         found = shown(settings, wanted, SHOWN if options.limit is None else options.limit)
         count = sum(1 for _ in map(_shown(options, settings), found))
@@ -191,3 +276,76 @@ def _agreed(count: int) -> bool:
     question = f"Delete {count} transcript{'' if count == 1 else 's'} for good? [y/N] "
     print(question, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().casefold() in {"y", "yes"}
+
+
+_DESCRIPTION = """\
+Shows the transcripts of the local log, oldest first; exports them, or deletes them."""
+
+_EPILOG = """\
+A TIME is an age (90s, 15m, 2h, 3d, 1w) or a date with or without a time, by this machine's clock
+(2026-01-31, 2026-01-31T18:00); TEXT is found anywhere in a transcript, also within words, upper and
+lower case alike.
+
+examples:
+  roomscribe log --since 1h --grep light --grep kitchen
+  roomscribe log --follow
+  roomscribe log --since 2026-01-01 --export csv --output january.csv
+  roomscribe log --until 7d --delete
+"""
+
+
+def add_log(
+    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    """Adds the command to the others."""
+    sub = names.add_parser(
+        "log",
+        parents=[common],
+        help="show, export or delete what was heard",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sub.add_argument(
+        "--since",
+        metavar="TIME",
+        help="only what ended then or later: 90s, 15m, 2h, 3d ago, or a "
+        "time such as 2026-01-31T18:00 (local)",
+    )
+    sub.add_argument("--until", metavar="TIME", help="only what ended before")
+    sub.add_argument(
+        "--grep",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="only transcripts that contain this; given several times, all of it",
+    )
+    sub.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help=f"the newest N (default {SHOWN}, of an export all); 0: all",
+    )
+    sub.add_argument("--json", action="store_true", help="one JSON object a transcript")
+    doing = sub.add_mutually_exclusive_group()
+    doing.add_argument(
+        "--follow", action="store_true", help="go on with what is heard from now on, until Ctrl-C"
+    )
+    doing.add_argument(
+        "--export",
+        choices=("csv", "jsonl"),
+        help="write every field; in csv, a text that a spreadsheet would take for a formula "
+        "(beginning with = + - @) gets an apostrophe before it",
+    )
+    doing.add_argument(
+        "--delete",
+        action="store_true",
+        help="delete them for good, also from the index and the free space of the file; what the "
+        "broker or others were told is not called back",
+    )
+    sub.add_argument(
+        "--output", type=Path, metavar="FILE", help="where to export to, in place of the terminal"
+    )
+    sub.add_argument("--all", action="store_true", help="delete everything, damaged files, too")
+    sub.add_argument("--yes", action="store_true", help="delete without asking")
+    sub.set_defaults(command=log, usage_error=sub.error)

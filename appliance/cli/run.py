@@ -1,4 +1,4 @@
-"""What each command does, behind the command line of `appliance.cli`.
+"""What each command does, behind the command line of `appliance.cli.main`.
 
 Heavy rooms are imported by the command that needs them, so that `roomscribe log` starts at once.
 """
@@ -78,7 +78,7 @@ def benchmark(options: argparse.Namespace, settings: Settings) -> int:
 
 def doctor(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe doctor`; how many checks failed."""
-    from appliance.doctor import main
+    from appliance.cli.doctor import main
 
     return main.run(options, settings)
 

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from appliance import __version__, commands, config, house_cli, log_cli, model_cli
+from appliance import __version__, config
+from appliance.cli import house, log, model, run
+from appliance.cli.doctor import options as doctor_options
 from appliance.config import Settings
 from appliance.daemon import journal
-from appliance.doctor import options as doctor_options
 from appliance.errors import ConfigError, RoomscribeError
 from appliance.lab.benchmark import options as benchmark_options
 
@@ -88,10 +89,10 @@ def parser() -> argparse.ArgumentParser:
     _add_run(names, common)
     _add_transcribe(names, common)
     _add_devices(names, common)
-    log_cli.add_log(names, common)
-    house_cli.add_mute(names, common)
-    house_cli.add_mqtt(names, common)
-    model_cli.add_model(names, common)
+    log.add_log(names, common)
+    house.add_mute(names, common)
+    house.add_mqtt(names, common)
+    model.add_model(names, common)
     _add_benchmark(names, common)
     _add_doctor(names, common)
     return top
@@ -114,7 +115,7 @@ def _add_run(names: _Names[argparse.ArgumentParser], common: argparse.ArgumentPa
         help="hear this sound file (or - for raw 16 kHz mono 16-bit PCM on standard input) in "
         "real time in place of the microphone, and end with it",
     )
-    sub.set_defaults(command=commands.run)
+    sub.set_defaults(command=run.run)
 
 
 def _add_transcribe(
@@ -137,7 +138,7 @@ def _add_transcribe(
     form.add_argument("--json", action="store_true", help="one JSON object a window")
     form.add_argument("--srt", action="store_true", help="SubRip subtitles")
     sub.add_argument("--model", metavar="BUNDLE", help="model bundle: a name or a folder")
-    sub.set_defaults(command=commands.transcribe)
+    sub.set_defaults(command=run.transcribe)
 
 
 def _add_benchmark(names: _Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -150,7 +151,7 @@ def _add_benchmark(names: _Names[argparse.ArgumentParser], common: argparse.Argu
         "left out by name (pip install roomscribe[benchmark]).",
     )
     benchmark_options.add_arguments(sub)
-    sub.set_defaults(command=commands.benchmark)
+    sub.set_defaults(command=run.benchmark)
 
 
 def _add_doctor(names: _Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -163,7 +164,7 @@ def _add_doctor(names: _Names[argparse.ArgumentParser], common: argparse.Argumen
         "checks that failed (63 at most).",
     )
     doctor_options.add_arguments(sub)
-    sub.set_defaults(command=commands.doctor, lenient=True)
+    sub.set_defaults(command=run.doctor, lenient=True)
 
 
 def _add_devices(names: _Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -173,4 +174,4 @@ def _add_devices(names: _Names[argparse.ArgumentParser], common: argparse.Argume
         help="list the microphones",
         description="Lists the microphones; a part of a name goes into capture.device.",
     )
-    sub.set_defaults(command=commands.devices)
+    sub.set_defaults(command=run.devices)

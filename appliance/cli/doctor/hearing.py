@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from appliance.doctor import broker
-from appliance.doctor.daemon import Holder, holders
-from appliance.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
-from appliance.doctor.sentence import TEXT, spoken_frames
+from appliance.cli.doctor import publishing
+from appliance.cli.doctor.daemon import Holder, holders
+from appliance.cli.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
+from appliance.cli.doctor.transcribing import TEXT, spoken_frames
 from appliance.errors import DeviceError
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
 
@@ -74,7 +74,7 @@ def _told(around: Surroundings) -> str:
         return ""
     around.doing("asking the broker what the daemon says")
     with contextlib.suppress(Exception):
-        return broker.retained(around.settings, ("microphone",), TOLD_WITHIN_S).get(
+        return publishing.retained(around.settings, ("microphone",), TOLD_WITHIN_S).get(
             "microphone", ""
         )
     return ""

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import NoReturn
 
-from appliance.doctor.outcome import Check, Outcome, Surroundings, failed
+from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed
 from appliance.errors import RoomscribeError
 
 LAST_WORDS = 200

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from appliance.cli.doctor.daemon import Daemon
 from appliance.config import Settings
-from appliance.doctor.daemon import Daemon
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 
