@@ -25,10 +25,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-import rig_broker
-import rig_microphone
 import soundfile
-from subscriber import Heard, latency_ms, real_time_factor, subscribe, wait_for
+from rigs import broker as rig_broker
+from rigs import microphone
+from rigs.subscriber import Heard, latency_ms, real_time_factor, subscribe, wait_for
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEECH = ROOT / "tests" / "speech"
@@ -50,13 +50,13 @@ def main() -> int:
         say(f"a private Mosquitto listens on port {broker.port}")
         heard = subscribe(broker, NODE, stack)
         config = write_config(folder, broker)
-        spoken: rig_microphone.PulseMicrophone | None = None
+        spoken: microphone.PulseMicrophone | None = None
         arguments = ["run", "--config", str(config)]
         environment = dict(os.environ)
-        why_not = ", ".join(rig_microphone.missing_packages())
+        why_not = ", ".join(microphone.missing_packages())
         if not why_not:
             try:
-                rig = rig_microphone.PulseMicrophone(folder / "microphone")
+                rig = microphone.PulseMicrophone(folder / "microphone")
                 spoken = stack.enter_context(rig)
                 environment |= spoken.environment
                 say("a private PulseAudio is the microphone")
@@ -130,7 +130,7 @@ def roomscribe() -> list[str]:
 
 def listen(
     sentences: list[tuple[Path, str]],
-    spoken: rig_microphone.PulseMicrophone | None,
+    spoken: microphone.PulseMicrophone | None,
     heard: queue.Queue[Heard],
 ) -> list[Heard]:
     """Speaks the sentences one by one and prints what the subscriber hears of each."""

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 from hailo_overlap import overlap
-from hailo_simulator.control import Simulator, with_hef
 from hailo_stream import LATENCY_MS, SEED, make_windows, open_for, row, spread
+from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo.failover import FailoverEncoder

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from hailo_simulator.control import Simulator, with_hef
 from hailo_stream import LATENCY_MS, SEED, make_windows, open_for, row
-from random_whisper import TINY, random_weights, write_checkpoint
+from rigs.hailo_simulator.control import Simulator, with_hef
+from rigs.models import TINY, random_weights, write_checkpoint
 
 from appliance.daemon.pipeline import STATES_WAITING
 from appliance.infer.transcriber import Encoded, Transcriber

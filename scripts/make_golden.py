@@ -4,7 +4,7 @@
     python scripts/make_golden.py [--only tiny]
 
 Run once, by a person; the tests themselves need no torch. Weights and inputs come from seeds
-(tests/random_whisper.py), so that only results are stored.
+(tests/rigs/models.py), so that only results are stored.
 """
 
 from __future__ import annotations
@@ -16,15 +16,25 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
+import transformers
+from rigs.models import (
+    fingerprint,
+    random_mel,
+    random_weights,
+)
+from rigs.parity_cases import (
+    CASES,
+    GOLDEN,
+    INPUTS,
+    STEPS,
+    Case,
+    log_sum,
+)
+from rigs.reference_whisper import Reference
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from parity_cases import CASES, GOLDEN, INPUTS, STEPS, Case, log_sum  # noqa: E402
-from random_whisper import fingerprint, random_mel, random_weights  # noqa: E402
-from reference_whisper import Reference  # noqa: E402
 
 LEAST_MARGIN = 2e-4
 """Between the best two tokens: twice the tolerance of the tests."""

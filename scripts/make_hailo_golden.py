@@ -19,17 +19,20 @@ import tempfile
 import warnings
 from pathlib import Path
 
+import onnx
+import onnxsim
+import torch
+import transformers
+from rigs.models import random_weights
+from rigs.parity_cases import (
+    CASES,
+    GOLDEN,
+)
+from rigs.reference_whisper import Reference
+from torch import Tensor, nn
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-import onnx  # noqa: E402
-import onnxsim  # noqa: E402
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from parity_cases import CASES, GOLDEN  # noqa: E402
-from random_whisper import random_weights  # noqa: E402
-from reference_whisper import Reference  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
 
 OPSETS = (13, 17)
 CASE = next(case for case in CASES if case.name == "odd")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from measure_model import SPEECH, read, to_int16
-from word_errors import word_errors, words
+from rigs.word_errors import word_errors, words
 
 from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter

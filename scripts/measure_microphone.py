@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-import rig_microphone
+from rigs import microphone as rig_microphone
 
 TARGET_S = 3.0
 EARS = """

@@ -22,7 +22,7 @@ import numpy as np
 import soundfile
 import soxr
 from numpy.typing import NDArray
-from word_errors import word_error_rate, words
+from rigs.word_errors import word_error_rate, words
 
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector

@@ -16,10 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from house import DISCOVERY, HomeAssistant
-from publishing import Subscriber, running, until
-from rig_broker import Broker
-from storm import Outcome, storm
+from rigs.broker import Broker
+from rigs.home_assistant import DISCOVERY, HomeAssistant
+from rigs.publishing import Subscriber, running, until
+from rigs.storm import Outcome, storm
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.store.store import Store

@@ -17,10 +17,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import rig_broker
-import rig_microphone
 from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
+from rigs import broker as rig_broker
+from rigs import microphone as rig_microphone
 
 from appliance.daemon import mute
 

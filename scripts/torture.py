@@ -95,7 +95,7 @@ def disk(given: argparse.Namespace) -> bool:
 
 def broker(given: argparse.Namespace) -> bool:
     """Restarts of the broker while sentences come."""
-    from storm import storm
+    from rigs.storm import storm
 
     logging.disable(logging.CRITICAL)  # each restart would have its lines
 
@@ -186,6 +186,7 @@ ORDEALS: dict[str, Callable[[argparse.Namespace], bool]] = {
     "latency": latency,
     "soak": soak,
 }
+
 
 if __name__ == "__main__":
     sys.exit(main())

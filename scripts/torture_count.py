@@ -1,6 +1,6 @@
 """What became of sentences that were said in a known order: lost, doubled, out of order, wrong.
 
-Nothing here knows where the texts come from; tests/test_torture.py shows that nothing slips by.
+Nothing here knows where the texts come from; tests/system/test_accounts.py shows that nothing slips by.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from publishing import Subscriber
-from rig_broker import Broker
+from rigs.broker import Broker
+from rigs.publishing import Subscriber
 from torture_count import Sentences, Verdict, compare, first_times
 from torture_left import spooled
 from torture_rig import STEP, Daemon, Place, Said, until

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rigs.word_errors import word_errors
 from torture_scenes import Item, Scene
-from word_errors import word_errors
 
 CLOSES_S = 0.6
 """The silence that ends an utterance has been heard when its window comes."""

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from publishing import Subscriber
-from rig_broker import Broker
+from rigs.broker import Broker
+from rigs.publishing import Subscriber
 from torture_count import Sentences, Verdict, compare, first_times
 from torture_left import spooled, stored
 from torture_rig import BYTES_PER_S, Daemon, Place, Said, reference_texts, sentences, until

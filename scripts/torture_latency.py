@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Self, TypeVar
 
 import numpy as np
-from rig_broker import Broker
-from subscriber import subscribe
+from rigs.broker import Broker
+from rigs.subscriber import subscribe
 from torture_rig import NODE, RATE, Place, Said, Sound, between_silences, read, sentences
 from torture_rig import SPEECH as FOLDER
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
-from word_errors import words
+from rigs.word_errors import words
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEECH = ROOT / "tests" / "speech"

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from publishing import Subscriber
-from rig_broker import Broker
+from rigs.broker import Broker
+from rigs.publishing import Subscriber
 from torture_hearing import Hearing
 from torture_left import stored
 from torture_rig import BYTES_PER_S, Daemon, Place, until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
-from rig_broker import Broker
+from rigs.broker import Broker
 
 
 class Weather:

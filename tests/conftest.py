@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bundles_fixture import bundle, bundle_folder, checkpoint_folder
+from rigs.models import bundle, bundle_folder, checkpoint_folder
 
 __all__ = ["bundle", "bundle_folder", "checkpoint_folder"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from commands import SPEECH
 from make_arithmetic import write
 from numpy.typing import NDArray
+from rigs.command import SPEECH
 
 from appliance.config import CaptureSettings, MqttSettings, Settings, StoreSettings
 from appliance.daemon.pipeline import Pipeline
