@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from make_arithmetic import write
+from generate.arithmetic import write
 from numpy.typing import NDArray
 from rigs.command import SPEECH
 

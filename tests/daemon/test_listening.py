@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 from capture.test_recorder import gone
-from measure_microphone import Listener
+from figures.microphone import Listener
 from rigs.microphone import SINK, PulseMicrophone, missing_packages
 from rigs.publishing import until
 

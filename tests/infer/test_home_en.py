@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from measure_model import Examination, coloured, quiet, synthetic_noises
+from figures.model import Examination, coloured, quiet, synthetic_noises
 from rigs.command import HOME_EN, SPEECH
 from rigs.word_errors import word_error_rate
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from measure_model import read, to_int16
+from figures.model import read, to_int16
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from rigs.word_errors import word_error_rate, words

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torture_latency
-import torture_soak
+from resilience import latency, soak
+from resilience.accounts import Hearing, Sentences, Waiting, compare, first_times, spooled, stored
+from resilience.kill import Outcome
+from resilience.rig import between_silences
+from resilience.scenes import Item, Scene, Sounds, scene
 from rigs.publishing import transcript
-from torture_count import Sentences, compare, first_times
-from torture_hearing import Hearing
-from torture_kill import Outcome
-from torture_left import Waiting, spooled, stored
-from torture_rig import between_silences
-from torture_scenes import Item, Scene, Sounds, scene
 
 from appliance.config import StoreSettings
 from appliance.store.store import Store
@@ -159,10 +156,10 @@ def test_growth_is_measured_after_the_warm_up_in_the_longest_process() -> None:
         {"process": 1, "began_h": 0.0, "hours": hour, "rss_kib": 1000 * (1 + 0.1 * (hour < 1))}
         for hour in (0.2, 0.6, 1.2, 2.0, 3.0)
     ]
-    assert torture_soak.Soak(lines).growth() == pytest.approx((0, 1.8))
+    assert soak.Soak(lines).growth() == pytest.approx((0, 1.8))
     for line in lines:
         line["rss_kib"] += 10 * line["hours"]
-    assert torture_soak.Soak(lines).growth()[0] == pytest.approx(1.8, abs=0.1)
+    assert soak.Soak(lines).growth()[0] == pytest.approx(1.8, abs=0.1)
 
 
 def test_a_day_of_sound_is_the_same_every_time_and_knows_what_is_said_in_it() -> None:
@@ -178,13 +175,11 @@ def test_a_day_of_sound_is_the_same_every_time_and_knows_what_is_said_in_it() ->
 def test_the_parts_of_a_latency_add_up_to_the_whole() -> None:
     names = ("window", "taken", "mel", "encoded", "decoding", "decoded", "storing", "stored")
     moments = {name: 10.6 + 0.01 * step**2 for step, name in enumerate(names)}
-    parts = torture_latency.split(moments, 10.0, 11.3)
+    parts = latency.split(moments, 10.0, 11.3)
     assert sum(parts.values()) == pytest.approx(1300)
     assert min(parts.values()) > 0
 
 
 def test_speech_ends_with_its_last_loud_sample() -> None:
     speech = np.full(16_000, 5000, np.int16)
-    assert torture_latency.speech_ends(between_silences(speech)) == pytest.approx(
-        7680 + 16_000, abs=160
-    )
+    assert latency.speech_ends(between_silences(speech)) == pytest.approx(7680 + 16_000, abs=160)

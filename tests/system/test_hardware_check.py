@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import hardware_check
 import pytest
+from hardware import check
 from rigs.command import ROOT
 
 from appliance.lab.benchmark.rows import KEYS
@@ -94,7 +94,7 @@ def test_a_command_that_is_not_there_is_in_the_report(tmp_path: Path, config: Pa
 
 def test_names_addresses_and_homes_are_replaced() -> None:
     hidden = {"oak": "<host>", "oak.lan": "<host>", "/srv/oak": "<store.path>"}
-    assert hardware_check.redact(
+    assert check.redact(
         {"a": ["oak and oak.lan, soak", 5, None], "b": "/srv/oak/x of /home/tom/y"}, hidden
     ) == {"a": ["<host> and <host>, soak", 5, None], "b": "<store.path>/x of /home/<user>/y"}
     for address in (
@@ -104,13 +104,13 @@ def test_names_addresses_and_homes_are_replaced() -> None:
         "d8:3a:dd:01:02:03",
         "D8_3A_DD_01_02_03",
     ):
-        assert "address>" in hardware_check.redact(f"at {address} now", {})
+        assert "address>" in check.redact(f"at {address} now", {})
     for harmless in ("HailoRT 4.23.0", "12:30:05", "127.0.0.1:1883", "0001:01:00.0", "(hw:1,0)"):
-        assert hardware_check.redact(harmless, {}) == harmless
+        assert check.redact(harmless, {}) == harmless
 
 
 def test_the_names_of_this_machine_are_among_the_hidden(config: Path) -> None:
-    hidden = hardware_check.secrets(config)
+    hidden = check.secrets(config)
     if platform.node() not in ("", "localhost", "pi", "default", "root"):
         assert platform.node() in hidden
     assert hidden["ednas_kitchen"] == "<appliance.node>"
@@ -119,4 +119,4 @@ def test_the_names_of_this_machine_are_among_the_hidden(config: Path) -> None:
 
 
 def test_the_benchmark_is_asked_for_rows_that_it_has() -> None:
-    assert set(hardware_check.ROWS.split(",")) <= set(KEYS)
+    assert set(check.ROWS.split(",")) <= set(KEYS)

@@ -14,9 +14,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import deb_checks as daily
-import deb_checks_life as life
-from deb_container import CheckError, Container
+from deb import checks as daily
+from deb import checks_life as life
+from deb.container import CheckError, Container
 
 NEXT = "+next"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What cutting long speech into windows costs in words: one table.
 
-    scripts/measure_long.py [--bundle home-en]
+    scripts/figures/long_speech.py [--bundle home-en]
 
 tests/speech has no recording longer than a window, so the windows are made shorter: each sentence
 is spoken without a gap of more than 60 ms and cut at several limits, in the middle, where no pause
@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
-from measure_model import SPEECH, read, to_int16
+from figures.model import SPEECH, read, to_int16
 from rigs.word_errors import word_errors, words
 
 from appliance.capture.frames import Framer

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What broker restarts cost, and how soon subscribers know: figures on a real Mosquitto.
 
-    scripts/measure_mqtt.py [--restarts 20] [--utterances 200] [--seconds 4] [--house] [--bystander]
+    scripts/figures/mqtt.py [--restarts 20] [--utterances 200] [--seconds 4] [--house] [--bystander]
 
 With --house a Home Assistant comes back seconds after the broker, as the real one does; with
 --bystander somebody else subscribes, too, and hides from the broker's answers that it is away.

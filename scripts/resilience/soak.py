@@ -3,10 +3,13 @@
 The daemon is a process of its own that hears a pipe (torture_fast), so that its memory, file
 descriptors and threads are its own. A line of measures is added to FOLDER/soak.jsonl each minute;
 started again in the same folder, the hours go on where they stood with a new process.
+
+The soak's picture: memory, descriptors, threads and the database over the hours of sound.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections import Counter
@@ -14,12 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from resilience.accounts import Hearing, stored
+from resilience.rig import BYTES_PER_S, Daemon, Place, until
+from resilience.scenes import Sounds, scene
 from rigs.broker import Broker
 from rigs.publishing import Subscriber
-from torture_hearing import Hearing
-from torture_left import stored
-from torture_rig import BYTES_PER_S, Daemon, Place, until
-from torture_scenes import Sounds, scene
 
 EVERY_S = 60.0
 """Seconds of the wall clock between two lines."""
@@ -223,7 +225,37 @@ def run(hours: float, folder: Path, seed: int = 0, *, every_s: float = EVERY_S) 
                 if status := daemon.end_of_sound():
                     work.soak.trouble = f"the daemon ended with status {status}"
     if work.soak.lines:
-        from torture_plot import draw
-
         draw(work.soak.lines, folder / "soak.png")
     return work.soak
+
+
+def draw(lines: list[dict[str, Any]], file: Path) -> None:
+    """Writes a PNG; without matplotlib there is none, with a line that says so."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("soak: no picture: matplotlib is not installed")
+        return
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    hours = [line["hours"] for line in lines]
+    panels = {
+        "RSS, MiB": [line["rss_kib"] / 1024 for line in lines],
+        "file descriptors": [line["fds"] for line in lines],
+        "threads": [line["threads"] for line in lines],
+        "database, MiB": [line["db_kib"] / 1024 for line in lines],
+    }
+    figure, axes = pyplot.subplots(len(panels), 1, sharex=True, figsize=(8, 9))
+    for axis, (name, values) in zip(axes, panels.items(), strict=True):
+        axis.plot(hours, values)
+        axis.set_ylabel(name)
+        axis.set_ylim(0, max(values) * 1.2 or 1)
+        axis.grid(alpha=0.3)
+        for before, line in itertools.pairwise(lines):
+            if line["process"] != before["process"]:
+                axis.axvline(before["hours"], linestyle=":", color="grey")
+    axes[-1].set_xlabel("hours of sound")
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)

@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hardware_facts import ask, heat, machine
+from hardware.facts import ask, heat, machine
 
 SCHEMA = 1
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How well a bundle hears, through the appliance's own path: one table.
 
-    scripts/measure_model.py [--bundle home-en] [--recordings FOLDER]
+    scripts/figures/model.py [--bundle home-en] [--recordings FOLDER]
 
 Sentences are those of tests/speech. "windows" goes straight to the model, greedy, in zero-padded
 windows; "pipeline" goes through voice detector, segmenter and gates as the microphone would. With

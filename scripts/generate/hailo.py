@@ -1,7 +1,7 @@
 """Makes tests/golden/hailo_*.txt: the operators of torch's own export of a Whisper, in order.
 
     pip install torch==2.13.0 transformers safetensors onnx onnxsim==0.4.36
-    python scripts/make_hailo_golden.py
+    python scripts/generate/hailo.py
 
 Run once, by a person; the tests themselves need no torch. The network is transformers' with eager
 attention, its two convolutions two-dimensional as Hailo's compiler wants them, its decoder fed
@@ -24,10 +24,7 @@ import onnxsim
 import torch
 import transformers
 from rigs.models import random_weights
-from rigs.parity_cases import (
-    CASES,
-    GOLDEN,
-)
+from rigs.parity_cases import CASES, GOLDEN
 from rigs.reference_whisper import Reference
 from torch import Tensor, nn
 
@@ -116,7 +113,7 @@ def record(network: str, opset: int, model: onnx.ModelProto) -> None:
     """Writes the operators of one graph with their provenance."""
     made = datetime.datetime.now(datetime.UTC).date()
     head = (
-        f"# made by: scripts/make_hailo_golden.py on {made}, {platform.machine()}\n"
+        f"# made by: scripts/generate/hailo.py on {made}, {platform.machine()}\n"
         f"# versions: torch {torch.__version__}, transformers {transformers.__version__}, "
         f"onnx {onnx.__version__}, onnxsim {onnxsim.__version__}\n"
         f"# graph: {network} of the parity case {CASE.name}, {CASE.positions} positions, "

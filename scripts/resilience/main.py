@@ -67,7 +67,7 @@ def main() -> int:
 
 def kill(given: argparse.Namespace) -> bool:
     """Kills of the daemon."""
-    import torture_kill
+    from resilience import kill as torture_kill
 
     outcome = torture_kill.run(
         given.kills or (8 if given.short else 200),
@@ -81,7 +81,7 @@ def kill(given: argparse.Namespace) -> bool:
 
 def disk(given: argparse.Namespace) -> bool:
     """Troubles of the disk; skipped where no disk can be mounted."""
-    import torture_disk
+    from resilience import disk as torture_disk
 
     try:
         cases = torture_disk.run(torture_disk.SHORT if given.short else None)
@@ -123,7 +123,7 @@ def broker(given: argparse.Namespace) -> bool:
 
 def power(given: argparse.Namespace) -> bool:
     """Power cuts: a program of its own."""
-    return _program("scripts/torture_power.py", *(["--cuts", "30"] if given.short else []))
+    return _program("scripts/resilience/power.py", *(["--cuts", "30"] if given.short else []))
 
 
 def fuzz(given: argparse.Namespace) -> bool:
@@ -152,7 +152,7 @@ def fuzz(given: argparse.Namespace) -> bool:
 
 def latency(given: argparse.Namespace) -> bool:
     """Where the time goes between speech and subscriber."""
-    import torture_latency
+    from resilience import latency as torture_latency
 
     outcome = torture_latency.run(3 if given.short else 40)
     print(outcome, flush=True)
@@ -161,7 +161,7 @@ def latency(given: argparse.Namespace) -> bool:
 
 def soak(given: argparse.Namespace) -> bool:
     """Hours of sound through one daemon."""
-    import torture_soak
+    from resilience import soak as torture_soak
 
     named = "soak" in given.ordeals and not given.short
     hours = given.hours or (1.0 if named else 0.04)

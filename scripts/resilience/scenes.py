@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
-from torture_rig import RATE, SPEECH, Sound
+from resilience.rig import RATE, SPEECH, Sound
 
 Wave = NDArray[np.float32]
 """(n,) float32 at 16 kHz, full scale 1."""

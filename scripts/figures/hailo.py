@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What faults of the NPU do to a stream of speech, and what the backend costs: one table.
 
-    scripts/hailo_faults.py [--windows 300] [--faults 100] [--bundle home-en] [--only overlap]
+    scripts/figures/hailo.py [--windows 300] [--faults 100] [--bundle home-en] [--only overlap]
 
 No Hailo is needed, and none is used: the simulator of the tests stands in, with the 31 ms that a
 Hailo-8 is said to take. The sentences are those of tests/speech at other places and volumes. Time
@@ -9,30 +9,152 @@ between the windows passes on a clock of its own, in which the encoder is looked
 what is given in ms is real time.
 
 How encoding and decoding overlap comes last: `hailo_overlap`.
+
+What the measurements on the simulated Hailo share: windows of speech, a transcriber, a table.
+
+How encoding and decoding overlap; `hailo_faults.py --only overlap` shows it.
+
+With whisper-tiny's shape and random weights, whose decoder takes longer than the encoder. The
+chip's results are those of an earlier round, so that of its time only the waiting is left and a
+busy processor makes no difference to it.
 """
 
 from __future__ import annotations
 
 import argparse
+import queue
+import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hailo_overlap import overlap
-from hailo_stream import LATENCY_MS, SEED, make_windows, open_for, row, spread
+import soundfile
 from rigs.hailo_simulator.control import Simulator, with_hef
+from rigs.models import TINY, random_weights, write_checkpoint
 
+from appliance.config import EncoderSettings, Settings
+from appliance.daemon.pipeline import STATES_WAITING
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
-from appliance.infer.transcriber import Transcriber
+from appliance.infer.transcriber import Encoded, Transcriber, open_transcriber
+from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.model.hef import HEF_FILE
-from appliance.records import Window
+from appliance.records import SAMPLE_RATE, Window
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+SEED = 11
+LATENCY_MS = 31.0
+
+
+def open_for(bundle: Bundle, threads: int = 2) -> Transcriber:
+    """The transcriber of a bundle, encoding on the chip."""
+    settings = replace(
+        Settings(), model=replace(Settings().model, bundle=str(bundle.folder)),
+        encoder=EncoderSettings(backend="hailo"),
+        decoder=replace(Settings().decoder, threads=threads),
+    )  # fmt: skip
+    return open_transcriber(settings)
+
+
+def make_windows(bundle: Bundle, count: int) -> list[Window]:
+    """Sentences, each window another one or at another place and volume."""
+    rng = np.random.Generator(np.random.PCG64(SEED))
+    sounds = [
+        soundfile.read(file, dtype="int16")[0] for file in sorted(ROOT.glob("tests/speech/*.flac"))
+    ]
+    windows = []
+    for number in range(count):
+        sound = sounds[number % len(sounds)]
+        before = int(rng.integers(0, SAMPLE_RATE))
+        sound = (np.pad(sound, (before, 4000)) * rng.uniform(0.3, 1.0)).astype(np.int16)
+        sound = sound[: round(bundle.window_s * SAMPLE_RATE)]
+        windows.append(Window(f"{number:04}", 1, True, sound, 0.0, 0.0, 0.0))
+    return windows
+
+
+def spread(values: list[float]) -> str:
+    """Half of the values, 95 of 100, the largest."""
+    if not values:
+        return "none"
+    p50, p95 = np.percentile(values, [50, 95])
+    return f"p50 {p50:.2f}, p95 {p95:.2f}, most {max(values):.2f}"
+
+
+def row(name: str, value: str) -> None:
+    """Prints a line of the table."""
+    print(f"{name:52} {value}", flush=True)
+
+
+ROUND, ROUNDS = 20, 7
+"""Windows in a round, and rounds, when looking at the overlap."""
+
+
+def overlap(simulator: Simulator, folder: Path) -> None:
+    """Windows encoded by one thread while another decodes those before, in a queue of one as the
+    pipeline has it: for encoders of several speeds, so that it can be seen that theirs is hidden.
+    """
+    checkpoint = write_checkpoint(folder / "tiny", TINY, random_weights(TINY, SEED))
+    build_bundle(checkpoint, folder / "plain", Recipe("tiny-shaped", 10.0, quantize="int8"))
+    bundle = with_hef(load_bundle(folder / "plain"), folder / "tiny-shaped")
+    windows = make_windows(bundle, ROUND)
+    transcriber = open_for(bundle, threads=1)
+    tokens = [len(transcriber.transcribe(window).tokens) for window in windows]  # and results
+    row("a round: windows; tokens in each", f"{len(windows)}; {min(tokens)} to {max(tokens)}")
+    found: dict[tuple[float, str], list[float]] = {}
+    for _ in range(ROUNDS):
+        for latency_ms in (1.0, LATENCY_MS, 2 * LATENCY_MS):
+            simulator.set(latency_ms=latency_ms)
+            for name, play in (("in turn", in_turn), ("overlapped", overlapped)):
+                whole_ms, decode_ms = play(transcriber, windows)
+                found.setdefault((latency_ms, name), []).append(whole_ms)
+                found.setdefault((latency_ms, f"decoding {name}"), []).append(decode_ms)
+    transcriber.encoder.close()
+    for (latency_ms, name), values in found.items():
+        if not name.startswith("decoding"):
+            decoding = np.median(found[latency_ms, f"decoding {name}"])
+            row(
+                f"chip of {latency_ms:g} ms, {name}: a window takes",
+                f"{np.median(values):.1f} ms, of which the decoder {decoding:.1f} "
+                f"(medians of {ROUNDS} rounds, from {min(values):.1f} to {max(values):.1f})",
+            )
+    simulator.set(latency_ms=LATENCY_MS)
+
+
+def in_turn(transcriber: Transcriber, windows: list[Window]) -> tuple[float, float]:
+    """Milliseconds of a window, and of its decoding, each decoded before the next is encoded."""
+    begun, decode_ms = time.perf_counter(), 0.0
+    for window in windows:
+        decode_ms += transcriber.transcribe(window).decode_ms
+    return (time.perf_counter() - begun) * 1000 / len(windows), decode_ms / len(windows)
+
+
+def overlapped(transcriber: Transcriber, windows: list[Window]) -> tuple[float, float]:
+    """The same, the next being encoded meanwhile."""
+    encoded: queue.Queue[Encoded | None] = queue.Queue(STATES_WAITING)
+
+    def encode() -> None:
+        for window in windows:
+            encoded.put(transcriber.encode(window))
+        encoded.put(None)
+
+    begun, decode_ms = time.perf_counter(), 0.0
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while (item := encoded.get()) is not None:
+        decode_ms += transcriber.write(item).decode_ms
+    thread.join()
+    return (time.perf_counter() - begun) * 1000 / len(windows), decode_ms / len(windows)
+
 
 BETWEEN_S = 90.0
 """Mean silence between windows, on the stream's own clock."""

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long it takes from `mute/set` to the microphone being closed, and to that being told.
 
-    scripts/measure_mute.py [TIMES]
+    scripts/figures/mute.py [TIMES]
 
 A private Mosquitto, a private PulseAudio microphone and the daemon, 20 times on and off. Closed is
 when the daemon lets go of its lock, which it does after the device; told is when the retained

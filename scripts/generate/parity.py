@@ -1,7 +1,7 @@
 """Makes tests/golden: what transformers' Whisper computes, for the parity tests to compare with.
 
     pip install torch==2.13.0 transformers safetensors
-    python scripts/make_golden.py [--only tiny]
+    python scripts/generate/parity.py [--only tiny]
 
 Run once, by a person; the tests themselves need no torch. Weights and inputs come from seeds
 (tests/rigs/models.py), so that only results are stored.
@@ -18,19 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from rigs.models import (
-    fingerprint,
-    random_mel,
-    random_weights,
-)
-from rigs.parity_cases import (
-    CASES,
-    GOLDEN,
-    INPUTS,
-    STEPS,
-    Case,
-    log_sum,
-)
+from rigs.models import fingerprint, random_mel, random_weights
+from rigs.parity_cases import CASES, GOLDEN, INPUTS, STEPS, Case, log_sum
 from rigs.reference_whisper import Reference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,7 +82,7 @@ def describe(case: Case, weights_sha256: str, summary: str) -> str:
     """The provenance of one case's values."""
     made = datetime.datetime.now(datetime.UTC).date()
     return (
-        f"made by: scripts/make_golden.py on {made}, {platform.machine()}\n"
+        f"made by: scripts/generate/parity.py on {made}, {platform.machine()}\n"
         f"versions: python {platform.python_version()}, numpy {np.__version__}, "
         f"torch {torch.__version__}, transformers {transformers.__version__}\n"
         f"model: transformers' WhisperForConditionalGeneration, eager attention, fp32\n"

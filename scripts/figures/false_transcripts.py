@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """False transcripts per hour of sound in which nobody speaks, through the appliance's own path.
 
-    nice scripts/measure_false.py [--bundle home-en] [--recordings FOLDER] [--kept FILE]
+    nice scripts/figures/false_transcripts.py [--bundle home-en] [--recordings FOLDER] [--kept FILE]
 
 All noise, music, chimes and silence of FOLDER/MANIFEST.tsv (default: $ROOMSCRIBE_SHARED/data/audio)
 are played on end at several gains, beginning at several samples, with faint noise or none between
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure_model import NOT_SPEECH, quiet, read, to_int16
+from figures.model import NOT_SPEECH, quiet, read, to_int16
 
 from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter

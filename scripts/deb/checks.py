@@ -7,7 +7,7 @@ import re
 import time
 from pathlib import Path
 
-from deb_container import CheckError, Container
+from deb.container import CheckError, Container
 
 PROBE = Path(__file__).with_name("deb_probe.py")
 SECURITY_AT_MOST = 1.2

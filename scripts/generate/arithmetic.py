@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes appliance/infer/arithmetic.onnx, the products that the check of a processor computes.
 
-Usage: scripts/make_arithmetic.py [FILE]. Wanted again when the INT8 graphs get other operators;
+Usage: scripts/generate/arithmetic.py [FILE]. Wanted again when the INT8 graphs get other operators;
 tests/test_infer_arithmetic.py says so then.
 """
 

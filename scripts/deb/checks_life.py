@@ -6,8 +6,8 @@ import json
 import re
 import time
 
-from deb_checks import SPEAK_FIRST, expect, hears, is_up, listens
-from deb_container import CheckError, Container
+from deb.checks import SPEAK_FIRST, expect, hears, is_up, listens
+from deb.container import CheckError, Container
 
 CONFIG = "/etc/roomscribe/roomscribe.toml"
 STATE = "/var/lib/roomscribe"

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Self, TypeVar
 
 import numpy as np
+from resilience.rig import NODE, RATE, Place, Said, Sound, between_silences, read, sentences
+from resilience.rig import SPEECH as FOLDER
 from rigs.broker import Broker
 from rigs.subscriber import subscribe
-from torture_rig import NODE, RATE, Place, Said, Sound, between_silences, read, sentences
-from torture_rig import SPEECH as FOLDER
 
 import appliance.daemon.listening
 from appliance import config

@@ -3,6 +3,8 @@
 A sentence that the dead process had not heard to its end is spoken again; one that it had is in
 the store or in the spool, or lost. In the end the store and a subscriber with a kept session hold
 what a run without faults gives, in order.
+
+A broker that comes and goes at random.
 """
 
 from __future__ import annotations
@@ -13,16 +15,51 @@ import random
 import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from resilience.accounts import Sentences, Verdict, compare, first_times, spooled, stored
+from resilience.rig import BYTES_PER_S, Daemon, Place, Said, reference_texts, sentences, until
 from rigs.broker import Broker
 from rigs.publishing import Subscriber
-from torture_count import Sentences, Verdict, compare, first_times
-from torture_left import spooled, stored
-from torture_rig import BYTES_PER_S, Daemon, Place, Said, reference_texts, sentences, until
-from torture_weather import Weather
+
+
+class Weather:
+    """A broker that comes and goes."""
+
+    def __init__(self, broker: Broker, chance: random.Random) -> None:
+        self.restarts = 0
+        self._broker, self._chance = broker, chance
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._blow)
+
+    def _blow(self) -> None:
+        while not self._over.wait(self._chance.uniform(1.0, 8.0)):
+            self._broker.stop()
+            self._over.wait(self._chance.uniform(0.0, 4.0))
+            self._start()
+            self.restarts += 1
+
+    def _start(self) -> None:
+        """Starts it, with patience: a busy machine may not have it listen in time."""
+        for left in reversed(range(5)):
+            try:
+                self._broker.start()
+                return
+            except RuntimeError:
+                if not left:
+                    raise
+
+    def __enter__(self) -> Weather:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
 
 HEARD_AFTER = int(0.35 * BYTES_PER_S)
 """A sentence is heard to its end once so much of the next one's silence has been read: one read

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How soon the appliance hears again after its microphone was gone, stalled, or its reader killed.
 
-    scripts/measure_microphone.py [TIMES] [--idle SECONDS]
+    scripts/figures/microphone.py [TIMES] [--idle SECONDS]
 
 A private PulseAudio microphone, and the appliance's ears in a process of their own. Counted is from
 the device's return (or from the fault, where nothing has to return) to the first frame of sound.
