@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 from generate.default_config import default_config
+from rigs.checkout import ROOT
 
 from appliance import config
 from appliance.config import Settings
 from appliance.errors import ConfigError
-
-ROOT = Path(__file__).resolve().parent.parent
 
 FIVE_MISTAKES = """
 [mqtt]

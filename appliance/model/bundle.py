@@ -158,7 +158,7 @@ def _is_whole(value: object, low: int, high: int | None) -> bool:
     return low <= value and (high is None or value <= high)
 
 
-PACKAGED = Path(__file__).resolve().parent / "bundles"
+PACKAGED = Path(__file__).resolve().parent.parent / "bundles"
 """Comes with the package; never written to."""
 INSTALLED = Path("/var/lib/roomscribe/models")
 VARIABLE = "ROOMSCRIBE_MODELS"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deb.container import CheckError, Container
 
-PROBE = Path(__file__).with_name("deb_probe.py")
+PROBE = Path(__file__).with_name("probe.py")
 SECURITY_AT_MOST = 1.2
 STOP_WITHIN_S = 5.0
 SPEAK_FIRST = "PULSE_SERVER=unix:/run/fakemic/native paplay --device=fakemic /share/speech/00.flac"

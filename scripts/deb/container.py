@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-SPEECH = HERE.parent / "tests" / "speech"
+SPEECH = HERE.parent.parent / "tests" / "speech"
 SINK = "fakemic"
 ASOUND = f"""\
 pcm.!default {{ type pulse server "unix:/run/fakemic/native" device {SINK}.monitor }}

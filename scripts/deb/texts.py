@@ -25,7 +25,7 @@ from appliance.cli import main
 from appliance.cli import main as cli
 from appliance.config import keys
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 FILES = """\

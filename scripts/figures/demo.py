@@ -30,7 +30,7 @@ from rigs import broker as rig_broker
 from rigs import microphone
 from rigs.subscriber import Heard, latency_ms, real_time_factor, subscribe, wait_for
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 SPEECH = ROOT / "tests" / "speech"
 NODE = "demo"
 IDLE_S = 30.0

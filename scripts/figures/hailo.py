@@ -49,7 +49,7 @@ from appliance.model.bundle import Bundle, load_bundle
 from appliance.model.hef import HEF_FILE
 from appliance.records import SAMPLE_RATE, Window
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 SEED = 11

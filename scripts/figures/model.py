@@ -33,7 +33,7 @@ from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Wind
 
 Sound = NDArray[np.float32]
 
-SPEECH = Path(__file__).resolve().parent.parent / "tests" / "speech"
+SPEECH = Path(__file__).resolve().parent.parent.parent / "tests" / "speech"
 PRE_ROLL_S, TAIL_S = 0.6, 0.3
 OFFSETS_S = (0, 2, 4, 6, 8)
 FRAME = 480

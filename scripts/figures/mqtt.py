@@ -24,7 +24,7 @@ from rigs.storm import Outcome, storm
 from appliance.config import MqttSettings, StoreSettings
 from appliance.store.store import Store
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests")]
 
 TURNS = 100

@@ -38,5 +38,5 @@ def default_config() -> str:
 
 
 if __name__ == "__main__":
-    target = Path(__file__).resolve().parent.parent / "config" / "roomscribe.toml"
+    target = Path(__file__).resolve().parent.parent.parent / "config" / "roomscribe.toml"
     target.write_text(default_config(), encoding="utf-8")

@@ -23,12 +23,13 @@ import onnx
 import onnxsim
 import torch
 import transformers
+from rigs.checkout import GOLDEN
 from rigs.models import random_weights
-from rigs.parity_cases import CASES, GOLDEN
+from rigs.parity_cases import CASES
 from rigs.reference_whisper import Reference
 from torch import Tensor, nn
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 OPSETS = (13, 17)

@@ -18,11 +18,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from rigs.checkout import GOLDEN
 from rigs.models import fingerprint, random_mel, random_weights
-from rigs.parity_cases import CASES, GOLDEN, INPUTS, STEPS, Case, log_sum
+from rigs.parity_cases import CASES, INPUTS, STEPS, Case, log_sum
 from rigs.reference_whisper import Reference
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 LEAST_MARGIN = 2e-4

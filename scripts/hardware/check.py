@@ -31,7 +31,7 @@ from typing import Any
 from hardware.facts import ask, heat, machine
 
 SCHEMA = 1
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 SPEECH = ROOT / "tests" / "speech"
 DEFAULT_CONFIG = Path("/etc/roomscribe/roomscribe.toml")
 ROWS = "reference,conservative,balanced,aggressive,hybrid,npu"

@@ -23,7 +23,7 @@ from appliance.capture.recording import Recording
 from appliance.capture.segmenter import Segmenter
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Window
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 AHEAD = 4

@@ -216,7 +216,7 @@ def _inside(path: bytes, folder: Path) -> str:
     return found.name if found.parent == folder else ""
 
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "scripts"))
 

@@ -25,7 +25,7 @@ import soundfile
 from numpy.typing import NDArray
 from rigs.word_errors import words
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 SPEECH = ROOT / "tests" / "speech"
 FAST = ROOT / "scripts" / "torture_fast.py"
 RATE = 16_000

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rigs.checkout import ROOT, TESTS
 from rigs.windows import a_window, memory, needs_memory
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
@@ -169,7 +170,7 @@ def test_a_killed_daemon_holds_it_no_longer(memory: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code, memory],
-        env={"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parent.parent}"},
+        env={"PYTHONPATH": f"{TESTS}:{ROOT}"},
         check=False,
     )
     assert done.returncode == -9

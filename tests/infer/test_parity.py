@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from rigs.checkout import GOLDEN
 from rigs.models import fingerprint, random_mel, random_weights, write_checkpoint
-from rigs.parity_cases import CASES, GOLDEN, INPUTS, STEPS, Case, log_sum
+from rigs.parity_cases import CASES, INPUTS, STEPS, Case, log_sum
 from rigs.plain_decoder import pad
 
 from appliance.infer.decoder import Decoder

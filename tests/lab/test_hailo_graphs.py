@@ -13,8 +13,9 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
+from rigs.checkout import GOLDEN
 from rigs.models import ODD, random_mel, random_weights
-from rigs.parity_cases import CASES, GOLDEN, Case, log_sum
+from rigs.parity_cases import CASES, Case, log_sum
 
 from appliance.errors import ModelError
 from appliance.lab.hailo.graphs import (

@@ -32,7 +32,6 @@ from appliance.model.part import (
     retry_after,
 )
 
-TESTS = Path(__file__).resolve().parent
 NAME = "weights.bin"
 CONTENT = bytes(range(256)) * 2000
 """512 kB: several blocks."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rigs import broker as rig_broker
 from rigs.broker import Broker
+from rigs.checkout import ROOT
 from rigs.publishing import STATE, Subscriber, running, transcript, until
 
 from appliance.config import MqttSettings, StoreSettings
@@ -22,7 +23,7 @@ from appliance.store.store import Store
 yaml = pytest.importorskip("yaml")
 jinja2 = pytest.importorskip("jinja2")
 
-CONFIG = Path(__file__).resolve().parent.parent / "config"
+CONFIG = ROOT / "config"
 SENTENCES = ["Turn on the light!", "Gute Nacht"]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from rigs import broker as rig_broker
+from rigs.checkout import ROOT
 from rigs.publishing import STATE, Subscriber, running, transcript, until
 
 from appliance.config import MqttSettings, StoreSettings
@@ -120,7 +121,6 @@ def test_topics_live_under_the_node() -> None:
 jsonschema = pytest.importorskip("jsonschema")
 referencing = pytest.importorskip("referencing")
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "config" / "schemas"
 SCHEMAS = {file.stem: json.loads(file.read_text("utf-8")) for file in FOLDER.glob("*.json")}
 REGISTRY = referencing.Registry().with_resources(

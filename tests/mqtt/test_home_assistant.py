@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from rigs import broker as rig_broker
 from rigs.broker import Broker
+from rigs.checkout import GOLDEN
 from rigs.home_assistant import DISCOVERY, STATUS, Bystander, HomeAssistant, say
 from rigs.publishing import STATE, Subscriber, running, transcript, until
 
@@ -27,7 +28,7 @@ from appliance.mqtt.publisher import MqttPublisher, Presence
 from appliance.records import ApplianceStats
 from appliance.store.store import Store
 
-GOLDEN = Path(__file__).parent / "golden" / "home_assistant_discovery.json"
+EXPECTED = GOLDEN / "home_assistant_discovery.json"
 ACCEPTED = (
     Path(os.environ.get("ROOMSCRIBE_SHARED", "/nowhere"))
     / "reference"
@@ -71,7 +72,7 @@ def say_all(store: Store, publisher: MqttPublisher, *texts: str) -> list[str]:
 
 
 def test_the_discovery_message_is_the_golden_one() -> None:
-    assert home_assistant.discovery("kitchen", PI) == json.loads(GOLDEN.read_text("utf-8"))
+    assert home_assistant.discovery("kitchen", PI) == json.loads(EXPECTED.read_text("utf-8"))
 
 
 @pytest.mark.skipif(not ACCEPTED.exists(), reason="no message that Home Assistant has accepted")

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from rigs import broker as rig_broker
 from rigs.broker import Broker
+from rigs.checkout import TESTS
 from rigs.publishing import STATE, Subscriber, running, transcript, until
 
 import appliance.mqtt.outbox
@@ -30,8 +31,6 @@ from appliance.records import Discarded
 from appliance.store.store import Store
 
 pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
-
-TESTS = Path(__file__).resolve().parent
 
 
 @pytest.fixture

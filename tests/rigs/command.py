@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-HOME_EN = ROOT / "appliance" / "bundles" / "home-en"
-SPEECH = ROOT / "tests" / "speech"
+from rigs.checkout import HOME_EN, ROOT, SPEECH
+
+__all__ = ["HOME_EN", "ROOT", "SPEECH", "errors", "roomscribe", "start"]
 
 
 def roomscribe(

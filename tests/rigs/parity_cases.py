@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,6 @@ from rigs.models import BASE, ODD, SPECIALS, TINY
 
 from appliance.model.shapes import WhisperConfig
 
-GOLDEN = Path(__file__).resolve().parent / "golden"
 INPUTS = 20
 STEPS = 20
 KEPT_IDS = 32

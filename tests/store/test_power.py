@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from rigs.checkout import ROOT
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "torture_power.py"
+SCRIPT = ROOT / "scripts" / "resilience" / "power.py"
 
 
 def torture(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from rigs.checkout import TESTS
 from rigs.disks import mounted
 from rigs.publishing import transcript
 from rigs.stores import connection_of
@@ -20,8 +21,6 @@ from appliance.config import StoreSettings
 from appliance.errors import PublishError
 from appliance.store.folders import folder
 from appliance.store.store import Store
-
-TESTS = Path(__file__).resolve().parent
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rigs.checkout import ROOT
 from rigs.disks import mounted
 from rigs.publishing import transcript
 
@@ -118,8 +119,7 @@ def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(
         "schema.MIGRATIONS[2] = Steps(schema.MIGRATIONS[2])\n"
         "Store.open(StoreSettings(path=sys.argv[1]))\n"
     )
-    root = Path(__file__).resolve().parent.parent
-    killed = subprocess.run([sys.executable, "-c", program, settings.path], cwd=root, check=False)
+    killed = subprocess.run([sys.executable, "-c", program, settings.path], cwd=ROOT, check=False)
     assert killed.returncode == -9
     assert layout(old) == 1
     with Store.open(settings, read_only=True) as store:

@@ -27,7 +27,6 @@ from appliance.model.hef import HEF_FILE
 
 __all__ = ["hef_bundle", "simulator"]
 
-ROOT = Path(__file__).resolve().parent.parent
 HOLDER = """
 import sys, time
 from hailo_platform import VDevice
