@@ -113,7 +113,7 @@ STEADY_SLACK_S = 0.05
 """More than any frame's length."""
 
 
-class Ending:
+class Endpoint:
     """Follows level and voice of an open utterance. One thread."""
 
     def __init__(self, settings: SegmenterSettings, floor: NoiseFloor) -> None:

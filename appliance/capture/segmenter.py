@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.capture.endpoint import SMOOTHED, Ending, NoiseFloor, loudest, power_of, ratio_of
+from appliance.capture.endpoint import SMOOTHED, Endpoint, NoiseFloor, loudest, power_of, ratio_of
 from appliance.capture.voice import Detector, Judgement
 from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window, new_id
@@ -87,7 +87,7 @@ CLIPPED_SHARE = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class JudgedFrame:
     """A frame and what it was taken for."""
 
     frame: Frame
@@ -110,7 +110,7 @@ class Segmenter:
         self._hang_over = _samples(settings.hang_over_ms)
         self._overlap = _samples(settings.overlap_ms)
         self._longest = int(window_s * SAMPLE_RATE)
-        self._heard: list[Heard] = []
+        self._heard: list[JudgedFrame] = []
         self._length = 0
         """Samples in `_heard`."""
         self._speech_until = 0
@@ -121,7 +121,7 @@ class Segmenter:
         self._repeated = 0
         """Frames in `_heard` that the window before has, too."""
         self._floor = NoiseFloor()
-        self._ending = Ending(settings, self._floor)
+        self._ending = Endpoint(settings, self._floor)
 
     @property
     def speaking(self) -> bool:
@@ -133,7 +133,7 @@ class Segmenter:
         found: list[Window | Discarded] = []
         if self._heard and abs(frame.start_s - self._heard[-1].frame.end_s) >= GAP_ENDS_S:
             found += self.flush(interrupted=True)
-        heard = Heard(frame, self._voice.push(frame), power_of(frame.samples))
+        heard = JudgedFrame(frame, self._voice.push(frame), power_of(frame.samples))
         self._floor.push(heard.power, len(frame.samples))
         if not self.speaking:
             self._keep_newest(self._pre_roll)
@@ -171,7 +171,7 @@ class Segmenter:
         frames = SMOOTHED // len(self._heard[0].frame.samples)
         self._ending.open(loudest([one.power for one in self._heard], frames))
 
-    def _append(self, heard: Heard) -> None:
+    def _append(self, heard: JudgedFrame) -> None:
         self._heard.append(heard)
         self._length += len(heard.frame.samples)
         if heard.judgement.speech:
@@ -186,7 +186,7 @@ class Segmenter:
             surplus += 1
         self._take(surplus)
 
-    def _take(self, frames: int) -> list[Heard]:
+    def _take(self, frames: int) -> list[JudgedFrame]:
         """Removes and returns the oldest frames."""
         taken, self._heard = self._heard[:frames], self._heard[frames:]
         length = sum(len(one.frame.samples) for one in taken)
@@ -225,7 +225,7 @@ class Segmenter:
             return Discarded(reason, window.utterance_id, window.duration_s)
         return window
 
-    def _window(self, heard: list[Heard], *, last: bool, flags: tuple[str, ...]) -> Window:
+    def _window(self, heard: list[JudgedFrame], *, last: bool, flags: tuple[str, ...]) -> Window:
         """What was heard as a window; speech in what it repeats was the window's before."""
         samples = np.concatenate([one.frame.samples for one in heard])
         new = heard[self._repeated :]

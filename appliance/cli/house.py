@@ -33,9 +33,9 @@ def mute(options: argparse.Namespace, settings: Settings) -> int:
 
     Raises PublishError when this user may not, DeviceError when a daemon does not obey.
     """
-    from appliance.store.folders import folder
+    from appliance.store.folders import store_folder
 
-    place = folder(settings.store)
+    place = store_folder(settings.store)
     _may_use(place)
     before = switch.is_on(place)
     if not options.position:

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 def add(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model add`"""
     from appliance.infer.hailo.device import find_chip
-    from appliance.model.add import AUTO, Order, make_bundle
+    from appliance.model.add import AUTO, AddRequest, make_bundle
     from appliance.model.library import install, work_on
 
-    order = Order(
+    order = AddRequest(
         source=options.source,
         revision=options.revision,
         name=options.name or "",

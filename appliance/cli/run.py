@@ -110,13 +110,13 @@ def _transcribed(
     from appliance.capture.recording import Recording
     from appliance.capture.segmenter import Segmenter
     from appliance.capture.voice import VoiceDetector
-    from appliance.infer.gates import Verdicts
+    from appliance.infer.gates import Gates
 
     segmenter = Segmenter(
         VoiceDetector(settings.voice), settings.segmenter, transcriber.bundle.window_s
     )
 
-    verdicts = Verdicts(transcriber.gates)
+    verdicts = Gates(transcriber.gates)
 
     def windows() -> Iterator[Window | Discarded]:
         with Recording(file, real_time=False) as recording:

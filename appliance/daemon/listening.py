@@ -27,7 +27,7 @@ REST_S = 1.0
 """While muted the thread shows that it lives this often."""
 
 
-class Ears:
+class CaptureSupervisor:
     """Keeps a source open. `listen` is one thread's; all else is any thread's."""
 
     def __init__(

@@ -28,17 +28,17 @@ from appliance.config import Settings, node_name
 from appliance.daemon import health as vitals
 from appliance.daemon.backlog import Backlog
 from appliance.daemon.health import Health
-from appliance.daemon.listening import Ears
+from appliance.daemon.listening import CaptureSupervisor
 from appliance.daemon.mute import Mute
-from appliance.daemon.retry import SecondTry
-from appliance.daemon.scribe import Heard, Scribe
+from appliance.daemon.retry import Retry
+from appliance.daemon.scribe import EncodedWindow, Scribe
 from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError
 from appliance.infer.transcriber import open_transcriber
 from appliance.mqtt import commands
-from appliance.mqtt.publisher import MqttPublisher
+from appliance.mqtt.publisher import Publisher
 from appliance.records import ApplianceState, ApplianceStats, Frame, Window
-from appliance.store.folders import FILE_NAME, folder
+from appliance.store.folders import FILE_NAME, store_folder
 from appliance.store.standin import LastingDatabase, MemoryFolder
 from appliance.store.store import Store
 
@@ -49,7 +49,7 @@ IDLE_S = 1.0
 Item = TypeVar("Item")
 
 
-class Mark(enum.Enum):
+class Sentinel(enum.Enum):
     """What a queue carries besides sound."""
 
     LOST = "the source was lost in mid-stream"
@@ -107,7 +107,7 @@ def next_item(queue: Queue[Item]) -> Item | None:
         return None
 
 
-def hand_on(queue: Queue[Item], item: Item, stage: Stage) -> None:
+def put(queue: Queue[Item], item: Item, stage: Stage) -> None:
     """Waits for room and queues the item. The next stage is watched by itself: waiting for it is
     no standing still.
     """
@@ -120,16 +120,16 @@ def hand_on(queue: Queue[Item], item: Item, stage: Stage) -> None:
     stage.moved()
 
 
-def end(followers: Queue[Item | Mark]) -> None:
+def end(followers: Queue[Item | Sentinel]) -> None:
     """Tells the next stage that nothing follows; for a stage that could not say so itself."""
     with contextlib.suppress(Full):
-        followers.put_nowait(Mark.END)
+        followers.put_nowait(Sentinel.END)
 
 
 def lasting_log(settings: Settings, health: Health) -> LastingDatabase:
     """The daemon's log, in memory while its disk refuses. Raises PublishError."""
     tell = functools.partial(health.trouble, "log")
-    return LastingDatabase(folder(settings.store) / FILE_NAME, MemoryFolder(settings), tell)
+    return LastingDatabase(store_folder(settings.store) / FILE_NAME, MemoryFolder(settings), tell)
 
 
 FRAMES_WAITING = 1000
@@ -158,13 +158,13 @@ class Pipeline:
         """Set once sound has come from the source."""
         self._settings, self._machine = settings, system.machine()
         self._stopping = False
-        self._frames: Queue[Frame | Mark] = Queue(FRAMES_WAITING)
-        self._heard: Queue[Heard | Mark] = Queue(STATES_WAITING)
+        self._frames: Queue[Frame | Sentinel] = Queue(FRAMES_WAITING)
+        self._heard: Queue[EncodedWindow | Sentinel] = Queue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
             self._log = lasting_log(settings, self.health)
             store = opened.enter_context(Store(self._log, settings.store))
             node = node_name(settings)
-            self.mute = Mute(folder(settings.store))
+            self.mute = Mute(store_folder(settings.store))
             transcriber = opened.enter_context(open_transcriber(settings))
             transcriber.warm_up()
             self.health.trouble("arithmetic", transcriber.trouble or None)
@@ -172,7 +172,7 @@ class Pipeline:
                 VoiceDetector(settings.voice), settings.segmenter, transcriber.bundle.window_s
             )
             self._publisher = (
-                MqttPublisher(
+                Publisher(
                     settings.mqtt,
                     node,
                     store,
@@ -189,9 +189,11 @@ class Pipeline:
             spool = opened.enter_context(Spool.open(settings, self.health))
             self._scribe = Scribe(settings, transcriber, store, self.health, listeners, spool=spool)
             self._backlog = Backlog(spool, settings.spool, self.health, self._scribe.discard)
-            self._second_try = SecondTry(settings, spool, self._backlog, self._scribe)
-            lose = functools.partial(self._frames.put, Mark.LOST)
-            self._ears = Ears(settings.capture, self.health, self.mute, self._put, lose)
+            self._second_try = Retry(settings, spool, self._backlog, self._scribe)
+            lose = functools.partial(self._frames.put, Sentinel.LOST)
+            self._ears = CaptureSupervisor(
+                settings.capture, self.health, self.mute, self._put, lose
+            )
             self.mute.on_change = self._ears.obey
             self._opened = opened.pop_all()
         if self._publisher:
@@ -283,7 +285,7 @@ class Pipeline:
         self._ears.listen(stage.moved)
         asked = self._stopping or bool(self._settings.capture.recording)
         if asked:
-            self._frames.put(Mark.END)
+            self._frames.put(Sentinel.END)
         return asked
 
     def _put(self, frame: Frame) -> None:
@@ -297,8 +299,8 @@ class Pipeline:
     def _segment(self, stage: Stage) -> bool:
         """Frames -> windows; tells the publisher when speech begins and ends."""
         speaking = False
-        item: Frame | Mark | None = None
-        while item is not Mark.END:
+        item: Frame | Sentinel | None = None
+        while item is not Sentinel.END:
             item = next_item(self._frames)
             stage.moved()
             if item is None:
@@ -306,7 +308,7 @@ class Pipeline:
             if isinstance(item, Frame):
                 found = self._segmenter.push(item)
             else:
-                found = self._segmenter.flush(interrupted=item is Mark.LOST)
+                found = self._segmenter.flush(interrupted=item is Sentinel.LOST)
             if self._segmenter.speaking != speaking:
                 speaking = not speaking
                 if self._publisher:
@@ -326,16 +328,16 @@ class Pipeline:
             taken = self._backlog.next(IDLE_S)
             stage.moved()
             if taken and (heard := self._second_try.encode(taken, stage.moved)):
-                hand_on(self._heard, heard, stage)
+                put(self._heard, heard, stage)
             if not self._backlog:
                 self._encoder.look_after(time.monotonic())
                 self.health.trouble("encoder", self._encoder.trouble)
-        hand_on(self._heard, Mark.END, stage)
+        put(self._heard, Sentinel.END, stage)
         return True
 
     def _transcribe(self, stage: Stage) -> bool:
         """Encoder states -> stored transcripts, until the end of the path."""
-        while not isinstance(item := next_item(self._heard), Mark):
+        while not isinstance(item := next_item(self._heard), Sentinel):
             stage.moved()
             self._log.look_after()
             if item is None:

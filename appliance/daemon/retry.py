@@ -23,7 +23,7 @@ from typing import Any, get_type_hints
 
 from appliance.config import Settings
 from appliance.daemon.backlog import Backlog, Taken
-from appliance.daemon.scribe import Heard, Scribe
+from appliance.daemon.scribe import EncodedWindow, Scribe
 from appliance.daemon.spool import DEATHS, Moment, Spool, pack, parse
 from appliance.records import Transcription, Window
 
@@ -55,14 +55,14 @@ class UnableError(Exception):
     """The child could not be started, or ended before it had loaded the model."""
 
 
-class SecondTry:
+class Retry:
     """Tries windows apart. One thread's, the encoder's."""
 
     def __init__(self, settings: Settings, spool: Spool, backlog: Backlog, scribe: Scribe) -> None:
         self._settings, self._spool = settings, spool
         self._backlog, self._scribe = backlog, scribe
 
-    def encode(self, taken: Taken, moved: Callable[[], None]) -> Heard | None:
+    def encode(self, taken: Taken, moved: Callable[[], None]) -> EncodedWindow | None:
         """The window, encoded here; after too many deaths, as a process of its own heard it.
 
         None when it is set aside, or left to the next start. Calls `moved` while it waits.
@@ -97,7 +97,7 @@ class SecondTry:
             self._scribe.give_up(window, answer)
             self._spool.done(window.id)
             return None
-        return Heard(window, queue_ms, answer) if answer else None
+        return EncodedWindow(window, queue_ms, answer) if answer else None
 
 
 def transcribe_apart(

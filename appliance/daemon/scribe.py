@@ -18,7 +18,7 @@ from appliance.daemon import journal
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError, PublishError
-from appliance.infer.gates import Verdicts
+from appliance.infer.gates import Gates
 from appliance.infer.transcriber import Encoded, Transcriber
 from appliance.records import Discarded, Transcript, Transcription, Window, utc_from_monotonic
 from appliance.store.store import Store
@@ -44,7 +44,7 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class EncodedWindow:
     """A window on its way from the encoder to the decoder."""
 
     window: Window
@@ -75,20 +75,20 @@ class Scribe:
         self._health, self._listeners = health, listeners
         self._spool = spool or Spool(None, -1, health)
         self._waiting: deque[Transcript] = deque()
-        self._verdicts = Verdicts(transcriber.gates)
+        self._verdicts = Gates(transcriber.gates)
         self._failed: list[str] = []
         """Ids of the windows that failed in a row."""
         self._expire_s = 0.0
 
-    def encode(self, window: Window, queued_s: float) -> Heard:
+    def encode(self, window: Window, queued_s: float) -> EncodedWindow:
         """Encodes a window that was queued at `queued_s` (time.monotonic())."""
         queue_ms = (time.monotonic() - queued_s) * 1000
         try:
-            return Heard(window, queue_ms, self._transcriber.encode(window))
+            return EncodedWindow(window, queue_ms, self._transcriber.encode(window))
         except Exception as error:
-            return Heard(window, queue_ms, error)
+            return EncodedWindow(window, queue_ms, error)
 
-    def write(self, heard: Heard) -> None:
+    def write(self, heard: EncodedWindow) -> None:
         """Makes text of an encoded window and stores it.
 
         Raises DeviceError when several windows failed in a row.

@@ -37,7 +37,7 @@ from appliance.config import Settings
 from appliance.daemon.health import Health
 from appliance.records import Window, boot_id
 from appliance.store import folders
-from appliance.store.folders import leave, lock, of_the_log
+from appliance.store.folders import leave_folder, lock_folder, log_runtime_folder
 
 MAGIC, VERSION = b"rswind", 1
 _FRONT = struct.Struct("<6sBBII")
@@ -180,7 +180,7 @@ def place(settings: Settings) -> Path:
     """
     if settings.spool.path:
         return Path(settings.spool.path).expanduser()
-    return of_the_log(settings) / "spool"
+    return log_runtime_folder(settings) / "spool"
 
 
 def write(path: Path, data: bytes) -> None:
@@ -221,13 +221,13 @@ def empty(folder: Path) -> None:
     """Deletes every window in `folder`, if it is there. Raises OSError, also when it is in use."""
     if not folder.is_dir():
         return
-    descriptor = lock(folder)
+    descriptor = lock_folder(folder)
     try:
         for path in folder.iterdir():
             if NAME.fullmatch(path.name.removesuffix(BESIDE)):
                 path.unlink()
     finally:
-        leave(folder, descriptor)
+        leave_folder(folder, descriptor)
 
 
 log = logging.getLogger("roomscribe")
@@ -273,8 +273,8 @@ class Spool:
             if not settings.spool.enabled:
                 empty(folder)
                 return cls(None, -1, health)
-            folders.make(folder)
-            spool = cls(folder, folders.lock(folder), health)
+            folders.make_folder(folder)
+            spool = cls(folder, folders.lock_folder(folder), health)
             spool._find(folder)
             return spool
         except OSError as error:
@@ -369,7 +369,7 @@ class Spool:
             self._kept.clear()
             folder, self.folder = self.folder, None
         if folder is not None:
-            folders.leave(folder, self._descriptor)
+            folders.leave_folder(folder, self._descriptor)
 
     def __enter__(self) -> Spool:
         return self
@@ -409,8 +409,8 @@ class Spool:
         try:
             write(path, data)
         except FileNotFoundError:
-            folders.make(path.parent)
-            before, self._descriptor = self._descriptor, folders.lock(path.parent)
+            folders.make_folder(path.parent)
+            before, self._descriptor = self._descriptor, folders.lock_folder(path.parent)
             os.close(before)
             write(path, data)
 

@@ -16,7 +16,7 @@ from appliance.config import DecoderSettings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer import guards
 from appliance.infer.network import Network, Step
-from appliance.model.bundle import STEP, Bundle, Guards
+from appliance.model.bundle import STEP_FILE, Bundle, Guards
 from appliance.records import Logits, States
 
 TOKENS_PER_SECOND = 15
@@ -197,7 +197,7 @@ class Decoder:
     def _finite(self, logprob: float) -> float:
         if not math.isfinite(logprob):
             raise ModelError(
-                f"{self._bundle.folder / STEP}: expected finite logits, found NaN; "
+                f"{self._bundle.folder / STEP_FILE}: expected finite logits, found NaN; "
                 "the encoder or the bundle is at fault"
             )
         return logprob

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from appliance.infer.sessions import Session
-from appliance.model.bundle import ENCODER, Bundle
+from appliance.model.bundle import ENCODER_FILE, Bundle
 from appliance.records import Mel, States
 
 
@@ -20,7 +20,7 @@ class CpuEncoder:
     def __init__(self, bundle: Bundle, threads: int) -> None:
         """Loads the graph; `threads` 0 is one for each core. Raises ModelError."""
         self._session = Session(
-            bundle.folder / ENCODER,
+            bundle.folder / ENCODER_FILE,
             threads,
             inputs={"mel": (1, bundle.frames, bundle.n_mels)},
             outputs={"states": (1, bundle.positions, bundle.d_model)},

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from appliance.config import GateSettings
-from appliance.infer.joining import Seams, plain
+from appliance.infer.joining import OverlapJoiner, plain
 from appliance.records import Transcription, Window
 
 CREDITS = re.compile(
@@ -281,11 +281,11 @@ def is_failed(transcription: Transcription, gates: GateSettings) -> bool:
     return transcription.no_speech_prob <= gates.no_speech_prob
 
 
-class Verdicts:
+class Gates:
     """Judges the transcriptions of windows, in the order of the windows. One thread."""
 
     def __init__(self, gates: GateSettings) -> None:
-        self._gates, self._seams = gates, Seams()
+        self._gates, self._seams = gates, OverlapJoiner()
 
     def on(
         self, window: Window, result: Transcription, recall: Callable[[], str] = str

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from appliance.errors import ModelError
 from appliance.infer.sessions import Bound, Session, Shape
-from appliance.model.bundle import BEST, CROSS, EMBEDDING, STEP, Bundle
+from appliance.model.bundle import BEST, CROSS_FILE, EMBEDDING_FILE, STEP_FILE, Bundle
 from appliance.records import States
 
 
@@ -32,7 +32,7 @@ class Embedding:
 
     def __init__(self, bundle: Bundle) -> None:
         """Opens the file. Raises ModelError."""
-        self._path = bundle.folder / EMBEDDING
+        self._path = bundle.folder / EMBEDDING_FILE
         dtype = np.dtype("<f4" if bundle.quantize == "none" else "<f2")
         rows, width = bundle.vocabulary_size, bundle.d_model
         try:
@@ -109,10 +109,15 @@ class Network:
         states = (1, virtual, bundle.d_model)
         precise = bundle.zero_points
         listening = Session(
-            bundle.folder / CROSS, threads, {"states": states}, cross, arena=False, precise=precise
+            bundle.folder / CROSS_FILE,
+            threads,
+            {"states": states},
+            cross,
+            arena=False,
+            precise=precise,
         )
         self._step = Session(
-            bundle.folder / STEP,
+            bundle.folder / STEP_FILE,
             threads,
             {
                 "embedded": (1, None, bundle.d_model),

@@ -21,7 +21,7 @@ from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
 from appliance.infer.mel import HOP, log_mel
 from appliance.infer.tokenizer import Tokenizer
-from appliance.model.bundle import ENCODER, Bundle, load_bundle
+from appliance.model.bundle import ENCODER_FILE, Bundle, load_bundle
 from appliance.model.hef import HEF_FILE, bundled_hef
 from appliance.records import Mel, States, Transcription, Window
 
@@ -41,11 +41,11 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
             f"wants it, found none; roomscribe model add {bundle.name} --hef hailo8, "
             "or backend = auto"
         )
-    cpu = CpuEncoder(bundle, settings.threads) if ENCODER in bundle.files else None
+    cpu = CpuEncoder(bundle, settings.threads) if ENCODER_FILE in bundle.files else None
     if cpu and (hef is None or settings.backend == "cpu"):
         return PlainEncoder(cpu)
     if hef is None or settings.backend == "cpu":
-        raise ModelError(f"{bundle.folder}: expected {ENCODER} in the model, found none")
+        raise ModelError(f"{bundle.folder}: expected {ENCODER_FILE} in the model, found none")
     file = hef
     encoder = FailoverEncoder(lambda: open_npu(bundle, file, share=settings.share), cpu)
     if must or cpu is None or errors.nodes():

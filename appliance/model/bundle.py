@@ -235,8 +235,8 @@ def cure(folder: Path) -> str:
 
 __all__ = ["Bundle", "Guards", "Tokens", "installed_bundles", "load_bundle"]
 
-ENCODER, CROSS, STEP = "encoder.onnx", "cross.onnx", "step.onnx"
-EMBEDDING, VOCABULARY = "embedding.bin", "vocabulary.json"
+ENCODER_FILE, CROSS_FILE, STEP_FILE = "encoder.onnx", "cross.onnx", "step.onnx"
+EMBEDDING_FILE, VOCABULARY_FILE = "embedding.bin", "vocabulary.json"
 QUANTIZE = ("none", "int8")
 SCANS = ("exact", "int4")
 BEST = 32
@@ -451,7 +451,9 @@ def _check_sense(manifest: Manifest, bundle: Bundle) -> None:
 
 def _verify_files(table: Manifest, bundle: Bundle) -> None:
     """Raises ModelError at the first file that is absent or not as the manifest says."""
-    for name in dict.fromkeys((ENCODER, CROSS, STEP, EMBEDDING, VOCABULARY, *bundle.files)):
+    for name in dict.fromkeys(
+        (ENCODER_FILE, CROSS_FILE, STEP_FILE, EMBEDDING_FILE, VOCABULARY_FILE, *bundle.files)
+    ):
         entry = table.table(name)
         if Path(name).name != name:
             raise table.fault(name, "the name of a file in the folder itself", name)

@@ -134,7 +134,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Backoff:
     """How long the net is waited for."""
 
     connect_s: float = 10.0
@@ -158,11 +158,11 @@ class Client:
         self,
         home: str,
         token: str = "",
-        patience: Patience | None = None,
+        patience: Backoff | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._home, self._token = origin(home), token
-        self._patience = patience or Patience()
+        self._patience = patience or Backoff()
         self._progress = progress or progress_on()
         self._session = requests.Session()
         self._session.auth = lambda request: request

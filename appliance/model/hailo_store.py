@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ModelError
-from appliance.model.download import Client, Patience, Progress
+from appliance.model.download import Backoff, Client, Progress
 from appliance.model.huggingface import NAMES
 from appliance.model.library import told
 from appliance.model.part import RefusedError, Source, UnreachableError
@@ -144,7 +144,7 @@ def fetch_hef(
     source: HefSource,
     folder: Path,
     progress: Progress | None = None,
-    patience: Patience | None = None,
+    patience: Backoff | None = None,
 ) -> Path:
     """The HEF in `folder`, fetched unless it is there already. Raises ModelError."""
     client = Client(source.address, "", patience, progress)
@@ -156,7 +156,7 @@ def fetch_decoder(
     source: DecoderSource,
     folder: Path,
     progress: Progress | None = None,
-    patience: Patience | None = None,
+    patience: Backoff | None = None,
 ) -> tuple[Path, Path, Path]:
     """The decoder's HEF, its token table and its table of positions in `folder`, fetched unless
     they are there already. Raises ModelError.

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from appliance.errors import ModelError
-from appliance.model.download import Client, Patience, Progress
+from appliance.model.download import Backoff, Client, Progress
 from appliance.model.library import told
 from appliance.model.part import (
     LARGEST,
@@ -79,7 +79,7 @@ class Repository:
         name: str,
         environment: Mapping[str, str] = os.environ,
         *,
-        patience: Patience | None = None,
+        patience: Backoff | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.name = name
@@ -246,7 +246,7 @@ def fetch_checkpoint(
     folder: Path,
     *,
     progress: Progress | None = None,
-    patience: Patience | None = None,
+    patience: Backoff | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Origin:
     """Fetches what a checkpoint consists of, as it is at one commit, into an existing folder.
@@ -255,7 +255,7 @@ def fetch_checkpoint(
     """
     repository = Repository(repository_of(name), environment, patience=patience, progress=progress)
     config = repository.settle(revision, CONFIG)
-    shelf = _Shelf(folder, repository, config.commit)
+    shelf = _StagingFolder(folder, repository, config.commit)
     shelf.put([config])
     kind = read_json(folder / CONFIG).get("model_type")
     if kind != "whisper":
@@ -274,7 +274,7 @@ def fetch_checkpoint(
     return Origin(repository.name, config.commit, shelf.files, repository.licence())
 
 
-def _weights(repository: Repository, shelf: _Shelf) -> list[Entry]:
+def _weights(repository: Repository, shelf: _StagingFolder) -> list[Entry]:
     """The files that hold the weights: one, several with their index, or ONNX graphs."""
     if whole := repository.find(WEIGHTS, LARGEST):
         return [whole]
@@ -313,7 +313,7 @@ def _shards(index: Path) -> list[str]:
     return sorted(names)
 
 
-class _Shelf:
+class _StagingFolder:
     """The folder, and the record in it of what is whole and verified."""
 
     def __init__(self, folder: Path, repository: Repository, commit: str) -> None:

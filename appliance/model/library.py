@@ -33,7 +33,7 @@ MANIFEST = "bundle.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class StagingFolder:
     """Where one model is put together; `folder` is on the same file system as the models."""
 
     name: str
@@ -69,7 +69,7 @@ def check_name(name: str) -> str:
 
 
 @contextmanager
-def work_on(name: str) -> Iterator[Workplace]:
+def work_on(name: str) -> Iterator[StagingFolder]:
     """Holds the model's lock; the workplace's leftovers of an interrupted `add` are still in it.
 
     Raises ConfigError for a bad name, ModelError when the models folder cannot be written or
@@ -77,7 +77,7 @@ def work_on(name: str) -> Iterator[Workplace]:
     """
     models = models_folder()
     work = models / ".work"
-    place = Workplace(check_name(name), models, work / name)
+    place = StagingFolder(check_name(name), models, work / name)
     with told(models):
         work.mkdir(parents=True, exist_ok=True)
         lock = (work / f"{name}.lock").open("a+", encoding="utf-8")
@@ -94,7 +94,7 @@ def work_on(name: str) -> Iterator[Workplace]:
                 place.folder.rmdir()
 
 
-def _take(lock: int, place: Workplace) -> None:
+def _take(lock: int, place: StagingFolder) -> None:
     """Locks the file and writes this process's number into it; ModelError when it is held."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,7 +109,7 @@ def _take(lock: int, place: Workplace) -> None:
     os.write(lock, f"{os.getpid()}\n".encode())
 
 
-def install(place: Workplace) -> None:
+def install(place: StagingFolder) -> None:
     """Moves the finished draft to its place; a bundle that is there is replaced.
 
     Whoever has the old one loaded keeps it until it is closed. Raises ModelError; then the old one

@@ -251,7 +251,7 @@ class PublisherStatus:
     """The same for those beyond mqtt.outbox_limit."""
 
 
-class MqttPublisher:
+class Publisher:
     """Follows the store from its cursor; also carries the state and what is told only live."""
 
     def __init__(

@@ -14,7 +14,7 @@ from appliance.config import Settings, StoreSettings
 FILE_NAME = "roomscribe.db"
 
 
-def folder(settings: StoreSettings) -> Path:
+def store_folder(settings: StoreSettings) -> Path:
     """Where the store lives: store.path, else systemd's state directory, else the user's own."""
     if settings.path:
         return Path(settings.path).expanduser()
@@ -33,12 +33,12 @@ OURS = re.compile(r"roomscribe(-\d+)?$|[0-9a-f]{16}$")
 """Folders that were made for a spool."""
 
 
-def of_the_log(settings: Settings) -> Path:
+def log_runtime_folder(settings: Settings) -> Path:
     """The part of the runtime folder that belongs to the configured log."""
     own = bool(settings.store.path)
     if not os.environ.get("RUNTIME_DIRECTORY"):
         own = own or bool(os.environ.get("STATE_DIRECTORY"))
-    state = str(folder(settings.store).absolute())
+    state = str(store_folder(settings.store).absolute())
     name = hashlib.sha256(state.encode()).hexdigest()[:16] if own else ""
     return runtime() / name
 
@@ -70,7 +70,7 @@ def is_in_memory(folder: Path) -> bool:
     return False
 
 
-def make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Makes `folder` and what is above it, for this user alone. Raises OSError."""
     for above in (*reversed(folder.parents), folder):
         if not above.exists():
@@ -83,7 +83,7 @@ def make(folder: Path) -> None:
     folder.chmod(0o700)
 
 
-def lock(folder: Path) -> int:
+def lock_folder(folder: Path) -> int:
     """Takes `folder` for this process; the descriptor that holds it. Raises OSError."""
     file = folder / LOCK_NAME
     while True:
@@ -100,7 +100,7 @@ def lock(folder: Path) -> int:
         os.close(descriptor)  # whoever held it before has removed it
 
 
-def leave(folder: Path, descriptor: int) -> None:
+def leave_folder(folder: Path, descriptor: int) -> None:
     """Gives `folder` back; removes it, and what was made for it, when it is empty."""
     with contextlib.suppress(OSError):
         if all(path.name == LOCK_NAME for path in folder.iterdir()):

@@ -27,7 +27,7 @@ from appliance.errors import PublishError
 from appliance.store import files, folders, repair, tables
 from appliance.store.database import Access, Database, Work
 from appliance.store.files import UnwritableError, beside, plain_errors
-from appliance.store.folders import folder
+from appliance.store.folders import store_folder
 from appliance.store.repair import Known
 from appliance.store.tables import Row
 
@@ -393,23 +393,23 @@ class MemoryFolder:
     """The folder, for one process at a time."""
 
     def __init__(self, settings: Settings) -> None:
-        self.path = folders.of_the_log(settings) / NAME
+        self.path = folders.log_runtime_folder(settings) / NAME
         self._descriptor = -1
 
     def take(self) -> None:
         """Makes the folder, for this process alone. Raises OSError."""
-        folders.make(self.path)
-        self._descriptor = folders.lock(self.path)
+        folders.make_folder(self.path)
+        self._descriptor = folders.lock_folder(self.path)
 
     def leave(self) -> None:
         """Gives it back; it is gone when it is empty."""
-        folders.leave(self.path, self._descriptor)
+        folders.leave_folder(self.path, self._descriptor)
 
 
 def places(settings: Settings) -> list[Path]:
     """Folders in which the daemon's stand-in may be, as seen by whoever reads the log."""
-    found = [folders.of_the_log(settings) / NAME]
+    found = [folders.log_runtime_folder(settings) / NAME]
     state, runtime = INSTALLED
-    if folder(settings.store) == state and not os.environ.get("RUNTIME_DIRECTORY"):
+    if store_folder(settings.store) == state and not os.environ.get("RUNTIME_DIRECTORY"):
         found.append(runtime / NAME)
     return found

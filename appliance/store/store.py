@@ -26,7 +26,7 @@ from appliance.store import database as retention
 from appliance.store import repair, standin, tables
 from appliance.store.database import Access, Database
 from appliance.store.files import plain_errors
-from appliance.store.folders import FILE_NAME, folder
+from appliance.store.folders import FILE_NAME, store_folder
 from appliance.store.standin import LastingDatabase
 from appliance.store.tables import StoredTranscript, Wanted, where
 
@@ -67,7 +67,7 @@ class Store:
         """
         guest = Access.GUEST if beside_daemon else Access.OWNER
         access = Access.READER if read_only else guest
-        return cls(Database(folder(settings) / FILE_NAME, access), settings)
+        return cls(Database(store_folder(settings) / FILE_NAME, access), settings)
 
     def append(self, transcript: Transcript) -> StoredTranscript:
         """Stores `transcript` and returns it with its number, once it is safe on the disk.

@@ -31,7 +31,7 @@ from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
-from appliance.infer.gates import Verdicts
+from appliance.infer.gates import Gates
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.records import SAMPLE_RATE, Discarded, Samples
 
@@ -72,7 +72,7 @@ def measure(samples: Samples, settings: Settings, transcriber: Transcriber) -> d
     window_s = transcriber.bundle.window_s
     segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
     found = [one for frame in Framer().push(samples, 0.0) for one in segmenter.push(frame)]
-    verdicts, reasons, texts, windows = Verdicts(transcriber.gates), Counter[str](), [], 0
+    verdicts, reasons, texts, windows = Gates(transcriber.gates), Counter[str](), [], 0
     for one in (*found, *segmenter.flush()):
         if isinstance(one, Discarded):
             reasons[f"{one.reason} before decoding"] += 1

@@ -26,7 +26,7 @@ from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
-from appliance.infer.gates import Verdicts
+from appliance.infer.gates import Gates
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.records import SAMPLE_RATE, Discarded, Samples, Window
 
@@ -97,7 +97,7 @@ def cut(samples: Samples, settings: Settings, window_s: float) -> list[Window | 
 
 def heard(found: list[Window | Discarded], transcriber: Transcriber, *, join: bool = True) -> str:
     """The published text of what the segmenter found; without joining: of every window whole."""
-    verdicts, texts = Verdicts(transcriber.gates), []
+    verdicts, texts = Gates(transcriber.gates), []
     for one in found:
         if isinstance(one, Window):
             window = one if join else replace(one, overlap_s=0.0)

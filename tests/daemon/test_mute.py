@@ -19,7 +19,7 @@ from appliance.capture.recorder import Recorder
 from appliance.config import CaptureSettings
 from appliance.daemon import mute as switch
 from appliance.daemon.health import Health
-from appliance.daemon.listening import Ears
+from appliance.daemon.listening import CaptureSupervisor
 from appliance.daemon.mute import Mute
 from appliance.errors import DeviceError, PublishError
 from appliance.records import Frame
@@ -74,7 +74,9 @@ class Listener:
         self.mute = Mute(folder)
         self.health = Health()
         self.frames = self.lost = 0
-        self.ears = Ears(CaptureSettings(), self.health, self.mute, self._hear, self._lose)
+        self.ears = CaptureSupervisor(
+            CaptureSettings(), self.health, self.mute, self._hear, self._lose
+        )
         self.mute.on_change = self.ears.obey
         self.thread = threading.Thread(target=self.ears.listen, args=(lambda: None,), daemon=True)
         self.thread.start()

@@ -19,7 +19,7 @@ from rigs.publishing import running, transcript, until
 import appliance.mqtt.client
 from appliance.config import MqttSettings, StoreSettings
 from appliance.mqtt import connection
-from appliance.mqtt.publisher import MqttPublisher
+from appliance.mqtt.publisher import Publisher
 from appliance.store.store import Store
 
 WELCOME = b"\x20\x03\x00\x00\x00"
@@ -87,7 +87,7 @@ class Impostor:
 
 
 @pytest.fixture(scope="module")
-def publisher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MqttPublisher, Impostor]]:
+def publisher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Publisher, Impostor]]:
     patience = pytest.MonkeyPatch()
     patience.setattr(connection, "OUTAGE_DELAYS_S", (0.01,))
     patience.setattr(connection, "REFUSAL_DELAY_S", 0.01)
@@ -117,9 +117,7 @@ def answers() -> st.SearchStrategy[bytes]:
 
 @given(answers())
 @examples(40, shrink=False)
-def test_a_broker_may_answer_anything(
-    publisher: tuple[MqttPublisher, Impostor], answer: bytes
-) -> None:
+def test_a_broker_may_answer_anything(publisher: tuple[Publisher, Impostor], answer: bytes) -> None:
     one, impostor = publisher
     impostor.answer = answer
     served = impostor.served
@@ -129,7 +127,7 @@ def test_a_broker_may_answer_anything(
 
 
 def test_no_thread_and_no_file_is_left_of_all_these_connections(
-    publisher: tuple[MqttPublisher, Impostor], capfd: pytest.CaptureFixture[str]
+    publisher: tuple[Publisher, Impostor], capfd: pytest.CaptureFixture[str]
 ) -> None:
     _, impostor = publisher
     impostor.answer = b"\xff" * 100

@@ -26,7 +26,7 @@ from rigs.publishing import Subscriber, properties_of, running, transcript, unti
 
 from appliance.config import HistorySettings, HomeAssistantSettings, MqttSettings, StoreSettings
 from appliance.mqtt import commands
-from appliance.mqtt.publisher import MqttPublisher
+from appliance.mqtt.publisher import Publisher
 from appliance.store.store import Store
 
 pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
@@ -158,7 +158,7 @@ class House:
     store: Store
     switch: Switch
     stranger: Stranger
-    publisher: MqttPublisher
+    publisher: Publisher
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from appliance.infer.hailo import failover, npu
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
 from appliance.infer.transcriber import open_encoder
-from appliance.model.bundle import ENCODER, Bundle
+from appliance.model.bundle import ENCODER_FILE, Bundle
 from appliance.model.hef import HEF_FILE
 
 __all__ = ["hef_bundle", "simulator"]
@@ -127,7 +127,7 @@ def test_with_auto_a_chip_that_cannot_be_used_is_a_trouble_with_its_cure(
 def test_a_model_without_an_encoder_for_the_cpu_needs_the_chip(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
-    files = tuple(name for name in hef_bundle.files if name != ENCODER)
+    files = tuple(name for name in hef_bundle.files if name != ENCODER_FILE)
     alone = replace(hef_bundle, files=files)
     with pytest.raises(DeviceError, match="found none"):
         open_encoder(alone, AUTO)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.infer.joining import Seams, is_unspaced, units, without_overlap
+from appliance.infer.joining import OverlapJoiner, is_unspaced, units, without_overlap
 from appliance.records import Window
 
 
@@ -101,7 +101,7 @@ def window(index: int, overlap_s: float, utterance_id: str = "u") -> Window:
 
 
 def test_the_text_before_is_that_of_the_window_before_whole() -> None:
-    seams = Seams()
+    seams = OverlapJoiner()
     assert seams.fresh(window(1, 0.0), "turn on the light") == "turn on the light"
     assert seams.fresh(window(2, 1.0), "the light") == ""
     assert seams.fresh(window(3, 1.0), "the light now") == "now"
@@ -109,7 +109,7 @@ def test_the_text_before_is_that_of_the_window_before_whole() -> None:
 
 
 def test_a_window_before_that_was_not_seen_is_recalled() -> None:
-    seams = Seams()
+    seams = OverlapJoiner()
     assert seams.fresh(window(3, 1.0), "light on", lambda: "the light") == "on"
     seams.fresh(window(1, 0.0, "v"), "the light")
     assert seams.fresh(window(2, 1.0, "w"), "light on") == "light on", "another utterance's"

@@ -32,7 +32,7 @@ from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.mel import log_mel
 from appliance.infer.transcriber import Transcriber, open_transcriber
-from appliance.model.bundle import CROSS, ENCODER, STEP, Bundle, load_bundle
+from appliance.model.bundle import CROSS_FILE, ENCODER_FILE, STEP_FILE, Bundle, load_bundle
 from appliance.records import SAMPLE_RATE, Logits, Transcription, Window
 
 if "ROOMSCRIBE_REAL_MODEL" not in os.environ:
@@ -87,7 +87,7 @@ def need(model: Bundle, *, vocabulary: int, window_s: float = 0.0) -> None:
 
 def need_float32(model: Bundle) -> None:
     """Skips the test by name if a graph of the bundle holds weights in a smaller type."""
-    for name in (ENCODER, CROSS, STEP):
+    for name in (ENCODER_FILE, CROSS_FILE, STEP_FILE):
         for tensor in onnx.load(str(model.folder / name)).graph.initializer:
             if len(tensor.dims) > 1 and tensor.data_type not in (1, 6, 7, 9):
                 kind = onnx.TensorProto.DataType.Name(tensor.data_type)
@@ -148,11 +148,11 @@ def test_the_decoders_last_state_is_the_published_one(model: Bundle, first_logit
 
 def vocabulary_matrix(model: Bundle) -> NDArray[np.float64]:
     """(n, d_model), row i for token i; skips the test if the bundle does not hold it plainly."""
-    for tensor in onnx.load(str(model.folder / STEP)).graph.initializer:
+    for tensor in onnx.load(str(model.folder / STEP_FILE)).graph.initializer:
         if len(tensor.dims) == 2 and max(tensor.dims) > 50_000 and tensor.data_type == 1:
             array: NDArray[np.float64] = numpy_helper.to_array(tensor).astype(np.float64)
             return array if array.shape[1] == model.d_model else array.T
-    pytest.skip(f"{STEP} holds no vocabulary matrix in float32 to find the state with")
+    pytest.skip(f"{STEP_FILE} holds no vocabulary matrix in float32 to find the state with")
 
 
 def test_clean_speech_is_written_to_its_end_and_with_confidence(transcriber: Transcriber) -> None:

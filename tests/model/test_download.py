@@ -22,7 +22,7 @@ from rigs.disks import mounted
 from rigs.hub import TOKEN, Fault, LocalHub, local_hub
 
 from appliance.errors import ModelError
-from appliance.model.download import Bar, Client, Lines, Patience
+from appliance.model.download import Backoff, Bar, Client, Lines
 from appliance.model.part import (
     RefusedError,
     Source,
@@ -72,7 +72,7 @@ class Place:
         self.file = folder / NAME
 
     def client(self, home: str = "", token: str = "") -> Client:
-        patience = Patience(
+        patience = Backoff(
             connect_s=5, read_s=5, pauses_s=(0.1, 0.2, 0.4), sleep=self.pauses.append
         )
         return Client(home or self.hub.store, token, patience, self.watcher)
@@ -329,7 +329,7 @@ def test_an_unknown_host_is_named(place: Place) -> None:
 def test_a_server_that_falls_silent_is_left(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/file"
-        patience = Patience(connect_s=1, read_s=0.05, pauses_s=(0,), sleep=place.pauses.append)
+        patience = Backoff(connect_s=1, read_s=0.05, pauses_s=(0,), sleep=place.pauses.append)
         with pytest.raises(UnreachableError, match="timed out"):
             Client(address, "", patience, place.watcher).fetch(Source(address), place.file)
 
@@ -430,7 +430,7 @@ def test_two_at_once_do_not_write_into_one_part(place: Place) -> None:
         asked.append(str(caught.value))
 
     place.hub.misbehave(NAME, Fault(break_after=300_000))
-    patience = Patience(pauses_s=(0,), sleep=meanwhile)
+    patience = Backoff(pauses_s=(0,), sleep=meanwhile)
     Client(place.address, "", patience, place.watcher).fetch(Source(place.address), place.file)
     assert len(asked) == 1
     assert place.whole()

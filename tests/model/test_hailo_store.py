@@ -10,7 +10,7 @@ import pytest
 from rigs.hub import Fault, LocalHub, local_hub
 
 from appliance.errors import ModelError
-from appliance.model.download import Patience
+from appliance.model.download import Backoff
 from appliance.model.hailo_store import (
     CHIPS,
     MAGIC,
@@ -40,7 +40,7 @@ def source(hub: LocalHub, chip: str = "hailo8", checkpoint: str = "tiny") -> Hef
 
 
 def fetch(found: HefSource, folder: Path) -> Path:
-    return fetch_hef(found, folder, patience=Patience(pauses_s=(0.0, 0.0)))
+    return fetch_hef(found, folder, patience=Backoff(pauses_s=(0.0, 0.0)))
 
 
 @pytest.mark.parametrize(

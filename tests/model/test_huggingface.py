@@ -16,7 +16,7 @@ import pytest
 from rigs.hub import TOKEN, Fault, LocalHub, local_hub
 
 from appliance.errors import ModelError
-from appliance.model.download import Patience
+from appliance.model.download import Backoff
 from appliance.model.huggingface import NAMES, Origin, Repository, fetch_checkpoint, repository_of
 
 TINY = "openai/whisper-tiny"
@@ -60,7 +60,7 @@ def fetch(
         revision,
         folder,
         progress=Quiet(),
-        patience=Patience(connect_s=5, read_s=5, pauses_s=(0.0,) * 3),
+        patience=Backoff(connect_s=5, read_s=5, pauses_s=(0.0,) * 3),
         environment=hub.environment() | {"HF_TOKEN": token},
     )
 

@@ -13,7 +13,7 @@ import pytest
 from appliance.errors import ConfigError, ModelError
 from appliance.model import library
 from appliance.model.bundle import chosen_model
-from appliance.model.library import Workplace, choose, install, installed, remove, work_on
+from appliance.model.library import StagingFolder, choose, install, installed, remove, work_on
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def draft(place: Workplace, content: str) -> None:
+def draft(place: StagingFolder, content: str) -> None:
     place.draft.mkdir()
     (place.draft / "bundle.json").write_text(content)
 

@@ -20,7 +20,7 @@ from rigs.publishing import STATE, Subscriber, properties_of, running, transcrip
 
 from appliance.config import HistorySettings, MqttSettings, StoreSettings
 from appliance.mqtt import commands
-from appliance.mqtt.publisher import MqttPublisher
+from appliance.mqtt.publisher import Publisher
 from appliance.store.store import Store
 
 pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
@@ -102,7 +102,7 @@ class House:
 
     def __init__(self, broker: Broker, store: Store, switch: Switch, asker: Asker) -> None:
         self.broker, self.store, self.switch, self.asker = broker, store, switch, asker
-        self.publisher: MqttPublisher
+        self.publisher: Publisher
 
 
 @pytest.fixture

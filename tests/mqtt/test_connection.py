@@ -21,7 +21,7 @@ from rigs.publishing import Subscriber, running, transcript, until
 import appliance.mqtt.outbox
 from appliance.config import MqttSettings, StoreSettings
 from appliance.mqtt import client, connection
-from appliance.mqtt.publisher import MqttPublisher
+from appliance.mqtt.publisher import Publisher
 from appliance.store.store import Store
 
 real_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
@@ -45,7 +45,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ANSWER_S", -1.0)
 
 
-def say(store: Store, publisher: MqttPublisher, *texts: str) -> None:
+def say(store: Store, publisher: Publisher, *texts: str) -> None:
     for text in texts:
         store.append(transcript(text))
         publisher.notify()

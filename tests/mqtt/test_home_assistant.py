@@ -24,7 +24,7 @@ from appliance.config import HomeAssistantSettings, MqttSettings, StoreSettings
 from appliance.mqtt import events, home_assistant
 from appliance.mqtt import publisher as presence
 from appliance.mqtt.client import Message
-from appliance.mqtt.publisher import MqttPublisher, Presence
+from appliance.mqtt.publisher import Presence, Publisher
 from appliance.records import ApplianceStats
 from appliance.store.store import Store
 
@@ -55,11 +55,11 @@ def settings(broker: Broker, **changes: Any) -> MqttSettings:
     return replace(MqttSettings(host=broker.host, port=broker.port), **changes)
 
 
-def is_connected(publisher: MqttPublisher) -> bool:
+def is_connected(publisher: Publisher) -> bool:
     return publisher.status().connected
 
 
-def say_all(store: Store, publisher: MqttPublisher, *texts: str) -> list[str]:
+def say_all(store: Store, publisher: Publisher, *texts: str) -> list[str]:
     """Stores transcripts, returns their ids."""
     ids = []
     for text in texts:

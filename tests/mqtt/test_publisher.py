@@ -26,7 +26,7 @@ import appliance.mqtt.outbox
 from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import ConfigError
 from appliance.mqtt import tls
-from appliance.mqtt.publisher import MqttPublisher
+from appliance.mqtt.publisher import Publisher
 from appliance.records import Discarded
 from appliance.store.store import Store
 
@@ -47,7 +47,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def add(store: Store, publisher: MqttPublisher, *texts: str) -> None:
+def add(store: Store, publisher: Publisher, *texts: str) -> None:
     for text in texts:
         store.append(transcript(text))
         publisher.notify()
@@ -302,7 +302,7 @@ def test_what_is_too_old_is_passed_over_and_counted(store: Store) -> None:
 
 def test_a_stop_delivers_what_is_stored_and_ends_soon(store: Store) -> None:
     with Broker() as broker, Subscriber(broker.port) as subscriber:
-        publisher = MqttPublisher(settings(broker), "kitchen", store, lambda: STATE)
+        publisher = Publisher(settings(broker), "kitchen", store, lambda: STATE)
         thread = threading.Thread(target=publisher.run)
         thread.start()
         until(lambda: publisher.status().connected)
@@ -354,7 +354,7 @@ def test_failed_attempts_leave_no_threads_and_files_behind(store: Store) -> None
 def test_a_password_file_that_is_not_there_is_a_mistake_with_its_cure(store: Store) -> None:
     lost = MqttSettings(username="ada", password_file="/nowhere/password")
     with pytest.raises(ConfigError) as caught:
-        MqttPublisher(lost, "kitchen", store, lambda: STATE)
+        Publisher(lost, "kitchen", store, lambda: STATE)
     assert str(caught.value) == (
         "mqtt.password_file: expected a file holding the broker's password, found "
         "/nowhere/password: No such file or directory; write the password into it, readable for "

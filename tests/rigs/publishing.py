@@ -16,7 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.properties import Properties
 
 from appliance.config import MqttSettings
-from appliance.mqtt.publisher import MqttPublisher
+from appliance.mqtt.publisher import Publisher
 from appliance.records import ApplianceState, Transcript, new_id
 from appliance.store.store import Store
 
@@ -124,9 +124,9 @@ def running(
     state: Callable[[], ApplianceState] = lambda: STATE,
     node: str = "kitchen",
     **more: Any,
-) -> Iterator[MqttPublisher]:
+) -> Iterator[Publisher]:
     """A publisher in its thread, stopped in the end."""
-    publisher = MqttPublisher(settings, node, store, state, **more)
+    publisher = Publisher(settings, node, store, state, **more)
     thread = threading.Thread(target=publisher.run, daemon=True)
     thread.start()
     try:

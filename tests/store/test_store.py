@@ -19,7 +19,7 @@ from rigs.stores import connection_of
 
 from appliance.config import StoreSettings
 from appliance.errors import PublishError
-from appliance.store.folders import folder
+from appliance.store.folders import store_folder
 from appliance.store.store import Store
 
 
@@ -129,10 +129,10 @@ def test_nobody_else_may_read_the_folder_and_file(settings: StoreSettings, store
 
 def test_the_folder_is_systemds_when_none_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/roomscribe:/var/lib/other")
-    assert folder(StoreSettings()) == Path("/var/lib/roomscribe")
+    assert store_folder(StoreSettings()) == Path("/var/lib/roomscribe")
     monkeypatch.delenv("STATE_DIRECTORY")
     monkeypatch.setenv("HOME", "/home/ada")
-    assert folder(StoreSettings()) == Path("/home/ada/.local/state/roomscribe")
+    assert store_folder(StoreSettings()) == Path("/home/ada/.local/state/roomscribe")
 
 
 def test_a_full_database_refuses_whole_transcripts_and_recovers(store: Store) -> None:

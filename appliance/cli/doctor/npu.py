@@ -334,7 +334,7 @@ def _compared(around: Surroundings, folder: Path | None) -> Outcome:
 
 def _not_testable(around: Surroundings) -> str:
     """Why the chip is not to be opened; empty when it may be."""
-    from appliance.model.bundle import ENCODER, load_bundle
+    from appliance.model.bundle import ENCODER_FILE, load_bundle
     from appliance.model.hef import bundled_hef
 
     if why := _absent(around):
@@ -342,7 +342,7 @@ def _not_testable(around: Surroundings) -> str:
     bundle = load_bundle(around.settings.model.bundle)
     if bundled_hef(bundle) is None:
         return f"the model {bundle.name} has no HEF"
-    if ENCODER not in bundle.files:
+    if ENCODER_FILE not in bundle.files:
         return f"the model {bundle.name} has no encoder for the CPU to compare with"
     others = _owners()
     if others and not around.settings.encoder.share:

@@ -206,7 +206,7 @@ DEEP = 100
 def log(around: Surroundings) -> Outcome:
     """The store opens, its schema is known, its pages are whole."""
     settings = around.settings.store
-    file = folders.folder(settings) / FILE_NAME
+    file = folders.store_folder(settings) / FILE_NAME
     with log_sources.in_memory(around.settings) as kept:
         if kept is not None:
             return failed(
@@ -239,7 +239,7 @@ def log(around: Surroundings) -> Outcome:
 
 def disk(around: Surroundings) -> Outcome:
     """There is room where the log is, or will be."""
-    place = folders.folder(around.settings.store)
+    place = folders.store_folder(around.settings.store)
     while not _exists(place):
         place = place.parent
     if os.statvfs(place).f_flag & os.ST_RDONLY:

@@ -78,9 +78,9 @@ def self_test(around: Surroundings) -> Outcome:
     """A known sentence in, known text out, with the CPU's encoder."""
     around.doing("loading the model")
     from appliance.infer.transcriber import open_transcriber
-    from appliance.model.bundle import ENCODER, load_bundle
+    from appliance.model.bundle import ENCODER_FILE, load_bundle
 
-    if ENCODER not in load_bundle(around.settings.model.bundle).files:
+    if ENCODER_FILE not in load_bundle(around.settings.model.bundle).files:
         return skipped("the model has no encoder for the CPU")
     transcriber = open_transcriber(on_cpu(around.settings))
     around.doing("transcribing the packaged sentence")

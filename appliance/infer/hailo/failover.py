@@ -26,7 +26,7 @@ STEADY_AFTER = 20
 WATCH_EVERY_S = 30.0
 
 
-class Patience:
+class Backoff:
     """When to try again: after pauses that double, or at once when what was in the way is gone."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class FailoverEncoder:
         self._instead = instead
         self._npu: Npu | None = None
         self._failed: Npu | None = None
-        self._patience = Patience()
+        self._patience = Backoff()
         self._encoded = 0
         """Windows since the NPU was opened."""
         self._watch_s = 0.0

@@ -24,7 +24,7 @@ from appliance.lab.benchmark.facts import Facts
 from appliance.lab.benchmark.rivals import quantize
 from appliance.lab.benchmark.subject import Subject
 from appliance.model.build import Recipe, build_bundle
-from appliance.model.bundle import BEST, STEP
+from appliance.model.bundle import BEST, STEP_FILE
 
 ARRAY_BYTES = 256 << 20
 """Many times the largest cache of such a machine."""
@@ -164,7 +164,7 @@ class RowMaker:
         preset, _, scan = key.partition("-")
         folder = self.rough_bundle() if scan else self._subject.bundle.folder
         # what no token of a text can be is scored at the prompt alone
-        read = bytes_of_graph(folder / STEP, unread=".left_out")
+        read = bytes_of_graph(folder / STEP_FILE, unread=".left_out")
         if scan:
             read += BEST * self._facts.d_model * HALF_BYTES
         heard = bytes_of_cross_cache(self._facts, self._facts.positions + 1)
@@ -267,7 +267,7 @@ class RowMaker:
             return Row(key, LABELS[key], absent=found)
         read = 0
         if key == "hybrid":
-            read = bytes_of_graph(found.folder / STEP, unread=".left_out")
+            read = bytes_of_graph(found.folder / STEP_FILE, unread=".left_out")
             read += bytes_of_cross_cache(self._facts, self._facts.positions + 1)
         plan = {**self._common, "kind": key, "folder": str(found.folder)}
         return Row(key, LABELS[key], plan, "", read, decoder_alone=False)
