@@ -206,3 +206,7 @@ class ApplianceStats:
     soc_temperature_c: float | None = None
     throttling: tuple[str, ...] | None = None
     """What the machine suffers from now, in plain words."""
+
+
+HOP = 160
+FRAMES_PER_SECOND = SAMPLE_RATE // HOP

@@ -33,7 +33,7 @@ def mute(options: argparse.Namespace, settings: Settings) -> int:
 
     Raises PublishError when this user may not, DeviceError when a daemon does not obey.
     """
-    from appliance.store.folders import store_folder
+    from appliance.store import store_folder
 
     place = store_folder(settings.store)
     _may_use(place)
@@ -57,7 +57,7 @@ def mute(options: argparse.Namespace, settings: Settings) -> int:
 
 def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe mqtt watch`, until Ctrl-C; raises PublishError when the broker refuses."""
-    from appliance.mqtt.probe import REFUSED, Probe
+    from appliance.mqtt import REFUSED, Probe
 
     node = node_name(settings)
     wanted = "roomscribe/+/#" if options.all else f"roomscribe/{node}/#"
@@ -83,7 +83,7 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
 
     Raises PublishError when the broker refuses, or while the appliance is online.
     """
-    from appliance.mqtt.probe import REFUSED, Probe
+    from appliance.mqtt import REFUSED, Probe
 
     node = options.node or node_name(settings)
     if not re.fullmatch("[a-z0-9_]{1,64}", node):

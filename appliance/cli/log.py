@@ -30,10 +30,9 @@ from typing import Any, TextIO
 
 from appliance.config import Settings, node_name
 from appliance.errors import ConfigError, PublishError
-from appliance.mqtt.events import encode, timestamp, transcript
+from appliance.mqtt import encode, timestamp, transcript
 from appliance.records import Transcript
-from appliance.store.store import Store, behind, in_memory, shown
-from appliance.store.tables import StoredTranscript, Wanted
+from appliance.store import Store, StoredTranscript, Wanted, behind, in_memory, shown
 
 FIELDS = ("seq", *(entry.name for entry in fields(Transcript)), "confidence", "stored")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

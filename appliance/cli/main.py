@@ -19,7 +19,7 @@ from appliance.cli.doctor import options as doctor_options
 from appliance.config import Settings
 from appliance.daemon import journal
 from appliance.errors import ConfigError, RoomscribeError
-from appliance.lab.benchmark import options as benchmark_options
+from appliance.lab import options as benchmark_options
 
 DESCRIPTION = """\
 Hears a sentence in the room and publishes its text to MQTT and a local log.

@@ -23,23 +23,18 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, RoomscribeError
-from appliance.infer.transcriber import Transcriber
-from appliance.model.bundle import BUILT_IN, Bundle, chosen_model
-from appliance.records import Mel
+from appliance.model import BUILT_IN, chosen_model
 
 if TYPE_CHECKING:
-    from appliance.infer.transcriber import Transcriber
-    from appliance.model.bundle import Bundle
-
-if TYPE_CHECKING:
+    from appliance.infer import Transcriber
+    from appliance.model import Bundle
     from appliance.records import Mel
 
 
 def add(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model add`"""
-    from appliance.infer.hailo.device import find_chip
-    from appliance.model.add import AUTO, AddRequest, make_bundle
-    from appliance.model.library import install, work_on
+    from appliance.infer import find_chip
+    from appliance.model import AUTO, AddRequest, install, make_bundle, work_on
 
     order = AddRequest(
         source=options.source,
@@ -70,7 +65,7 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
 
 def fetch(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model fetch`"""
-    from appliance.model.huggingface import fetch_checkpoint
+    from appliance.model import fetch_checkpoint
 
     options.folder.mkdir(parents=True, exist_ok=True)
     origin = fetch_checkpoint(options.source, options.revision, options.folder)
@@ -80,7 +75,7 @@ def fetch(options: argparse.Namespace, _settings: Settings) -> int:
 
 def list_models(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model list`; the status of the last damaged one, after showing all."""
-    from appliance.model.bundle import installed_bundles, load_bundle
+    from appliance.model import installed_bundles, load_bundle
 
     status = 0
     for name, folder in installed_bundles().items():
@@ -104,7 +99,7 @@ def list_models(options: argparse.Namespace, settings: Settings) -> int:
 
 def info(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model info`"""
-    from appliance.model.bundle import load_bundle
+    from appliance.model import load_bundle
 
     facts = _facts(load_bundle(options.name or _in_use(settings)))
     if options.json:
@@ -117,7 +112,7 @@ def info(options: argparse.Namespace, settings: Settings) -> int:
 
 def verify(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model verify`; the status of the last failing one, after checking all."""
-    from appliance.model.bundle import installed_bundles
+    from appliance.model import installed_bundles
 
     status = 0
     for name in options.names or [str(folder) for folder in installed_bundles().values()]:
@@ -145,8 +140,7 @@ def remove(options: argparse.Namespace, settings: Settings) -> int:
 
 def use(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model use`"""
-    from appliance.model import library
-    from appliance.model.bundle import load_bundle
+    from appliance.model import library, load_bundle
 
     load_bundle(options.name)
     if "/" in options.name:
@@ -171,7 +165,7 @@ def _in_use(settings: Settings) -> str:
 
 def _put_to_use(name: str, options: argparse.Namespace, settings: Settings) -> None:
     """Chooses the new model where nobody has chosen one, or says how to."""
-    from appliance.model.library import choose
+    from appliance.model import choose
 
     if _in_use(settings) == name:
         _say("it is in use; the daemon runs it from its next start: systemctl restart roomscribe")
@@ -188,8 +182,8 @@ def _prove(name: str | Path) -> float:
 
     Raises ModelError.
     """
-    from appliance.infer.hailo.decoder_network import DECODER_HEF, DecoderFiles
-    from appliance.model.hef import bundled_hef, verify_hef
+    from appliance.infer import DECODER_HEF, DecoderFiles
+    from appliance.model import bundled_hef, verify_hef
 
     begun = time.perf_counter()
     with _open(str(name)) as transcriber:
@@ -203,7 +197,7 @@ def _prove(name: str | Path) -> float:
 
 
 def _open(name: str) -> Transcriber:
-    from appliance.infer.transcriber import open_transcriber
+    from appliance.infer import open_transcriber
 
     return open_transcriber(
         replace(
@@ -256,10 +250,8 @@ def _complain(error: RoomscribeError) -> None:
 
 def export(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model export`"""
-    from appliance.lab.hailo.export import export_for_hailo
-    from appliance.model.add import window_of
-    from appliance.model.checkpoint import CONFIG_FILE
-    from appliance.model.shapes import read_config
+    from appliance.lab import export_for_hailo
+    from appliance.model import CONFIG_FILE, read_config, window_of
 
     config = read_config(options.folder / CONFIG_FILE)
     window_s = options.window or window_of(config)
@@ -279,8 +271,8 @@ def export(options: argparse.Namespace, _settings: Settings) -> int:
 
 def pack(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model pack`"""
-    from appliance.lab.packs import write_pack
-    from appliance.model.checkpoint import load_checkpoint
+    from appliance.lab import write_pack
+    from appliance.model import load_checkpoint
 
     out = options.out or Path(f"{options.folder.resolve().name}-{options.dtype}")
     report = write_pack(load_checkpoint(options.folder), out, options.dtype)
@@ -292,8 +284,9 @@ def _calibration_mels(recordings: list[str], window_s: float, n_mels: int) -> It
     """Log-mels (W, n_mels) of consecutive windows of the recordings; folders are searched."""
     import numpy as np
 
-    from appliance.capture.recording import Recording
-    from appliance.infer.mel import FRAMES_PER_SECOND, HOP, log_mel
+    from appliance.capture import Recording
+    from appliance.infer import log_mel
+    from appliance.records import FRAMES_PER_SECOND, HOP
 
     frames = round(window_s * FRAMES_PER_SECOND)
     for name in _sound_files(recordings):

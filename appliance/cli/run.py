@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 from appliance import config
 from appliance.config import Settings
 from appliance.errors import RoomscribeError
-from appliance.infer.transcriber import Transcriber
 from appliance.records import Discarded, Transcription, Window
 
 if TYPE_CHECKING:
-    from appliance.infer.transcriber import Transcriber
+    from appliance.infer import Transcriber
 
 
 def run(options: argparse.Namespace, settings: Settings) -> int:
@@ -37,7 +36,7 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
 
 def transcribe(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe transcribe`; the status of the last failing file, after doing all the others."""
-    from appliance.infer.transcriber import open_transcriber
+    from appliance.infer import open_transcriber
 
     if options.model:
         settings = replace(settings, model=replace(settings.model, bundle=options.model))
@@ -71,7 +70,7 @@ def _write_down(options: argparse.Namespace, settings: Settings, transcriber: Tr
 
 def benchmark(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe benchmark`"""
-    from appliance.lab.benchmark import main
+    from appliance.lab import main
 
     return main.run(options, settings)
 
@@ -85,8 +84,7 @@ def doctor(options: argparse.Namespace, settings: Settings) -> int:
 
 def devices(_options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe devices`; 1 when there is no microphone."""
-    from appliance.capture.devices import names_to_configure
-    from appliance.capture.microphone import list_microphones
+    from appliance.capture import list_microphones, names_to_configure
 
     found = list_microphones()
     for one, name in zip(found, names_to_configure(found), strict=True):
@@ -107,10 +105,8 @@ def _transcribed(
     file: str, transcriber: Transcriber, settings: Settings
 ) -> Iterator[tuple[Window | Discarded, Transcription | None, str | None]]:
     """Each window of a file with what the model made of it and why it is discarded, if it is."""
-    from appliance.capture.recording import Recording
-    from appliance.capture.segmenter import Segmenter
-    from appliance.capture.voice import VoiceDetector
-    from appliance.infer.gates import Gates
+    from appliance.capture import Recording, Segmenter, VoiceDetector
+    from appliance.infer import Gates
 
     segmenter = Segmenter(
         VoiceDetector(settings.voice), settings.segmenter, transcriber.bundle.window_s

@@ -11,7 +11,7 @@ import socket
 import sys
 
 from appliance.config import JournalSettings
-from appliance.store.tables import StoredTranscript
+from appliance.store import StoredTranscript
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from appliance.capture.microphone import Source, open_source
-from appliance.capture.recorder import Recorder
+from appliance.capture import Recorder, Source, open_source
 from appliance.config import CaptureSettings
 from appliance.daemon.health import Health
 from appliance.daemon.mute import Mute

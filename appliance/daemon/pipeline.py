@@ -22,8 +22,7 @@ from queue import Empty, Full, Queue
 from typing import TypeVar
 
 from appliance import __version__, system
-from appliance.capture.segmenter import Segmenter
-from appliance.capture.voice import VoiceDetector
+from appliance.capture import Segmenter, VoiceDetector
 from appliance.config import Settings, node_name
 from appliance.daemon import health as vitals
 from appliance.daemon.backlog import Backlog
@@ -34,13 +33,10 @@ from appliance.daemon.retry import Retry
 from appliance.daemon.scribe import EncodedWindow, Scribe
 from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError
-from appliance.infer.transcriber import open_transcriber
-from appliance.mqtt import commands
-from appliance.mqtt.publisher import Publisher
+from appliance.infer import open_transcriber
+from appliance.mqtt import Publisher, commands
 from appliance.records import ApplianceState, ApplianceStats, Frame, Window
-from appliance.store.folders import FILE_NAME, store_folder
-from appliance.store.standin import LastingDatabase, MemoryFolder
-from appliance.store.store import Store
+from appliance.store import FILE_NAME, LastingDatabase, MemoryFolder, Store, store_folder
 
 log = logging.getLogger("roomscribe")
 

@@ -193,7 +193,7 @@ def main() -> None:
 
 def _transcribed(window: Window, settings: Settings, begin: Callable[[], object]) -> dict[str, Any]:
     from appliance.errors import RoomscribeError
-    from appliance.infer.transcriber import open_transcriber
+    from appliance.infer import open_transcriber
 
     try:
         transcriber = open_transcriber(settings)

@@ -18,10 +18,9 @@ from appliance.daemon import journal
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError, PublishError
-from appliance.infer.gates import Gates
-from appliance.infer.transcriber import Encoded, Transcriber
+from appliance.infer import Encoded, Gates, Transcriber
 from appliance.records import Discarded, Transcript, Transcription, Window, utc_from_monotonic
-from appliance.store.store import Store
+from appliance.store import Store
 
 log = logging.getLogger("roomscribe")
 

@@ -36,8 +36,7 @@ import numpy as np
 from appliance.config import Settings
 from appliance.daemon.health import Health
 from appliance.records import Window, boot_id
-from appliance.store import folders
-from appliance.store.folders import leave_folder, lock_folder, log_runtime_folder
+from appliance.store import folders, leave_folder, lock_folder, log_runtime_folder
 
 MAGIC, VERSION = b"rswind", 1
 _FRONT = struct.Struct("<6sBBII")

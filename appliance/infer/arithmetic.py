@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from appliance.errors import ModelError
 from appliance.infer.sessions import Session, version
-from appliance.model.bundle import Bundle
+from appliance.model import Bundle
 
 log = logging.getLogger("roomscribe")
 

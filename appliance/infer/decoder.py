@@ -16,7 +16,7 @@ from appliance.config import DecoderSettings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer import guards
 from appliance.infer.network import Network, Step
-from appliance.model.bundle import STEP_FILE, Bundle, Guards
+from appliance.model import STEP_FILE, Bundle, Guards
 from appliance.records import Logits, States
 
 TOKENS_PER_SECOND = 15

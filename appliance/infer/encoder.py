@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from appliance.infer.sessions import Session
-from appliance.model.bundle import ENCODER_FILE, Bundle
+from appliance.model import ENCODER_FILE, Bundle
 from appliance.records import Mel, States
 
 

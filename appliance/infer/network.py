@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from appliance.errors import ModelError
 from appliance.infer.sessions import Bound, Session, Shape
-from appliance.model.bundle import BEST, CROSS_FILE, EMBEDDING_FILE, STEP_FILE, Bundle
+from appliance.model import BEST, CROSS_FILE, EMBEDDING_FILE, STEP_FILE, Bundle
 from appliance.records import States
 
 

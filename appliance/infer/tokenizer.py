@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from appliance.errors import ModelError
-from appliance.model.bundle import VOCABULARY_FILE, Bundle
+from appliance.model import VOCABULARY_FILE, Bundle
 
 
 class Tokenizer:

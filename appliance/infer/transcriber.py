@@ -19,11 +19,10 @@ from appliance.infer.hailo import errors
 from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
-from appliance.infer.mel import HOP, log_mel
+from appliance.infer.mel import log_mel
 from appliance.infer.tokenizer import Tokenizer
-from appliance.model.bundle import ENCODER_FILE, Bundle, load_bundle
-from appliance.model.hef import HEF_FILE, bundled_hef
-from appliance.records import Mel, States, Transcription, Window
+from appliance.model import ENCODER_FILE, HEF_FILE, Bundle, bundled_hef, load_bundle
+from appliance.records import HOP, Mel, States, Transcription, Window
 
 
 def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:

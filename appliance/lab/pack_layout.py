@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.model.shapes import ENCODER, SOUND_POSITIONS, WhisperConfig, expected_shapes
+from appliance.model import ENCODER, SOUND_POSITIONS, WhisperConfig, expected_shapes
 
 Bits = NDArray[np.uint16]
 """bfloat16 numbers as their 16 bits; numpy has no such type."""

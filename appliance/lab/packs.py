@@ -34,10 +34,7 @@ from appliance.lab.pack_layout import (
     narrow,
     widen,
 )
-from appliance.model.checkpoint import Checkpoint
-from appliance.model.library import drafted
-from appliance.model.shapes import WhisperConfig
-from appliance.model.tensors import Weights, read_json
+from appliance.model import Checkpoint, Weights, WhisperConfig, drafted, read_json
 
 INDEX = "pack.json"
 FORMAT, SCHEMA = "roomscribe pack", 1

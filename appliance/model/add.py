@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ConfigError, ModelError
-from appliance.model import hailo_store
-from appliance.model import huggingface as hub
+from appliance.model import hailo_store, huggingface as hub
 from appliance.model.build import POSITIONS_PER_SECOND, Recipe, build_bundle, identify, write_json
 from appliance.model.checkpoint import CONFIG_FILE
 from appliance.model.hailo_store import CHIPS

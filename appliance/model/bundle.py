@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.infer.mel import FRAMES_PER_SECOND
+from appliance.records import FRAMES_PER_SECOND
 
 SCHEMA = 2
 """Version of the bundle format that this program reads."""
@@ -451,9 +451,8 @@ def _check_sense(manifest: Manifest, bundle: Bundle) -> None:
 
 def _verify_files(table: Manifest, bundle: Bundle) -> None:
     """Raises ModelError at the first file that is absent or not as the manifest says."""
-    for name in dict.fromkeys(
-        (ENCODER_FILE, CROSS_FILE, STEP_FILE, EMBEDDING_FILE, VOCABULARY_FILE, *bundle.files)
-    ):
+    always = (ENCODER_FILE, CROSS_FILE, STEP_FILE, EMBEDDING_FILE, VOCABULARY_FILE)
+    for name in dict.fromkeys((*always, *bundle.files)):
         entry = table.table(name)
         if Path(name).name != name:
             raise table.fault(name, "the name of a file in the folder itself", name)

@@ -26,7 +26,7 @@ from appliance.config import HistorySettings
 from appliance.errors import PublishError
 from appliance.mqtt import events
 from appliance.mqtt.client import Message, Reply
-from appliance.store.store import Store
+from appliance.store import Store
 
 REQUEST_BYTES = 1024
 """A longer request is none."""

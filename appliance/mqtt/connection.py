@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from appliance.config import MqttSettings
 from appliance.errors import ConfigError, PublishError
-from appliance.mqtt import events, tls, troubles
-from appliance.mqtt import tls as credentials
+from appliance.mqtt import events, tls, tls as credentials, troubles
 from appliance.mqtt.client import (
     Acknowledged,
     Connected,

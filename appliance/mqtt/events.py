@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from appliance.records import ApplianceState, ApplianceStats, Discarded
-from appliance.store.tables import StoredTranscript
+from appliance.store import StoredTranscript
 
 SCHEMA = 1
 """Version of the transcript's event; raised when a field changes its meaning or goes."""

@@ -17,8 +17,7 @@ from appliance.mqtt import events, troubles
 from appliance.mqtt.client import ANSWER_S
 from appliance.mqtt.connection import FIRST_FAILURE, REFUSAL_DELAY_S, Connection
 from appliance.mqtt.troubles import Troubles
-from appliance.store.store import Store
-from appliance.store.tables import StoredTranscript
+from appliance.store import Store, StoredTranscript
 
 PAGE = 500
 """So many transcripts are looked at together when they are passed over."""

@@ -1,3 +1,5 @@
+"""One short connection to the broker, for the doctor and `roomscribe mqtt`."""
+
 from __future__ import annotations
 
 import secrets
@@ -11,8 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from appliance.config import MqttSettings
 from appliance.errors import PublishError
-from appliance.mqtt import tls, troubles
-from appliance.mqtt import tls as credentials
+from appliance.mqtt import tls, tls as credentials, troubles
 
 CONNECT_S = 5.0
 ANSWER_S = 3.0

@@ -33,7 +33,7 @@ from appliance.mqtt.connection import Connection
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, Delivery, Outbox
 from appliance.mqtt.troubles import Troubles
 from appliance.records import ApplianceState, ApplianceStats, Discarded
-from appliance.store.store import Store
+from appliance.store import Store
 
 STATE_S = STATS_S = 60.0
 """State and statistics are told this often though nothing changed."""

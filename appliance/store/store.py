@@ -22,8 +22,7 @@ from datetime import datetime
 from appliance.config import Settings, StoreSettings
 from appliance.errors import PublishError
 from appliance.records import Transcript
-from appliance.store import database as retention
-from appliance.store import repair, standin, tables
+from appliance.store import database as retention, repair, standin, tables
 from appliance.store.database import Access, Database
 from appliance.store.files import plain_errors
 from appliance.store.folders import FILE_NAME, store_folder
@@ -211,7 +210,8 @@ class Store:
     ) -> list[StoredTranscript]:
         def select(connection: sqlite3.Connection) -> list[StoredTranscript]:
             condition, needed = where(wanted, tables.version(connection) > 1)
-            sql = f"SELECT {tables.COLUMNS} FROM transcripts WHERE {condition} {more} ORDER BY {order}"
+            table = f"SELECT {tables.COLUMNS} FROM transcripts"
+            sql = f"{table} WHERE {condition} {more} ORDER BY {order}"
             return [tables.from_row(row) for row in connection.execute(sql, (*needed, *values))]
 
         return self._database.read("read the log", select)

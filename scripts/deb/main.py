@@ -14,8 +14,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from deb import checks as daily
-from deb import checks_life as life
+from deb import checks as daily, checks_life as life
 from deb.container import CheckError, Container
 
 NEXT = "+next"

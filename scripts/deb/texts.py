@@ -21,12 +21,8 @@ import shtab
 from argparse_manpage.manpage import Manpage
 
 from appliance import __version__
-from appliance.cli import main
 from appliance.cli import main as cli
 from appliance.config import keys
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
 
 FILES = """\
 .TP

@@ -26,8 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from rigs import broker as rig_broker
-from rigs import microphone
+from rigs import broker as rig_broker, microphone
 from rigs.subscriber import Heard, latency_ms, real_time_factor, subscribe, wait_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
-from rigs import broker as rig_broker
-from rigs import microphone as rig_microphone
+from rigs import broker as rig_broker, microphone as rig_microphone
 
 from appliance.daemon import mute
 

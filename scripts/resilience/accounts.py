@@ -1,6 +1,7 @@
 """What became of sentences that were said in a known order: lost, doubled, out of order, wrong.
 
-Nothing here knows where the texts come from; tests/system/test_accounts.py shows that nothing slips by.
+Nothing here knows where the texts come from; tests/system/test_accounts.py shows that nothing
+slips by.
 
 The soak's truth against its transcripts: what was heard of speech, and what of noise.
 

@@ -15,8 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Self, TypeVar
 
 import numpy as np
-from resilience.rig import NODE, RATE, Place, Said, Sound, between_silences, read, sentences
-from resilience.rig import SPEECH as FOLDER
+from resilience.rig import (
+    NODE,
+    RATE,
+    SPEECH as FOLDER,
+    Place,
+    Said,
+    Sound,
+    between_silences,
+    read,
+    sentences,
+)
 from rigs.broker import Broker
 from rigs.subscriber import subscribe
 

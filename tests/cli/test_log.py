@@ -24,9 +24,7 @@ import pytest
 from rigs.command import ROOT
 from rigs.publishing import transcript
 
-from appliance.cli import log as log_commands
-from appliance.cli import log as log_export
-from appliance.cli import main
+from appliance.cli import log as log_commands, log as log_export, main
 from appliance.config import StoreSettings
 from appliance.store import store as log_sources
 from appliance.store.folders import FILE_NAME

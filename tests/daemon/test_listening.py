@@ -162,7 +162,8 @@ from appliance.config import CaptureSettings
 logging.basicConfig(stream=sys.stdout)
 appliance.daemon.listening.REOPEN_PAUSE_S = 0.1
 settings = CaptureSettings(device="jabra")
-ears = appliance.daemon.listening.Ears(settings, Health(), Mute(Path(sys.argv[1])), print, lambda: None)
+mute = Mute(Path(sys.argv[1]))
+ears = appliance.daemon.listening.CaptureSupervisor(settings, Health(), mute, print, lambda: None)
 threading.Timer(3, ears.stop).start()
 ears.listen(lambda: print("moved"))
 """

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from rigs.checkout import ROOT, TESTS
 from rigs.windows import a_window, memory, needs_memory
 

@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rigs.fuzzing import damaged, examples, is_one_line
 from rigs.publishing import running, transcript, until
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import event, given
-from hypothesis import strategies as st
+from hypothesis import event, given, strategies as st
 from rigs.fuzzing import ODD_TEXTS, damaged, examples, is_one_line
 
 from appliance.config import EncoderSettings, ModelSettings, Settings

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rigs.fuzzing import ODD_TEXTS, damaged, examples, is_one_line
 
 from appliance import config
 from appliance.config import Settings
 from appliance.errors import ConfigError
-from appliance.mqtt import tls
-from appliance.mqtt import tls as credentials
+from appliance.mqtt import tls, tls as credentials
 
 ODD_VALUES = (
     "", "nan", "inf", "-inf", "1e400", "-1e400", "-0.0", "1_000", "0x" + "f" * 9000,

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import event, given
-from hypothesis import strategies as st
+from hypothesis import event, given, strategies as st
 from rigs.fuzzing import damaged, examples, is_one_line
 
 from appliance.capture.frames import FRAME_SAMPLES

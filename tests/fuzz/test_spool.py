@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import event, given
-from hypothesis import strategies as st
+from hypothesis import event, given, strategies as st
 from rigs.fuzzing import ODD_TEXTS, damaged, examples, is_one_line
 
 from appliance.config import Settings, SpoolSettings

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import event, given
-from hypothesis import strategies as st
+from hypothesis import event, given, strategies as st
 from rigs.fuzzing import examples, is_one_line
 from rigs.publishing import transcript
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from appliance.config import GateSettings
-from appliance.infer import gates as gates_module
-from appliance.infer import guards
+from appliance.infer import gates as gates_module, guards
 from appliance.records import Transcription
 
 GATES = GateSettings()

@@ -21,9 +21,7 @@ from rigs.models import random_mel
 
 from appliance.config import ModelSettings, Settings
 from appliance.errors import ConfigError, ModelError
-from appliance.lab.benchmark import options as offered
-from appliance.lab.benchmark import rows
-from appliance.lab.benchmark import rows as traffic
+from appliance.lab.benchmark import options as offered, rows, rows as traffic
 from appliance.lab.benchmark.facts import CLOCKS
 from appliance.lab.benchmark.main import run
 from appliance.lab.benchmark.measure import Asked

@@ -21,8 +21,7 @@ from rigs.home_assistant import DISCOVERY, STATUS, Bystander, HomeAssistant, say
 from rigs.publishing import STATE, Subscriber, running, transcript, until
 
 from appliance.config import HomeAssistantSettings, MqttSettings, StoreSettings
-from appliance.mqtt import events, home_assistant
-from appliance.mqtt import publisher as presence
+from appliance.mqtt import events, home_assistant, publisher as presence
 from appliance.mqtt.client import Message
 from appliance.mqtt.publisher import Presence, Publisher
 from appliance.records import ApplianceStats

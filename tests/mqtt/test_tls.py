@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rigs import broker as rig_broker
-from rigs import certificates
+from rigs import broker as rig_broker, certificates
 from rigs.broker import Broker
 from rigs.certificates import Authority
 from rigs.publishing import running, transcript, until
 
 from appliance.config import MqttSettings, StoreSettings, parse
 from appliance.errors import ConfigError
-from appliance.mqtt import tls
-from appliance.mqtt import tls as credentials
+from appliance.mqtt import tls, tls as credentials
 from appliance.store.store import Store
 
 WHY_NOT = rig_broker.missing() or certificates.missing()

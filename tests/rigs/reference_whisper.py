@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import WhisperConfig as ReferenceConfig
-from transformers import WhisperForConditionalGeneration
+from transformers import WhisperConfig as ReferenceConfig, WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from appliance.model.shapes import WhisperConfig

@@ -1,4 +1,4 @@
-"""A broker that is restarted at random while somebody speaks; `python tests/rigs/storm.py` measures it.
+"""A broker that is restarted at random while somebody speaks.
 
 python tests/rigs/storm.py [--restarts 20] [--utterances 200] [--bystander] [--seed 0]
 """

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from appliance.capture.frames import FRAME_SAMPLES, Framer
 from appliance.capture.recording import Recording

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rigs import broker as rig_broker
-from rigs import microphone as rig_microphone
+from rigs import broker as rig_broker, microphone as rig_microphone
 from rigs.command import roomscribe
 from rigs.publishing import Subscriber, until
 from system.test_pipeline import (

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rigs import broker as rig_broker
-from rigs import microphone as rig_microphone
+from rigs import broker as rig_broker, microphone as rig_microphone
 from rigs.command import SPEECH, errors, roomscribe, start
 from rigs.publishing import Subscriber, until
 

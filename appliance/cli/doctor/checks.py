@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from appliance.cli.doctor import hearing, machine, npu, publishing, transcribing
-from appliance.cli.doctor import machine as software
+from appliance.cli.doctor import (
+    hearing,
+    machine,
+    machine as software,
+    npu,
+    publishing,
+    transcribing,
+)
 from appliance.cli.doctor.outcome import Check
 
 CONFIGURATION, BUNDLE, BROKER = "configuration", "model bundle", "broker"

@@ -82,7 +82,7 @@ def _told(around: Surroundings) -> str:
 
 def _listen(around: Surroundings) -> Outcome:
     """Opens the microphone for a moment. Raises DeviceError."""
-    from appliance.capture.microphone import Microphone
+    from appliance.capture import Microphone
 
     around.doing("opening the microphone")
     with Microphone(around.settings.capture) as opened:
@@ -128,8 +128,7 @@ def judge_sound(which: str, sound: Samples) -> Outcome:
 def voice_detector(around: Surroundings) -> Outcome:
     """It opens on a sentence and stays closed on quiet noise."""
     around.doing("importing the voice detector")
-    from appliance.capture.segmenter import Segmenter
-    from appliance.capture.voice import VoiceDetector
+    from appliance.capture import Segmenter, VoiceDetector
 
     def utterances(frames: Iterable[Frame]) -> list[Window | Discarded]:
         segmenter = Segmenter(

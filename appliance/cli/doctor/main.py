@@ -32,7 +32,7 @@ from appliance.cli.doctor.outcome import (
     skipped,
 )
 from appliance.config import DEFAULT_PATH, Settings
-from appliance.mqtt.tls import PASSWORD_CREDENTIAL
+from appliance.mqtt import PASSWORD_CREDENTIAL
 
 SCHEMA = 1
 """Of the JSON; raised when a field changes its meaning or goes."""

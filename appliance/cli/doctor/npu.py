@@ -55,10 +55,8 @@ class Compared:
 def compare(around: Surroundings, folder: Path | None) -> list[Compared]:
     """Both encoders on the packaged sentence, or on the recordings of `folder`, each cut off at the
     model's window. Raises NpuError, ModelError, AudioError, and ConfigError for an empty folder."""
-    from appliance.infer.hailo.npu import open_npu
-    from appliance.infer.mel import log_mel
-    from appliance.infer.transcriber import FULL_SCALE, Encoded, open_transcriber
-    from appliance.model.hef import HEF_FILE
+    from appliance.infer import FULL_SCALE, Encoded, log_mel, open_npu, open_transcriber
+    from appliance.model import HEF_FILE
 
     around.doing("loading the model")
     transcriber = open_transcriber(on_cpu(around.settings))
@@ -182,7 +180,7 @@ LARGE_PAGES = "`options hailo_pci force_desc_page_size=4096` in /etc/modprobe.d/
 
 def device(around: Surroundings) -> Outcome:
     """The chip's device node is there and may be used."""
-    from appliance.infer.hailo import errors
+    from appliance.infer import errors
 
     if why := _unwanted(around):
         return skipped(why)
@@ -210,8 +208,7 @@ def device(around: Surroundings) -> Outcome:
 
 def library(around: Surroundings) -> Outcome:
     """HailoRT, its Python binding and the driver are of one version."""
-    from appliance.infer.hailo import device as hailo
-    from appliance.infer.hailo import errors
+    from appliance.infer import device as hailo, errors
 
     if why := _absent(around):
         return skipped(why)
@@ -229,9 +226,8 @@ def library(around: Surroundings) -> Outcome:
 
 def chip(around: Surroundings) -> Outcome:
     """What the chip says of itself, read beside a running model."""
-    from appliance.infer.hailo import device as hailo
-    from appliance.infer.hailo import device as hailo_watch
-    from appliance.model.hef import CHIP_NAMES
+    from appliance.infer import device as hailo, device as hailo_watch
+    from appliance.model import CHIP_NAMES
 
     if why := _absent(around):
         return skipped(why)
@@ -273,10 +269,8 @@ def owner(around: Surroundings) -> Outcome:
 
 def hef(around: Surroundings) -> Outcome:
     """The model's HEFs are whole and fit model, chip and library. Touches no device."""
-    from appliance.infer.hailo import device as hailo
-    from appliance.infer.hailo.decoder_network import DECODER_HEF, DecoderFiles
-    from appliance.model.bundle import load_bundle
-    from appliance.model.hef import bundled_hef, verify_hef
+    from appliance.infer import DECODER_HEF, DecoderFiles, device as hailo
+    from appliance.model import bundled_hef, load_bundle, verify_hef
 
     if why := _unwanted(around):
         return skipped(why)
@@ -322,7 +316,7 @@ ABSENT = "there is no Hailo in this machine"
 
 def _compared(around: Surroundings, folder: Path | None) -> Outcome:
     """The outcome of comparing both encoders; skipped when the chip turns out to be busy."""
-    from appliance.infer.hailo.errors import NpuError
+    from appliance.infer import NpuError
 
     try:
         return judge(compare(around, folder))
@@ -334,8 +328,7 @@ def _compared(around: Surroundings, folder: Path | None) -> Outcome:
 
 def _not_testable(around: Surroundings) -> str:
     """Why the chip is not to be opened; empty when it may be."""
-    from appliance.model.bundle import ENCODER_FILE, load_bundle
-    from appliance.model.hef import bundled_hef
+    from appliance.model import ENCODER_FILE, bundled_hef, load_bundle
 
     if why := _absent(around):
         return why
@@ -361,14 +354,14 @@ def _unwanted(around: Surroundings) -> str:
 
 def _absent(around: Surroundings) -> str:
     """Why there is no chip to look at; empty when there is one."""
-    from appliance.infer.hailo import errors
+    from appliance.infer import errors
 
     return _unwanted(around) or ("" if errors.nodes() else ABSENT)
 
 
 def _owners() -> list[Any]:
     """Other processes that have the chip open."""
-    from appliance.infer.hailo import errors
+    from appliance.infer import errors
 
     return [one for one in errors.owners() if one.pid != os.getpid()]
 

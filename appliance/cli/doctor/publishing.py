@@ -24,13 +24,8 @@ from pathlib import Path
 from appliance.cli.doctor.daemon import UNIT
 from appliance.cli.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
 from appliance.config import MqttSettings, Settings, node_name
-from appliance.mqtt import events
-from appliance.mqtt import tls as credentials
-from appliance.mqtt.probe import ANSWER_S, REFUSED, Probe
-from appliance.store import files, folders, repair
-from appliance.store import store as log_sources
-from appliance.store.folders import FILE_NAME
-from appliance.store.store import SCHEMA, Store
+from appliance.mqtt import ANSWER_S, REFUSED, Probe, events, tls as credentials
+from appliance.store import FILE_NAME, SCHEMA, Store, files, folders, repair, store as log_sources
 
 LATE_S = 0.5
 """Retained messages come at once behind the SUBACK; so long is waited for them all the same."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from appliance.cli.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
 from appliance.config import Settings
-from appliance.model.bundle import BUILT_IN
+from appliance.model import BUILT_IN
 from appliance.records import SAMPLE_RATE, Frame, Transcription, Window
 
 FILE = Path(__file__).resolve().parent / "sentence.flac"
@@ -24,7 +24,7 @@ TEXT = "turn off the cellar fan"
 
 def spoken_frames(file: Path = FILE) -> Iterator[Frame]:
     """The sentence, or another recording, as frames of 30 ms; raises AudioError."""
-    from appliance.capture.recording import Recording
+    from appliance.capture import Recording
 
     with Recording(str(file), real_time=False) as recording:
         yield from recording.frames()
@@ -46,7 +46,7 @@ def words(text: str) -> list[str]:
 def bundle(around: Surroundings) -> Outcome:
     """The configured bundle is whole: every checksum, every size."""
     around.doing("reading the bundle and its checksums")
-    from appliance.model.bundle import load_bundle
+    from appliance.model import load_bundle
 
     found = load_bundle(around.settings.model.bundle)
     size_mb = sum((found.folder / name).stat().st_size for name in found.files) / 1e6
@@ -62,8 +62,8 @@ def bundle(around: Surroundings) -> Outcome:
 def arithmetic(around: Surroundings) -> Outcome:
     """ONNX Runtime's products of 8- and 4-bit numbers are right on this processor."""
     around.doing("loading the model's manifest")
-    from appliance.infer.arithmetic import LARGEST_ERROR, find_fault
-    from appliance.model.bundle import load_bundle
+    from appliance.infer import LARGEST_ERROR, find_fault
+    from appliance.model import load_bundle
 
     found = load_bundle(around.settings.model.bundle)
     if found.quantize == "none":
@@ -77,8 +77,8 @@ def arithmetic(around: Surroundings) -> Outcome:
 def self_test(around: Surroundings) -> Outcome:
     """A known sentence in, known text out, with the CPU's encoder."""
     around.doing("loading the model")
-    from appliance.infer.transcriber import open_transcriber
-    from appliance.model.bundle import ENCODER_FILE, load_bundle
+    from appliance.infer import open_transcriber
+    from appliance.model import ENCODER_FILE, load_bundle
 
     if ENCODER_FILE not in load_bundle(around.settings.model.bundle).files:
         return skipped("the model has no encoder for the CPU")

@@ -17,8 +17,7 @@ from appliance.infer.hailo.decoder_network import DecoderFiles, NpuDecoder
 from appliance.infer.hailo.errors import NpuError
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
-from appliance.model.bundle import Bundle
-from appliance.model.hef import HEF_FILE, bundled_hef
+from appliance.model import HEF_FILE, Bundle, bundled_hef
 from appliance.records import Logits, States
 
 

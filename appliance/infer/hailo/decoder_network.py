@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from appliance.errors import ModelError
 from appliance.infer.hailo.device import NpuModel, Shapes
 from appliance.infer.hailo.errors import NpuError
-from appliance.model.bundle import Bundle
-from appliance.model.hef import Hef, read_hef
+from appliance.model import Bundle, Hef, read_hef
 from appliance.records import States
 
 DECODER_HEF = "decoder.hef"

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from appliance.errors import DeviceError
 from appliance.infer.hailo import errors
 from appliance.infer.hailo.errors import NpuError, Situation, explain
-from appliance.model.hef import Hef
+from appliance.model import Hef
 
 CHIPS = {"HAILO8": "hailo8", "HAILO8L": "hailo8l", "HAILO10H": "hailo10h", "HAILO15H": "hailo10h"}
 """DeviceArchitecture's names; a Hailo-10H told older libraries that it was a 15H."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from appliance.errors import DeviceError
-from appliance.model.hef import Hef
+from appliance.model import Hef
 
 VARIABLE = "ROOMSCRIBE_HAILO_ROOT"
 """Names a folder to be looked at in place of / for nodes and modules."""

@@ -23,8 +23,7 @@ from appliance.infer.hailo.device import (
     scanner,
 )
 from appliance.infer.hailo.errors import NpuError, Situation
-from appliance.model.bundle import Bundle
-from appliance.model.hef import Hef, verify_hef
+from appliance.model import Bundle, Hef, verify_hef
 from appliance.records import Mel, States
 
 JOB_WITHIN_MS = 400

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.capture.recording import Recording
+from appliance.capture import Recording
 from appliance.errors import ConfigError
-from appliance.infer.tokenizer import Tokenizer
+from appliance.infer import Tokenizer
 from appliance.lab.benchmark.measure import Asked
 from appliance.lab.benchmark.rows import Row
 from appliance.lab.benchmark.subject import Subject

@@ -14,11 +14,10 @@ import numpy as np
 from ctranslate2 import specs
 from numpy.typing import NDArray
 
-from appliance.infer.mel import log_mel
+from appliance.infer import log_mel
 from appliance.lab.benchmark import facts as clock
 from appliance.lab.benchmark.facts import Decoded, Facts
-from appliance.model.checkpoint import Checkpoint
-from appliance.model.tensors import Weights
+from appliance.model import Checkpoint, Weights
 from appliance.records import Mel
 
 

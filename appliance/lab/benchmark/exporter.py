@@ -24,7 +24,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from appliance.model.checkpoint import Checkpoint
+from appliance.model import Checkpoint
 
 OPSET, IR_VERSION = 17, 8
 EPSILON = 1e-5

@@ -17,16 +17,19 @@ from numpy.typing import NDArray
 
 from appliance.config import EncoderSettings
 from appliance.errors import DeviceError, RoomscribeError
-from appliance.infer.decoder import Decoder, preset_guards
-from appliance.infer.encoder import Encoder
-from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
-from appliance.infer.hailo.decoder_network import DECODER_HEF
-from appliance.infer.mel import log_mel
-from appliance.infer.transcriber import open_encoder
+from appliance.infer import (
+    DECODER_HEF,
+    Decoder,
+    Encoder,
+    HailoDecoder,
+    log_mel,
+    open_encoder,
+    open_on_npu,
+    preset_guards,
+)
 from appliance.lab.benchmark import facts as clock
 from appliance.lab.benchmark.facts import Decoded, Facts
-from appliance.model.bundle import Bundle, load_bundle
-from appliance.model.hef import HEF_FILE
+from appliance.model import HEF_FILE, Bundle, load_bundle
 from appliance.records import Mel, States
 
 NEVER = -1e9

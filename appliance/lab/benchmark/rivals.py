@@ -22,7 +22,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from appliance.infer.mel import log_mel
+from appliance.infer import log_mel
 from appliance.lab.benchmark import facts as clock
 from appliance.lab.benchmark.facts import Decoded, Facts
 from appliance.records import Mel, States

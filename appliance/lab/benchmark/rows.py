@@ -18,13 +18,12 @@ import numpy as np
 import onnx
 
 from appliance.errors import DeviceError
-from appliance.infer.hailo.device import find_chip
+from appliance.infer import find_chip
 from appliance.lab.benchmark import exporter, ours, rivals
 from appliance.lab.benchmark.facts import Facts
 from appliance.lab.benchmark.rivals import quantize
 from appliance.lab.benchmark.subject import Subject
-from appliance.model.build import Recipe, build_bundle
-from appliance.model.bundle import BEST, STEP_FILE
+from appliance.model import BEST, STEP_FILE, Recipe, build_bundle
 
 ARRAY_BYTES = 256 << 20
 """Many times the largest cache of such a machine."""
@@ -243,7 +242,7 @@ class RowMaker:
         if find_spec(CTRANSLATE) is None:
             return Row(key, LABELS[key], absent=f"the package {CTRANSLATE} is not installed")
         from appliance.lab.benchmark.ctranslate import write_model
-        from appliance.model.build import read_vocabulary
+        from appliance.model import read_vocabulary
 
         facts, folder = self._facts, self._scratch / "ctranslate2"
         if not folder.exists():

@@ -17,10 +17,18 @@ from numpy.typing import NDArray
 
 from appliance.errors import ConfigError
 from appliance.lab.benchmark.facts import Facts
-from appliance.model.build import Recipe, build_bundle
-from appliance.model.bundle import Bundle, load_bundle
-from appliance.model.checkpoint import CONFIG_FILE, WEIGHTS_FILE, Checkpoint, load_checkpoint
-from appliance.model.shapes import WhisperConfig, expected_shapes
+from appliance.model import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    Bundle,
+    Checkpoint,
+    Recipe,
+    WhisperConfig,
+    build_bundle,
+    expected_shapes,
+    load_bundle,
+    load_checkpoint,
+)
 
 
 def _sized(d_model: int, layers: int, heads: int) -> WhisperConfig:

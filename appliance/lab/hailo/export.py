@@ -37,10 +37,15 @@ from appliance.lab.hailo.graphs import (
     write_hailo_encoder,
 )
 from appliance.lab.hailo.texts import Sizes
-from appliance.model.build import identify, window_positions, write_json
-from appliance.model.checkpoint import Checkpoint, load_checkpoint
-from appliance.model.library import drafted
-from appliance.model.shapes import WhisperConfig
+from appliance.model import (
+    Checkpoint,
+    WhisperConfig,
+    drafted,
+    identify,
+    load_checkpoint,
+    window_positions,
+    write_json,
+)
 from appliance.records import Mel
 
 OPERATORS = {

@@ -26,9 +26,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, shape_inference
 
 from appliance.errors import ModelError
-from appliance.model.checkpoint import Checkpoint
-from appliance.model.graph import LAYER_NORM_EPSILON, Dimensions, Graph
-from appliance.model.tensors import Weights
+from appliance.model import LAYER_NORM_EPSILON, Checkpoint, Dimensions, Graph, Weights
 
 SMALL = 1024
 """Bytes. A constant up to this size may say what shape another tensor has."""

@@ -161,8 +161,7 @@ def test_a_microphone_that_the_daemon_holds_is_left_to_it(tmp_path: Path) -> Non
 def test_of_a_held_microphone_the_daemons_own_word_counts(
     tmp_path: Path, told: str, status: str
 ) -> None:
-    from cli.doctor.test_publishing import around as at_broker
-    from cli.doctor.test_publishing import retain
+    from cli.doctor.test_publishing import around as at_broker, retain
 
     with Broker() as broker:
         retain(broker, "roomscribe/kitchen/microphone", told)

@@ -15,8 +15,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from rigs.broker import Broker, missing
 from rigs.publishing import Subscriber, running, until
 
-from appliance.cli.doctor import publishing
-from appliance.cli.doctor import publishing as doctor
+from appliance.cli.doctor import publishing, publishing as doctor
 from appliance.cli.doctor.bounded import of_error
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import ApplianceSettings, MqttSettings, Settings, StoreSettings

@@ -20,8 +20,7 @@ from appliance.config import EncoderSettings, Settings
 from appliance.errors import ConfigError, DeviceError, ModelError
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import CpuEncoder
-from appliance.infer.hailo import decoder_network
-from appliance.infer.hailo import npu as hailo_npu
+from appliance.infer.hailo import decoder_network, npu as hailo_npu
 from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
 from appliance.infer.hailo.decoder_network import PLACE_TABLE, TOKEN_TABLE, DecoderFiles
 from appliance.infer.hailo.failover import FailoverEncoder

@@ -17,8 +17,7 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.errors import DeviceError, ModelError
 from appliance.infer.encoder import CpuEncoder
-from appliance.infer.hailo import device, errors
-from appliance.infer.hailo import npu as hailo_npu
+from appliance.infer.hailo import device, errors, npu as hailo_npu
 from appliance.infer.hailo.device import find_chip, identify, load_binding
 from appliance.infer.hailo.errors import NpuError, Situation, explain, status_of
 from appliance.infer.hailo.npu import Npu, open_npu
