@@ -1,3 +1,32 @@
-"""Roomscribe: hears a sentence in the room, publishes its text."""
+"""Hears sentences in a room and publishes their text to MQTT and a local log."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable
+from pathlib import Path
 
 __version__ = "0.1.0"
+
+
+def lazily(package: str, file: str) -> Callable[[str], object]:
+    """A package's `__getattr__` (PEP 562): imports a name's module when the name is asked for.
+
+    The names are those that `file`, the package's `__init__`, imports for type checkers. So
+    importing a package costs nothing, and a command that needs no model starts without numpy.
+    """
+    homes: dict[str, str] = {}
+
+    def find(name: str) -> object:
+        if not homes:
+            for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and node.module:
+                    homes.update({alias.name: node.module for alias in node.names})
+        home = homes.get(name, "")
+        if not home.startswith(package):
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(home) if home != package else None
+        return getattr(module, name, None) or importlib.import_module(f"{home}.{name}")
+
+    return find

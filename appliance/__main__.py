@@ -10,7 +10,7 @@ def main() -> int:
     """Runs the command line; its exit status."""
     # numpy's BLAS would start a thread for each core for matrices that one multiplies in 2 ms
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from appliance import cli
+    from appliance.cli import main as cli
 
     return cli.main()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -164,3 +165,48 @@ def boot_id() -> str:
 def utc_from_monotonic(moment_s: float) -> datetime:
     """Wall-clock time (UTC) of a moment given on time.monotonic()'s clock."""
     return datetime.fromtimestamp(time.time() - (time.monotonic() - moment_s), UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplianceState:
+    """How the appliance is, as the `state` and `microphone` topics tell it."""
+
+    status: str
+    """running, degraded or muted."""
+    reasons: tuple[str, ...]
+    """Why it is not simply running, in plain words, never with a password or a text."""
+    encoder: str
+    model: str
+    microphone: str
+    """The device's name, or what stands in for it."""
+    microphone_online: bool
+    """Present and delivering samples that are not digital silence."""
+    queue_depth: int
+    """Windows that wait to be transcribed."""
+    uptime_s: float
+    version: str
+    muted: bool = False
+    """True while the microphone is closed on request."""
+    machine: str = ""
+    """What the appliance runs on; empty where that is not known."""
+
+    def news(self) -> tuple[object, ...]:
+        """What is told at once when it changes; the rest waits for the next regular message."""
+        return (self.status, self.reasons, self.encoder, self.model, self.microphone)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplianceStats:
+    """Counters and readings, as the `stats` topic tells them; None is for what is not known."""
+
+    counters: Mapping[str, int]
+    """transcripts, discarded_<reason>, frames_dropped... since the start."""
+    uptime_s: float
+    npu_temperature_c: float | None = None
+    soc_temperature_c: float | None = None
+    throttling: tuple[str, ...] | None = None
+    """What the machine suffers from now, in plain words."""
+
+
+HOP = 160
+FRAMES_PER_SECOND = SAMPLE_RATE // HOP

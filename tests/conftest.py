@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 
-from bundles_fixture import bundle, bundle_folder, checkpoint_folder
+from rigs.models import bundle, bundle_folder, checkpoint_folder
 
 __all__ = ["bundle", "bundle_folder", "checkpoint_folder"]
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 # whatever model this machine's user has chosen, the tests run with the built-in one
 os.environ["ROOMSCRIBE_MODELS"] = str(Path(tempfile.gettempdir()) / "roomscribe-tests-no-models")

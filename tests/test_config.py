@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from write_default_config import default_config
+from generate.default_config import default_config
+from rigs.checkout import ROOT
 
 from appliance import config
+from appliance.config import Settings
 from appliance.errors import ConfigError
-from appliance.settings import Settings
-
-ROOT = Path(__file__).resolve().parent.parent
 
 FIVE_MISTAKES = """
 [mqtt]
@@ -81,7 +80,7 @@ def test_a_file_that_is_not_text_is_a_configuration_error(tmp_path: Path) -> Non
 
 def test_the_shipped_file_shows_every_key_with_its_default() -> None:
     shipped = (ROOT / "config" / "roomscribe.toml").read_text(encoding="utf-8")
-    assert shipped == default_config(), "run scripts/write_default_config.py"
+    assert shipped == default_config(), "run scripts/generate/default_config.py"
     lines = (
         line.removeprefix("#") if not line.startswith("# ") else "" for line in shipped.splitlines()
     )

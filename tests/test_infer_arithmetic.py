@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from commands import SPEECH
-from make_arithmetic import write
+from generate.arithmetic import write
 from numpy.typing import NDArray
+from rigs.command import SPEECH
 
+from appliance.config import CaptureSettings, MqttSettings, Settings, StoreSettings
+from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ModelError
 from appliance.infer import arithmetic
 from appliance.infer.arithmetic import Values, find_fault, warn_of_fault
-from appliance.infer.bundle import Bundle
 from appliance.infer.sessions import Session
-from appliance.pipeline import Pipeline
-from appliance.settings import CaptureSettings, MqttSettings, Settings, StoreSettings
+from appliance.model.bundle import Bundle
 
 
 @pytest.fixture

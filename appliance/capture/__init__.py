@@ -1,1 +1,22 @@
-"""Sound in: microphone or recording to frames, frames to windows."""
+"""Sound to windows: the microphone or a recording, frames, voice detection, segments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from appliance import lazily
+
+if TYPE_CHECKING:
+    from appliance.capture.devices import names_to_configure as names_to_configure
+    from appliance.capture.microphone import (
+        Microphone as Microphone,
+        Source as Source,
+        list_microphones as list_microphones,
+        open_source as open_source,
+    )
+    from appliance.capture.recorder import Recorder as Recorder
+    from appliance.capture.recording import Recording as Recording
+    from appliance.capture.segmenter import Segmenter as Segmenter
+    from appliance.capture.voice import VoiceDetector as VoiceDetector
+
+__getattr__ = lazily(__name__, __file__)

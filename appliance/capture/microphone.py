@@ -1,21 +1,57 @@
-"""Microphone -> frames: the blocks of a recorder's process, resampled, dated and cut."""
+"""Microphone -> frames: the blocks of a recorder's process, resampled, dated and cut.
+
+Whether what a microphone gives can be speech at all: digital silence, distortion.
+
+Where sound comes from: the microphone, or a recording in its place.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.devices import Device, stable_name
-from appliance.capture.frames import Framer, SampleClock
-from appliance.capture.levels import Levels
+from appliance.capture.frames import FULL_SCALE, Framer, Resampler, SampleClock
 from appliance.capture.recorder import EndError, Recorder, StallError
-from appliance.capture.resample import FULL_SCALE, Resampler
+from appliance.capture.recording import Recording
+from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
 from appliance.records import SAMPLE_RATE, Frame
-from appliance.settings import CaptureSettings
+
+LOUD_SHARE = 0.001
+"""As the segmenter has it: more samples than this at full scale are heard as distortion."""
+LOUD_AFTER_S, LOUD_AT_MOST_S = 5.0, 10.0
+"""So much more distorted than clear sound is told; it is taken back when the balance is even."""
+
+
+class Levels:
+    """Follows the sound of one microphone. One thread pushes, any thread looks."""
+
+    def __init__(self, silence_s: float) -> None:
+        """`silence_s`: so long only zeros mean that nothing is heard; 0: never."""
+        self._silence_s = silence_s
+        self._loud_s = 0.0
+        self.silent_s = 0.0
+        """For so long nothing but zeros has come: muted, or not plugged in."""
+        self.distorted = False
+        """For seconds a good part of the sound has been at full scale."""
+
+    @property
+    def silent(self) -> bool:
+        """True while nothing but zeros has come for long; false again with the first sample."""
+        return 0 < self._silence_s <= self.silent_s
+
+    def push(self, sound: NDArray[np.int16], duration_s: float) -> None:
+        """Takes note of the next samples as the device gave them, an array of any shape."""
+        self.silent_s = 0.0 if sound.any() else self.silent_s + duration_s
+        full = np.count_nonzero((sound == 32767) | (sound == -32768))
+        balance_s = duration_s if full > LOUD_SHARE * sound.size else -duration_s
+        self._loud_s = min(max(self._loud_s + balance_s, 0.0), LOUD_AT_MOST_S)
+        if not 0.0 < self._loud_s < LOUD_AFTER_S:
+            self.distorted = self._loud_s > 0.0
 
 
 def list_microphones() -> list[Device]:
@@ -119,3 +155,44 @@ class _Stream:
             start_s = self.clock.began_s + self._given / SAMPLE_RATE
             self._given += len(samples)
             yield from self.framer.push(samples, start_s)
+
+
+class Source(Protocol):
+    """What every sound source does; one thread reads, any thread may call `stop`."""
+
+    @property
+    def description(self) -> str:
+        """For people: the device's or the file's name."""
+        ...
+
+    @property
+    def silence(self) -> str:
+        """Why nothing is to be heard although sound comes, with the cure; empty: all is well."""
+        ...
+
+    @property
+    def complaint(self) -> str:
+        """What else is wrong with the sound, with the cure; empty when all is well."""
+        ...
+
+    def frames(self) -> Iterator[Frame]:
+        """Frames of 30 ms until the source ends or `stop` is called; raises DeviceError."""
+        ...
+
+    def stop(self) -> None:
+        """Makes `frames` end soon."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def open_source(settings: CaptureSettings, recorder: Recorder) -> Source:
+    """The configured source, opened; raises DeviceError or AudioError.
+
+    `recorder` reads the microphone; it serves again after an error, or when that is closed.
+    """
+    if settings.recording:
+        return Recording(settings.recording, real_time=True)
+    return Microphone(settings, recorder)

@@ -18,7 +18,7 @@ from signal import Signals
 from typing import Any, Self
 
 from appliance.capture.devices import Device
-from appliance.capture.messages import SOUND, Inbox, Message
+from appliance.capture.portaudio import SOUND, Inbox, Message
 from appliance.errors import DeviceError
 
 START_WITHIN_S = 10.0

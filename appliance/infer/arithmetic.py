@@ -1,7 +1,7 @@
 """Whether ONNX Runtime's products of 8- and 4-bit numbers are right on this processor.
 
 arithmetic.onnx holds one product of each kind that INT8 models are made of, written by
-scripts/make_arithmetic.py with the code that builds the models. Inputs and weights are whole
+scripts/generate/arithmetic.py with the code that builds the models. Inputs and weights are whole
 numbers, so that each product has one exact value; half of them are the greatest that 8 bits hold,
 which is what instructions with too narrow an intermediate sum get wrong (x86 before VNNI).
 """
@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import Bundle
 from appliance.infer.sessions import Session, version
+from appliance.model import Bundle
 
 log = logging.getLogger("roomscribe")
 

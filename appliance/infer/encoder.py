@@ -1,18 +1,36 @@
-"""Log-mel to encoder states: which encoder does it."""
+"""Log-mel to encoder states: which encoder does it.
+
+The encoder on the CPU: encoder.onnx through ONNX Runtime.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from appliance.errors import ModelError, RoomscribeError
-from appliance.infer import hailo_system
-from appliance.infer.bundle import ENCODER, Bundle
-from appliance.infer.cpu import CpuEncoder
-from appliance.infer.hailo_failover import FailoverEncoder
-from appliance.infer.hailo_npu import open_npu
-from appliance.infer.hef import HEF_FILE, bundled_hef
+from appliance.infer.sessions import Session
+from appliance.model import ENCODER_FILE, Bundle
 from appliance.records import Mel, States
-from appliance.settings import EncoderSettings
+
+
+class CpuEncoder:
+    """Log-mel to encoder states. Interchangeable with the NPU's: same input, same output."""
+
+    name = "cpu"
+
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        """Loads the graph; `threads` 0 is one for each core. Raises ModelError."""
+        self._session = Session(
+            bundle.folder / ENCODER_FILE,
+            threads,
+            inputs={"mel": (1, bundle.frames, bundle.n_mels)},
+            outputs={"states": (1, bundle.positions, bundle.d_model)},
+            precise=bundle.zero_points,
+        )
+
+    def encode(self, mel: Mel) -> States:
+        """States (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P. Raises ModelError."""
+        states: States = self._session.run({"mel": mel[None]})[0][0]
+        return states
 
 
 class Encoder(Protocol):
@@ -63,34 +81,3 @@ class PlainEncoder:
 
     def close(self) -> None:
         """Nothing to free."""
-
-
-def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
-    """The encoder that the settings ask for, open.
-
-    auto: the NPU if the bundle has a HEF and there is a chip; else the CPU, which stands in for a
-    chip that is there and cannot be used (see `trouble`). hailo: the same, but the NPU must be
-    usable at the start: raises DeviceError or ModelError when it is not. Raises ModelError.
-    """
-    hef = bundled_hef(bundle)
-    must = settings.backend == "hailo"
-    if must and hef is None:
-        raise ModelError(
-            f"{bundle.folder}: expected {HEF_FILE} in the model, as [encoder] backend = hailo "
-            f"wants it, found none; roomscribe model add {bundle.name} --hef hailo8, "
-            "or backend = auto"
-        )
-    cpu = CpuEncoder(bundle, settings.threads) if ENCODER in bundle.files else None
-    if cpu and (hef is None or settings.backend == "cpu"):
-        return PlainEncoder(cpu)
-    if hef is None or settings.backend == "cpu":
-        raise ModelError(f"{bundle.folder}: expected {ENCODER} in the model, found none")
-    file = hef
-    encoder = FailoverEncoder(lambda: open_npu(bundle, file, share=settings.share), cpu)
-    if must or cpu is None or hailo_system.nodes():
-        try:
-            encoder.open()
-        except RoomscribeError:
-            if must or cpu is None:
-                raise
-    return encoder

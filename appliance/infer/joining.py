@@ -117,7 +117,7 @@ def is_unspaced(text: str) -> bool:
     return 2 * len(UNSPACED.findall(text)) > letters
 
 
-class Seams:
+class OverlapJoiner:
     """Remembers the last window's text, to free the next one's of what it repeats. One thread."""
 
     def __init__(self) -> None:

@@ -12,11 +12,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
+from appliance.records import HOP
 
 SAMPLE_RATE = 16_000
 N_FFT = 400
-HOP = 160
-FRAMES_PER_SECOND = SAMPLE_RATE // HOP
+
 FLOOR = 1e-10
 DYNAMIC_RANGE = 8.0
 

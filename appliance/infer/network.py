@@ -2,11 +2,14 @@
 
 cross.onnx makes keys and values of the encoder states, once a window; step.onnx makes logits of
 tokens and adds their keys and values to those of the tokens before.
+
+The token embedding: a file from which a step needs one row.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +18,54 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import BEST, CROSS, STEP, Bundle
-from appliance.infer.embedding import Embedding
 from appliance.infer.sessions import Bound, Session, Shape
+from appliance.model import BEST, CROSS_FILE, EMBEDDING_FILE, STEP_FILE, Bundle
 from appliance.records import States
+
+
+class Embedding:
+    """Rows of the token embedding (vocabulary, d_model), float32 or float16 in the file.
+
+    Read row by row when needed: it is the largest part of a small Whisper, and a window needs some
+    dozens of its rows. Read, not mapped: each page that is touched would count, with 15 around it.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        """Opens the file. Raises ModelError."""
+        self._path = bundle.folder / EMBEDDING_FILE
+        dtype = np.dtype("<f4" if bundle.quantize == "none" else "<f2")
+        rows, width = bundle.vocabulary_size, bundle.d_model
+        try:
+            self._file = self._path.open("rb", buffering=0)
+        except OSError as error:
+            raise ModelError(
+                f"{self._path}: expected a readable file, found {error.strerror}"
+            ) from error
+        size = os.fstat(self._file.fileno()).st_size
+        if size != rows * width * dtype.itemsize:
+            raise ModelError(
+                f"{self._path}: expected {rows} rows of {width} numbers of {dtype.itemsize} bytes, "
+                f"found {size} bytes in all; build or install the bundle again"
+            )
+        self._row = np.empty(width, dtype)
+        self.kept, self.left_out = bundle.kept, bundle.left_out
+        self._place = np.empty(rows, np.int64)
+        """Where each token's row begins, bytes."""
+        self._place[np.concatenate([self.kept, self.left_out])] = np.arange(rows) * self._row.nbytes
+
+    def look_up(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
+        """Writes the rows of n token ids to `out` (n, d_model). Raises ModelError."""
+        for at, token in enumerate(tokens):
+            read = os.preadv(self._file.fileno(), [self._row.data], int(self._place[token]))
+            if read != self._row.nbytes:
+                raise ModelError(f"{self._path}: expected a file that stays as it is, found it cut")
+            out[at] = self._row
+
+    def columns_of(self, tokens: Sequence[int]) -> NDArray[np.intp]:
+        """Where token ids stand among the kept ones; those left out are dropped."""
+        wanted = np.array(tokens, np.intp)
+        return np.searchsorted(self.kept, wanted[np.isin(wanted, self.kept)])
+
 
 NONE_PADDED = np.float32(-1e9)
 """Score of the virtual position that stands for no position: its weight is exactly 0."""
@@ -62,10 +109,15 @@ class Network:
         states = (1, virtual, bundle.d_model)
         precise = bundle.zero_points
         listening = Session(
-            bundle.folder / CROSS, threads, {"states": states}, cross, arena=False, precise=precise
+            bundle.folder / CROSS_FILE,
+            threads,
+            {"states": states},
+            cross,
+            arena=False,
+            precise=precise,
         )
         self._step = Session(
-            bundle.folder / STEP,
+            bundle.folder / STEP_FILE,
             threads,
             {
                 "embedded": (1, None, bundle.d_model),

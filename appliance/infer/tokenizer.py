@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from appliance.errors import ModelError
-from appliance.infer.bundle import VOCABULARY, Bundle
+from appliance.model import VOCABULARY_FILE, Bundle
 
 
 class Tokenizer:
@@ -31,7 +31,7 @@ class Tokenizer:
     @classmethod
     def open(cls, bundle: Bundle) -> Tokenizer:
         """The bundle's tokenizer. Raises ModelError when its vocabulary cannot be read."""
-        file = bundle.folder / VOCABULARY
+        file = bundle.folder / VOCABULARY_FILE
         vocabulary = _read(file)
         try:
             return cls(vocabulary, bundle.tokens.first_special)

@@ -9,17 +9,52 @@ from typing import ParamSpec, Self, TypeVar
 
 import numpy as np
 
+from appliance.config import EncoderSettings, GateSettings, Settings
+from appliance.errors import ModelError, RoomscribeError
 from appliance.infer.arithmetic import warn_of_fault
-from appliance.infer.bundle import Bundle, load_bundle
-from appliance.infer.decoder import Decoded, Decoder
-from appliance.infer.encoder import Encoder, open_encoder
-from appliance.infer.guards import compression_ratio, is_failed
-from appliance.infer.hailo_decoder import HailoDecoder, open_on_npu
-from appliance.infer.mel import HOP, log_mel
-from appliance.infer.presets import choose_guards
+from appliance.infer.decoder import Decoded, Decoder, choose_guards
+from appliance.infer.encoder import CpuEncoder, Encoder, PlainEncoder
+from appliance.infer.gates import compression_ratio, is_failed
+from appliance.infer.hailo import errors
+from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
+from appliance.infer.hailo.failover import FailoverEncoder
+from appliance.infer.hailo.npu import open_npu
+from appliance.infer.mel import log_mel
 from appliance.infer.tokenizer import Tokenizer
-from appliance.records import Mel, States, Transcription, Window
-from appliance.settings import GateSettings, Settings
+from appliance.model import ENCODER_FILE, HEF_FILE, Bundle, bundled_hef, load_bundle
+from appliance.records import HOP, Mel, States, Transcription, Window
+
+
+def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
+    """The encoder that the settings ask for, open.
+
+    auto: the NPU if the bundle has a HEF and there is a chip; else the CPU, which stands in for a
+    chip that is there and cannot be used (see `trouble`). hailo: the same, but the NPU must be
+    usable at the start: raises DeviceError or ModelError when it is not. Raises ModelError.
+    """
+    hef = bundled_hef(bundle)
+    must = settings.backend == "hailo"
+    if must and hef is None:
+        raise ModelError(
+            f"{bundle.folder}: expected {HEF_FILE} in the model, as [encoder] backend = hailo "
+            f"wants it, found none; roomscribe model add {bundle.name} --hef hailo8, "
+            "or backend = auto"
+        )
+    cpu = CpuEncoder(bundle, settings.threads) if ENCODER_FILE in bundle.files else None
+    if cpu and (hef is None or settings.backend == "cpu"):
+        return PlainEncoder(cpu)
+    if hef is None or settings.backend == "cpu":
+        raise ModelError(f"{bundle.folder}: expected {ENCODER_FILE} in the model, found none")
+    file = hef
+    encoder = FailoverEncoder(lambda: open_npu(bundle, file, share=settings.share), cpu)
+    if must or cpu is None or errors.nodes():
+        try:
+            encoder.open()
+        except RoomscribeError:
+            if must or cpu is None:
+                raise
+    return encoder
+
 
 FULL_SCALE = 32_768.0
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -1,1 +1,74 @@
-"""A Whisper checkpoint to a bundle of ONNX graphs."""
+"""The files that make a model: bundles, HEFs, checkpoints, and how one becomes the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from appliance import lazily
+
+if TYPE_CHECKING:
+    from appliance.model import library as library
+    from appliance.model.add import (
+        AUTO as AUTO,
+        AddRequest as AddRequest,
+        make_bundle as make_bundle,
+        window_of as window_of,
+    )
+    from appliance.model.build import (
+        Recipe as Recipe,
+        build_bundle as build_bundle,
+        identify as identify,
+        read_vocabulary as read_vocabulary,
+        window_positions as window_positions,
+        write_json as write_json,
+    )
+    from appliance.model.bundle import (
+        BEST as BEST,
+        BUILT_IN as BUILT_IN,
+        CROSS_FILE as CROSS_FILE,
+        EMBEDDING_FILE as EMBEDDING_FILE,
+        ENCODER_FILE as ENCODER_FILE,
+        STEP_FILE as STEP_FILE,
+        VOCABULARY_FILE as VOCABULARY_FILE,
+        Bundle as Bundle,
+        Guards as Guards,
+        chosen_model as chosen_model,
+        installed_bundles as installed_bundles,
+        load_bundle as load_bundle,
+    )
+    from appliance.model.checkpoint import (
+        CONFIG_FILE as CONFIG_FILE,
+        WEIGHTS_FILE as WEIGHTS_FILE,
+        Checkpoint as Checkpoint,
+        load_checkpoint as load_checkpoint,
+    )
+    from appliance.model.graph import (
+        LAYER_NORM_EPSILON as LAYER_NORM_EPSILON,
+        Dimensions as Dimensions,
+        Graph as Graph,
+    )
+    from appliance.model.hef import (
+        CHIP_NAMES as CHIP_NAMES,
+        HEF_FILE as HEF_FILE,
+        Hef as Hef,
+        bundled_hef as bundled_hef,
+        read_hef as read_hef,
+        verify_hef as verify_hef,
+    )
+    from appliance.model.huggingface import fetch_checkpoint as fetch_checkpoint
+    from appliance.model.library import (
+        choose as choose,
+        drafted as drafted,
+        install as install,
+        work_on as work_on,
+    )
+    from appliance.model.shapes import (
+        ENCODER as ENCODER,
+        SOUND_POSITIONS as SOUND_POSITIONS,
+        WhisperConfig as WhisperConfig,
+        expected_shapes as expected_shapes,
+        read_config as read_config,
+    )
+    from appliance.model.tensors import Weights as Weights, read_json as read_json
+
+__getattr__ = lazily(__name__, __file__)

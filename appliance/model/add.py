@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ConfigError, ModelError
-from appliance.model.build import Recipe, build_bundle, identify, write_json
-from appliance.model.describe import POSITIONS_PER_SECOND
-from appliance.model.hub import checkpoints as hub
-from appliance.model.hub import hailo_store
-from appliance.model.hub.hailo_store import CHIPS
-from appliance.model.library import MANIFEST, Workplace, told
-from appliance.model.weights.checkpoint import CONFIG_FILE, WhisperConfig, read_config
+from appliance.model import hailo_store, huggingface as hub
+from appliance.model.build import POSITIONS_PER_SECOND, Recipe, build_bundle, identify, write_json
+from appliance.model.checkpoint import CONFIG_FILE
+from appliance.model.hailo_store import CHIPS
+from appliance.model.library import MANIFEST, StagingFolder, told
+from appliance.model.shapes import WhisperConfig, read_config
 
 DEFAULT_WINDOW_S = 10.0
 BASE_D_MODEL, BASE_WINDOW_S = 512, 5.0
@@ -28,7 +27,7 @@ AUTO, NONE = "auto", "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class AddRequest:
     """What the user asks for."""
 
     source: str
@@ -71,7 +70,7 @@ class Order:
         return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.")
 
 
-def make_bundle(order: Order, place: Workplace) -> Iterator[str]:
+def make_bundle(order: AddRequest, place: StagingFolder) -> Iterator[str]:
     """Builds the bundle in place.draft; yields remarks for the user on the way.
 
     Raises ConfigError and ModelError; downloads that are done stay in place.checkpoint.
@@ -117,7 +116,7 @@ def window_of(config: WhisperConfig) -> float:
     return min(wanted, config.max_source_positions / POSITIONS_PER_SECOND)
 
 
-def _published_hef(order: Order) -> hailo_store.HefSource | None:
+def _published_hef(order: AddRequest) -> hailo_store.HefSource | None:
     """Hailo's encoder for the order; None when none is wanted, or there is none and may be none.
 
     Raises ConfigError when the user named a chip for which there is none.
@@ -133,7 +132,7 @@ def _published_hef(order: Order) -> hailo_store.HefSource | None:
     raise ConfigError(f"--hef: {hailo_store.explain_none(order.chip, order.source, window_s)}")
 
 
-def _published_decoder(order: Order) -> hailo_store.DecoderSource | None:
+def _published_decoder(order: AddRequest) -> hailo_store.DecoderSource | None:
     """Hailo's decoder for the order; None when none is wanted.
 
     Raises ConfigError when there is none, or no encoder of Hailo's to go with it.
@@ -155,7 +154,7 @@ def _published_decoder(order: Order) -> hailo_store.DecoderSource | None:
     return source
 
 
-def _put_decoder(source: hailo_store.DecoderSource, place: Workplace) -> None:
+def _put_decoder(source: hailo_store.DecoderSource, place: StagingFolder) -> None:
     """Puts Hailo's decoder and its tables into the draft and its manifest. Raises ModelError."""
     fetched = hailo_store.fetch_decoder(source, place.checkpoint)
     with told(place.draft):
@@ -164,7 +163,7 @@ def _put_decoder(source: hailo_store.DecoderSource, place: Workplace) -> None:
         _enter(DECODER_FILES, place)
 
 
-def _put_hef(file: Path, chip: str, place: Workplace) -> None:
+def _put_hef(file: Path, chip: str, place: StagingFolder) -> None:
     """Copies a HEF into the draft and enters it into the manifest. Raises ModelError."""
     with told(file):
         with file.open("rb") as stream:
@@ -179,7 +178,7 @@ def _put_hef(file: Path, chip: str, place: Workplace) -> None:
         _enter((HEF,), place, hef_chip=chip)
 
 
-def _enter(names: tuple[str, ...], place: Workplace, **facts: str) -> None:
+def _enter(names: tuple[str, ...], place: StagingFolder, **facts: str) -> None:
     """Enters files, and what else is to be known, into the draft's manifest."""
     manifest = json.loads((place.draft / MANIFEST).read_bytes()) | facts
     manifest["files"] |= {name: identify(place.draft / name) for name in names}

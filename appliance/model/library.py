@@ -5,6 +5,8 @@ models/in-use                name of the chosen one
 models/.work/tiny.lock       held while tiny is being added or removed
 models/.work/tiny/           what `add` fetched and built so far; kept when it is interrupted,
                              so that a broken download goes on where it was
+
+A folder written whole or not at all: built beside its place and moved there.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ import fcntl
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.durable import sync_folder
 from appliance.errors import ConfigError, ModelError
-from appliance.places import CHOICE, PACKAGED, models_folder
+from appliance.model.bundle import CHOICE, PACKAGED, models_folder
+from appliance.system import sync_folder
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -30,7 +33,7 @@ MANIFEST = "bundle.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class StagingFolder:
     """Where one model is put together; `folder` is on the same file system as the models."""
 
     name: str
@@ -66,7 +69,7 @@ def check_name(name: str) -> str:
 
 
 @contextmanager
-def work_on(name: str) -> Iterator[Workplace]:
+def work_on(name: str) -> Iterator[StagingFolder]:
     """Holds the model's lock; the workplace's leftovers of an interrupted `add` are still in it.
 
     Raises ConfigError for a bad name, ModelError when the models folder cannot be written or
@@ -74,7 +77,7 @@ def work_on(name: str) -> Iterator[Workplace]:
     """
     models = models_folder()
     work = models / ".work"
-    place = Workplace(check_name(name), models, work / name)
+    place = StagingFolder(check_name(name), models, work / name)
     with told(models):
         work.mkdir(parents=True, exist_ok=True)
         lock = (work / f"{name}.lock").open("a+", encoding="utf-8")
@@ -91,7 +94,7 @@ def work_on(name: str) -> Iterator[Workplace]:
                 place.folder.rmdir()
 
 
-def _take(lock: int, place: Workplace) -> None:
+def _take(lock: int, place: StagingFolder) -> None:
     """Locks the file and writes this process's number into it; ModelError when it is held."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,7 +109,7 @@ def _take(lock: int, place: Workplace) -> None:
     os.write(lock, f"{os.getpid()}\n".encode())
 
 
-def install(place: Workplace) -> None:
+def install(place: StagingFolder) -> None:
     """Moves the finished draft to its place; a bundle that is there is replaced.
 
     Whoever has the old one loaded keeps it until it is closed. Raises ModelError; then the old one
@@ -188,3 +191,19 @@ def _exchange(one: Path, other: Path) -> None:
     if libc.renameat2(AT_FDCWD, bytes(one), AT_FDCWD, bytes(other), RENAME_EXCHANGE) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(other))
+
+
+@contextmanager
+def drafted(out: Path) -> Iterator[Path]:
+    """An empty folder that becomes `out` when the block ends well; one that is there is replaced.
+
+    When it ends otherwise nothing is left of the draft, and `out` is as it was. Raises OSError.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+        draft = Path(scratch) / "new"
+        draft.mkdir()
+        yield draft
+        if out.exists():
+            out.rename(Path(scratch) / "old")
+        draft.rename(out)

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import unseen
-from phones import PHONE_ID, PHONES, Segment
-from texts import commands, sentences
-from voices import SAMPLE_RATE, VOICES, Samples, Studio, draw_guest, draw_voice
+from train import unseen
+from train.phones import PHONE_ID, PHONES, Segment
+from train.texts import commands, sentences
+from train.voices import SAMPLE_RATE, VOICES, Samples, Studio, draw_guest, draw_voice
 
 
 class Kind(NamedTuple):

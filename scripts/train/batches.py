@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from features import IGNORED, Rendered, Studio
 from numpy.typing import NDArray
-from plans import WINDOW_FRAMES, Mix, Plan, draw_plan
-from shards import SILENCE_PHONE, Bank
-from sounds import Generator
 from torch import Tensor
-from wordpieces import Wordpieces
+from train.features import IGNORED, Rendered, Studio
+from train.plans import WINDOW_FRAMES, Mix, Plan, draw_plan
+from train.shards import SILENCE_PHONE, Bank
+from train.sounds import Generator
+from train.wordpieces import Wordpieces
 
 BLOCK = 384
 """Windows planned at once."""

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from network import NetworkSize
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from torch import Tensor
+from train.network import NetworkSize
 
 DECODER = "model.decoder"
 EMBEDDING = f"{DECODER}.embed_tokens.weight"

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from network import NetworkSize, Whisper
-from optimizer import FlatOptimizer
 from torch import Tensor
+from train.network import NetworkSize, Whisper
+from train.optimizer import FlatOptimizer
 
 
 def save_checkpoint(

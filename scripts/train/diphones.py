@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from engines import PACKAGES, EngineError, Take
-from festival import Pipe, melody
-from phones import FIRST_PART, Segment, from_arpabet
+from train.engines import PACKAGES, EngineError, Take
+from train.festival import Pipe, melody
+from train.phones import FIRST_PART, Segment, from_arpabet
 
 FOLDER = Path("/usr/share/festival/voices")
 

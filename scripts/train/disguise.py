@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import dct, idct
-from sounds import Generator
+from train.sounds import Generator
 
 Mel = NDArray[np.float32]
 WARP_DEVIATION = 0.06

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from phones import Segment
+from train.phones import Segment
 
 PACKAGES = {
     "espeak": "espeak-ng libespeak-ng1",

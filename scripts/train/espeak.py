@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from engines import PACKAGES, EngineError, Take, load_library
-from phones import Segment, from_espeak
+from train.engines import PACKAGES, EngineError, Take, load_library
+from train.phones import Segment, from_espeak
 
 
 class _EspeakEvent(c.Structure):

@@ -15,19 +15,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rigs.word_errors import word_error_rate, words
 from scipy import signal
+from train.checkpoint import load_model
+from train.features import FILTER_DELAY, HOP, PRE_ROLL_S, decibels, level
+from train.network import Whisper
+from train.plans import WINDOW_FRAMES
+from train.scoring import transcribe, window_of
+from train.shards import SAMPLE_RATE, Bank
+from train.sounds import Sound, make_channels, make_sounds
+from train.wordpieces import Wordpieces
 
 sys.path.extend(str(folder) for folder in Path(__file__).resolve().parents[1:3])
-
-from checkpoint import load_model
-from features import FILTER_DELAY, HOP, PRE_ROLL_S, decibels, level
-from network import Whisper
-from plans import WINDOW_FRAMES
-from scoring import transcribe, window_of
-from shards import SAMPLE_RATE, Bank
-from sounds import Sound, make_channels, make_sounds
-from word_errors import word_error_rate, words
-from wordpieces import Wordpieces
 
 SPLITS = {
     "homeseen": "home, seen voices",

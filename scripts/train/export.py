@@ -11,11 +11,11 @@ import json
 import shutil
 from pathlib import Path
 
-from bundle_weights import read_weights
-from checkpoint import load_model
-from network import Whisper
 from safetensors.torch import save_file
-from wordpieces import PROMPT, Wordpieces
+from train.bundle_weights import read_weights
+from train.checkpoint import load_model
+from train.network import Whisper
+from train.wordpieces import PROMPT, Wordpieces
 
 
 def blend(model: Whisper, bundle: Path, share: float) -> None:

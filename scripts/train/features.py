@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import soxr
-from disguise import follow, mask, revoice, rhythm, sharpen, smear, warp_frequency
 from numpy.typing import NDArray
-from plans import Plan
 from scipy import signal
-from shards import SAMPLE_RATE, SILENCE_PHONE, Bank
-from sounds import Generator, Sound
-from wordpieces import Wordpieces
+from train.disguise import follow, mask, revoice, rhythm, sharpen, smear, warp_frequency
+from train.plans import Plan
+from train.shards import SAMPLE_RATE, SILENCE_PHONE, Bank
+from train.sounds import Generator, Sound
+from train.wordpieces import Wordpieces
 
 from appliance.infer.mel import log_mel
 

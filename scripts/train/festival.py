@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from engines import PACKAGES, EngineError, Take
-from phones import Segment, from_arpabet
+from train.engines import PACKAGES, EngineError, Take
+from train.phones import Segment, from_arpabet
 
 _FESTIVAL_VOICES = {
     "kal": "(voice_kal_diphone)",

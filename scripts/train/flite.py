@@ -5,8 +5,8 @@ import random
 from typing import Any
 
 import numpy as np
-from engines import Take, load_library
-from phones import Segment, from_arpabet
+from train.engines import Take, load_library
+from train.phones import Segment, from_arpabet
 
 
 class _FliteVoice(c.Structure):

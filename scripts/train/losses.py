@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from batches import Batch
-from features import IGNORED
-from network import Whisper
 from torch import Tensor
+from train.batches import Batch
+from train.features import IGNORED
+from train.network import Whisper
 
 LABEL_SMOOTHING = 0.05
 GUIDED_HEADS = 2

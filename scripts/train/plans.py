@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from shards import Bank
-from sounds import Generator
+from train.shards import Bank
+from train.sounds import Generator
 
 WINDOW_FRAMES = 1000
 LONGEST_SPEECH_S = 9.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from plans import Mix
+from train.plans import Mix
 
 WARM_UP_STEPS = 150
 CLEAN_UNTIL, MILD_UNTIL = 0.08, 0.62

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from features import HOP, PRE_ROLL_S
-from network import Whisper
 from numpy.typing import NDArray
-from plans import WINDOW_FRAMES
-from shards import Bank
+from rigs.word_errors import word_error_rate
 from torch import Tensor
-from word_errors import word_error_rate
-from wordpieces import Wordpieces
+from train.features import HOP, PRE_ROLL_S
+from train.network import Whisper
+from train.plans import WINDOW_FRAMES
+from train.shards import Bank
+from train.wordpieces import Wordpieces
 
 from appliance.infer.mel import log_mel
 

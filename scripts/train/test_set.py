@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 
 import soundfile
-import unseen
-from bank import finish
-from texts import commands
+from train import unseen
+from train.bank import finish
+from train.texts import commands
 
 SENTENCES = 40
 LONGEST_WORDS = 12

@@ -25,21 +25,21 @@ import torch.multiprocessing as mp
 
 sys.path.extend(str(folder) for folder in Path(__file__).resolve().parents[1:3])
 
-import wordpieces
-from batches import Batch, Planner, windows
-from bundle_weights import read_weights
-from checkpoint import load_checkpoint, save_checkpoint
-from features import Studio
-from losses import losses
-from network import NetworkSize, Whisper
-from optimizer import FlatOptimizer
-from options import DEFAULT_MINUTES, arguments
-from pacing import Clock, Log
-from schedule import Schedule, mix_at
-from scoring import hearing
-from shards import Bank, join_new
-from sounds import make_channels, make_sounds
-from texts import sentences
+from train import wordpieces
+from train.batches import Batch, Planner, windows
+from train.bundle_weights import read_weights
+from train.checkpoint import load_checkpoint, save_checkpoint
+from train.features import Studio
+from train.losses import losses
+from train.network import NetworkSize, Whisper
+from train.optimizer import FlatOptimizer
+from train.options import DEFAULT_MINUTES, arguments
+from train.pacing import Clock, Log
+from train.schedule import Schedule, mix_at
+from train.scoring import hearing
+from train.shards import Bank, join_new
+from train.sounds import make_channels, make_sounds
+from train.texts import sentences
 
 EMA_DECAY = 0.998
 EMA_FROM = 0.6

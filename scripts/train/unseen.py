@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import soxr
-from phones import Segment
+from train.phones import Segment
 
 VOICES = [
     "pico:en-US",

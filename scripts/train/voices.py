@@ -12,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import soxr
-from diphones import Diphones
-from engines import Speaker
-from espeak import Espeak
-from festival import Festival
-from flite import Flite
-from phones import Segment, tidy
+from train.diphones import Diphones
+from train.engines import Speaker
+from train.espeak import Espeak
+from train.festival import Festival
+from train.flite import Flite
+from train.phones import Segment, tidy
 
 SAMPLE_RATE = 16_000
 Samples = npt.NDArray[np.int16]

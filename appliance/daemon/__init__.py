@@ -1,0 +1,12 @@
+"""The running appliance: threads and queues, spool, health, systemd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from appliance import lazily
+
+if TYPE_CHECKING:
+    from appliance.daemon import journal as journal, mute as mute, service as service
+
+__getattr__ = lazily(__name__, __file__)

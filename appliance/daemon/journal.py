@@ -1,0 +1,101 @@
+"""Log lines to systemd's journal with their fields, or to standard error; systemd's notifications.
+
+Everything works without python3-systemd, with fewer fields.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+
+from appliance.config import JournalSettings
+from appliance.store import StoredTranscript
+
+log = logging.getLogger(__name__)
+
+_PLAIN = "%(asctime)s %(levelname)-7s %(message)s"
+_SYSLOG_LEVELS = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+
+
+class _PrefixedFormatter(logging.Formatter):
+    """Every line begins with <level>, which the journal takes off standard error (sd-daemon(3))."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as lines with their level."""
+        prefix = f"<{_SYSLOG_LEVELS.get(record.levelname, 6)}>"
+        return "\n".join(prefix + line for line in super().format(record).splitlines())
+
+
+def set_up(settings: JournalSettings) -> None:
+    """Sends the log of the whole process where it belongs. Once, at start, before any thread."""
+    root = logging.getLogger()
+    root.handlers[:] = [_handler()]
+    root.setLevel(settings.level.upper())
+
+
+def heard(stored: StoredTranscript, settings: JournalSettings) -> None:
+    """One line for a stored transcript; its text only when the configuration asks for it."""
+    transcript = stored.transcript
+    text = f": {transcript.text}" if settings.text else ""
+    fields = {
+        "ROOMSCRIBE_ID": transcript.id,
+        "ROOMSCRIBE_SEQ": stored.seq,
+        "ROOMSCRIBE_UTTERANCE_ID": transcript.utterance_id,
+        "ROOMSCRIBE_DURATION_S": round(transcript.duration_s, 3),
+        "ROOMSCRIBE_LATENCY_MS": round(transcript.latency_ms),
+        "ROOMSCRIBE_ENCODER": transcript.encoder,
+        "ROOMSCRIBE_FLAGS": ",".join(transcript.flags),
+    }
+    log.info(
+        "transcript %d: %.1f s of speech, %.0f ms after its end%s",
+        stored.seq,
+        transcript.duration_s,
+        transcript.latency_ms,
+        text,
+        extra=fields,
+    )
+
+
+def notify(state: str) -> bool:
+    """Tells systemd `state`, such as READY=1 or WATCHDOG=1; False when it does not listen.
+
+    Any thread. Never raises: being heard by systemd is not what the appliance lives for.
+    """
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return False
+    try:
+        from systemd import daemon
+    except ImportError:
+        return _notify_by_hand(address, state)
+    try:
+        return bool(daemon.notify(state))
+    except OSError:
+        return False
+
+
+def _notify_by_hand(address: str, state: str) -> bool:
+    """sd_notify(3) in its plain form, for where python3-systemd is missing."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify_socket:
+        try:
+            notify_socket.sendto(state.encode(), address.replace("@", "\0", 1))
+        except OSError:
+            return False
+    return True
+
+
+def _handler() -> logging.Handler:
+    """The journal itself, the journal behind standard error, or a terminal."""
+    if "JOURNAL_STREAM" in os.environ:
+        try:
+            from systemd.journal import JournalHandler
+        except ImportError:
+            handler: logging.Handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(_PrefixedFormatter("%(message)s"))
+            return handler
+        return JournalHandler(SYSLOG_IDENTIFIER="roomscribe")  # type: ignore[no-any-return]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_PLAIN))
+    return handler

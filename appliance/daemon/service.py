@@ -1,0 +1,210 @@
+"""The daemon's life: signals, systemd's notifications, a watchdog fed by progress."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from appliance.config import Settings
+from appliance.daemon import journal
+from appliance.daemon.journal import notify
+from appliance.daemon.pipeline import Pipeline
+from appliance.errors import ConfigError, DeviceError, RoomscribeError
+from appliance.records import ApplianceState
+from appliance.system import memory_ceiling_mb, resident_mb
+
+log = logging.getLogger("roomscribe")
+
+STILL_S = 25.0
+"""A stage that has not moved for so long is stuck; the slowest window takes a few seconds."""
+LOOK_S = 0.2
+"""Between two looks at the stages, at the mute's file, and at what was asked."""
+
+
+class Asked:
+    """What signals ask for: SIGTERM and SIGINT to stop, SIGHUP to read the configuration again.
+
+    SIGUSR1 turns the mute over.
+    """
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.reload = threading.Event()
+        self.toggle_mute = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._to_stop)
+        signal.signal(signal.SIGHUP, lambda _number, _frame: self.reload.set())
+        signal.signal(signal.SIGUSR1, lambda _number, _frame: self.toggle_mute.set())
+
+    def _to_stop(self, number: int, _frame: FrameType | None) -> None:
+        log.info("%s: stopping", signal.Signals(number).name)
+        self.stop.set()
+
+
+class Announcer:
+    """Tells systemd what the appliance does: READY once, STATUS whenever that changes."""
+
+    def __init__(self, pipeline: Pipeline, begun_s: float) -> None:
+        """`begun_s` is when starting began, on time.monotonic()'s clock."""
+        self._pipeline, self._begun_s = pipeline, begun_s
+        self.complaint = ""
+        """What else is wrong; put in front of STATUS."""
+        self.ready = False
+        """READY has been said."""
+        self._told = ""
+
+    def look(self) -> None:
+        """Says READY when sound has come, or when it is known that it has to be waited for."""
+        state = self._pipeline.state()
+        if not self.ready:
+            if state.microphone_online and not self._pipeline.sounding.is_set():
+                return
+            self.ready = True
+            log.info(
+                "%s with model %s on %s, ready after %.2f s",
+                f"listening to {state.microphone}" if state.microphone_online else _doing(state),
+                state.model,
+                state.encoder,
+                time.monotonic() - self._begun_s,
+            )
+            notify("READY=1")
+        text = "; ".join(filter(None, (self.complaint, status(self._pipeline))))
+        if text != self._told:
+            self._told = text
+            notify(f"STATUS={text}")
+
+
+def run(settings: Settings, reread: Callable[[], Settings]) -> None:
+    """Runs the appliance until SIGTERM, SIGINT or the end of a recording.
+
+    On SIGHUP the settings are those of `reread` from then on, if they are right. Raises whatever
+    ended it otherwise; what was heard until then has been published.
+    """
+    asked = Asked()
+    begun_s = time.monotonic()
+    pipeline = Pipeline(settings)
+    while True:
+        renewed = _live(pipeline, settings, asked, reread, begun_s)
+        if renewed is None:
+            return
+        begun_s = time.monotonic()
+        settings, pipeline = _renew(settings, renewed)
+
+
+def status(pipeline: Pipeline) -> str:
+    """What the appliance does and lacks, on one line: `listening, 128 transcripts, CPU`."""
+    state = pipeline.state()
+    heard = pipeline.health.counters().get("transcripts", 0)
+    unit = "CPU" if state.encoder == "cpu" else "NPU"
+    reasons = (*state.reasons, *pipeline.broker_reasons())
+    return "; ".join((f"{_doing(state)}, {heard} transcripts, {unit}", *reasons))
+
+
+def _doing(state: ApplianceState) -> str:
+    if state.muted:
+        return "muted"
+    return "listening" if state.microphone_online else "waiting for a microphone"
+
+
+def _live(
+    pipeline: Pipeline,
+    settings: Settings,
+    asked: Asked,
+    reread: Callable[[], Settings],
+    begun_s: float,
+) -> Settings | None:
+    """Runs `pipeline` to its end; the settings to go on with, None when nothing is to follow."""
+    renewed = None
+    pipeline.start()
+    try:
+        renewed = _supervise(pipeline, settings, asked, reread, begun_s)
+    finally:
+        if renewed is None:
+            notify("STOPPING=1\nSTATUS=publishing what was heard")
+        pipeline.stop()
+    pipeline.check()
+    return renewed
+
+
+def _supervise(
+    pipeline: Pipeline,
+    settings: Settings,
+    asked: Asked,
+    reread: Callable[[], Settings],
+    begun_s: float,
+) -> Settings | None:
+    """Feeds the watchdog while every stage moves; returns when this pipeline is to end."""
+    period_s = min(10.0, int(os.environ.get("WATCHDOG_USEC", "0")) / 3e6 or 10.0)
+    fed_s = time.monotonic()
+    announcer = Announcer(pipeline, begun_s)
+    ceiling_mb = memory_ceiling_mb(settings.appliance.memory_mb)
+    while not asked.stop.wait(LOOK_S if announcer.ready else LOOK_S / 4):
+        if pipeline.ended.is_set():
+            return None
+        pipeline.mute.look()
+        if asked.toggle_mute.is_set():
+            asked.toggle_mute.clear()
+            pipeline.mute.toggle("SIGUSR1")
+        if asked.reload.is_set():
+            asked.reload.clear()
+            renewed = _read_again(settings, reread, announcer)
+            if renewed is not None:
+                return renewed
+        _check(pipeline, ceiling_mb)
+        announcer.look()
+        if time.monotonic() - fed_s >= period_s:
+            fed_s = time.monotonic()
+            notify("WATCHDOG=1")
+    return None
+
+
+def _check(pipeline: Pipeline, ceiling_mb: float) -> None:
+    """Raises DeviceError when a stage is stuck, or when something eats the memory."""
+    still_s, stage = pipeline.still_s()
+    if still_s > STILL_S:
+        raise DeviceError(f"the {stage} has been stuck for {still_s:.0f} s; restarting")
+    memory_mb = resident_mb()
+    if memory_mb > ceiling_mb:
+        raise DeviceError(
+            f"memory: expected at most {ceiling_mb:.0f} MB, found {memory_mb:.0f} MB; restarting, "
+            "what waits to be transcribed is kept"
+        )
+
+
+def _read_again(
+    settings: Settings, reread: Callable[[], Settings], announcer: Announcer
+) -> Settings | None:
+    """The configuration as it is now; None when it is wrong or the same as before."""
+    announcer.complaint = ""
+    notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+    try:
+        renewed = reread()
+    except ConfigError as error:
+        for message in error.messages:
+            log.error("%s", message)
+        log.error("the configuration is wrong: going on with the one that was read before")
+        announcer.complaint = "the configuration on the disk is wrong, see the journal"
+    else:
+        if renewed != settings:
+            log.info("the configuration has changed: starting again with it")
+            return renewed
+        log.info("the configuration is the one in use")
+    notify("READY=1")
+    return None
+
+
+def _renew(old: Settings, new: Settings) -> tuple[Settings, Pipeline]:
+    """A pipeline for the new settings; for the old ones when the new ones cannot be run."""
+    journal.set_up(new.journal)
+    try:
+        return new, Pipeline(new)
+    except RoomscribeError as error:
+        log.error("%s", error)
+        log.error("going on with the configuration that was read before")
+    journal.set_up(old.journal)
+    return old, Pipeline(old)

@@ -1,0 +1,304 @@
+"""What becomes of a window's transcription: what it says that is new, its marks, or why it goes.
+
+Phrases that Whisper writes where nobody speaks: it was trained on films' subtitles.
+
+Collected from what users of Whisper report (openai/whisper discussions 679 and 928, and the
+trackers of programs that use it). They only mark a transcript: no list is ever complete, and every
+phrase in it is said by somebody some day.
+"""
+
+# ruff: noqa: RUF001 (letters of many scripts)
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from appliance.config import GateSettings
+from appliance.infer.joining import OverlapJoiner, plain
+from appliance.records import Transcription, Window
+
+CREDITS = re.compile(
+    r"amaraorg|mooji|castingwords|steamteamextra|soustitreurcom|stephaniegeiges|dimatorzok"
+    r"|qtss|soustitragest501|明镜与点点|明鏡與點點|优优独播|優優獨播"
+)
+"""Names of subtitle makers, without spaces and punctuation: nobody says them to a house."""
+BROADCASTERS = re.compile(
+    r"(untertitel(ung)?|copyright)(imauftrag)?(des|der|von)?"
+    r"(zdf|wdr|swr|ndr|mdr|ard|br|deutschenwelle)(fürfunk)?(\d{4})?|(wdr|swr|zdf|ndr)\d{4}"
+)
+"""The same of German broadcasters, with or without a year."""
+INVENTED = frozenset(
+    plain(phrase)
+    for phrase in (
+        "Thanks for watching",
+        "Thank you for watching",
+        "Thank you so much for watching",
+        "Thanks for watching and see you next time",
+        "Thanks for watching, see you in the next video",
+        "See you in the next video",
+        "I'll see you in the next video",
+        "See you in the next one",
+        "Please subscribe",
+        "Please subscribe to my channel",
+        "Like and subscribe",
+        "Don't forget to like and subscribe",
+        "Thank you for listening",
+        "Subtitles by",
+        "Subtitles made by the community",
+        "Transcribed by",
+        "Translated by",
+        "To be continued",
+        "Vielen Dank fürs Zuschauen",
+        "Vielen Dank für's Zuschauen",
+        "Danke fürs Zuschauen",
+        "Vielen Dank für die Aufmerksamkeit",
+        "Bis zum nächsten Video",
+        "Abonniert den Kanal",
+        "Merci d'avoir regardé cette vidéo",
+        "Merci d'avoir regardé",
+        "Merci d'avoir regardé la vidéo",
+        "Abonnez-vous à la chaîne",
+        "N'oubliez pas de vous abonner",
+        "Sous-titrage Société Radio-Canada",
+        "Gracias por ver el video",
+        "Gracias por ver este video",
+        "Muchas gracias por ver el video",
+        "Suscríbete al canal",
+        "Suscríbete",
+        "Nos vemos en el próximo video",
+        "Obrigado por assistir",
+        "Obrigada por assistir",
+        "Obrigado por assistir ao vídeo",
+        "Inscreva-se no canal",
+        "Legendas pela comunidade",
+        "Grazie per aver guardato il video",
+        "Grazie per la visione",
+        "Iscriviti al canale",
+        "Sottotitoli e revisione a cura di",
+        "Bedankt voor het kijken",
+        "Bedankt voor het kijken naar deze video",
+        "Tack för att ni tittade",
+        "Tack för att du tittade",
+        "Takk for at du så på",
+        "Takk for at dere så på",
+        "Tak fordi I så med",
+        "Kiitos kun katsoit",
+        "Dziękuję za uwagę",
+        "Dziękuję za oglądanie",
+        "Dziękuję za obejrzenie",
+        "Napisy stworzone przez społeczność",
+        "Děkuji za pozornost",
+        "Titulky vytvořil",
+        "Titulky vytvořil JohnyX",
+        "Feliratok",
+        "Köszönöm, hogy megnézted",
+        "Mulțumesc pentru vizionare",
+        "Vă mulțumim pentru vizionare",
+        "Ευχαριστώ που παρακολουθήσατε",
+        "İzlediğiniz için teşekkür ederim",
+        "İzlediğiniz için teşekkürler",
+        "Abone olmayı unutmayın",
+        "Altyazı M.K.",
+        "Спасибо за просмотр",
+        "Спасибо за внимание",
+        "Продолжение следует",
+        "Подписывайтесь на канал",
+        "Подпишись на канал",
+        "Редактор субтитров А.Синецкая Корректор А.Егорова",
+        "Дякую за перегляд",
+        "Дякуємо за перегляд",
+        "اشتركوا في القناة",
+        "شكرا على المشاهدة",
+        "شكرا للمشاهدة",
+        "ترجمة نانسي قنقر",
+        "תודה על הצפייה",
+        "ご視聴ありがとうございました",
+        "ご清聴ありがとうございました",
+        "ご覧いただきありがとうございます",
+        "チャンネル登録をお願いいたします",
+        "チャンネル登録よろしくお願いします",
+        "次の動画でお会いしましょう",
+        "시청해주셔서 감사합니다",
+        "시청해 주셔서 감사합니다",
+        "구독과 좋아요 부탁드립니다",
+        "다음 영상에서 만나요",
+        "감사합니다 다음 영상에서 만나요",
+        "谢谢观看",
+        "感谢观看",
+        "謝謝觀看",
+        "感謝觀看",
+        "请不吝点赞 订阅 转发 打赏支持明镜与点点栏目",
+        "字幕由社区提供",
+        "中文字幕志愿者",
+        "Cảm ơn các bạn đã theo dõi",
+        "Cảm ơn các bạn đã xem video",
+        "Hãy subscribe cho kênh",
+        "Terima kasih telah menonton",
+        "Terima kasih kerana menonton",
+        "ขอบคุณที่รับชม",
+        "देखने के लिए धन्यवाद",
+    )
+)
+SAID_TOO = frozenset(
+    plain(phrase)
+    for phrase in (
+        "you",
+        "Thank you",
+        "Thank you very much",
+        "Thank you so much",
+        "Bye",
+        "Bye bye",
+        "Vielen Dank",
+        "Merci",
+        "Gracias",
+        "Obrigado",
+        "Grazie",
+        "Dank u wel",
+        "Tack",
+        "Dziękuję",
+        "Спасибо",
+        "ありがとうございました",
+        "감사합니다",
+        "谢谢",
+        "谢谢大家",
+        "Tot de volgende keer",
+        "Até a próxima",
+        "À la prochaine",
+        "Hasta la próxima",
+        "Bis zum nächsten Mal",
+        "おやすみなさい",
+    )
+)
+"""Just as often invented, and said in every house: known only where the model doubts."""
+
+
+def is_known(text: str, *, doubtful: bool) -> bool:
+    """True when the whole text, without case and punctuation, is a phrase that Whisper invents;
+    `doubtful` when there is another sign that nobody spoke."""
+    letters = plain(text)
+    if letters in INVENTED or CREDITS.search(letters) or BROADCASTERS.fullmatch(letters):
+        return True
+    return doubtful and letters in SAID_TOO
+
+
+LOOP_REPEATS = 5
+LOOP_TOKENS = 12
+"""The same tokens so often in a row, and so many in all, are a loop. People do say "no no no no";
+they do not say it through 12 tokens, and a decoder that loops goes on for dozens."""
+STUTTER_REPEATS, STUTTER_TOKENS = 3, 6
+"""So much is no loop yet, and more than people repeat themselves: it is marked and kept."""
+LONE_LOGPROB = -0.6
+"""Mean log-probability (55 %) below which a lone word is doubted."""
+HOPELESS_LOGPROB = 1.5
+"""So far below GateSettings.avg_logprob nothing is text any more: at the default -1, a mean
+probability of 8 % for each token."""
+
+
+def compression_ratio(text: str) -> float:
+    """Length of the UTF-8 text over its zlib size (Whisper's measure of repetition); 0 if empty."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
+def is_loop(tokens: Sequence[int], least: int = LOOP_REPEATS, in_all: int = LOOP_TOKENS) -> bool:
+    """True when the same run of tokens comes `least` times in a row, `in_all` in all, anywhere.
+
+    Tokens, not words: Chinese, Japanese and Thai have no spaces.
+    """
+    for length in range(1, len(tokens) // least + 1):
+        matching = 0
+        for here in range(len(tokens) - length):
+            matching = matching + 1 if tokens[here] == tokens[here + length] else 0
+            repeats = matching // length + 1
+            if repeats >= least and matching + length >= in_all:
+                return True
+    return False
+
+
+def judge(transcription: Transcription, gates: GateSettings) -> str | None:
+    """Why a transcription is discarded (no_speech, repetition, low_confidence); None: it is kept.
+
+    A false text acts on somebody's home and a lost "yes" annoys, so each test needs evidence that
+    real speech does not give:
+    - empty text: the model itself heard nothing;
+    - a no-speech probability above `no_speech_sure` counts alone: where its token is reliable;
+    - from `no_speech_prob` on it counts only with low confidence, as in Whisper: the token alone
+      is often wrong about short words in noise;
+    - from `no_speech_lone` on it counts against a single word that the model doubts: a chime is one
+      word to it, and a real "yes" has either a surer word or a lower probability;
+    - loops are discarded whatever their confidence: a looping decoder is very sure of itself;
+    - low confidence alone discards only far below the limit; above that it is a mark
+      (`is_doubtful`) and the reader decides: short answers are often of low confidence.
+    """
+    if not transcription.text or _is_no_speech(transcription, gates):
+        return "no_speech"
+    if transcription.compression_ratio > gates.compression_ratio or is_loop(transcription.tokens):
+        return "repetition"
+    if transcription.avg_logprob < gates.avg_logprob - HOPELESS_LOGPROB:
+        return "low_confidence"
+    return None
+
+
+def _is_no_speech(transcription: Transcription, gates: GateSettings) -> bool:
+    """True when the no-speech probability counts, alone or with what else speaks against a text."""
+    probability, logprob = transcription.no_speech_prob, transcription.avg_logprob
+    if 0 <= gates.no_speech_sure < probability:
+        return True
+    if probability >= gates.no_speech_prob and logprob < gates.avg_logprob:
+        return True
+    lone = len(transcription.text.split()) == 1 and logprob < LONE_LOGPROB
+    return lone and 0 <= gates.no_speech_lone <= probability
+
+
+def is_doubtful(transcription: Transcription, gates: GateSettings) -> bool:
+    """True for a transcription to be marked low_confidence: kept, not to be acted on blindly."""
+    return transcription.avg_logprob < gates.avg_logprob
+
+
+def marks(transcription: Transcription, gates: GateSettings) -> tuple[str, ...]:
+    """What is doubtful about a transcription that is kept: low_confidence, repetition (it says the
+    same several times over), known_hallucination (nothing but a phrase that Whisper invents)."""
+    doubtful = is_doubtful(transcription, gates)
+    silent = transcription.no_speech_prob >= gates.no_speech_prob
+    found = {
+        "low_confidence": doubtful,
+        "repetition": is_loop(transcription.tokens, STUTTER_REPEATS, STUTTER_TOKENS),
+        "known_hallucination": is_known(transcription.text, doubtful=doubtful or silent),
+    }
+    return tuple(mark for mark, raised in found.items() if raised)
+
+
+def is_failed(transcription: Transcription, gates: GateSettings) -> bool:
+    """True for a transcription to be tried again at a higher temperature, as Whisper does
+    (openai/whisper, transcribe.py, decode_with_fallback): a repetition, or of low confidence
+    where somebody seems to speak.
+    """
+    if transcription.avg_logprob >= gates.avg_logprob:
+        return transcription.compression_ratio > gates.compression_ratio
+    return transcription.no_speech_prob <= gates.no_speech_prob
+
+
+class Gates:
+    """Judges the transcriptions of windows, in the order of the windows. One thread."""
+
+    def __init__(self, gates: GateSettings) -> None:
+        self._gates, self._seams = gates, OverlapJoiner()
+
+    def on(
+        self, window: Window, result: Transcription, recall: Callable[[], str] = str
+    ) -> tuple[Transcription, str | None]:
+        """The transcription with its marks and without what the window before says too; and why
+        it is discarded, if it is (`guards.judge`).
+
+        A window that says nothing new is a `repetition`: its words are told already, and an empty
+        transcript would be a sentence that nobody said. `recall` tells the text of the window
+        before where this process has not seen it.
+        """
+        if reason := judge(result, self._gates):
+            return result, reason
+        text = self._seams.fresh(window, result.text, recall)
+        flags = (*result.flags, *marks(result, self._gates))
+        return replace(result, text=text, flags=flags), None if text else "repetition"

@@ -1,0 +1,285 @@
+"""HailoRT's Python binding, and what the chip says that it is. The only importer of hailo_platform.
+
+Written against its published sources, 4.18 to 4.23 (Hailo-8, 8L) and 5.x (Hailo-10H), and run
+against a simulator of them alone: never on a real chip.
+
+A network on an open chip: its HEF configured, its buffers, its jobs.
+
+How the chip is: temperature, power, throttling; read beside the running model.
+
+HailoRT allows a second, reading handle on a chip that is in use. A reading that a board or a
+version does not have is None. Never read from a real chip.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.errors import DeviceError
+from appliance.infer.hailo import errors
+from appliance.infer.hailo.errors import NpuError, Situation, explain
+from appliance.model import Hef
+
+CHIPS = {"HAILO8": "hailo8", "HAILO8L": "hailo8l", "HAILO10H": "hailo10h", "HAILO15H": "hailo10h"}
+"""DeviceArchitecture's names; a Hailo-10H told older libraries that it was a 15H."""
+OLDEST = (4, 18)
+"""HailoRT's Python has had InferModel since."""
+PACKAGES = "sudo apt install hailo-all (Hailo-10H: hailo-h10-all)"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a chip says that it is."""
+
+    device_id: str
+    chip: str
+    """hailo8, hailo8l or hailo10h."""
+    firmware: str
+
+
+def load_binding() -> Any:
+    """The module hailo_platform. Raises NpuError when it cannot be used.
+
+    Unless HAILORT_LOGGER_PATH says otherwise, HailoRT is kept from writing hailort.log into the
+    working directory.
+    """
+    os.environ.setdefault(errors.LOG_VARIABLE, "NONE")
+    try:
+        import hailo_platform
+    except Exception as error:  # its version check raises whatever it likes
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise NpuError(
+            "binding", f"HailoRT's Python binding cannot be used ({said}); {PACKAGES}"
+        ) from None
+    version = str(hailo_platform.__version__)
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        raise NpuError(
+            "binding", f"expected HailoRT 4.18 or newer, found {version}; sudo apt full-upgrade"
+        )
+    return hailo_platform
+
+
+def identify(binding: Any) -> Identity:
+    """What the first chip says of itself; works beside a running model. Raises NpuError."""
+    situation = Situation("asking the chip what it is", binding.__version__, scan=scanner(binding))
+    fault: NpuError | None = None
+    try:
+        ids = binding.Device.scan()
+        if ids:
+            with binding.Device(ids[0]) as device:
+                board = device.control.identify()
+    except Exception as error:  # Device raises a class that is no HailoRTException before 5.2
+        fault = explain(error, situation)
+    if fault:
+        raise fault
+    if not ids:
+        raise NpuError("absent", "expected a Hailo, found none; look for Hailo in `lspci`")
+    name = str(board.device_architecture).rsplit(".", 1)[-1]
+    if name not in CHIPS:
+        raise NpuError("unknown chip", f"expected one of {', '.join(CHIPS)}, found {name}")
+    return Identity(ids[0], CHIPS[name], str(board.firmware_version))
+
+
+def find_chip() -> str | None:
+    """hailo8, hailo8l or hailo10h; None where there is no Hailo.
+
+    Raises DeviceError when there is one whose kind cannot be read.
+    """
+    if not errors.nodes():
+        return None
+    try:
+        return identify(load_binding()).chip
+    except NpuError as error:
+        raise DeviceError(
+            f"{error}; or say which chip it is: --hef hailo8, hailo8l, hailo10h or none"
+        ) from None
+
+
+def scanner(binding: Any) -> Callable[[], list[str]]:
+    """Device.scan, for a Situation."""
+    return lambda: list(binding.Device.scan())
+
+
+READY_WITHIN_MS = 200
+
+Shapes = dict[str, tuple[int, ...]]
+Buffers = dict[str, NDArray[np.float32]]
+
+
+class NpuModel:
+    """A HEF on an open chip, float32 at every edge. For one thread at a time, but for `close`,
+    which waits for the job in hand.
+    """
+
+    def __init__(
+        self, binding: Any, device: Any, hef: Hef, check: Callable[[Shapes, Shapes], None]
+    ) -> None:
+        """Configures it; `device` is an open VDevice, `check` raises NpuError for names and shapes
+        of inputs and outputs that will not do. Raises NpuError; then nothing is held.
+        """
+        self.doing = "loading the HEF"
+        """For messages."""
+        self.inputs: Buffers = {}
+        """To be filled before a job, by name."""
+        self.outputs: Buffers = {}
+        """Overwritten by the next job."""
+        self._binding, self._hef = binding, hef
+        self._lock = threading.Lock()
+        self._model: Any = None
+        self._configured: Any = None
+        self._bindings: Any = None
+        try:
+            guarded(lambda: self._open(device, check), self._situation)
+        except NpuError:
+            self.close()
+            raise
+
+    def run(self, within_ms: int) -> None:
+        """Runs a job on what lies in `inputs`. Raises NpuError, after which there is nothing to do
+        but to close it: the job may still run and write.
+        """
+        outcomes: list[Any] = []
+        with self._lock:
+            guarded(lambda: self._run(outcomes, within_ms), self._situation)
+        if not outcomes:
+            raise NpuError("lost", f"{self.doing}: the job ended without saying how")
+        if outcomes[0].exception is not None:
+            raise explain(outcomes[0].exception, self._situation())
+
+    def check_finite(self, values: NDArray[np.float32]) -> None:
+        """Raises NpuError unless all are numbers."""
+        if not np.isfinite(values).all():
+            raise NpuError("garbage", f"{self.doing}: expected numbers, found NaN or infinity")
+
+    def close(self) -> None:
+        """Lets go of the chip. May take 10 s where a job still runs."""
+        with self._lock:
+            configured, self._configured, self._bindings = self._configured, None, None
+            if configured is not None:
+                # a pending job's callback holds it: letting go of it here alone would not end it
+                quietly(lambda: configured.__exit__(None, None, None))
+                del configured
+            self._model = None
+
+    def _open(self, device: Any, check: Callable[[Shapes, Shapes], None]) -> None:
+        # no local name for the model: an error's traceback would hold it, and it the chip
+        self._model = device.create_infer_model(str(self._hef.file))
+        self._model.set_batch_size(1)
+        inputs = {edge.name: tuple(edge.shape) for edge in self._model.inputs}
+        outputs = {edge.name: tuple(edge.shape) for edge in self._model.outputs}
+        check(inputs, outputs)  # HailoRT itself would only compare numbers of bytes
+        self.inputs = {name: np.zeros(shape, np.float32) for name, shape in inputs.items()}
+        self.outputs = {name: np.zeros(shape, np.float32) for name, shape in outputs.items()}
+        for name in inputs:
+            self._model.input(name).set_format_type(self._binding.FormatType.FLOAT32)
+        for name in outputs:
+            self._model.output(name).set_format_type(self._binding.FormatType.FLOAT32)
+        self._configured = self._model.configure()
+        self._bindings = self._configured.create_bindings()
+        for name, buffer in self.inputs.items():
+            self._bindings.input(name).set_buffer(buffer)
+        for name, buffer in self.outputs.items():
+            self._bindings.output(name).set_buffer(buffer)
+
+    def _run(self, outcomes: list[Any], within_ms: int) -> None:
+        """Runs a job. Neither this nor the wait raises when it fails: the outcome tells alone."""
+        if self._configured is None:
+            raise NpuError("lost", "the chip was closed")
+
+        def store(*, completion_info: Any) -> None:
+            outcomes.append(completion_info)
+
+        self._configured.wait_for_async_ready(timeout_ms=READY_WITHIN_MS)
+        self._configured.run_async([self._bindings], store).wait(within_ms)
+
+    def _situation(self) -> Situation:
+        version = str(self._binding.__version__)
+        return Situation(self.doing, version, self._hef, scanner(self._binding))
+
+
+def guarded(action: Callable[[], None], situation: Callable[[], Situation]) -> None:
+    """Raises what HailoRT raises as NpuError, without its traceback: that would keep the chip's
+    objects alive, and the chip would be busy with ourselves."""
+    fault: NpuError | None = None
+    try:
+        action()
+    except NpuError:
+        raise
+    except Exception as error:  # HailoRT's classes differ with its version
+        fault = explain(error, situation())
+    if fault:
+        raise fault
+
+
+def quietly(action: Callable[[], object]) -> None:
+    """Does what may fail without harm: the object is let go of in any case."""
+    try:
+        action()
+    except Exception:  # whatever HailoRT raises while it is being closed
+        return
+
+
+GREEN, ORANGE, RED = 0, 1, 2
+"""The firmware's zones of temperature; in the red one it stops the network by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """One look at the chip."""
+
+    temperature_c: float | None = None
+    """The hotter one of its two sensors."""
+    power_w: float | None = None
+    """None on boards without the sensor."""
+    zone: int | None = None
+    """GREEN, ORANGE or RED; None where it does not say."""
+    throttled: bool | None = None
+    """True when the firmware has slowed the chip down, for heat or current (inferred)."""
+
+
+def read(binding: Any, device_id: str) -> Readings:
+    """The readings; those that cannot be had are None. Takes some ms, raises nothing."""
+    opened = _or_none(lambda: binding.Device(device_id))
+    if opened is None:
+        return Readings()
+    with opened as device:
+        control = device.control
+        sensors = _or_none(control.get_chip_temperature)
+        power = _or_none(control.power_measurement)
+        health = _or_none(getattr(control, "_get_health_information", None))
+    return Readings(
+        None if sensors is None else max(sensors.ts0_temperature, sensors.ts1_temperature),
+        None if power is None else float(power),
+        getattr(health, "current_temperature_zone", None),
+        None if health is None else _is_throttled(health),
+    )
+
+
+def too_hot(readings: Readings) -> NpuError:
+    """The error for a chip in the red zone."""
+    found = "" if readings.temperature_c is None else f" of {readings.temperature_c:.0f} °C"
+    return NpuError(
+        "hot",
+        f"expected a chip in its green zone, found a temperature{found} in the red one; "
+        "it is left alone until it has cooled down; give it a heat sink and moving air",
+    )
+
+
+def _is_throttled(health: Any) -> bool:
+    """True when a clock was lowered. `temperature_throttling_active` alone says that it may be."""
+    by_heat = health.temperature_throttling_active and health.current_temperature_zone != GREEN
+    return bool(health.overcurrent_throttling_active or by_heat)
+
+
+def _or_none(reading: Callable[[], Any] | None) -> Any:
+    try:
+        return reading() if reading else None
+    except Exception:  # raw HailoRTStatusException, HailoRTException, or no such method
+        return None

@@ -1,0 +1,322 @@
+"""HailoRT's failures in plain words: what was wanted, what was found, what to do.
+
+Most of its errors are one class; the number of the status tells them apart. Numbers are those of
+hailort.h, 4.18 to 5.2, which agree. The cures come from reading sources and other users' reports.
+
+What the system tells of a Hailo without HailoRT: device nodes, driver, who holds the chip.
+
+Nothing here was ever looked at on a machine with a Hailo; paths are those of Hailo's published
+driver sources (4.18 to 5.3).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from appliance.errors import DeviceError
+from appliance.model import Hef
+
+VARIABLE = "ROOMSCRIBE_HAILO_ROOT"
+"""Names a folder to be looked at in place of / for nodes and modules."""
+NODES = ("dev/hailo0", "dev/h1x-0")
+"""Of HailoRT 4.x's driver, and of 5.x's for the Hailo-10H."""
+MODULES = ("sys/module/hailo_pci", "sys/module/hailo1x_pci")
+LARGE_PAGE, FORCED_PAGE = 16384, 4096
+"""Bytes: the page of a Raspberry Pi 5's usual kernel, and the largest that the chip's DMA takes."""
+LOG_VARIABLE, LOG_FILE, LOG_TAIL = "HAILORT_LOGGER_PATH", "hailort.log", 20_000
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process that has the chip's node open."""
+
+    pid: int
+    name: str
+
+    @property
+    def alive(self) -> bool:
+        """False once it has ended."""
+        return (PROC / str(self.pid)).exists()
+
+    def __str__(self) -> str:
+        return "this very process" if self.pid == os.getpid() else f"{self.name} (pid {self.pid})"
+
+
+def nodes() -> list[Path]:
+    """The device nodes that are there; none: no chip, or no driver."""
+    return [path for node in NODES if (path := _root() / node).exists()]
+
+
+def driver_version() -> str | None:
+    """Version of the kernel module that is loaded, like 4.23.0; None where there is none."""
+    for module in MODULES:
+        if text := _read(_root() / module / "version"):
+            return text
+    return None
+
+
+def owners() -> list[Owner]:
+    """Processes with a node open, as far as /proc lets this user see; this one comes last."""
+    wanted = {str(node) for node in nodes()} | {str(node.resolve()) for node in nodes()}
+    found = []
+    for folder in PROC.iterdir() if wanted else ():
+        if folder.name.isdigit() and _has_open(folder, wanted):
+            found.append(Owner(int(folder.name), _read(folder / "comm") or "a process"))
+    return sorted(found, key=lambda owner: owner.pid == os.getpid())
+
+
+def page_size() -> int:
+    """Bytes of a page of memory."""
+    return os.sysconf("SC_PAGE_SIZE")
+
+
+def lacks_small_pages() -> bool:
+    """True where pages are too large for the chip and the driver was not told to use smaller ones;
+    also where HailoRT's log, if there is one, says so."""
+    forced = {_read(_root() / module / "parameters/force_desc_page_size") for module in MODULES}
+    unforced = page_size() > FORCED_PAGE and str(FORCED_PAGE) not in forced
+    return unforced or "max_desc_page_size" in _log()
+
+
+def is_accessible(node: Path) -> bool:
+    """True when this user may use a node."""
+    return os.access(node, os.R_OK | os.W_OK)
+
+
+def _root() -> Path:
+    return Path(os.environ.get(VARIABLE, "/"))
+
+
+def _has_open(process: Path, wanted: set[str]) -> bool:
+    try:
+        return any(str(entry.readlink()) in wanted for entry in (process / "fd").iterdir())
+    except OSError:  # it has ended, or belongs to somebody else
+        return False
+
+
+def _read(file: Path) -> str:
+    """The text of a small file; "" where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _log() -> str:
+    """The end of HailoRT's log, where the user has it written."""
+    folder = os.environ.get(LOG_VARIABLE, "NONE")
+    return "" if folder == "NONE" else _read(Path(folder) / LOG_FILE)[-LOG_TAIL:]
+
+
+LASTING = frozenset({"wrong chip", "hef missing", "hef damaged", "hef too new", "hef refused"})
+"""Causes that another attempt does not cure."""
+FAMILY = {
+    "HailoRTInvalidArgumentException": 2,
+    "HailoRTTimeout": 4,
+    "HailoRTInvalidOperationException": 6,
+    "HailoRTInvalidHEFException": 26,
+    "HailoRTPCIeDriverException": 36,
+    "HailoRTDriverOperationFailedException": 36,
+    "HailoRTNotFoundException": 61,
+    "HailoCommunicationClosedException": 62,
+    "HailoRTStreamAborted": 63,
+    "HailoRTNetworkGroupNotActivatedException": 69,
+    "HailoRTHEFNotCompatibleWithDevice": 93,
+}
+"""Status of the classes whose text does not tell it (a failed job's exception has no cause)."""
+UPGRADE = "sudo apt full-upgrade and restart the machine"
+SERVICE = "sudo systemctl status hailort, or set [encoder] share = false"
+REPEATED = "if it happens again, restart the machine; look for hailo in `journalctl -k`"
+
+
+class NpuError(DeviceError):
+    """The NPU cannot be used; `cause` is one of a few words."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(f"NPU: {message}")
+        self.cause = cause
+
+    @property
+    def lasting(self) -> bool:
+        """True when another attempt is in vain."""
+        return self.cause in LASTING
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What was going on when HailoRT refused."""
+
+    doing: str
+    library: str
+    """Version of HailoRT; "" when it could not be loaded."""
+    hef: Hef | None = None
+    scan: Callable[[], list[str]] = list
+    """Device.scan."""
+
+
+def status_of(error: BaseException) -> int | None:
+    """HailoRT's status in an exception; None where it tells none."""
+    for told in (error.__cause__, error):
+        if told is not None and told.args and re.fullmatch(r"\d+", str(told.args[0])):
+            return int(told.args[0])
+    if found := re.search(r"error: (\d+)", str(error)):
+        return int(found[1])
+    return next((FAMILY[base.__name__] for base in type(error).__mro__
+                 if base.__name__ in FAMILY), None)  # fmt: skip
+
+
+def explain(error: BaseException, situation: Situation) -> NpuError:
+    """The failure in plain words, without its traceback: that would keep the chip's objects alive,
+    and with them the chip."""
+    status = status_of(error)
+    if status in TELLING:
+        cause, text = TELLING[status](situation)
+    elif status in PLAIN:
+        cause, found, cure = PLAIN[status]
+        text = f"{situation.doing}: {found}; {cure}"
+    else:
+        said = " ".join(str(error).split()) or type(error).__name__
+        cause, text = "unknown", f"{situation.doing} failed: {said}; {REPEATED}"
+    number = "" if status is None else f" (HailoRT status {status})"
+    return NpuError(cause, text + number)
+
+
+def _none_or_busy(situation: Situation) -> tuple[str, str]:
+    """74: no chip, or somebody else's."""
+    if not _scan(situation):
+        return "absent", (
+            "expected a Hailo, found none; look at the cable, and for Hailo in `lspci`; "
+            "where it is missing: dtparam=pciex1 in /boot/firmware/config.txt"
+        )
+    return _busy(situation)
+
+
+def _busy(_situation: Situation) -> tuple[str, str]:
+    """73, and 74 with a chip: one process at a time, unless all share."""
+    names = ", ".join(map(str, owners()[:3])) or "another process"
+    return "busy", (
+        f"expected a free chip, found it in use by {names}; stop that, or share the chip: "
+        "[encoder] share = true, in every program that uses it"
+    )
+
+
+def _versions(situation: Situation) -> tuple[str, str]:
+    """76, 85, 86: kernel module and library must be of the same version, to the digit."""
+    driver = driver_version() or "of unknown version"
+    return "versions differ", (
+        f"expected a driver of HailoRT's version {situation.library}, found driver {driver}; "
+        f"{UPGRADE}: both must be equal to the digit"
+    )
+
+
+def _driver(situation: Situation) -> tuple[str, str]:
+    """36: the node cannot be opened, or the driver refused."""
+    for node in nodes():
+        if not is_accessible(node):
+            return "forbidden", (
+                f"expected leave to use {node}, found its mode {node.stat().st_mode & 0o777:04o}; "
+                "install hailo-dkms's udev rule (0666), and give the service DeviceAllow for it"
+            )
+    return "driver", f"{situation.doing}: the driver refused; {REPEATED}"
+
+
+def _wrong_chip(situation: Situation) -> tuple[str, str]:
+    """93."""
+    made_for = f"it is for {situation.hef.made_for}" if situation.hef else "it is for another chip"
+    return "wrong chip", (
+        f"{_name(situation)}: expected a HEF for this chip, found that {made_for}; "
+        "roomscribe model add NAME --hef auto fetches the right one"
+    )
+
+
+def _invalid_hef(situation: Situation) -> tuple[str, str]:
+    """26: up to 4.20 this is what all faults of a HEF are called."""
+    return "hef refused", (
+        f"{_name(situation)}: HailoRT {situation.library} refuses it (up to 4.20 that means "
+        f"another chip, a damaged file or one from a newer compiler); {UPGRADE}, "
+        "or roomscribe model add NAME --hef auto"
+    )
+
+
+def _missing_hef(situation: Situation) -> tuple[str, str]:
+    """13."""
+    return "hef missing", (
+        f"{_name(situation)}: expected a readable HEF, found none; install the model again"
+    )
+
+
+def _damaged_hef(situation: Situation) -> tuple[str, str]:
+    """91."""
+    return "hef damaged", f"{_name(situation)}: the HEF is damaged; install the model again"
+
+
+def _newer_hef(situation: Situation) -> tuple[str, str]:
+    """92."""
+    compiler = f" (compiler {situation.hef.compiler})" if situation.hef else ""
+    return "hef too new", (
+        f"{_name(situation)}: expected a HEF that HailoRT {situation.library} knows, "
+        f"found one of a newer compiler{compiler}; {UPGRADE}"
+    )
+
+
+def _internal(situation: Situation) -> tuple[str, str]:
+    """8: anything, and often pages that are too large for the chip."""
+    if lacks_small_pages():
+        return "large pages", (
+            f"{situation.doing}: expected pages of 4096 bytes, found {page_size()}; "
+            "put `options hailo_pci force_desc_page_size=4096` into /etc/modprobe.d/hailo.conf "
+            "and restart the machine"
+        )
+    return "internal", f"{situation.doing}: HailoRT failed inside; {REPEATED}"
+
+
+def _operation(situation: Situation) -> tuple[str, str]:
+    """6: from a binding that was built against NumPy 1, it means that buffers look empty."""
+    if int(np.__version__.split(".")[0]) >= 2 and situation.library.startswith("4."):
+        return "numpy", (
+            f"{situation.doing}: HailoRT {situation.library}'s Python binding seems to be built "
+            f"for NumPy 1, found NumPy {np.__version__}; use Debian's python3-numpy that "
+            "python3-hailort came with, or a newer python3-hailort"
+        )
+    return "operation", f"{situation.doing}: HailoRT calls this an invalid operation; {REPEATED}"
+
+
+def _scan(situation: Situation) -> list[str]:
+    try:
+        return situation.scan()
+    except Exception:  # whatever it raises, it has found no chip
+        return []
+
+
+def _name(situation: Situation) -> str:
+    return str(situation.hef.file) if situation.hef else "the HEF"
+
+
+TELLING: dict[int | None, Callable[[Situation], tuple[str, str]]] = {
+    6: _operation, 8: _internal, 13: _missing_hef, 26: _invalid_hef, 36: _driver, 73: _busy,
+    74: _none_or_busy, 76: _versions, 85: _versions, 86: _versions, 91: _damaged_hef,
+    92: _newer_hef, 93: _wrong_chip,
+}  # fmt: skip
+"""Cause and text of a status, by what else is found."""
+PLAIN: dict[int | None, tuple[str, str, str]] = {
+    4: ("timeout", "the chip did not answer in time", REPEATED),
+    62: ("lost", "the chip hung up", REPEATED),
+    63: ("aborted", "the chip gave the work up (it also does so when too hot)", REPEATED),
+    69: ("operation", "the network is not active", REPEATED),
+    77: ("service", "the hailort service does not answer", SERVICE),
+    78: ("service", "the hailort service has another version than the library", UPGRADE),
+    81: ("memory", "no memory for DMA is left", "give Linux more: cma=512M on the command line"),
+    82: ("queue full", "the chip takes no more work", REPEATED),
+    87: ("driver timeout", "the driver waited in vain for the chip", REPEATED),
+    89: ("service", "the hailort service refuses the connection", SERVICE),
+    96: ("absent", "the chip is no longer connected", "look at the cable and its power"),
+    97: ("busy", "the chip is not to be had for now", "it will be tried again"),
+}
+"""Cause, what was found, cure."""

@@ -1,0 +1,164 @@
+"""The chip with an encoder on it, and a decoder where one is wanted: open, encode, close.
+
+Never run on a real chip: written against the published sources of HailoRT 4.18 to 5.2, and run
+against a simulator that refuses what they refuse.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from appliance.errors import RoomscribeError
+from appliance.infer.hailo import device as hailo_watch
+from appliance.infer.hailo.decoder_network import DecoderFiles, NpuDecoder
+from appliance.infer.hailo.device import (
+    Identity,
+    NpuModel,
+    Shapes,
+    guarded,
+    identify,
+    load_binding,
+    quietly,
+    scanner,
+)
+from appliance.infer.hailo.errors import NpuError, Situation
+from appliance.model import Bundle, Hef, verify_hef
+from appliance.records import Mel, States
+
+JOB_WITHIN_MS = 400
+"""Of an encode, which takes some 31 ms on a Hailo-8. HailoRT's wait for a job may last twice what
+it is told: with both, a window is 1 s late at most when the CPU gets it."""
+FIRST_JOB_WITHIN_MS = 2000
+"""The chip loads the network for the first one."""
+GROUP = "SHARED"
+
+
+def open_npu(
+    bundle: Bundle, hef_file: Path, *, share: bool, decoder: DecoderFiles | None = None
+) -> Npu:
+    """The encoder on the chip that is here, and the decoder if one is given; tried once.
+
+    A HEF that is damaged or of other sizes is refused before HailoRT is even loaded, one for
+    another chip before the chip is taken. Raises NpuError and ModelError; then nothing is held.
+    """
+    hef = verify_hef(hef_file, bundle)
+    decoder_hef = decoder.verify() if decoder else None
+    binding = load_binding()
+    identity = identify(binding)
+    for each in (hef, decoder_hef):
+        if each:
+            each.check_library(binding.__version__)
+            each.check_chip(identity.chip)
+    readings = hailo_watch.read(binding, identity.device_id)
+    if readings.zone == hailo_watch.RED:
+        raise hailo_watch.too_hot(readings)
+    npu = Npu(binding, identity, bundle, hef, share=share)
+    if decoder and decoder_hef:
+        npu.add_decoder(decoder, decoder_hef)
+    return npu
+
+
+class Npu:
+    """A chip with an encoder on it, open. For one thread at a time; not to be forked. Only its
+    `decoder` may be another thread's: HailoRT's scheduler gives the chip to both in turn.
+
+    Opening holds the interpreter's lock for some hundred ms (inferred): no sound is read meanwhile.
+    """
+
+    def __init__(
+        self, binding: Any, identity: Identity, bundle: Bundle, hef: Hef, *, share: bool
+    ) -> None:
+        self.binding, self.identity, self.hef = binding, identity, hef
+        self.decoder: NpuDecoder | None = None
+        self.fault: NpuError | None = None
+        """What the decoder's thread met: this chip is to be let go of."""
+        self._mel = (1, bundle.frames, bundle.n_mels)
+        self._states = (1, bundle.positions, bundle.d_model)
+        self._device: Any = None
+        self._encoder: NpuModel | None = None
+        try:
+            guarded(lambda: self._open(share), self._situation)
+            self._encoder = NpuModel(binding, self._device, hef, self._check)
+            self._first_job(self._encoder, "encoding")
+        except RoomscribeError:
+            self.close()
+            raise
+
+    def add_decoder(self, files: DecoderFiles, hef: Hef) -> None:
+        """Puts a decoder beside the encoder. Raises NpuError; the chip is free then."""
+        try:
+            self.decoder = NpuDecoder(self.binding, self._device, files, hef)
+            self._first_job(self.decoder.model, "decoding")
+        except RoomscribeError:
+            self.close()
+            raise
+
+    @property
+    def chip(self) -> str:
+        """hailo8, hailo8l or hailo10h."""
+        return self.identity.chip
+
+    def encode(self, mel: Mel) -> States:
+        """States (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P.
+
+        Raises NpuError; after that there is nothing to do with it but to close it, since the job
+        may still run and write.
+        """
+        if mel.shape != self._mel[1:]:
+            raise ValueError(f"expected a mel of shape {self._mel[1:]}, found {mel.shape}")
+        if self._encoder is None:
+            raise NpuError("lost", "the chip was closed")
+        (heard,) = self._encoder.inputs.values()
+        (encoded,) = self._encoder.outputs.values()
+        heard[0] = mel
+        self._encoder.run(JOB_WITHIN_MS)
+        states: States = encoded[0].copy()
+        self._encoder.check_finite(states)
+        return states
+
+    def close(self) -> None:
+        """Frees the chip. May take 10 s where a job still runs."""
+        if self.decoder:
+            self.decoder.model.close()
+        encoder, self._encoder = self._encoder, None
+        if encoder:
+            encoder.close()
+        device, self._device = self._device, None
+        if device is not None:
+            quietly(device.release)
+
+    def _open(self, share: bool) -> None:
+        binding = self.binding
+        parameters = binding.VDevice.create_params()
+        parameters.scheduling_algorithm = binding.HailoSchedulingAlgorithm.ROUND_ROBIN
+        if share:
+            parameters.group_id = GROUP
+            parameters.multi_process_service = True
+        self._device = binding.VDevice(parameters)
+
+    def _check(self, inputs: Shapes, outputs: Shapes) -> None:
+        """Raises NpuError unless there is one edge of the right shape on each side."""
+        for role, edges, wanted in (
+            ("input", inputs, self._mel),
+            ("output", outputs, self._states),
+        ):
+            if list(edges.values()) != [wanted]:
+                raise NpuError(
+                    "hef refused",
+                    f"{self.hef.file}: {role}: expected one of shape {wanted}, "
+                    f"found {', '.join(map(str, edges.values())) or 'none'}; "
+                    "it is not this model's encoder",
+                )
+
+    @staticmethod
+    def _first_job(model: NpuModel, then: str) -> None:
+        model.doing = "the first job"
+        model.run(FIRST_JOB_WITHIN_MS)
+        for values in model.outputs.values():
+            model.check_finite(values)
+        model.doing = then
+
+    def _situation(self) -> Situation:
+        version = str(self.binding.__version__)
+        return Situation("opening the chip", version, self.hef, scanner(self.binding))

@@ -1,0 +1,98 @@
+"""What every row of the benchmark knows about the model, and what it answers.
+
+The clock that a row is measured by; one for the process.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.records import Mel
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The model's sizes and tokens; travels to the worker processes as JSON."""
+
+    n_mels: int
+    frames: int
+    """Mel frames of the window."""
+    longest_frames: int
+    """Of the longest window that the network takes: Whisper's 30 s."""
+    d_model: int
+    heads: int
+    decoder_layers: int
+    vocabulary_size: int
+    prompt: tuple[int, ...]
+    end_of_text: int
+    suppressed: tuple[int, ...]
+    suppressed_first: tuple[int, ...]
+    """At the first step, besides `suppressed`."""
+
+    @property
+    def positions(self) -> int:
+        """Encoder positions of the window."""
+        return self.frames // 2
+
+    @property
+    def longest_positions(self) -> int:
+        """Encoder positions that the network was trained with."""
+        return self.longest_frames // 2
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> Self:
+        """From what dataclasses.asdict gave, lists in place of tuples."""
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        return cls(**plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Tokens of one utterance, and the time they took."""
+
+    tokens: tuple[int, ...]
+    first_ms: float
+    """From encoder states to the first token; what is computed once a window is in it."""
+    total_ms: float
+
+
+class Runner(Protocol):
+    """One row's way from sound to tokens. Loaded when it is made."""
+
+    def mel(self, samples: NDArray[np.float32]) -> Mel:
+        """Log-mel of at most a window."""
+
+    def encode(self, mel: Mel) -> Any:
+        """Encoder states, in whatever form `decode` takes them."""
+
+    def decode(self, states: Any, count: int) -> Decoded:
+        """Exactly `count` tokens, greedily, end-of-text left out of the choice."""
+
+    def transcribe(self, states: Any, limit: int) -> tuple[int, ...]:
+        """Tokens until end-of-text, at most `limit`."""
+
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+"""cpu: what all threads of the process took together. With one thread it is the wall clock of a
+machine that does nothing else."""
+
+_chosen = CLOCKS["wall"]
+
+
+def choose(name: str) -> None:
+    """Makes `now` read one of CLOCKS."""
+    global _chosen  # noqa: PLW0603 - the clock is the process's
+    _chosen = CLOCKS[name]
+
+
+def now() -> float:
+    """Seconds on the chosen clock."""
+    return _chosen()

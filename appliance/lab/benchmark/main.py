@@ -1,0 +1,141 @@
+"""`roomscribe benchmark`: its options, and the run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tqdm import tqdm
+
+from appliance.config import Settings
+from appliance.errors import ConfigError
+from appliance.lab.benchmark import accuracy, report
+from appliance.lab.benchmark.measure import measure
+from appliance.lab.benchmark.report import Result, as_json, as_text
+from appliance.lab.benchmark.rows import KEYS, Row, RowMaker, memory_speed
+from appliance.lab.benchmark.subject import Subject, make_subject, wanted_rows
+
+SCRATCH = "/var/tmp"
+"""On a disk: /tmp is memory on Debian trixie, and the files of all rows are some 500 MB."""
+UNSCORED = {"uncached"}
+"""Rows whose texts are another row's."""
+
+
+def run(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe benchmark`. Raises ConfigError and ModelError."""
+    keys = wanted_rows(options.rows, KEYS)
+    _check(options)
+    with tempfile.TemporaryDirectory(prefix="roomscribe-benchmark.", dir=_scratch()) as scratch:
+        _tell("making the rows' files")
+        subject = make_subject(
+            options.random_weights, options.checkpoint, options.window, Path(scratch)
+        )
+        room = subject.bundle.max_tokens - len(subject.bundle.prompt)
+        if options.tokens > room:
+            raise ConfigError(
+                f"benchmark --tokens: expected at most {room}, the decoder's context less the "
+                f"prompt, found {options.tokens}"
+            )
+        maker = RowMaker(
+            subject,
+            Path(scratch),
+            options.threads,
+            options.tokens,
+            options.clock,
+            model=settings.model.bundle,
+        )
+        result = _measure(subject, maker.rows(keys), options)
+    print(as_text(result))
+    if options.json:
+        _write(options.json, json.dumps(as_json(result), indent=1) + "\n")
+    if options.picture:
+        report.draw(result, options.picture)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises ConfigError for what would fail only after the measurement."""
+    faults = []
+    if options.picture and (fault := report.check_package()):
+        faults.append(f"benchmark --picture: {fault}: pip install 'roomscribe[benchmark]'")
+    for name in ("json", "picture"):
+        file: Path | None = getattr(options, name)
+        if file and not file.absolute().parent.is_dir():
+            faults.append(f"benchmark --{name}: {file.parent}: no such folder; make it first")
+    if options.recordings and options.random_weights:
+        faults.append(
+            "benchmark --recordings: made-up weights write no text; give --checkpoint FOLDER"
+        )
+    elif options.recordings and (missing := accuracy.missing_packages()):
+        faults.append(
+            f"benchmark --recordings: expected the packages {' and '.join(missing)}, found none: "
+            "pip install 'roomscribe[benchmark]'"
+        )
+    if faults:
+        raise ConfigError(*faults)
+
+
+def _measure(subject: Subject, rows: Sequence[Row], options: argparse.Namespace) -> Result:
+    speed = memory_speed(options.threads)
+    there = [row for row in rows if row.plan]
+    with _bar(len(there) * (options.repeats + 1), "measuring") as bar:
+        measured = measure(rows, options.repeats, bar.update)
+    scores: dict[str, accuracy.Score] = {}
+    if options.recordings:
+        scores = _score(subject, [row for row in there if row.key not in UNSCORED], options)
+    return Result(
+        subject=subject,
+        threads=options.threads,
+        repeats=options.repeats,
+        tokens=options.tokens,
+        clock=options.clock,
+        speed=speed,
+        rows=rows,
+        measured=measured,
+        scores=scores,
+    )
+
+
+def _score(
+    subject: Subject, rows: Sequence[Row], options: argparse.Namespace
+) -> dict[str, accuracy.Score]:
+    recordings, longer = accuracy.read_recordings(options.recordings, subject.bundle.window_s)
+    if longer:
+        _tell(f"{longer} recordings are longer than a window and are left out of the errors")
+    if not recordings:
+        raise ConfigError(
+            f"benchmark --recordings: expected recordings of at most "
+            f"{subject.bundle.window_s:g} s in {options.recordings}, found none"
+        )
+    with _bar(len(rows) * len(recordings), "listening") as bar:
+        return accuracy.score_rows(rows, subject, recordings, bar.update)
+
+
+@contextmanager
+def _bar(total: int, name: str) -> Iterator[tqdm]:
+    """A bar on standard error, where that is a terminal."""
+    with tqdm(total=total, desc=name, leave=False, disable=None) as bar:
+        yield bar
+
+
+def _scratch() -> str | None:
+    """Where the rows' files go: $TMPDIR if set, else /var/tmp if it is there."""
+    import os
+
+    return None if "TMPDIR" in os.environ or not Path(SCRATCH).is_dir() else SCRATCH
+
+
+def _tell(line: str) -> None:
+    print(f"roomscribe: {line}", file=sys.stderr, flush=True)
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all."""
+    draft = file.with_name(f".{file.name}.draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.rename(file)

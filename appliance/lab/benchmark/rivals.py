@@ -1,0 +1,218 @@
+"""What the rows share that run plain graphs: an exported encoder, and a decoder that tells when.
+
+ONNX Runtime as the rivals use it: its defaults, plain numpy in and out, its own quantiser.
+
+The cached CPU decoder as it was: Hugging Face's exported graphs in ONNX Runtime.
+
+The algorithm of Hailo's decoder on the CPU: one fixed sequence, computed anew for each token.
+
+What a KV cache saves. The graph is the one that appliance.lab.hailo.graphs writes for the
+compiler, in float32; ONNX Runtime runs it in place of the NPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from appliance.infer import log_mel
+from appliance.lab.benchmark import facts as clock
+from appliance.lab.benchmark.facts import Decoded, Facts
+from appliance.records import Mel, States
+
+QUANTIZED = ("MatMul", "Attention", "Gather", "EmbedLayerNormalization", "Transpose")
+"""Operators that optimum quantises by default (ORT_DEFAULT_OPS_DYNAMIC_QUANTIZATION, without LSTM):
+no convolutions."""
+
+
+class PlainSession:
+    """A graph as Hugging Face's runtime runs it on the CPU: every optimisation, no IOBinding.
+
+    Without x64quantprecision, too, as it comes; ours has it (infer/sessions.py).
+    """
+
+    def __init__(self, file: Path, threads: int) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(
+            str(file), options, providers=["CPUExecutionProvider"]
+        )
+        self.outputs = [output.name for output in self._session.get_outputs()]
+
+    def run(self, feeds: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.float32]]:
+        """Every output by its name."""
+        return dict(zip(self.outputs, self._session.run(None, dict(feeds)), strict=True))
+
+
+def quantize(file: Path, out: Path) -> None:
+    """Writes `file` with INT8 weights (one scale a matrix, symmetric) and activations quantised as
+    they come: onnxruntime.quantization.quantize_dynamic as `optimum-cli onnxruntime quantize` calls
+    it, without --per_channel, which is slower."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    logging.disable(logging.WARNING)
+    try:
+        quantize_dynamic(
+            file,
+            out,
+            op_types_to_quantize=[*QUANTIZED],
+            per_channel=False,
+            weight_type=QuantType.QInt8,
+        )
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def version() -> str:
+    """onnxruntime's."""
+    return str(onnxruntime.__version__)
+
+
+class PlainRunner(ABC):
+    """An encoder as Hugging Face exports it, and greedy decoding of a kind."""
+
+    def __init__(self, encoder: Path | None, facts: Facts, frames: int, threads: int) -> None:
+        """Loads the encoder for `frames`; without it only the decoder is there."""
+        self._facts, self._frames = facts, frames
+        self._encoder = PlainSession(encoder, threads) if encoder else None
+
+    def mel(self, samples: NDArray[np.float32]) -> Mel:
+        """Log-mel (frames, n_mels)."""
+        return log_mel(samples, self._facts.n_mels, self._frames)
+
+    def encode(self, mel: Mel) -> States:
+        """States (P, d_model) of mel (2 P, n_mels)."""
+        if self._encoder is None:
+            raise RuntimeError("this process has the decoder alone")
+        features = np.ascontiguousarray(mel.T[None])
+        states: States = self._encoder.run({"input_features": features})["last_hidden_state"][0]
+        return states
+
+    def decode(self, states: States, count: int) -> Decoded:
+        """`count` tokens."""
+        begun = clock.now()
+        tokens, first = self._write(states, count, (self._facts.end_of_text,))
+        return Decoded(tokens, (first - begun) * 1000, (clock.now() - begun) * 1000)
+
+    def transcribe(self, states: States, limit: int) -> tuple[int, ...]:
+        """Tokens until end-of-text, at most `limit`."""
+        return self._write(states, limit, ())[0]
+
+    @abstractmethod
+    def _write(
+        self, states: States, count: int, banned: Sequence[int]
+    ) -> tuple[tuple[int, ...], float]:
+        """Tokens, and the moment at which the first one was known."""
+
+
+ENCODER, DECODER, WITH_PAST = (
+    "encoder_model.onnx",
+    "decoder_model.onnx",
+    "decoder_with_past_model.onnx",
+)
+
+
+class ExportedRunner(PlainRunner):
+    """Encoder, decoder_model for the prompt, decoder_with_past_model for each later token; the
+    states really zero-padded to all positions."""
+
+    def __init__(
+        self, encoder: Path | None, decoder: Path, facts: Facts, frames: int, threads: int
+    ) -> None:
+        """Loads the graphs; without `encoder` only the decoder is there. `decoder` is the folder of
+        both decoder graphs."""
+        super().__init__(encoder, facts, frames, threads)
+        self._first = PlainSession(decoder / DECODER, threads)
+        self._later = PlainSession(decoder / WITH_PAST, threads)
+
+    def _write(
+        self, states: States, count: int, banned: Sequence[int]
+    ) -> tuple[tuple[int, ...], float]:
+        """Tokens, and the moment at which the first one was known."""
+        facts = self._facts
+        padded = np.pad(states, ((0, facts.longest_positions - len(states)), (0, 0)))
+        given = self._first.run(
+            {
+                "input_ids": np.array([facts.prompt], np.int64),
+                "encoder_hidden_states": padded[None],
+            }
+        )
+        later = np.array([*facts.suppressed, *banned], np.intp)
+        at_first = np.array([*later, *facts.suppressed_first], np.intp)
+        known: dict[str, Any] = {}
+        tokens: list[int] = []
+        first = 0.0
+        while len(tokens) < count:
+            logits = given.pop("logits")[0, -1]
+            known |= {
+                name.replace("present", "past_key_values"): kept for name, kept in given.items()
+            }
+            logits[later if tokens else at_first] = -np.inf
+            token = int(np.argmax(logits))
+            if not tokens:
+                first = clock.now()
+            if token == facts.end_of_text:
+                break
+            tokens.append(token)
+            if len(tokens) < count:
+                given = self._later.run({"input_ids": np.array([[token]], np.int64), **known})
+        return tuple(tokens), first
+
+
+GRAPH, EMBEDDING, PLACES = "decoder.onnx", "token_embedding.npy", "positions.npy"
+LENGTH = 32
+"""Tokens of the fixed sequence; Hailo's decoder for whisper-tiny has as many."""
+
+
+class UncachedRunner(PlainRunner):
+    """Encoder, then one run of the whole sequence for each token."""
+
+    def __init__(self, encoder: Path | None, decoder: Path, facts: Facts, threads: int) -> None:
+        """Loads the graphs; without `encoder` only the decoder is there. `decoder` is the folder of
+        its graph and tables."""
+        super().__init__(encoder, facts, facts.frames, threads)
+        self._decoder = PlainSession(decoder / GRAPH, threads)
+        self._embedding = np.load(decoder / EMBEDDING, mmap_mode="r")
+        self._places = np.load(decoder / PLACES)
+
+    def transcribe(self, states: States, limit: int) -> tuple[int, ...]:
+        """Tokens until end-of-text, at most `limit` and what the fixed sequence holds."""
+        room = len(self._places) - len(self._facts.prompt) + 1
+        return super().transcribe(states, min(limit, room))
+
+    def _write(
+        self, states: States, count: int, banned: Sequence[int]
+    ) -> tuple[tuple[int, ...], float]:
+        """Tokens, and the moment at which the first one was known."""
+        facts = self._facts
+        later = np.array([*facts.suppressed, *banned], np.intp)
+        at_first = np.array([*later, *facts.suppressed_first], np.intp)
+        sequence = np.zeros(len(self._places), np.intp)
+        sequence[: len(facts.prompt)] = facts.prompt
+        tokens: list[int] = []
+        first = 0.0
+        for place in range(len(facts.prompt), len(facts.prompt) + count):
+            parts = self._decoder.run(
+                {
+                    "encoder_hidden_states": states[None],
+                    "token_embeddings": (self._embedding[sequence] + self._places)[None],
+                }
+            )
+            row = np.concatenate([part[0, place - 1] for part in parts.values()])
+            row[later if tokens else at_first] = -np.inf
+            token = int(np.argmax(row))
+            first = first or clock.now()
+            if token == facts.end_of_text:
+                break
+            tokens.append(token)
+            if place < len(sequence):
+                sequence[place] = token
+        return tuple(tokens), first

@@ -1,0 +1,272 @@
+"""The rows of the benchmark: what each one is, and the files it needs.
+
+The floor of a token's time: bytes that it must read over the memory's speed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from appliance.errors import DeviceError
+from appliance.infer import find_chip
+from appliance.lab.benchmark import exporter, ours, rivals
+from appliance.lab.benchmark.facts import Facts
+from appliance.lab.benchmark.rivals import quantize
+from appliance.lab.benchmark.subject import Subject
+from appliance.model import BEST, STEP_FILE, Recipe, build_bundle
+
+ARRAY_BYTES = 256 << 20
+"""Many times the largest cache of such a machine."""
+ROUNDS = 20
+LOOKED_UP = {"Gather", "GatherBlockQuantized"}
+"""Operators that read a row of a table, not the table."""
+FLOAT_BYTES = 4
+
+
+def memory_speed(threads: int) -> float:
+    """Bytes a second that `threads` threads read from memory: the best of ROUNDS passes of numpy's
+    maximum over ARRAY_BYTES."""
+    array = np.ones(ARRAY_BYTES // FLOAT_BYTES, np.float32)
+    parts = np.array_split(array, threads)
+    with ThreadPoolExecutor(threads) as pool:
+        best = math.inf
+        for _ in range(ROUNDS):
+            begun = time.perf_counter()
+            list(pool.map(np.max, parts))
+            best = min(best, time.perf_counter() - begun)
+    return ARRAY_BYTES / best
+
+
+def bytes_of_graph(file: Path, unread: str = "") -> int:
+    """Bytes of the constants that one run of a graph reads: of tables that are only looked up in,
+    one row; of those whose name ends in `unread`, none."""
+    graph = onnx.load(str(file), load_external_data=False).graph
+    readers: dict[str, set[str]] = {}
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            is_lookup = node.op_type in LOOKED_UP and place == 0
+            readers.setdefault(name, set()).add("lookup" if is_lookup else "whole")
+    total = 0
+    for constant in graph.initializer:
+        if unread and constant.name.endswith(unread):
+            continue
+        size = _size(constant)
+        lookup = readers.get(constant.name) == {"lookup"} and len(constant.dims) > 1
+        total += size // max(1, constant.dims[0]) if lookup else size
+    return total
+
+
+def bytes_of_cross_cache(facts: Facts, positions: int) -> int:
+    """Bytes of the cross-attention's keys and values in float32, read for every token."""
+    return 2 * facts.decoder_layers * positions * facts.d_model * FLOAT_BYTES
+
+
+def _size(constant: onnx.TensorProto) -> int:
+    """Bytes of a constant's values."""
+    count: int = math.prod(constant.dims)
+    if constant.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4):
+        return (count + 1) // 2
+    item = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(constant.data_type)).itemsize
+    return count * int(item)
+
+
+CTRANSLATE, QUANTIZER = "ctranslate2", "onnxruntime.quantization"
+LABELS = {
+    "ct2-30s": "faster-whisper's way: CTranslate2 INT8, 30 s mel",
+    "onnx-30s-fp32": "CPU ONNX, 30 s: FP32 encoder, INT8 cached decoder",
+    "onnx-30s-int8": "CPU ONNX, 30 s: INT8 encoder, INT8 cached decoder",
+    "reference": "CPU ONNX, window: INT8, padded to 1500 (reference)",
+    "ct2-window": "CTranslate2 INT8, mel of the window, unpadded",
+    "uncached": "HEF decoder's algorithm on the CPU: no cache, FP32",
+    "conservative": "Roomscribe, CPU, conservative",
+    "balanced": "Roomscribe, CPU, balanced",
+    "aggressive": "Roomscribe, CPU, aggressive",
+    "balanced-int4": "Roomscribe, CPU, balanced, INT4 scan of the vocabulary",
+    "hybrid": "Roomscribe, hybrid: HEF encoder, CPU decoder",
+    "npu": "Roomscribe, full NPU: HEF encoder, HEF decoder",
+}
+KEYS = tuple(LABELS)
+HALF_BYTES = 2
+OURS = "balanced"
+"""The row that the others are compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table before it is measured."""
+
+    key: str
+    label: str
+    plan: dict[str, Any] | None = None
+    """For the worker; None: the row is left out."""
+    absent: str = ""
+    """Why it is left out."""
+    token_bytes: int = 0
+    """Read from memory for each later token: weights, and the sound's keys and values. The text's
+    are not counted (20 tokens of whisper-tiny: 0.2 MB)."""
+    decoder_alone: bool = True
+    """False where the decoder cannot be loaded without the encoder."""
+
+
+class RowMaker:
+    """Makes the files of the rows in a scratch folder, each once."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        scratch: Path,
+        threads: int,
+        tokens: int,
+        clock: str = "wall",
+        *,
+        model: str = "",
+    ) -> None:
+        """`model`: the one in use, whose HEFs a Hailo runs."""
+        self._subject, self._scratch = subject, scratch
+        self._facts = subject.facts
+        self._tokens, self._ct2_bytes, self._model = tokens, 0, model
+        self._common = {
+            "threads": threads,
+            "tokens": tokens,
+            "clock": clock,
+            "facts": asdict(self._facts),
+        }
+
+    def rows(self, keys: Sequence[str]) -> list[Row]:
+        """The rows of these keys, their files written; rows that cannot be made say why."""
+        makers: dict[str, Callable[[str], Row]] = {
+            "ct2-30s": self._ctranslate,
+            "ct2-window": self._ctranslate,
+            "onnx-30s-fp32": self._exported,
+            "onnx-30s-int8": self._exported,
+            "reference": self._exported,
+            "uncached": self._uncached,
+            "hybrid": self._hailo,
+            "npu": self._hailo,
+        }
+        return [makers.get(key, self._ours)(key) for key in keys]
+
+    def _row(self, key: str, kind: str, token_bytes: int, **plan: object) -> Row:
+        return Row(key, LABELS[key], {**self._common, "kind": kind, **plan}, "", token_bytes)
+
+    def _ours(self, key: str) -> Row:
+        preset, _, scan = key.partition("-")
+        folder = self.rough_bundle() if scan else self._subject.bundle.folder
+        # what no token of a text can be is scored at the prompt alone
+        read = bytes_of_graph(folder / STEP_FILE, unread=".left_out")
+        if scan:
+            read += BEST * self._facts.d_model * HALF_BYTES
+        heard = bytes_of_cross_cache(self._facts, self._facts.positions + 1)
+        return self._row(key, "ours", read + heard, folder=str(folder), preset=preset)
+
+    def rough_bundle(self) -> Path:
+        """The bundle that scans the vocabulary with 4 bits."""
+        folder = self._scratch / "bundle-int4"
+        if not folder.exists():
+            window_s = self._subject.bundle.window_s
+            recipe = Recipe("benchmark", window_s, quantize="int8", vocabulary_scan="int4")
+            build_bundle(self._subject.folder, folder, recipe)
+        return folder
+
+    def _exported(self, key: str) -> Row:
+        if find_spec(QUANTIZER) is None:
+            return Row(key, LABELS[key], absent=f"the package {QUANTIZER} is not installed")
+        facts = self._facts
+        longest = key != "reference"
+        frames = facts.longest_frames if longest else facts.frames
+        encoder = self.encoder(frames // 2, int8=key != "onnx-30s-fp32")
+        decoder = self.decoders(int8=True)
+        read = bytes_of_graph(decoder / rivals.WITH_PAST)
+        heard = bytes_of_cross_cache(facts, facts.longest_positions)
+        places = {"encoder": str(encoder), "decoder": str(decoder)}
+        return self._row(key, "exported", read + heard, frames=frames, **places)
+
+    def encoder(self, positions: int, *, int8: bool) -> Path:
+        """The exported encoder for a window of `positions`."""
+        plain = self._scratch / f"encoder-{positions}.onnx"
+        file = self._scratch / f"encoder-{positions}-int8.onnx" if int8 else plain
+        if not plain.exists():
+            exporter.write_encoder_model(self._subject.checkpoint, positions, plain)
+        if not file.exists():
+            quantize(plain, file)
+        return file
+
+    def decoders(self, *, int8: bool) -> Path:
+        """The folder of decoder_model and decoder_with_past_model."""
+        plain = self._scratch / "decoders"
+        folder = self._scratch / "decoders-int8" if int8 else plain
+        if not plain.exists():
+            plain.mkdir()
+            exporter.write_decoder_model(self._subject.checkpoint, plain / rivals.DECODER)
+            exporter.write_decoder_with_past_model(
+                self._subject.checkpoint, plain / rivals.WITH_PAST
+            )
+        if not folder.exists():
+            folder.mkdir()
+            for name in (rivals.DECODER, rivals.WITH_PAST):
+                quantize(plain / name, folder / name)
+        return folder
+
+    def _uncached(self, key: str) -> Row:
+        folder = self.uncached()
+        read = bytes_of_graph(folder / rivals.GRAPH)
+        encoder = self.encoder(self._facts.positions, int8=False)
+        return self._row(key, "uncached", read, encoder=str(encoder), decoder=str(folder))
+
+    def uncached(self) -> Path:
+        """The folder of the fixed-length decoder and its tables."""
+        from appliance.lab.hailo.graphs import host_tables, write_hailo_decoder
+
+        facts, checkpoint = self._facts, self._subject.checkpoint
+        room = len(facts.prompt) + self._tokens
+        length = min(max(rivals.LENGTH, room), checkpoint.config.max_target_positions)
+        folder = self._scratch / "uncached"
+        folder.mkdir()
+        write_hailo_decoder(checkpoint, facts.positions, length, folder / rivals.GRAPH)
+        embedding, places = host_tables(checkpoint, length)
+        np.save(folder / rivals.EMBEDDING, embedding)
+        np.save(folder / rivals.PLACES, places)
+        return folder
+
+    def _ctranslate(self, key: str) -> Row:
+        if find_spec(CTRANSLATE) is None:
+            return Row(key, LABELS[key], absent=f"the package {CTRANSLATE} is not installed")
+        from appliance.lab.benchmark.ctranslate import write_model
+        from appliance.model import read_vocabulary
+
+        facts, folder = self._facts, self._scratch / "ctranslate2"
+        if not folder.exists():
+            pieces = read_vocabulary(self._subject.folder)
+            self._ct2_bytes = write_model(self._subject.checkpoint, pieces, "int8", folder)
+        frames = facts.frames if key == "ct2-window" else facts.longest_frames
+        heard = bytes_of_cross_cache(facts, frames // 2)
+        plan = {**self._common, "kind": "ctranslate", "folder": str(folder), "frames": frames}
+        return Row(key, LABELS[key], plan, "", self._ct2_bytes + heard, decoder_alone=False)
+
+    def _hailo(self, key: str) -> Row:
+        """Rows that need the NPU."""
+        try:
+            chip = find_chip()
+        except DeviceError as error:
+            return Row(key, LABELS[key], absent=str(error))
+        if chip is None:
+            return Row(key, LABELS[key], absent="there is no Hailo in this machine")
+        found = ours.bundle_for(self._model, self._facts, full=key == "npu")
+        if isinstance(found, str):
+            return Row(key, LABELS[key], absent=found)
+        read = 0
+        if key == "hybrid":
+            read = bytes_of_graph(found.folder / STEP_FILE, unread=".left_out")
+            read += bytes_of_cross_cache(self._facts, self._facts.positions + 1)
+        plan = {**self._common, "kind": key, "folder": str(found.folder)}
+        return Row(key, LABELS[key], plan, "", read, decoder_alone=False)

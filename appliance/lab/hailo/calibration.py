@@ -1,0 +1,109 @@
+"""Calibration sets: what Hailo's compiler is shown to find the range of every tensor.
+
+The encoder's is (n, 1, W, n_mels): the graph takes (1, n_mels, 1, W), channels first, and the
+compiler wants the same image channels last, as the HEF will. The decoder's holds both inputs under
+the names that the compiler gives them: encoder states (n, 1, P, d_model) and placed embeddings
+(n, L, 1, d_model), laid out likewise.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.errors import ModelError
+from appliance.lab.hailo.graphs import Tables, embed
+from appliance.records import Mel, States
+
+ENCODER_SET, DECODER_SET = "calib_set.npy", "decoder_calib_set.npz"
+
+Transcribe = Callable[[Mel], tuple[States, Sequence[int]]]
+"""A window's encoder states, and its tokens with the prompt in front and end-of-text behind."""
+
+
+class Rows:
+    """An array that grows on the disk, row by row, under `with`."""
+
+    def __init__(self, file: Path, shape: tuple[int, ...]) -> None:
+        """`shape` is that of a row, float32."""
+        self.count, self._file, self._shape = 0, file, shape
+
+    def __enter__(self) -> Self:
+        self._stream = self._file.open("wb")
+        self._write_header()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._stream:
+            self._stream.seek(0)
+            self._write_header()
+
+    def append(self, row: NDArray[np.float32]) -> None:
+        """Writes one more row."""
+        self._stream.write(np.ascontiguousarray(row.reshape(self._shape), np.float32).data)
+        self.count += 1
+
+    def _write_header(self) -> None:
+        """NumPy leaves room in it for the count to grow."""
+        described = {"shape": (self.count, *self._shape), "fortran_order": False, "descr": "<f4"}
+        np.lib.format.write_array_header_1_0(self._stream, described)
+
+
+def write_encoder_set(folder: Path, mels: Iterable[Mel], shape: tuple[int, int]) -> int:
+    """Writes the encoder's set of mels of `shape` (W, n_mels); how many there were.
+
+    Nothing is left of it when there was none. Raises ModelError for a mel of another shape.
+    """
+    with Rows(folder / ENCODER_SET, (1, *shape)) as rows:
+        for mel in _check(mels, shape):
+            rows.append(mel)
+    if not rows.count:
+        (folder / ENCODER_SET).unlink()
+    return rows.count
+
+
+def write_decoder_set(
+    folder: Path, network: str, transcribe: Transcribe, tables: Tables, positions: int
+) -> int:
+    """Writes the decoder's set beside the encoder's, of whose windows it is made; their count.
+
+    `network` is the name that the compiler is given. Raises ModelError for other states than
+    (P, d_model), P `positions`.
+    """
+    length, width = tables[1].shape
+    parts = [folder / "states.npy", folder / "embeddings.npy"]
+    with ExitStack() as stack:
+        heard = stack.enter_context(Rows(parts[0], (1, positions, width)))
+        written = stack.enter_context(Rows(parts[1], (length, 1, width)))
+        for mel in np.load(folder / ENCODER_SET, mmap_mode="r"):
+            states, tokens = transcribe(np.array(mel[0]))
+            if states.shape != (positions, width):
+                raise ModelError(
+                    f"calibration: expected states ({positions}, {width}), found {states.shape}"
+                )
+            heard.append(states)
+            written.append(embed(tables, tokens))
+    with zipfile.ZipFile(folder / DECODER_SET, "w") as archive:
+        for number, part in enumerate(parts, 1):
+            archive.write(part, f"{network}/input_layer{number}.npy")
+            part.unlink()
+    return heard.count
+
+
+def _check(mels: Iterable[Mel], shape: tuple[int, int]) -> Iterator[Mel]:
+    """The mels. Raises ModelError at one that is not of `shape`, float32 and finite."""
+    for number, mel in enumerate(mels, 1):
+        if mel.shape != shape or mel.dtype != np.float32:
+            raise ModelError(
+                f"recordings, window {number}: expected a mel {shape} float32, "
+                f"found {mel.shape} {mel.dtype}"
+            )
+        if not np.isfinite(mel).all():
+            raise ModelError(f"recordings, window {number}: expected finite numbers, found NaN")
+        yield mel

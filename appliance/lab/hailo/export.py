@@ -1,0 +1,309 @@
+"""A checkpoint -> what a person with Hailo's Dataflow Compiler needs to make HEFs of it.
+
+Whether an ONNX graph is one that Hailo's Dataflow Compiler can be expected to read.
+
+The compiler's own list of layers is behind an account. What stands here is what is public of it:
+Hailo's conversion scripts for Whisper (github.com/hailo-ai/hailo-whisper: static export with opset
+13 or 17, simplified), a log of such an encoder parsed and compiled by DFC 3.x (github.com/ktomanek/
+huggingface_whisper_to_hailo_conversion, notes/hailo_conversion_log.md), and people's tests of
+single layers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, numpy_helper
+
+from appliance.errors import ModelError
+from appliance.lab.hailo import texts as hailo_texts
+from appliance.lab.hailo.calibration import Transcribe, write_decoder_set, write_encoder_set
+from appliance.lab.hailo.graphs import (
+    OPSETS,
+    host_tables,
+    infer_shapes,
+    sizes,
+    skeleton,
+    write_hailo_decoder,
+    write_hailo_encoder,
+)
+from appliance.lab.hailo.texts import Sizes
+from appliance.model import (
+    Checkpoint,
+    WhisperConfig,
+    drafted,
+    identify,
+    load_checkpoint,
+    window_positions,
+    write_json,
+)
+from appliance.records import Mel
+
+OPERATORS = {
+    *("Conv", "MatMul", "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Erf", "Softmax"),
+    *("ReduceMean", "LayerNormalization", "Reshape", "Transpose", "Unsqueeze", "Split"),
+}
+"""Those of the exports named above. Gather, Shape, Cast and other arithmetic on shapes and indices
+are what the compiler is known to refuse."""
+LATEST_IR = 10
+"""Of onnx 1.16, which DFC 3.32 comes with."""
+MOST = 12
+"""Faults told of one graph."""
+
+
+def check_for_hailo(file: Path) -> list[str]:
+    """Facts about the graph, one line each. Raises ModelError listing all that is wrong with it.
+
+    This is no more than can be told without the compiler.
+    """
+    try:
+        model = onnx.load(file)
+    except (OSError, DecodeError) as error:
+        raise ModelError(f"{file}: expected an ONNX graph, found: {error}") from error
+    light = skeleton(model)
+    light.ir_version = min(light.ir_version, LATEST_IR)  # a later one is told of, not checked by
+    faults = [*_check_versions(model), *_check_operators(model), *_check_constants(model)]
+    try:
+        onnx.checker.check_model(light)
+        tensors = infer_shapes(light)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        faults.append(f"expected a valid graph, found: {' '.join(str(error).split())}")
+    else:
+        faults += _check_shapes(model, tensors)
+    if faults:
+        more = [f"and {len(faults) - MOST} more"] if len(faults) > MOST else []
+        raise ModelError(f"{file}: {'; '.join(faults[:MOST] + more)}")
+    return list(_describe(model))
+
+
+def _check_versions(model: onnx.ModelProto) -> Iterator[str]:
+    """What is wrong with the versions of the format."""
+    if model.ir_version > LATEST_IR:
+        yield f"IR version: expected at most {LATEST_IR}, found {model.ir_version}"
+    for entry in model.opset_import:
+        if entry.domain:
+            yield f"operators: expected ONNX's own, found the domain {entry.domain}"
+        elif entry.version not in OPSETS:
+            yield f"opset: expected {OPSETS[0]} to {OPSETS[-1]}, found {entry.version}"
+
+
+def _check_operators(model: onnx.ModelProto) -> Iterator[str]:
+    """Operators that the compiler is not known to read."""
+    strange = sorted({node.op_type for node in model.graph.node} - OPERATORS)
+    if strange:
+        known = ", ".join(sorted(OPERATORS))
+        yield f"operators: expected none but {known}, found {', '.join(strange)}"
+
+
+def _check_constants(model: onnx.ModelProto) -> Iterator[str]:
+    """Constants that no quantisation has room for."""
+    for constant in model.graph.initializer:
+        if constant.data_type == TensorProto.FLOAT:
+            if not np.isfinite(numpy_helper.to_array(constant)).all():
+                yield f"constant {constant.name}: expected finite numbers, found NaN or infinity"
+        elif constant.data_type != TensorProto.INT64:
+            kind = TensorProto.DataType.Name(constant.data_type)
+            yield f"constant {constant.name}: expected FLOAT, found {kind}"
+
+
+def _check_shapes(model: onnx.ModelProto, inner: Sequence[onnx.ValueInfoProto]) -> Iterator[str]:
+    """Tensors of free size, other batches than of one, and arithmetic on anything but floats."""
+    for tensor in (*model.graph.input, *model.graph.output):
+        shape = sizes(tensor)
+        if shape is not None and shape[:1] != (1,):
+            yield f"{tensor.name}: expected a batch of 1, found shape {shape}"
+    for tensor in (*model.graph.input, *inner, *model.graph.output):
+        if sizes(tensor) is None:
+            yield f"{tensor.name}: expected a fixed size on every axis, found a free one"
+        if tensor.type.tensor_type.elem_type != TensorProto.FLOAT:
+            kind = TensorProto.DataType.Name(tensor.type.tensor_type.elem_type)
+            yield f"{tensor.name}: expected FLOAT, found {kind}"
+    known = {tensor.name for tensor in (*inner, *model.graph.output)}
+    for node in model.graph.node:
+        if unknown := sorted(set(node.output) - known):
+            yield f"{', '.join(unknown)}: expected a known size, found none"
+
+
+def _describe(model: onnx.ModelProto) -> Iterator[str]:
+    """Facts about a graph in which nothing is wrong."""
+    yield f"opset {model.opset_import[0].version}, IR version {model.ir_version}"
+    for role, tensors in (("input", model.graph.input), ("output", model.graph.output)):
+        for tensor in tensors:
+            yield f"{role} {tensor.name}: {sizes(tensor)} float32"
+    yield "every tensor between them has a fixed size and is float32"
+    counts = Counter(node.op_type for node in model.graph.node)
+    listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    yield f"{counts.total()} nodes: {listed}"
+    weights = sum(len(constant.raw_data) for constant in model.graph.initializer)
+    yield f"constants: {weights / 1e6:.1f} MB, all finite"
+
+
+MARK = "report.json"
+MADE_FOR = "Hailo Dataflow Compiler"
+NARROW_LENGTH, WIDE_LENGTH, WIDE = 32, 24, 512
+"""Tokens of the decoder's sequence; from whisper-base's width on, Hailo's own has fewer."""
+ENOUGH = 64
+"""Windows that Hailo's own model scripts calibrate by, at the least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was exported, and what is known of it."""
+
+    folder: Path
+    sizes: Sizes
+    opset: int
+    windows: tuple[int, int]
+    """In the calibration sets of encoder and decoder."""
+    checks: dict[str, list[str]]
+    """Facts about each graph."""
+    remarks: list[str]
+    """What the user should know before compiling."""
+
+    def __str__(self) -> str:
+        lines = [f"{self.folder}: written for Hailo's compiler; start with README.txt"]
+        for file, facts in self.checks.items():
+            lines += [f"  {file}: {fact}" for fact in facts]
+        return "\n".join(lines + [f"note: {remark}" for remark in self.remarks])
+
+
+def export_for_hailo(
+    checkpoint_folder: Path,
+    out: Path,
+    *,
+    window_s: float,
+    mels: Iterable[Mel] = (),
+    opset: int = 13,
+    length: int | None = None,
+    name: str = "",
+    transcribe: Transcribe | None = None,
+) -> Report:
+    """Writes the folder `out`, whole or not at all; an earlier export there is replaced.
+
+    `mels` (W, n_mels) float32 of real recordings become the encoder's calibration set, and with
+    `transcribe` the decoder's. `length` is that of the decoder's sequence, `name` the model's;
+    left out, they are as Hailo has them and the checkpoint folder's. Raises ModelError.
+    """
+    out = out.absolute()
+    _refuse_foreign(out)
+    checkpoint = load_checkpoint(checkpoint_folder)
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name or checkpoint_folder.resolve().name)
+    sizes = _plan(checkpoint.config, window_s, length, plain.strip("-.") or "whisper")
+    try:
+        with drafted(out) as draft:
+            checks = _write_graphs(checkpoint, sizes, opset, draft)
+            windows = _write_calibration(checkpoint, sizes, mels, transcribe, draft)
+            report = Report(out, sizes, opset, windows, checks, _remarks(windows))
+            _write_texts(report, checkpoint.sha256, draft)
+    except OSError as error:
+        raise ModelError(
+            f"{error.filename or out}: expected room and leave to write an export, "
+            f"found: {error.strerror or error}"
+        ) from error
+    return report
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Raises ModelError where something other than an export is in the way."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    try:
+        ours = json.loads((out / MARK).read_bytes())["made_for"] == MADE_FOR
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = False
+    if not ours:
+        raise ModelError(
+            f"{out}: expected an earlier export to replace or nothing, found something else; "
+            "name another folder"
+        )
+
+
+def _plan(config: WhisperConfig, window_s: float, length: int | None, name: str) -> Sizes:
+    """Every size of the export. Raises ModelError for a window that the model does not have."""
+    positions = window_positions(config, window_s)
+    usual = NARROW_LENGTH if config.d_model < WIDE else WIDE_LENGTH
+    return Sizes(
+        name=name,
+        window_s=window_s,
+        n_mels=config.num_mel_bins,
+        positions=positions,
+        d_model=config.d_model,
+        vocabulary=config.vocab_size,
+        length=min(usual, config.max_target_positions) if length is None else length,
+    )
+
+
+def _write_graphs(
+    checkpoint: Checkpoint, sizes: Sizes, opset: int, folder: Path
+) -> dict[str, list[str]]:
+    """Writes both graphs and the host's tables; facts about the graphs."""
+    encoder, decoder = folder / "encoder.onnx", folder / "decoder.onnx"
+    write_hailo_encoder(checkpoint, sizes.positions, encoder, opset=opset)
+    write_hailo_decoder(checkpoint, sizes.positions, sizes.length, decoder, opset=opset)
+    assets = folder / "decoder_assets"
+    assets.mkdir()
+    embedding, places = host_tables(checkpoint, sizes.length)
+    np.save(assets / f"token_embedding_weight_{sizes.name}.npy", embedding)
+    np.save(assets / f"onnx_add_input_{sizes.name}.npy", places)
+    return {file.name: check_for_hailo(file) for file in (encoder, decoder)}
+
+
+def _write_calibration(
+    checkpoint: Checkpoint,
+    sizes: Sizes,
+    mels: Iterable[Mel],
+    transcribe: Transcribe | None,
+    folder: Path,
+) -> tuple[int, int]:
+    """Writes the calibration sets; the windows in each."""
+    heard = write_encoder_set(folder, mels, (2 * sizes.positions, sizes.n_mels))
+    if not heard or transcribe is None:
+        return heard, 0
+    tables = host_tables(checkpoint, sizes.length)
+    network = f"{sizes.network}_decoder"
+    return heard, write_decoder_set(folder, network, transcribe, tables, sizes.positions)
+
+
+def _remarks(windows: tuple[int, int]) -> list[str]:
+    """What is missing or thin."""
+    remarks = ["none of this was ever run through Hailo's compiler"]
+    if not windows[0]:
+        remarks.append("no calibration set: give recordings of real speech before compiling")
+    elif windows[0] < ENOUGH:
+        remarks.append(
+            f"{windows[0]} windows in the calibration set: Hailo's scripts take {ENOUGH} or more"
+        )
+    if not windows[1]:
+        remarks.append("no calibration set for the decoder: only its encoder can be compiled")
+    return remarks
+
+
+def _write_texts(report: Report, sha256: str, folder: Path) -> None:
+    """Writes what people read, report.json last."""
+    sizes = report.sizes
+    (folder / "README.txt").write_text(hailo_texts.readme(sizes, report.windows), "utf-8")
+    script = folder / hailo_texts.ENCODER_SCRIPT
+    script.write_text(hailo_texts.encoder_script(sizes), "utf-8")
+    script.chmod(0o755)
+    (folder / hailo_texts.DECODER_SCRIPT).write_text(hailo_texts.decoder_script(sizes), "utf-8")
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    values: dict[str, Any] = {
+        "made_for": MADE_FOR,
+        "checkpoint_sha256": sha256,
+        **asdict(sizes),
+        "opset": report.opset,
+        "calibration_windows": {"encoder": report.windows[0], "decoder": report.windows[1]},
+        "checks": report.checks,
+        "remarks": report.remarks,
+        "files": {str(file.relative_to(folder)): identify(file) for file in files},
+    }
+    write_json(folder / MARK, values, indent=1)

@@ -1,0 +1,391 @@
+"""Packs: the encoder's weights as blobs for kernels that load their weights themselves.
+
+An AMD XDNA's kernels through XRT buffers are one example (`xrt` beside this module). The format is
+told in `layout`; `reader` reads it back.
+
+pack.json: written from a pack's layout, and read only if every value of it is as written.
+
+A pack read back: mapped into memory, every checksum verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.errors import ModelError
+from appliance.lab.pack_layout import (
+    ALIGNMENT,
+    DTYPES,
+    STORED,
+    Array,
+    Blob,
+    Tensor,
+    lay_out,
+    narrow,
+    widen,
+)
+from appliance.model import Checkpoint, Weights, WhisperConfig, drafted, read_json
+
+INDEX = "pack.json"
+FORMAT, SCHEMA = "roomscribe pack", 1
+LARGEST_SIZE = 100_000
+"""Twice the largest number in any Whisper's config."""
+CURE = "the pack is damaged: write it again with roomscribe model pack"
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """pack.json."""
+
+    dtype: str
+    """A key of DTYPES."""
+    config: WhisperConfig
+    checkpoint_sha256: str
+    sha256: Mapping[str, str]
+    """Of each blob, by its file's name."""
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """All files, in the order of the signal's way."""
+        return lay_out(self.config, self.dtype)
+
+
+def write_index(folder: Path, index: Index) -> None:
+    """Writes pack.json."""
+    text = json.dumps(_to_json(index), indent=1) + "\n"
+    (folder / INDEX).write_text(text, "utf-8")
+
+
+def _to_json(index: Index) -> dict[str, Any]:
+    """What pack.json says."""
+    return {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "dtype": index.dtype,
+        "byte_order": "little",
+        "alignment": ALIGNMENT,
+        "checkpoint_sha256": index.checkpoint_sha256,
+        "config": asdict(index.config),
+        "blobs": [
+            {
+                "file": blob.file,
+                "size": blob.size,
+                "sha256": index.sha256[blob.file],
+                "tensors": [
+                    {"name": each.name, **_describe(each.values)}
+                    | ({"scales": _describe(each.scales)} if each.scales else {})
+                    for each in blob.tensors
+                ],
+            }
+            for blob in index.blobs
+        ],
+    }
+
+
+def _describe(array: Array) -> dict[str, Any]:
+    where = {"offset": array.offset, "size": array.size}
+    return {"shape": list(array.shape), "dtype": array.dtype, **where}
+
+
+def read_index(folder: Path) -> Index:
+    """pack.json, every value of it as `write_index` would write it for these sizes and this type.
+
+    Raises ModelError naming the first value that is not.
+    """
+    file = folder / INDEX
+    found = read_json(file)
+    try:
+        index = _from_json(found)
+        _compare(_to_json(index), found, "")
+    except ModelError as fault:
+        raise ModelError(f"{file}: {fault}; {CURE}") from None
+    return index
+
+
+def _from_json(found: dict[str, Any]) -> Index:
+    """The index by its free values, as far as is needed to say what all others must be."""
+    _compare(FORMAT, found.get("format"), "format")
+    _compare(SCHEMA, found.get("schema"), "schema")
+    dtype = found.get("dtype")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ModelError(f"dtype: expected one of {', '.join(DTYPES)}, found {_short(dtype)}")
+    sizes, names = found.get("config"), [field.name for field in fields(WhisperConfig)]
+    for name in names:
+        size = sizes.get(name) if isinstance(sizes, dict) else None
+        if type(size) is not int or not 1 <= size <= LARGEST_SIZE:
+            raise ModelError(
+                f"config.{name}: expected a whole number from 1 to {LARGEST_SIZE}, "
+                f"found {_short(size)}"
+            )
+    config = WhisperConfig(**{name: found["config"][name] for name in names})
+    blobs, count = found.get("blobs"), config.encoder_layers + 3
+    if not isinstance(blobs, list) or len(blobs) != count:
+        raise ModelError(
+            f"blobs: expected {count} for {config.encoder_layers} layers, "
+            f"found {len(blobs) if isinstance(blobs, list) else _short(blobs)}"
+        )
+    sums = [
+        _checksum(blob.get("sha256") if isinstance(blob, dict) else None, f"blobs[{at}].sha256")
+        for at, blob in enumerate(blobs)
+    ]
+    files = [blob.file for blob in lay_out(config, dtype)]
+    origin = _checksum(found.get("checkpoint_sha256"), "checkpoint_sha256")
+    return Index(dtype, config, origin, dict(zip(files, sums, strict=True)))
+
+
+def _checksum(value: object, key: str) -> str:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise ModelError(
+            f"{key}: expected a SHA-256 in 64 hexadecimal digits, found {_short(value)}"
+        )
+    return value
+
+
+def _compare(expected: Any, found: Any, key: str) -> None:
+    """Raises ModelError at the first place where two JSON values differ."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        for name in [*expected, *(found.keys() - expected.keys())]:
+            inner = f"{key}.{name}" if key else name
+            _compare(expected.get(name, "nothing"), found.get(name, "nothing"), inner)
+    elif isinstance(expected, list) and isinstance(found, list):
+        if len(expected) != len(found):
+            raise ModelError(f"{key}: expected {len(expected)} entries, found {len(found)}")
+        for at, (one, other) in enumerate(zip(expected, found, strict=True)):
+            _compare(one, other, f"{key}[{at}]")
+    elif type(expected) is not type(found) or expected != found:
+        raise ModelError(f"{key}: expected {_short(expected)}, found {_short(found)}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    """What a pack's type cost one weight."""
+
+    name: str
+    blob: str
+    shape: tuple[int, ...]
+    dtype: str
+    size: int
+    """In bytes, scales included."""
+    max_abs_error: float
+    """Largest difference to float32."""
+    relative_rms_error: float
+    """Root mean square of the differences over that of the weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackReport:
+    """What `write_pack` wrote."""
+
+    folder: Path
+    dtype: str
+    size: int
+    """Of all blobs, bytes."""
+    layers_size: int
+    """Of the encoder layers' blobs, bytes."""
+    layers_float32_size: int
+    """What the same weights take in float32, bytes."""
+    tensors: tuple[TensorReport, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The report for programs."""
+        return asdict(self) | {"folder": str(self.folder)}
+
+    def __str__(self) -> str:
+        """The report for people: a line for each weight, then the sums."""
+        width = max(len(each.name) for each in self.tensors)
+        kinds = f"{'shape':<16} {'type':<9} {'bytes':>9}"
+        lines = [f"{'weight':<{width}}  {kinds}  {'max error':>9}  relative RMS"]
+        for each in self.tensors:
+            shape = "x".join(map(str, each.shape))
+            lines.append(
+                f"{each.name:<{width}}  {shape:<16} {each.dtype:<9} {each.size:>9}  "
+                f"{each.max_abs_error:>9.3g}  {each.relative_rms_error:.3g}"
+            )
+        lines.append(
+            f"{self.folder}: {self.size} bytes; the encoder layers {self.layers_size} "
+            f"({self.layers_float32_size} in float32)"
+        )
+        return "\n".join(lines)
+
+
+def write_pack(checkpoint: Checkpoint, out: Path, dtype: str) -> PackReport:
+    """Writes the pack folder `out`, whole or not at all; a pack that is there is replaced.
+
+    `dtype` is bf16, fp16, int8 or fp32. Raises ModelError for weights that do not fit the type,
+    naming all of them, for a target that is no pack, and where there is no room.
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")
+    out = out.absolute()
+    _check_target(out)
+    blobs = lay_out(checkpoint.config, dtype)
+    try:
+        with drafted(out) as draft:
+            tensors, sums = _write_blobs(checkpoint.weights, blobs, draft)
+            write_index(draft, Index(dtype, checkpoint.config, checkpoint.sha256, sums))
+    except OSError as error:
+        raise ModelError(
+            f"{out}: expected room and leave to write a pack, found: {error.strerror}"
+        ) from error
+    layers = [each for each in tensors if each.blob.startswith("layer_")]
+    return PackReport(
+        folder=out,
+        dtype=dtype,
+        size=sum(blob.size for blob in blobs),
+        layers_size=sum(blob.size for blob in blobs if blob.file.startswith("layer_")),
+        layers_float32_size=4 * sum(int(np.prod(each.shape)) for each in layers),
+        tensors=tuple(tensors),
+    )
+
+
+def _check_target(out: Path) -> None:
+    """Raises ModelError if writing to `out` would take away anything but a pack."""
+    if not out.exists():
+        return
+    try:
+        names = {INDEX, *(blob.file for blob in read_index(out).blobs)}
+        foreign = sorted(file.name for file in out.iterdir() if file.name not in names)
+    except (ModelError, OSError):
+        foreign = [out.name]
+    if foreign:
+        raise ModelError(
+            f"{out}: expected a pack to replace or nothing, found something else "
+            f"({foreign[0]}); move it away"
+        )
+
+
+def _write_blobs(
+    weights: Weights, blobs: tuple[Blob, ...], folder: Path
+) -> tuple[list[TensorReport], dict[str, str]]:
+    """Writes all blobs; what each weight lost, and each file's SHA-256.
+
+    Raises ModelError naming all weights that do not fit.
+    """
+    reports, sums, faults = [], {}, []
+    for blob in blobs:
+        digest = hashlib.sha256()
+        with (folder / blob.file).open("wb") as stream:
+            at = 0
+            for tensor in blob.tensors:
+                values = weights[tensor.name]
+                try:
+                    stored = narrow(values, tensor.values.dtype)
+                except ModelError as fault:
+                    faults.append(f"{tensor.name}: {fault}")
+                    continue
+                for array, numbers in zip(tensor.arrays, stored, strict=True):
+                    data = bytes(array.offset - at) + numbers.tobytes()
+                    stream.write(data)
+                    digest.update(data)
+                    at = array.offset + array.size
+                reports.append(_report(tensor, blob, values, widen(stored, tensor.values.dtype)))
+            end = bytes(blob.size - at)
+            stream.write(end)
+            digest.update(end)
+            stream.flush()
+            os.fsync(stream.fileno())
+        sums[blob.file] = digest.hexdigest()
+    if faults:
+        raise ModelError(f"{len(faults)} of the weights do not fit: " + "; ".join(faults))
+    return reports, sums
+
+
+def _report(
+    tensor: Tensor, blob: Blob, values: NDArray[np.float32], found: NDArray[np.float32]
+) -> TensorReport:
+    wide = values.astype(np.float64)
+    error = found - wide
+    scale = float(np.sqrt(np.mean(wide**2)))
+    return TensorReport(
+        name=tensor.name,
+        blob=blob.file,
+        shape=tensor.values.shape,
+        dtype=tensor.values.dtype,
+        size=sum(array.size for array in tensor.arrays),
+        max_abs_error=float(np.abs(error).max()),
+        relative_rms_error=float(np.sqrt(np.mean(error**2))) / scale if scale else 0.0,
+    )
+
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pack:
+    """A verified pack folder."""
+
+    folder: Path
+    index: Index
+    data: Mapping[str, Bytes]
+    """Each blob by its file's name, (size,) uint8, a read-only map of the file."""
+
+    @property
+    def tensors(self) -> dict[str, tuple[str, Tensor]]:
+        """Blob and place of every weight by its name."""
+        return {each.name: (blob.file, each) for blob in self.index.blobs for each in blob.tensors}
+
+    def stored(self, name: str) -> list[NDArray[Any]]:
+        """A weight as it is stored: its numbers, bfloat16 as uint16, and for int8 its scales.
+
+        Views of the map. Raises ModelError for a name that the encoder does not have.
+        """
+        if name not in self.tensors:
+            raise ModelError(
+                f"{self.folder}: expected a weight of the encoder such as "
+                f"{next(iter(self.tensors))}, found {name!r}"
+            )
+        file, tensor = self.tensors[name]
+        return [_view(self.data[file], array) for array in tensor.arrays]
+
+    def weight(self, name: str) -> NDArray[np.float32]:
+        """A weight as float32 numbers; a copy. Raises ModelError as `stored` does."""
+        return widen(self.stored(name), self.tensors[name][1].values.dtype)
+
+
+def read_pack(folder: Path) -> Pack:
+    """The pack in a folder, every offset, size, shape and checksum verified.
+
+    Raises ModelError naming file, key, what was expected, what was found and what to do.
+    """
+    index = read_index(folder)
+    return Pack(folder, index, {blob.file: _map(folder, blob, index) for blob in index.blobs})
+
+
+def _map(folder: Path, blob: Blob, index: Index) -> Bytes:
+    """A blob, verified."""
+    file = folder / blob.file
+    try:
+        data: Bytes = np.memmap(file, np.uint8, "r")
+    except OSError as error:
+        raise ModelError(
+            f"{file}: expected a readable file, found: {error.strerror}; {CURE}"
+        ) from error
+    except ValueError:
+        raise ModelError(f"{file}: expected {blob.size} bytes, found 0; {CURE}") from None
+    if len(data) != blob.size:
+        raise ModelError(f"{file}: expected {blob.size} bytes, found {len(data)}; {CURE}")
+    found, expected = hashlib.sha256(data.data).hexdigest(), index.sha256[blob.file]
+    if found != expected:
+        raise ModelError(f"{file}: expected the SHA-256 {expected}, found {found}; {CURE}")
+    return data
+
+
+def _view(data: Bytes, array: Array) -> NDArray[Any]:
+    """The numbers of an array in its blob."""
+    numbers = data[array.offset : array.offset + array.size].view(STORED[array.dtype])
+    return numbers.reshape(array.shape)

@@ -1,0 +1,345 @@
+"""Files over HTTP(S): redirects, retries, broken downloads that go on, each file verified.
+
+What people see of a long download: a bar on a terminal, a line now and then elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TextIO, TypeVar
+from urllib.parse import urljoin, urlsplit
+
+import requests
+from tqdm import tqdm
+
+from appliance import __version__
+from appliance.errors import ModelError
+from appliance.model.part import (
+    Part,
+    PassingError,
+    Source,
+    UnreachableError,
+    check,
+    is_redirect,
+    origin,
+    reason,
+    require_room,
+    total_size,
+)
+
+WORTH_A_LINE = 10_000_000
+"""Smaller files, in bytes, go by without a word where there is no terminal."""
+
+
+class Progress(Protocol):
+    """Is told of one download after the other, in bytes."""
+
+    def begin(self, name: str, done: int, total: int | None) -> None:
+        """A download of `name` goes on after `done` bytes; again after each break."""
+
+    def advance(self, count: int) -> None:
+        """`count` more bytes have come."""
+
+    def end(self) -> None:
+        """The download is over, well or not."""
+
+    def note(self, line: str) -> None:
+        """Something that is worth a line."""
+
+
+class Bar:
+    """A moving bar on a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._bar: tqdm | None = None
+
+    def begin(self, name: str, done: int, total: int | None) -> None:
+        """Draws the bar of a file, or moves it back or forth to `done`."""
+        self.end()
+        # tqdm would otherwise start a thread that redraws bars which stand still
+        tqdm.monitor_interval = 0
+        self._bar = tqdm(
+            desc=name, initial=done, total=total, unit="B", unit_scale=True, file=self._stream
+        )
+
+    def advance(self, count: int) -> None:
+        """Moves the bar."""
+        if self._bar is not None:
+            self._bar.update(count)
+
+    def end(self) -> None:
+        """Leaves the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def note(self, line: str) -> None:
+        """Writes a line above the bar."""
+        tqdm.write(line, file=self._stream)
+
+
+class Lines:
+    """A line when a large file begins and at each tenth of it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._name = ""
+        self._done, self._total, self._told = 0, 0, 0
+
+    def begin(self, name: str, done: int, total: int | None) -> None:
+        """Says what is fetched, if it is large."""
+        self._name, self._done, self._total = name, done, total or 0
+        self._told = done
+        if self._total >= WORTH_A_LINE:
+            after = f", from {done / 1e6:.1f} MB on" if done else ""
+            self.note(f"{name}: {self._total / 1e6:.1f} MB{after}")
+
+    def advance(self, count: int) -> None:
+        """Says how far it is at each tenth, or each 100 MB of a file of unknown length."""
+        self._done += count
+        step = self._total // 10 or 100_000_000
+        if self._total and self._total < WORTH_A_LINE:
+            return
+        if self._done - self._told >= step:
+            self._told = self._done
+            share = f" ({self._done / self._total:.0%})" if self._total else ""
+            self.note(f"{self._name}: {self._done / 1e6:.1f} MB{share}")
+
+    def end(self) -> None:
+        """Nothing."""
+
+    def note(self, line: str) -> None:
+        """Writes the line."""
+        print(line, file=self._stream, flush=True)
+
+
+def progress_on(stream: TextIO | None = None) -> Progress:
+    """A bar where `stream` (standard error) is a terminal, lines elsewhere."""
+    stream = stream or sys.stderr
+    return Bar(stream) if stream.isatty() else Lines(stream)
+
+
+LONGEST_WAY = 10
+"""Redirects in a row."""
+BLOCK = 1 << 14
+"""Bytes read at once; what came of a block before a break is lost."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long the net is waited for."""
+
+    connect_s: float = 10.0
+    read_s: float = 30.0
+    """Longest silence in the middle of an answer."""
+    pauses_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
+    """Between attempts; they begin anew whenever a download got further than before."""
+    longest_s: float = 120.0
+    """A server that asks for a longer pause (Retry-After) is not waited for."""
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Client:
+    """Fetches from `home`, scheme and host, and from where it redirects to.
+
+    The token goes to home alone. Proxies and certificates are those of the environment
+    (HTTPS_PROXY, NO_PROXY, REQUESTS_CA_BUNDLE); passwords in ~/.netrc are left alone.
+    """
+
+    def __init__(
+        self,
+        home: str,
+        token: str = "",
+        patience: Backoff | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._home, self._token = origin(home), token
+        self._patience = patience or Backoff()
+        self._progress = progress or progress_on()
+        self._session = requests.Session()
+        self._session.auth = lambda request: request
+        self._session.headers.update(
+            {"User-Agent": f"roomscribe/{__version__}", "Accept-Encoding": "identity"}
+        )
+
+    def look(
+        self, address: str, enough: Callable[[Mapping[str, str]], bool], attempts: int
+    ) -> dict[str, str]:
+        """The headers of a HEAD answer, names in small letters; raises what fetch raises.
+
+        A redirect is followed unless its headers are `enough`: a hub tells what it knows of a file
+        when it sends one elsewhere for the content. Its own ETag and length are left out then.
+        """
+
+        def attempt() -> dict[str, str]:
+            with self._send("HEAD", address, {}, enough) as answer:
+                check(answer.status_code, answer.headers, address)
+                headers = {name.lower(): value for name, value in answer.headers.items()}
+                if answer.status_code != 200:
+                    headers.pop("content-length", None)
+                    headers.pop("etag", None)
+                return headers
+
+        return self._patiently(address, attempt, attempts=attempts)
+
+    def read(self, address: str, limit: int) -> bytes:
+        """The first `limit` bytes of a small file. Raises RefusedError, UnreachableError."""
+
+        def attempt() -> bytes:
+            with self._send("GET", address, {}) as answer:
+                check(answer.status_code, answer.headers, address)
+                content = b""
+                for block in _blocks(answer):
+                    content += block
+                    if len(content) >= limit:
+                        break
+                return content[:limit]
+
+        return self._patiently(address, attempt)
+
+    def fetch(self, source: Source, destination: Path) -> str:
+        """Puts a file in its place, going on where an earlier run broke off; its SHA-256.
+
+        Raises RefusedError, UnreachableError, and ModelError for a damaged file and a full disk.
+        """
+        with Part(destination, source) as part:
+            try:
+                self._patiently(
+                    source.address,
+                    lambda: self._receive(source, part, destination.name),
+                    lambda: part.size,
+                )
+            finally:
+                self._progress.end()
+            return part.finish()
+
+    def _receive(self, source: Source, part: Part, name: str) -> None:
+        """One attempt at what is still missing of a part."""
+        if part.complete:
+            return
+        with self._send("GET", source.address, part.request_headers()) as answer:
+            total = _begin(answer, source, part)
+            require_room(part.file.parent, (total or 0) - part.size, name)
+            part.remember(answer.headers)
+            self._progress.begin(name, part.size, total)
+            most = source.limit if total is None else total
+            for block in _blocks(answer):
+                if part.size + len(block) > most:
+                    part.discard()
+                    raise ModelError(f"{source.address}: expected at most {most} bytes, found more")
+                part.write(block)
+                self._progress.advance(len(block))
+            if total is not None and part.size < total:
+                raise PassingError("broken off")
+
+    def _patiently(
+        self,
+        address: str,
+        attempt: Callable[[], T],
+        reached: Callable[[], int] = int,
+        attempts: int | None = None,
+    ) -> T:
+        """What `attempt` returns, tried again after trouble, with growing pauses."""
+        pauses = self._patience.pauses_s[: None if attempts is None else attempts - 1]
+        failed, furthest = 0, reached()
+        while True:
+            try:
+                return attempt()
+            except PassingError as trouble:
+                if reached() > furthest:
+                    failed, furthest = 0, reached()
+                failed += 1
+                what = f"{trouble} at {furthest} bytes" if furthest else str(trouble)
+                if trouble.wait_s > self._patience.longest_s:
+                    raise UnreachableError(
+                        f"{address}: {what}, and not before {trouble.wait_s:.0f} s"
+                    ) from None
+                if failed > len(pauses):
+                    raise UnreachableError(f"{address}: {what}, {failed} times") from None
+                pause = max(pauses[failed - 1], trouble.wait_s)
+                file, host = address.rsplit("/", 1)[-1], origin(address)[1]
+                self._progress.note(f"{file} from {host}: {what}; again in {pause:g} s")
+                self._patience.sleep(pause)
+
+    @contextmanager
+    def _send(
+        self,
+        method: str,
+        address: str,
+        headers: dict[str, str],
+        enough: Callable[[Mapping[str, str]], bool] = lambda _: False,
+    ) -> Iterator[Any]:
+        """The answer at the end of the redirects. Raises PassingError, ModelError."""
+        for _ in range(LONGEST_WAY):
+            with self._ask(method, address, headers) as answer:
+                if not is_redirect(answer.status_code, answer.headers) or enough(answer.headers):
+                    yield answer
+                    return
+                target = urljoin(address, answer.headers["Location"])
+            if urlsplit(address).scheme == "https" and urlsplit(target).scheme != "https":
+                raise ModelError(f"{address}: expected encrypted redirects, found one to {target}")
+            address = target
+        raise ModelError(f"{address}: expected at most {LONGEST_WAY} redirects in a row")
+
+    def _ask(self, method: str, address: str, headers: dict[str, str]) -> Any:
+        """The answer to one request; its body is yet to be read."""
+        if self._token and origin(address) == self._home:
+            headers = headers | {"Authorization": f"Bearer {self._token}"}
+        try:
+            return self._session.request(
+                method,
+                address,
+                headers=headers,
+                stream=True,
+                allow_redirects=False,
+                timeout=(self._patience.connect_s, self._patience.read_s),
+            )
+        except (requests.ConnectionError, requests.Timeout) as error:
+            cause = reason(error)
+            if "CERTIFICATE_VERIFY_FAILED" in cause:
+                raise UnreachableError(
+                    f"{address}: its certificate is not accepted: {cause}; check the clock of "
+                    "this machine, and set REQUESTS_CA_BUNDLE for certificates of your own"
+                ) from None
+            raise PassingError(cause) from error
+        except (requests.RequestException, ValueError) as error:
+            raise ModelError(f"{address}: expected an address to fetch from: {error}") from error
+
+
+def _begin(answer: Any, source: Source, part: Part) -> int | None:
+    """The size that an answer announces, with the part ready for its body.
+
+    Raises PassingError, RefusedError, and ModelError for a size that cannot be right.
+    """
+    if answer.status_code == 416:
+        part.restart()
+        raise PassingError("the server has no more of it than came before; from the start")
+    check(answer.status_code, answer.headers, source.address)
+    partial = answer.status_code == 206
+    total = total_size(answer.headers, partial)
+    if total is not None and source.size not in (None, total):
+        raise ModelError(f"{source.address}: expected {source.size} bytes, found {total} announced")
+    if (total or 0) > source.limit:
+        raise ModelError(f"{source.address}: expected at most {source.limit} bytes, found {total}")
+    if partial and not part.continued_by(answer.headers):
+        part.restart()
+        raise PassingError("the server sent another part than asked for; from the start")
+    if not partial and part.size:
+        part.restart()
+    return source.size if total is None else total
+
+
+def _blocks(answer: Any) -> Iterator[bytes]:
+    """The body, bit by bit. Raises PassingError."""
+    try:
+        yield from answer.iter_content(BLOCK)
+    except requests.RequestException as error:
+        raise PassingError(reason(error)) from error

@@ -1,0 +1,311 @@
+"""Writes ONNX graphs node by node.
+
+float32 matrices -> 8 and 4 bits, symmetric, for ONNX Runtime's integer products.
+
+Graphs for ONNX Runtime on a CPU: its own operators, and 8-bit products where asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from appliance.model.tensors import Weights
+
+OPSET, IR_VERSION = 17, 8
+"""Old on purpose: Debian trixie's onnxruntime 1.21 loads at most opset 22 and IR 10; 17 is the
+first opset with LayerNormalization."""
+MICROSOFT = "com.microsoft"
+"""Domain of ONNX Runtime's own operators."""
+LAYER_NORM_EPSILON = 1e-5
+"""PyTorch's default, which Whisper uses."""
+
+Dimensions = Sequence[int | str]
+"""Sizes of a tensor; a name where the size may vary."""
+
+
+class Graph:
+    """A growing graph. Tensors are known by their names, which every method returns."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[str, onnx.TensorProto] = {}
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+
+    def input(self, name: str, shape: Dimensions, kind: int = TensorProto.FLOAT) -> str:
+        """Declares an input."""
+        self._inputs.append(helper.make_tensor_value_info(name, kind, shape))
+        return name
+
+    def output(self, tensor: str, name: str, shape: Dimensions) -> None:
+        """Declares `tensor` (float32) an output under `name`."""
+        self._nodes.append(helper.make_node("Identity", [tensor], [name]))
+        self.declare(name, shape)
+
+    def declare(self, name: str, shape: Dimensions, kind: int = TensorProto.FLOAT) -> None:
+        """Declares the tensor called `name` an output."""
+        self._outputs.append(helper.make_tensor_value_info(name, kind, shape))
+
+    def node(self, operator: str, *inputs: str, domain: str = "", **attributes: object) -> str:
+        """The single output of a new node."""
+        return self.nodes(operator, *inputs, domain=domain, outputs=("",), **attributes)[0]
+
+    def nodes(
+        self,
+        operator: str,
+        *inputs: str,
+        outputs: Sequence[str | None],
+        domain: str = "",
+        **attributes: object,
+    ) -> list[str]:
+        """The outputs of a new node; an empty name is made up, None is left out."""
+        name = f"{operator.lower()}_{len(self._nodes)}"
+        made_up = [f"{name}_{at}" if at else name for at in range(len(outputs))]
+        pairs = zip(outputs, made_up, strict=True)
+        named = ["" if output is None else output or other for output, other in pairs]
+        node = helper.make_node(operator, list(inputs), named, name, domain=domain, **attributes)
+        self._nodes.append(node)
+        return named
+
+    def constant(self, name: str, array: NDArray[np.generic]) -> str:
+        """A constant under a name of its own, written once."""
+        if name in self._constants:
+            return name
+        self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        return name
+
+    def weight(self, name: str) -> str:
+        """A weight of the checkpoint, as it is."""
+        return self.constant(name, self._weights[name])
+
+    def linear(self, x: str, name: str, *, bias: bool = True, scale: float = 1.0) -> str:
+        """x W^T + b, times `scale`."""
+        factor = np.float32(scale)
+        matrix = self.constant(f"{name}.matrix", self._weights[f"{name}.weight"].T * factor)
+        product = self.node("MatMul", x, matrix)
+        if not bias:
+            return product
+        offset = self.constant(f"{name}.offset", self._weights[f"{name}.bias"] * factor)
+        return self.node("Add", product, offset)
+
+    def layer_norm(self, x: str, name: str) -> str:
+        """Layer norm over the last axis."""
+        scale, offset = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
+        return self.node(
+            "LayerNormalization", x, scale, offset, axis=-1, epsilon=LAYER_NORM_EPSILON
+        )
+
+    def gelu(self, x: str) -> str:
+        """The exact GELU, x (1 + erf(x / sqrt 2)) / 2."""
+        root = self.constant("sqrt_2", np.array(math.sqrt(2.0), np.float32))
+        one = self.constant("one", np.array(1.0, np.float32))
+        half = self.constant("one_half", np.array(0.5, np.float32))
+        factor = self.node("Add", self.node("Erf", self.node("Div", x, root)), one)
+        return self.node("Mul", self.node("Mul", x, factor), half)
+
+    def feed_forward(self, x: str, name: str) -> str:
+        """The block's residual feed-forward part: x + fc2(gelu(fc1(norm x)))."""
+        inner = self.linear(self.layer_norm(x, f"{name}.final_layer_norm"), f"{name}.fc1")
+        return self.node("Add", x, self.linear(self.gelu(inner), f"{name}.fc2"))
+
+    def reshape(self, x: str, *sizes: int) -> str:
+        """x in another shape; 0 keeps a size, -1 takes the rest."""
+        name = "shape_" + "_".join(str(size) for size in sizes).replace("-", "m")
+        return self.node("Reshape", x, self.constant(name, np.array(sizes, np.int64)))
+
+    def transpose(self, x: str, *axes: int) -> str:
+        """x with its axes in another order."""
+        return self.node("Transpose", x, perm=list(axes))
+
+    def attend(self, queries: str, keys: str, values: str, mask: str = "") -> str:
+        """softmax(Q K + mask) V for Q (.., n, h), K (.., h, m), V (.., m, h)."""
+        scores = self.node("MatMul", queries, keys)
+        if mask:
+            scores = self.node("Add", scores, mask)
+        return self.node("MatMul", self.node("Softmax", scores, axis=-1), values)
+
+    def save(self, file: Path, name: str) -> None:
+        """Writes the graph and checks it."""
+        constants = {tensor.name: tensor for tensor in self._constants.values()}
+        graph = helper.make_graph(
+            self._nodes, name, self._inputs, self._outputs, list(constants.values())
+        )
+        domains = {node.domain for node in self._nodes} | {""}
+        versions = {"": OPSET, MICROSOFT: 1}
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid(each, versions[each]) for each in sorted(domains)],
+            ir_version=IR_VERSION,
+            producer_name="roomscribe",
+        )
+        onnx.save(model, str(file))
+        onnx.checker.check_model(str(file))
+
+
+HIGHEST_8, HIGHEST_4 = 127, 7
+MIDDLE_4 = 8
+"""MatMulNBits' zero point where none is given: stored 0 to 15 means -8 to 7."""
+BLOCK_4 = 128
+"""Numbers along a row that share a scale."""
+
+
+def to_int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """A matrix (in, out) as whole numbers -127..127 and the scale of each column, (out,)."""
+    scales = np.abs(matrix).max(axis=0) / np.float32(HIGHEST_8)
+    scales[scales == 0] = 1.0
+    return np.rint(matrix / scales).astype(np.int8), scales.astype(np.float32)
+
+
+def to_int4(rows: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """A matrix (out, in) as MatMulNBits stores it: (out, blocks, BLOCK_4 / 2) bytes of two numbers,
+    the first in the lower half, and the scales (out * blocks,). Rows are filled up with zeros.
+    """
+    count, width = rows.shape
+    blocks = -(-width // BLOCK_4)
+    padded = np.zeros((count, blocks * BLOCK_4), np.float32)
+    padded[:, :width] = rows
+    padded = padded.reshape(count, blocks, BLOCK_4)
+    scales = np.abs(padded).max(axis=2, keepdims=True) / np.float32(HIGHEST_4)
+    scales[scales == 0] = 1.0
+    whole = (np.rint(padded / scales) + MIDDLE_4).astype(np.uint8)
+    return whole[..., 0::2] | whole[..., 1::2] << 4, scales.reshape(-1)
+
+
+class RuntimeGraph(Graph):
+    """A growing graph of ONNX Runtime's operators, of its versions from 1.21 on.
+
+    A residual sum and the layer norm after it are one node: `add_and_norm`.
+    """
+
+    def __init__(self, weights: Weights, *, int8: bool, many_rows: bool) -> None:
+        """`int8` makes products those of 8-bit numbers and stores the other tables as float16;
+        everything between products is float32 either way. `many_rows`: a product has hundreds of
+        rows, not a token's or a few.
+
+        The input of an 8-bit product has one scale, its matrix one for each column. The matrix's
+        zero point, 0, is written out: onnxruntime 1.21 makes weights unsigned for processors that
+        multiply signed ones wrongly (see infer/sessions.py) only where there is one, and crashes or
+        leaves them as they are elsewhere.
+        """
+        super().__init__(weights)
+        self.int8, self._many_rows = int8, many_rows
+        self._narrowed: dict[str, list[str]] = {}
+
+    def output(
+        self, tensor: str, name: str, shape: Dimensions, kind: int = TensorProto.FLOAT
+    ) -> None:
+        """Declares `tensor`, which a node makes, an output; from now on it is called `name`."""
+        for node in self._nodes:
+            node.input[:] = [name if each == tensor else each for each in node.input]
+            node.output[:] = [name if each == tensor else each for each in node.output]
+        self.declare(name, shape, kind)
+
+    def constant(self, name: str, array: NDArray[np.generic]) -> str:
+        """A constant under a name of its own, written once."""
+        if not self.int8 or array.dtype != np.float32 or array.ndim < 2:
+            return super().constant(name, array)
+        if name not in self._constants:
+            stored = super().constant(f"{name}.half", array.astype(np.float16))
+            cast = helper.make_node("Cast", [stored], [name], to=TensorProto.FLOAT)
+            self._nodes.append(cast)
+            self._constants[name] = self._constants[stored]
+        return name
+
+    def elsewhere(self, name: str, shape: Sequence[int], file: str, start: int = 0) -> str:
+        """A constant that lies in another file of the graph's folder, from byte `start`: float16 if
+        the graph is `int8`, else float32."""
+        kind, width = (TensorProto.FLOAT16, 2) if self.int8 else (TensorProto.FLOAT, 4)
+        tensor = TensorProto(name=name, data_type=kind, dims=shape)
+        tensor.data_location = TensorProto.EXTERNAL
+        place = {"location": file, "offset": start, "length": width * math.prod(shape)}
+        for key, value in place.items():
+            tensor.external_data.add(key=key, value=str(value))
+        self._constants[name] = tensor
+        return name
+
+    def linear(self, x: str, name: str, *, bias: bool = True, scale: float = 1.0) -> str:
+        """x W^T + b, times `scale`."""
+        factor = np.float32(scale)
+        matrix = self._weights[f"{name}.weight"].T * factor
+        return self.project(
+            x, name, matrix, self._weights[f"{name}.bias"] * factor if bias else None
+        )
+
+    def project(
+        self,
+        x: str,
+        name: str,
+        matrix: NDArray[np.float32],
+        offset: NDArray[np.float32] | None = None,
+    ) -> str:
+        """x times `matrix` (in, out), plus `offset` (out,)."""
+        if self.int8:
+            narrow = self._project_rows if self._many_rows else self._project_row
+            return narrow(x, name, matrix, offset)
+        product = self.node("MatMul", x, self.constant(f"{name}.matrix", matrix))
+        if offset is None:
+            return product
+        return self.node("Add", product, self.constant(f"{name}.offset", offset))
+
+    def _project_row(
+        self, x: str, name: str, matrix: NDArray[np.float32], offset: NDArray[np.float32] | None
+    ) -> str:
+        """`project` of 8 bits, the columns' scales applied afterwards: onnxruntime 1.21's product
+        with a row of scales takes a tenth longer."""
+        whole, scales = to_int8(matrix)
+        unscaled = self.constant("unscaled", np.array(1.0, np.float32))
+        inputs = [x, self.constant(f"{name}.int8", whole), unscaled, self._zero_point(name)]
+        if offset is not None:
+            inputs.append(self.constant(f"{name}.offset", offset / scales))
+        product = self.node("DynamicQuantizeMatMul", *inputs, domain=MICROSOFT)
+        return self.node("Mul", product, self.constant(f"{name}.scales", scales))
+
+    def _project_rows(
+        self, x: str, name: str, matrix: NDArray[np.float32], offset: NDArray[np.float32] | None
+    ) -> str:
+        """`project` of 8 bits, x made 8 bits wide once for all products with it."""
+        if x not in self._narrowed:
+            self._narrowed[x] = self.nodes("DynamicQuantizeLinear", x, outputs=("", "", ""))
+        narrow, scale, zero = self._narrowed[x]
+        whole, scales = to_int8(matrix)
+        inputs = [narrow, self.constant(f"{name}.int8", whole), scale]
+        inputs += [self.constant(f"{name}.scales", scales), zero, self._zero_point(name)]
+        if offset is not None:
+            inputs.append(self.constant(f"{name}.offset", offset))
+        return self.node("MatMulIntegerToFloat", *inputs, domain=MICROSOFT)
+
+    def _zero_point(self, name: str) -> str:
+        """The zero point of an 8-bit matrix; one for each, because onnxruntime renames those that
+        it makes unsigned, and refuses one that two products share."""
+        return self.constant(f"{name}.zero_point", np.array(0, np.int8))
+
+    def gelu(self, x: str) -> str:
+        """The exact GELU."""
+        return self.node("Gelu", x, domain=MICROSOFT)
+
+    def add_and_norm(
+        self, x: str, part: str, offset: NDArray[np.float32], name: str
+    ) -> tuple[str, str]:
+        """x + part + offset, and the layer norm `name` of that."""
+        normed, *_, total = self.nodes(
+            "SkipLayerNormalization",
+            *(x, part, self.weight(f"{name}.weight"), self.weight(f"{name}.bias")),
+            self.constant(f"{name}.before", offset),
+            outputs=("", None, None, ""),
+            domain=MICROSOFT,
+            epsilon=LAYER_NORM_EPSILON,
+        )
+        return total, normed
+
+    def feed_forward_part(self, normed: str, name: str) -> tuple[str, NDArray[np.float32]]:
+        """fc2(gelu(fc1(normed))) but for its bias, and the bias."""
+        inner = self.gelu(self.linear(normed, f"{name}.fc1"))
+        return self.linear(inner, f"{name}.fc2", bias=False), self._weights[f"{name}.fc2.bias"]

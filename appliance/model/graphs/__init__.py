@@ -1,1 +1,0 @@
-"""Whisper as ONNX graphs, written node by node."""

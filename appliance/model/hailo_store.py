@@ -1,0 +1,198 @@
+"""Which Whisper HEFs Hailo publishes, where, and how they are fetched.
+
+The store is public and without checksums: a file is known by its address, its size and its first
+bytes; libhailort checks the rest when it is loaded. ROOMSCRIBE_HAILO_STORE names another store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.errors import ModelError
+from appliance.model.download import Backoff, Client, Progress
+from appliance.model.huggingface import NAMES
+from appliance.model.library import told
+from appliance.model.part import RefusedError, Source, UnreachableError
+
+STORE = "https://hailo-csdata.s3.eu-west-2.amazonaws.com/resources"
+VARIABLE = "ROOMSCRIBE_HAILO_STORE"
+CHIPS = ("hailo8", "hailo8l", "hailo10h")
+MAGIC = b"\x01HEF"
+"""0x01484546, big-endian: the first bytes of a HEF of any version."""
+NPY_MAGIC = b"\x93NUMPY"
+LIMIT = 500_000_000
+"""Bytes; far more than an encoder of Whisper base needs."""
+ATTEMPTS = 3
+
+_ENCODERS = {
+    ("hailo8", "tiny"): (10.0, "h8/tiny-whisper-encoder-10s_15dB.hef"),
+    ("hailo8", "base"): (5.0, "h8/base-whisper-encoder-5s.hef"),
+    ("hailo8l", "tiny"): (10.0, "h8l/tiny-whisper-encoder-10s_15dB_h8l.hef"),
+    ("hailo8l", "base"): (5.0, "h8l/base-whisper-encoder-5s_h8l.hef"),
+    ("hailo10h", "tiny"): (10.0, "h10h/tiny-whisper-encoder-10s.hef"),
+    ("hailo10h", "tiny.en"): (10.0, "h10h/tiny_en-whisper-encoder-10s.hef"),
+    ("hailo10h", "base"): (10.0, "h10h/base-whisper-encoder-10s.hef"),
+}
+"""(chip, checkpoint): window in seconds, file."""
+
+_DECODERS = {
+    ("hailo8", "tiny"): (32, "h8/tiny-whisper-decoder-fixed-sequence-matmul-split.hef"),
+    ("hailo8", "base"): (24, "h8/base-whisper-decoder-fixed-sequence-matmul-split.hef"),
+    ("hailo8l", "tiny"): (32, "h8l/tiny-whisper-decoder-fixed-sequence-matmul-split_h8l.hef"),
+    ("hailo8l", "base"): (24, "h8l/base-whisper-decoder-fixed-sequence-matmul-split_h8l.hef"),
+    ("hailo10h", "tiny"): (32, "h10h/tiny-whisper-decoder-fixed-sequence.hef"),
+    ("hailo10h", "tiny.en"): (32, "h10h/tiny_en-whisper-decoder-fixed-sequence.hef"),
+    ("hailo10h", "base"): (64, "h10h/base-whisper-decoder-10s-out-seq-64.hef"),
+}
+"""(chip, checkpoint): tokens of the fixed sequence, file."""
+
+
+@dataclass(frozen=True, slots=True)
+class HefSource:
+    """An encoder that Hailo has compiled."""
+
+    chip: str
+    checkpoint: str
+    window_s: float
+    """Must equal the bundle's window."""
+    address: str
+
+    @property
+    def file_name(self) -> str:
+        """The last part of the address."""
+        return self.address.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSource:
+    """A decoder that Hailo has compiled, with the tables its host looks tokens up in."""
+
+    chip: str
+    checkpoint: str
+    tokens: int
+    """Length of the sequence that each step computes anew."""
+    address: str
+    embedding: str
+    """Address of the token embedding, .npy."""
+    positions: str
+    """Address of what is added to the embedding, .npy."""
+
+
+def encoder_hef(
+    chip: str, checkpoint: str, environment: Mapping[str, str] = os.environ
+) -> HefSource | None:
+    """Hailo's encoder for a chip and a checkpoint (name or repository); None if there is none."""
+    name = _short(checkpoint)
+    if (chip, name) not in _ENCODERS:
+        return None
+    window_s, path = _ENCODERS[chip, name]
+    return HefSource(chip, name, window_s, f"{_store(environment)}/whisper/{path}")
+
+
+def decoder_hef(
+    chip: str, checkpoint: str, environment: Mapping[str, str] = os.environ
+) -> DecoderSource | None:
+    """Hailo's decoder for a chip and a checkpoint (name or repository); None if there is none."""
+    name = _short(checkpoint)
+    if (chip, name) not in _DECODERS:
+        return None
+    tokens, path = _DECODERS[chip, name]
+    tables = f"{_store(environment)}/npy%20files/whisper/decoder_assets/{name}/decoder_tokenization"
+    return DecoderSource(
+        chip,
+        name,
+        tokens,
+        f"{_store(environment)}/whisper/{path}",
+        f"{tables}/token_embedding_weight_{name}.npy",
+        f"{tables}/onnx_add_input_{name}.npy",
+    )
+
+
+def published_decoders(chip: str) -> str:
+    """The same of decoders: "tiny (32 tokens)"."""
+    return ", ".join(
+        f"{name} ({tokens} tokens)"
+        for (each, name), (tokens, _) in _DECODERS.items()
+        if each == chip
+    )
+
+
+def published(chip: str) -> str:
+    """What there is for a chip, for messages: "tiny (10 s), base (5 s)"."""
+    return ", ".join(
+        f"{name} ({window_s:g} s)"
+        for (each, name), (window_s, _) in _ENCODERS.items()
+        if each == chip
+    )
+
+
+def explain_none(chip: str, checkpoint: str, window_s: float) -> str:
+    """Why no published HEF fits, and what can be done; one line."""
+    if chip not in CHIPS:
+        return f"chip {chip!r}: expected {', '.join(CHIPS)}"
+    return (
+        f"{checkpoint} with a window of {window_s:g} s on {chip}: Hailo publishes no such encoder, "
+        f"only {published(chip)}; take one of these with its window (--window), compile one of "
+        "your own (roomscribe model export), or leave the HEF out (--hef none)"
+    )
+
+
+def fetch_hef(
+    source: HefSource,
+    folder: Path,
+    progress: Progress | None = None,
+    patience: Backoff | None = None,
+) -> Path:
+    """The HEF in `folder`, fetched unless it is there already. Raises ModelError."""
+    client = Client(source.address, "", patience, progress)
+    cure = "give a HEF of yours (--hef FILE), or none (--hef none)"
+    return _fetch(client, source.address, MAGIC, folder, cure)
+
+
+def fetch_decoder(
+    source: DecoderSource,
+    folder: Path,
+    progress: Progress | None = None,
+    patience: Backoff | None = None,
+) -> tuple[Path, Path, Path]:
+    """The decoder's HEF, its token table and its table of positions in `folder`, fetched unless
+    they are there already. Raises ModelError.
+    """
+    client = Client(source.address, "", patience, progress)
+    cure = "leave --npu-decoder out: the CPU decodes faster"
+    return (
+        _fetch(client, source.address, MAGIC, folder, cure),
+        _fetch(client, source.embedding, NPY_MAGIC, folder, cure),
+        _fetch(client, source.positions, NPY_MAGIC, folder, cure),
+    )
+
+
+def _fetch(client: Client, address: str, magic: bytes, folder: Path, cure: str) -> Path:
+    """A file of the store in `folder`. Raises ModelError; `cure` is how to do without it."""
+    place = folder / address.rsplit("/", 1)[-1]
+    try:
+        length = client.look(address, lambda _: False, ATTEMPTS).get("content-length", "")
+        size = int(length) if length.isdecimal() else None
+        with told(place):
+            whole = place.is_file() and place.stat().st_size == size
+        if not whole:
+            client.fetch(Source(address, size, magic=magic, limit=LIMIT), place)
+    except RefusedError as refused:
+        raise ModelError(f"{refused}; Hailo's store has moved or dropped it: {cure}") from refused
+    except UnreachableError as error:
+        raise ModelError(
+            f"{error}; check the network and run the same command again, or: {cure}"
+        ) from error
+    return place
+
+
+def _short(checkpoint: str) -> str:
+    """The name that a known repository has."""
+    return next((name for name, each in NAMES.items() if each == checkpoint), checkpoint)
+
+
+def _store(environment: Mapping[str, str]) -> str:
+    return (environment.get(VARIABLE, "").strip() or STORE).rstrip("/")

@@ -1,1 +1,0 @@
-"""Checkpoints and HEFs from the network: verified, resumable, with progress."""

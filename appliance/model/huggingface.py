@@ -1,0 +1,397 @@
+"""One repository of a hub of models: which files it has, at which commit, with which checksums.
+
+The hub is Hugging Face's, or the one that HF_ENDPOINT names; HF_TOKEN is sent to it alone. A file
+is at ENDPOINT/OWNER/NAME/resolve/REVISION/FILE; the answer to HEAD tells commit, size and checksum:
+X-Linked-Etag is the SHA-256 of a large file, it or ETag the git blob name of a small one.
+
+A Whisper checkpoint by name or hub id -> a folder with its files, each verified.
+
+The folder is kept between runs: what is whole is not fetched again, what is broken goes on.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from appliance.errors import ModelError
+from appliance.model.download import Backoff, Client, Progress
+from appliance.model.library import told
+from appliance.model.part import (
+    LARGEST,
+    RefusedError,
+    Source,
+    UnreachableError,
+    git_sha1,
+    require_room,
+    sha256,
+)
+from appliance.model.tensors import read_json
+
+ENDPOINT = "https://huggingface.co"
+NAMES = {
+    name: f"openai/whisper-{name}"
+    for name in ("tiny", "tiny.en", "base", "base.en", "small", "small.en")
+}
+"""Known names and their repositories."""
+REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+SMALL = 64_000_000
+"""Bytes; no JSON file of a model is larger."""
+FIRST_ATTEMPTS = 3
+"""Whoever is offline wants to hear it soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of a repository at one commit."""
+
+    name: str
+    commit: str
+    source: Source
+
+
+def repository_of(name: str) -> str:
+    """The repository that a known name or a hub id means. Raises ModelError."""
+    if name in NAMES:
+        return NAMES[name]
+    if REPOSITORY.fullmatch(name) and not re.search(r"\.\.|--|[.-](/|$)", name):
+        return name
+    close = difflib.get_close_matches(name, NAMES, 1)
+    raise ModelError(
+        f"model {name!r}: expected {', '.join(NAMES)}, a hub id such as openai/whisper-tiny, or a "
+        f"folder that exists{f'; did you mean {close[0]}?' if close else ''}"
+    )
+
+
+class Repository:
+    """Finds and fetches files of OWNER/NAME; from `settle` on, those of one commit."""
+
+    def __init__(
+        self,
+        name: str,
+        environment: Mapping[str, str] = os.environ,
+        *,
+        patience: Backoff | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.name = name
+        self._endpoint = (environment.get("HF_ENDPOINT", "").strip() or ENDPOINT).rstrip("/")
+        self._token = environment.get("HF_TOKEN", "").strip()
+        if not re.fullmatch(r"[!-~]*", self._token):
+            raise ModelError("HF_TOKEN: expected letters, digits and signs without spaces")
+        self._client = Client(self._endpoint, self._token, patience, progress)
+        self._revision = ""
+
+    def settle(self, revision: str, file: str) -> Entry:
+        """The entry of a file that must be there; all later ones are of the same commit.
+
+        Raises ModelError for an unknown repository or revision, a missing login and no answer.
+        """
+        if not REVISION.fullmatch(revision) or ".." in revision:
+            raise ModelError(f"--revision: expected a branch, tag or commit, found {revision!r}")
+        self._revision = revision
+        entry = self.find(file)
+        if entry is None:
+            raise ModelError(
+                f"{self._endpoint}/{self.name}: expected {file} at {revision}, found no such "
+                f"file; check the id, or take one of {', '.join(NAMES)}"
+            )
+        self._revision = entry.commit
+        return entry
+
+    def find(self, file: str, limit: int = SMALL) -> Entry | None:
+        """A file of the repository; None if it has none of that name. Raises ModelError."""
+        address = self._address(file)
+        try:
+            told = self._client.look(address, _enough, FIRST_ATTEMPTS)
+        except RefusedError as refused:
+            if refused.status == 404 and refused.code in ("", "EntryNotFound"):
+                return None
+            raise self._explained(refused) from refused
+        except UnreachableError as error:
+            raise _advised(error) from error
+        commit = told.get("x-repo-commit", "")
+        if not re.fullmatch(r"[0-9a-f]{40}", commit):
+            raise ModelError(
+                f"{address}: expected a hub's answer with X-Repo-Commit, found none; check "
+                "HF_ENDPOINT, and whether this network asks for a login in a browser"
+            )
+        large = told.get("x-linked-etag", "").removeprefix("W/").strip('"')
+        small = large or told.get("etag", "").removeprefix("W/").strip('"')
+        size = told.get("x-linked-size") or told.get("content-length") or ""
+        if size.isdecimal() and int(size) > limit:
+            raise ModelError(f"{address}: expected at most {limit} bytes, found {size}")
+        return Entry(
+            file,
+            commit,
+            Source(
+                self._address(file, commit),
+                size=int(size) if size.isdecimal() else None,
+                sha256=large if re.fullmatch(r"[0-9a-f]{64}", large) else "",
+                git_sha1=small if re.fullmatch(r"[0-9a-f]{40}", small) else "",
+                limit=limit,
+            ),
+        )
+
+    def present(self, files: Iterable[str], limit: int = LARGEST) -> list[Entry]:
+        """The entries of those files that the repository has."""
+        found = (self.find(file, limit) for file in files)
+        return [entry for entry in found if entry is not None]
+
+    def fetch(self, entry: Entry, destination: Path) -> str:
+        """Puts a file in its place; its SHA-256. Raises ModelError."""
+        try:
+            return self._client.fetch(entry.source, destination)
+        except RefusedError as refused:
+            raise self._explained(refused) from refused
+        except UnreachableError as error:
+            raise _advised(error) from error
+
+    def licence(self) -> str:
+        """What the model's README says in its head; "" if it says nothing. Raises ModelError."""
+        try:
+            text = self._client.read(self._address("README.md"), 1 << 16).decode(errors="replace")
+        except RefusedError:
+            return ""
+        except UnreachableError as error:
+            raise _advised(error) from error
+        head = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
+        line = re.search(r"^license:[ \t]*([\w.+-]+)", head[1], re.MULTILINE) if head else None
+        return line[1] if line else ""
+
+    def _address(self, file: str, commit: str = "") -> str:
+        revision = quote(commit or self._revision, safe="")
+        return f"{self._endpoint}/{self.name}/resolve/{revision}/{quote(file)}"
+
+    def _explained(self, refused: RefusedError) -> ModelError:
+        """What a refusal means for the user."""
+        page = f"{self._endpoint}/{self.name}"
+        answer = f"answer {refused.status}{f' ({refused.code})' if refused.code else ''}"
+        if refused.code == "RevisionNotFound":
+            return ModelError(
+                f"{page}: expected the branch, tag or commit {self._revision!r}, found none; "
+                "check --revision"
+            )
+        if refused.code == "GatedRepo" or refused.status == 403:
+            return ModelError(
+                f"{page}: {answer}: it needs a login; accept its licence at {page} and set "
+                "HF_TOKEN to a token of yours that may read it"
+            )
+        if refused.status == 401 and self._token and refused.code != "RepoNotFound":
+            return ModelError(
+                f"{page}: {answer}: HF_TOKEN is not accepted; make a new token at "
+                f"{self._endpoint}/settings/tokens, or unset HF_TOKEN for public models"
+            )
+        # the hub answers 401 for a repository that does not exist, too, unless one is logged in
+        if refused.status in (401, 404):
+            login = "" if self._token else ", or it needs a login: then set HF_TOKEN"
+            return ModelError(
+                f"{page}: {answer}: there is no such repository{login}; check the id, or take one "
+                f"of {', '.join(NAMES)}"
+            )
+        return refused
+
+
+def _enough(headers: Mapping[str, str]) -> bool:
+    """Whether a redirect tells all that the hub knows of a file."""
+    elsewhere = bool(urlsplit(headers["Location"]).netloc)
+    return "X-Repo-Commit" in headers and ("X-Linked-Etag" in headers or elsewhere)
+
+
+def _advised(error: UnreachableError) -> ModelError:
+    return ModelError(
+        f"{error}; check the network and HF_ENDPOINT, then run the same command again to go on; or "
+        "give a folder with the checkpoint in place of its name"
+    )
+
+
+__all__ = ["NAMES", "Origin", "fetch_checkpoint", "repository_of"]
+
+CONFIG, VOCABULARY, WEIGHTS = "config.json", "vocab.json", "model.safetensors"
+OPTIONAL = ("generation_config.json", "added_tokens.json")
+INDEX = "model.safetensors.index.json"
+ONNX = ("onnx/encoder_model.onnx", "onnx/decoder_model.onnx")
+ONNX_DATA = tuple(f"{name}_data" for name in ONNX)
+"""Weights of a graph, where they are too many for its own file."""
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\.safetensors")
+RECORD = "fetched.json"
+"""Says of a folder what was fetched into it: repository, commit, and SHA-256 of each file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a checkpoint comes from."""
+
+    repository: str
+    revision: str
+    """Commit."""
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 by name."""
+    licence: str = ""
+    """As the repository's README names it, such as apache-2.0."""
+
+
+def fetch_checkpoint(
+    name: str,
+    revision: str,
+    folder: Path,
+    *,
+    progress: Progress | None = None,
+    patience: Backoff | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Origin:
+    """Fetches what a checkpoint consists of, as it is at one commit, into an existing folder.
+
+    Raises ModelError: unknown, not a Whisper, only as a pickle, no network, no room, damaged.
+    """
+    repository = Repository(repository_of(name), environment, patience=patience, progress=progress)
+    config = repository.settle(revision, CONFIG)
+    shelf = _StagingFolder(folder, repository, config.commit)
+    shelf.put([config])
+    kind = read_json(folder / CONFIG).get("model_type")
+    if kind != "whisper":
+        raise ModelError(f"{repository.name}: expected a Whisper (model_type), found {kind!r}")
+    vocabulary = repository.find(VOCABULARY)
+    if vocabulary is None:
+        raise ModelError(
+            f"{repository.name}: expected {VOCABULARY}, found none (tokenizer.json alone is not "
+            "read); save its slow tokenizer with transformers and give the folder in place of it"
+        )
+    small = [vocabulary, *repository.present(OPTIONAL)]
+    shelf.put(small)
+    weights = _weights(repository, shelf)
+    shelf.clear_but([config, *small, *weights])
+    shelf.put(weights)
+    return Origin(repository.name, config.commit, shelf.files, repository.licence())
+
+
+def _weights(repository: Repository, shelf: _StagingFolder) -> list[Entry]:
+    """The files that hold the weights: one, several with their index, or ONNX graphs."""
+    if whole := repository.find(WEIGHTS, LARGEST):
+        return [whole]
+    if index := repository.find(INDEX):
+        shelf.put([index])
+        names = _shards(shelf.folder / INDEX)
+        shards = repository.present(names)
+        if len(shards) < len(names):
+            missing = sorted(set(names) - {shard.name for shard in shards})
+            raise ModelError(f"{repository.name}: expected {missing[0]}, which {INDEX} names")
+        return [index, *shards]
+    graphs = repository.present(ONNX)
+    if len(graphs) == len(ONNX):
+        return [*graphs, *repository.present(ONNX_DATA)]
+    if pickles := repository.present(PICKLES):
+        raise ModelError(
+            f"{repository.name}: expected {WEIGHTS}, found only {pickles[0].name}, a pickle: "
+            "loading one runs whatever code is in it; on another machine, load it with "
+            "transformers, save_pretrained(FOLDER, safe_serialization=True), and give that folder"
+        )
+    raise ModelError(
+        f"{repository.name}: expected {WEIGHTS}, {INDEX} or {' and '.join(ONNX)}, found none"
+    )
+
+
+def _shards(index: Path) -> list[str]:
+    """The files among which an index shares out the weights."""
+    shares = read_json(index).get("weight_map")
+    names = set(shares.values()) if isinstance(shares, dict) else set[Any]()
+    bad = [name for name in names if not isinstance(name, str) or not SHARD.fullmatch(name)]
+    if bad or not 1 <= len(names) <= 100:
+        raise ModelError(
+            f"{index}: expected weight_map with the names of 1 to 100 safetensors files beside it, "
+            f"found {bad[0] if bad else len(names)!r}"
+        )
+    return sorted(names)
+
+
+class _StagingFolder:
+    """The folder, and the record in it of what is whole and verified."""
+
+    def __init__(self, folder: Path, repository: Repository, commit: str) -> None:
+        self.folder, self._repository, self._commit = folder, repository, commit
+        self.files: dict[str, str] = {}
+        commit_before, self._known = self._recorded()
+        self._trusted = self._known if commit_before == commit else {}
+        self._note()
+
+    def put(self, entries: list[Entry]) -> None:
+        """Fetches those of the files that are not there yet. Raises ModelError."""
+        missing = [entry for entry in entries if not self._has(entry)]
+        sizes = [(entry.source.size or 0) - self._begun(entry) for entry in missing]
+        require_room(self.folder, sum(sizes), self._repository.name)
+        for entry in missing:
+            place = self.folder / entry.name
+            with told(place):
+                place.parent.mkdir(exist_ok=True)
+            self.files[entry.name] = self._repository.fetch(entry, place)
+            self._note()
+
+    def clear_but(self, entries: list[Entry]) -> None:
+        """Deletes what an earlier run fetched and this one does not want. Raises ModelError."""
+        wanted = {entry.name for entry in entries}
+        for name in {*self._known, *OPTIONAL, WEIGHTS, INDEX, *ONNX, *ONNX_DATA} - wanted:
+            with told(self.folder):
+                for suffix in ("", ".part", ".part.json"):
+                    (self.folder / f"{name}{suffix}").unlink(missing_ok=True)
+
+    def _has(self, entry: Entry) -> bool:
+        """Whether the file is there and is what the hub says, or said when it told no checksum."""
+        place, source = self.folder / entry.name, entry.source
+        with told(place):
+            if not place.is_file() or source.size not in (None, place.stat().st_size):
+                return False
+            digest = sha256(place)
+            same = digest == (source.sha256 or self._trusted.get(entry.name))
+            if source.git_sha1:
+                same = git_sha1(place) == source.git_sha1
+        if same:
+            self.files[entry.name] = digest
+        return same
+
+    def _begun(self, entry: Entry) -> int:
+        """Bytes that an earlier run left of a file."""
+        part = self.folder / f"{entry.name}.part"
+        return part.stat().st_size if part.is_file() else 0
+
+    def _recorded(self) -> tuple[str, dict[str, str]]:
+        """The commit of an earlier run, and SHA-256 by name of what was fetched by then.
+
+        Raises ModelError for a folder that somebody else has put a checkpoint into.
+        """
+        record = self.folder / RECORD
+        if not record.is_file():
+            own = [name for name in (CONFIG, WEIGHTS, INDEX) if (self.folder / name).exists()]
+            if own:
+                raise ModelError(
+                    f"{self.folder}: expected an empty folder, or one filled by this command, "
+                    f"found {own[0]} in it; name another folder"
+                )
+            return "", {}
+        values = read_json(record)
+        files = values.get("files")
+        if not isinstance(files, dict):
+            raise ModelError(f"{record}: expected a table of files; delete it and its folder")
+        digests = {str(name): str(digest) for name, digest in files.items()}
+        return str(values.get("revision")), digests
+
+    def _note(self) -> None:
+        """Writes the record anew, with all that may be in the folder."""
+        record = self.folder / RECORD
+        draft = self.folder / f"{RECORD}.new"
+        values = {
+            "repository": self._repository.name,
+            "revision": self._commit,
+            "files": self._known | self.files,
+        }
+        with told(record):
+            draft.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
+            draft.rename(record)

@@ -1,1 +1,0 @@
-"""The encoder's weights as blobs for kernels that load weights themselves."""

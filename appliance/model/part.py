@@ -1,0 +1,331 @@
+"""A download on the disk: grows as NAME.part beside its place, is verified, then renamed.
+
+NAME.part.json remembers what the part is of, so that it never goes on as something else.
+
+What an HTTP answer says: its place, its size, its ETag, and how a failure is to be taken.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+from appliance.errors import ModelError
+from appliance.model.library import told
+from appliance.system import sync_folder
+
+REDIRECTS = {301, 302, 303, 307, 308}
+PASSING = {408, 425, 429}
+"""Answers below 500 that may be another one later."""
+
+
+class RefusedError(ModelError):
+    """An answer that another attempt will not change."""
+
+    def __init__(self, address: str, status: int, code: str) -> None:
+        super().__init__(
+            f"{address}: expected the file, found answer {status}{f' ({code})' if code else ''}"
+        )
+        self.status, self.code = status, code
+
+
+class UnreachableError(ModelError):
+    """No answer, or none that helps, after all attempts."""
+
+
+class PassingError(Exception):
+    """Trouble that may pass: what happened, and the pause in seconds that the server asks for."""
+
+    def __init__(self, what: str, wait_s: float = 0.0) -> None:
+        super().__init__(what)
+        self.wait_s = wait_s
+
+
+def check(status: int, headers: Mapping[str, str], address: str) -> None:
+    """Raises PassingError or RefusedError unless an answer is a good one, or a redirect."""
+    if status >= 500 or status in PASSING:
+        raise PassingError(f"answer {status}", retry_after(headers.get("Retry-After", "")))
+    if status not in {200, 206} and not is_redirect(status, headers):
+        raise RefusedError(address, status, headers.get("X-Error-Code", ""))
+    if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
+        raise ModelError(f"{address}: expected the file as it is, found it encoded as {encoding}")
+
+
+def is_redirect(status: int, headers: Mapping[str, str]) -> bool:
+    """Whether an answer names another place."""
+    return status in REDIRECTS and "Location" in headers
+
+
+def total_size(headers: Mapping[str, str], partial: bool) -> int | None:
+    """The whole file's size as an answer announces it."""
+    if partial:
+        return content_range(headers)[1]
+    length = headers.get("Content-Length", "")
+    return int(length) if length.isdecimal() else None
+
+
+def strong_etag(headers: Mapping[str, str]) -> str:
+    """The ETag that stands for these very bytes; "" without one (RFC 9110, 8.8.3)."""
+    etag = headers.get("ETag", "")
+    return etag if etag.startswith('"') else ""
+
+
+def content_range(headers: Mapping[str, str]) -> tuple[int, int | None]:
+    """First byte and total size of a partial answer; (-1, None) if it does not say."""
+    told_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
+    if told_range is None:
+        return -1, None
+    return int(told_range[1]), None if told_range[2] == "*" else int(told_range[2])
+
+
+def origin(address: str) -> tuple[str, str, int]:
+    """Scheme, host and port. Raises ModelError for anything but http and https."""
+    try:
+        parts = urlsplit(address)
+        port = {"http": 80, "https": 443}[parts.scheme]
+        port = port if parts.port is None else parts.port
+    except (ValueError, KeyError):
+        port = 0
+    if not port or not parts.hostname:
+        raise ModelError(f"{address!r}: expected an address such as https://example.org")
+    return parts.scheme, parts.hostname, port
+
+
+def retry_after(value: str) -> float:
+    """Seconds, from a number or a date; 0 when it is neither."""
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def reason(error: BaseException) -> str:
+    """The innermost cause that a failed request names."""
+    for _ in range(10):
+        inner = getattr(error, "reason", None)
+        if not isinstance(inner, BaseException):
+            inner = next((each for each in error.args if isinstance(each, BaseException)), None)
+        if inner is None:
+            break
+        error = inner
+    if isinstance(error, http.client.IncompleteRead):
+        return "broken off"
+    deeper = error.__cause__ or error.__context__
+    if isinstance(deeper, OSError) and deeper.strerror:
+        error = deeper
+    return str(getattr(error, "strerror", None) or error).split("\n")[0]
+
+
+LARGEST = 16_000_000_000
+"""Bytes; the largest Whisper has 6.2 GB as float32."""
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file somewhere on the net, and what is known of it beforehand."""
+
+    address: str
+    size: int | None = None
+    """Bytes."""
+    sha256: str = ""
+    git_sha1: str = ""
+    """Of the git blob: SHA-1 over b"blob SIZE\\0" and the content."""
+    magic: bytes = b""
+    """What the file begins with."""
+    limit: int = LARGEST
+    """Bytes, for a file that does not say its size, or lies about it."""
+
+    @property
+    def identity(self) -> str:
+        """Differs for files that differ, as far as can be known."""
+        return self.sha256 or self.git_sha1 or self.address
+
+
+class Part:
+    """What has come of a file so far. To be used in `with`, which holds a lock on it."""
+
+    def __init__(self, destination: Path, source: Source) -> None:
+        self._destination, self._source = destination, source
+        self.file = destination.with_name(f"{destination.name}.part")
+        self._record = destination.with_name(f"{destination.name}.part.json")
+        self._etag = ""
+        self.size = 0
+
+    def __enter__(self) -> Self:
+        with told(self.file):
+            self._stream = self.file.open("ab+", buffering=0)
+        try:
+            with told(self.file):
+                self._lock()
+                self._hash = hashlib.sha256()
+                self._take_up()
+        except BaseException:
+            self._stream.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.size:
+            self.discard()
+        self._stream.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # whoever held the lock may have renamed or deleted this file meanwhile
+            ours = self.file.exists() and (
+                self.file.stat().st_ino == os.fstat(self._stream.fileno()).st_ino
+            )
+        except BlockingIOError:
+            ours = False
+        if not ours:
+            raise ModelError(
+                f"{self.file}: another process is fetching this file; wait until it is done"
+            )
+
+    def _take_up(self) -> None:
+        """Goes on with what an earlier run left, if it is of the same file."""
+        try:
+            record = json.loads(self._record.read_bytes())
+            identity, etag = str(record["identity"]), str(record["etag"])
+        except (OSError, ValueError, KeyError, TypeError):
+            identity, etag = "", ""
+        left = os.fstat(self._stream.fileno()).st_size
+        if identity != self._source.identity or left > (self._source.size or self._source.limit):
+            self.restart()
+            return
+        self._etag = etag
+        self._stream.seek(0)
+        while block := self._stream.read(1 << 20):
+            self._hash.update(block)
+        self.size = left
+
+    @property
+    def complete(self) -> bool:
+        """Whether all is there; False while the size is unknown."""
+        return self.size == self._source.size
+
+    def request_headers(self) -> dict[str, str]:
+        """What asks the server for the rest, and only if the file is still the same."""
+        if self.size and not (self._etag or self._source.sha256 or self._source.git_sha1):
+            self.restart()
+        if not self.size:
+            return {}
+        wanted = {"Range": f"bytes={self.size}-"}
+        return wanted | ({"If-Range": self._etag} if self._etag else {})
+
+    def continued_by(self, headers: Mapping[str, str]) -> bool:
+        """Whether the body of a 206 answer is the rest of this part."""
+        etag = strong_etag(headers)
+        return content_range(headers)[0] == self.size and (
+            not etag or not self._etag or etag == self._etag
+        )
+
+    def remember(self, headers: Mapping[str, str]) -> None:
+        """Notes what the following bytes are of. Raises ModelError."""
+        self._etag = strong_etag(headers) or self._etag
+        with told(self._record):
+            self._record.write_text(
+                json.dumps({"identity": self._source.identity, "etag": self._etag}) + "\n", "utf-8"
+            )
+
+    def write(self, block: bytes) -> None:
+        """Appends. Raises ModelError; a part that filled the disk is deleted first.
+
+        The same disk may hold the transcripts, and they need the room more.
+        """
+        try:
+            rest = memoryview(block)
+            while rest:
+                rest = rest[self._stream.write(rest) :]
+        except OSError as error:
+            if error.errno in FULL:
+                self.discard()
+            with told(self.file):
+                raise
+        self._hash.update(block)
+        self.size += len(block)
+
+    def restart(self) -> None:
+        """Forgets what has come so far."""
+        with told(self.file):
+            self._record.unlink(missing_ok=True)
+            self._stream.truncate(0)
+        self._hash = hashlib.sha256()
+        self._etag, self.size = "", 0
+
+    def discard(self) -> None:
+        """Deletes the part."""
+        self._record.unlink(missing_ok=True)
+        self.file.unlink(missing_ok=True)
+
+    def finish(self) -> str:
+        """Verifies the file and puts it in its place; its SHA-256. Raises ModelError."""
+        with told(self.file):
+            os.fsync(self._stream.fileno())
+            fault = self._fault()
+            if fault:
+                self.discard()
+                raise ModelError(
+                    f"{self._destination}: {fault}; deleted; try again, and if it stays so, "
+                    f"{self._source.address} is damaged or changed on its way here"
+                )
+            self.file.rename(self._destination)
+            self._record.unlink(missing_ok=True)
+            sync_folder(self._destination.parent)
+        return self._hash.hexdigest()
+
+    def _fault(self) -> str:
+        """What is wrong with the file; "" if nothing is."""
+        source, found = self._source, self._hash.hexdigest()
+        if source.size is not None and self.size != source.size:
+            return f"expected {source.size} bytes, found {self.size}"
+        if source.sha256 and source.sha256 != found:
+            return f"expected SHA-256 {source.sha256}, found {found}"
+        if source.git_sha1 and source.git_sha1 != (found := git_sha1(self.file)):
+            return f"expected git blob {source.git_sha1}, found {found}"
+        with self.file.open("rb") as stream:
+            begin = stream.read(len(source.magic))
+        if begin != source.magic:
+            return f"expected a file that begins with {source.magic!r}, found {begin!r}"
+        return ""
+
+
+def sha256(file: Path) -> str:
+    """A file's SHA-256."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def git_sha1(file: Path) -> str:
+    """The name git gives to a file's content."""
+    digest = hashlib.sha1(b"blob %d\0" % file.stat().st_size, usedforsecurity=False)
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: digest).hexdigest()
+
+
+def require_room(folder: Path, needed: int, what: str) -> None:
+    """Raises ModelError unless `needed` bytes fit on the disk of `folder`."""
+    with told(folder):
+        free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ModelError(
+            f"{folder}: expected {needed / 1e6:.1f} MB of free space for {what}, found "
+            f"{free / 1e6:.1f} MB; make room on that disk, or name another folder"
+        )

@@ -1,0 +1,306 @@
+"""A tensor that lies in a file, and the weights of a network read from such tensors on demand.
+
+Safetensors files -> where each tensor lies in them, verified before a number is read.
+
+The format (huggingface/safetensors, README): 8 bytes with the length of the header, little-endian;
+the header, a JSON table of names with dtype, shape and the offsets of the first byte and behind
+the last; the numbers, little-endian, without holes. Read here and not by the library, because a
+header from a download must be bounded before it is parsed, and numpy has no bfloat16.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.errors import ModelError
+
+Weights = Mapping[str, NDArray[np.float32]]
+"""Weights by Hugging Face's names. May be lazy: whoever needs a tensor twice keeps it."""
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "F64": np.dtype("<f8"),
+}
+"""What weights may be stored as, by safetensors' names. numpy has no bfloat16: it is read as whole
+numbers, which are the upper halves of float32."""
+NAME_LENGTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor's place in a file that was long enough when it was opened."""
+
+    file: Path
+    offset: int
+    """Bytes from the start of the file."""
+    length: int
+    """Bytes in the file."""
+    dtype: str
+    """One of DTYPES where the tensor can be read; else what the file says."""
+    shape: tuple[int, ...]
+    """As `read` gives it."""
+    transposed: bool = False
+    """Stored with its two axes in the other order."""
+
+    def transpose(self) -> StoredTensor:
+        """The same matrix with its axes exchanged."""
+        return replace(self, shape=self.shape[::-1], transposed=not self.transposed)
+
+    def read(self) -> NDArray[np.float32]:
+        """The numbers, in `shape`: a new array in C order.
+
+        Raises ModelError where the file has changed.
+        """
+        count = math.prod(self.shape)
+        try:
+            array: NDArray[Any] = np.fromfile(
+                self.file, DTYPES[self.dtype], count, offset=self.offset
+            )
+        except OSError as error:
+            raise unreadable(self.file, error) from error
+        if array.size != count:
+            raise ModelError(f"{self.file}: expected a file that stays as it is, found it shorter")
+        if self.dtype == "BF16":
+            array = (array.astype(np.uint32) << 16).view(np.float32)
+        with np.errstate(over="ignore"):
+            numbers: NDArray[np.float32] = array.astype(np.float32, copy=False)
+        if self.transposed:
+            return np.ascontiguousarray(numbers.reshape(self.shape[::-1]).T)
+        return numbers.reshape(self.shape)
+
+
+class LazyWeights(Mapping[str, NDArray[np.float32]]):
+    """Weights made when asked for, by reading a file or by computing; nothing is kept."""
+
+    def __init__(self, readers: Mapping[str, Callable[[], NDArray[np.float32]]]) -> None:
+        self._readers = readers
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        return self._readers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._readers
+
+
+def digest(files: Sequence[Path]) -> str:
+    """SHA-256 of a single file. Of several: of the lines that `sha256sum` would print for them, in
+    order of their names, without folders. Raises ModelError.
+    """
+    lines = []
+    for file in sorted(files, key=lambda each: each.name):
+        try:
+            with file.open("rb") as stream:
+                lines.append((hashlib.file_digest(stream, "sha256").hexdigest(), file.name))
+        except OSError as error:
+            raise unreadable(file, error) from error
+    if len(lines) == 1:
+        return lines[0][0]
+    return hashlib.sha256("".join(f"{each}  {name}\n" for each, name in lines).encode()).hexdigest()
+
+
+def unreadable(file: Path, error: OSError) -> ModelError:
+    """The error for a file that cannot be read."""
+    return ModelError(f"{file}: expected a readable file, found: {error.strerror or error}")
+
+
+def is_plain(name: object) -> bool:
+    """Whether `name` is that of a file in the same folder, and no way out of it."""
+    return (
+        isinstance(name, str)
+        and name not in {"", ".", ".."}
+        and name.isprintable()
+        and not set(name) & set('/\\:"')
+    )
+
+
+def shown(name: object) -> str:
+    """A name from a file, fit for one line of a message."""
+    text = str(name)
+    if text.isprintable() and len(text) <= NAME_LENGTH:
+        return text
+    return ascii(text[:NAME_LENGTH])
+
+
+def listed(kind: str, faults: Sequence[str], most: int = 300) -> str:
+    """`kind` of faults, counted and listed in one line."""
+    rest = f"; and {len(faults) - most} more" if len(faults) > most else ""
+    return f"{len(faults)} {kind}: " + "; ".join(faults[:most]) + rest
+
+
+JSON_LIMIT = 64_000_000
+"""Bytes; the largest one of a Whisper, its tokenizer's, has four million."""
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON table in a file. Raises ModelError."""
+    try:
+        if file.stat().st_size > JSON_LIMIT:
+            raise ModelError(f"{file}: expected at most {JSON_LIMIT} bytes of JSON, found more")
+        values = json.loads(file.read_bytes())
+    except OSError as error:
+        raise unreadable(file, error) from error
+    except RecursionError:
+        raise ModelError(f"{file}: expected JSON, found it nested too deep") from None
+    except ValueError as error:
+        raise ModelError(f"{file}: expected JSON, found: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{file}: expected a JSON table, found {type(values).__name__}")
+    return values
+
+
+HEADER_LIMIT = 4_000_000
+"""Bytes. A large Whisper's header has 0.2 million; the format's own limit, 100 million, would let
+a file of that size take gigabytes of memory."""
+MAX_RANK = 8
+METADATA = "__metadata__"
+INDEX_KEY = "weight_map"
+
+
+def open_safetensors(file: Path) -> dict[str, StoredTensor]:
+    """Every tensor of `file`, unread. Raises ModelError saying what is wrong with the file."""
+    try:
+        with file.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(0)
+            header, start = _read_header(stream, size)
+    except OSError as error:
+        raise unreadable(file, error) from error
+    except (ValueError, RecursionError) as error:
+        found = "a header nested too deep" if isinstance(error, RecursionError) else error
+        raise ModelError(
+            f"{file}: expected weights in safetensors, found {found}; get the file again"
+        ) from None
+    header.pop(METADATA, None)
+    faults: list[str] = []
+    tensors: dict[str, StoredTensor] = {}
+    for name, entry in header.items():
+        try:
+            tensors[name] = _locate(file, entry, start, size)
+        except ValueError as error:
+            faults.append(f"{shown(name)}: {error}")
+    faults = faults or _holes(tensors, start, size)
+    if faults:
+        raise ModelError(f"{file}: {listed('wrong entries', faults, most=20)}; get the file again")
+    return tensors
+
+
+def open_shards(index: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
+    """Every tensor of the files that an index names, and these files.
+
+    Raises ModelError saying what is wrong with a file, or in what the index and the files differ.
+    """
+    places = read_json(index).get(INDEX_KEY)
+    if not isinstance(places, dict) or not places:
+        raise ModelError(f"{index}: {INDEX_KEY}: expected a table of weights and their files")
+    for name in places.values():
+        if not is_plain(name) or not name.endswith(".safetensors"):
+            raise ModelError(
+                f"{index}: {INDEX_KEY}: expected names of safetensors files in the same folder, "
+                f"found {shown(name)}"
+            )
+    tensors: dict[str, StoredTensor] = {}
+    faults: list[str] = []
+    files = [index.parent / name for name in sorted(set(places.values()))]
+    for file in files:
+        held = open_safetensors(file)
+        for name, tensor in held.items():
+            if name in tensors:
+                faults.append(f"{shown(name)}: in {tensors[name].file.name} and in {file.name}")
+            elif name not in places:
+                faults.append(f"{shown(name)}: in {file.name}, but not in the index")
+            tensors.setdefault(name, tensor)
+        faults += [
+            f"{shown(name)}: not in {file.name}"
+            for name, place in places.items()
+            if place == file.name and name not in held
+        ]
+    if faults:
+        raise ModelError(f"{index}: {listed('wrong entries', faults)}; get all the files again")
+    return tensors, files
+
+
+def _read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
+    """The header and the offset of the numbers behind it. Raises ValueError."""
+    first = stream.read(8)
+    length = int.from_bytes(first, "little")
+    if len(first) < 8 or length > size - 8:
+        if first[:2] == b"PK" or first[:1] == b"\x80":
+            raise ValueError("a pickle (PyTorch's own format) under this name")
+        raise ValueError(f"{size} bytes of which the header would take {length}")
+    if length > HEADER_LIMIT:
+        raise ValueError(f"a header of {length} bytes where {HEADER_LIMIT} are allowed")
+    header = json.loads(stream.read(length), object_pairs_hook=_table)
+    if not isinstance(header, dict):
+        raise ValueError("a header that is no JSON table")
+    return header, 8 + length
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON table; the format allows no name twice."""
+    table: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in table:
+            raise ValueError(f"{shown(name)} twice in the header")
+        table[name] = value
+    return table
+
+
+def _locate(file: Path, entry: object, start: int, size: int) -> StoredTensor:
+    """The tensor that an entry of the header describes. Raises ValueError."""
+    if not isinstance(entry, dict):
+        raise ValueError("expected a table with dtype, shape and data_offsets")
+    dtype = entry.get("dtype")
+    if not isinstance(dtype, str):
+        raise ValueError("expected a dtype")
+    shape = _counts(entry.get("shape"))
+    offsets = _counts(entry.get("data_offsets"))
+    if shape is None or len(shape) > MAX_RANK:
+        raise ValueError("expected a shape of whole numbers from 0")
+    if offsets is None or len(offsets) != 2:
+        raise ValueError("expected two offsets from 0")
+    first, last = offsets
+    if not first <= last <= size - start:
+        raise ValueError(f"expected offsets up to {size - start}, found {first} to {last}")
+    if dtype in DTYPES:
+        length = math.prod(shape) * DTYPES[dtype].itemsize
+        if last - first != length:
+            raise ValueError(f"expected {length} bytes for its shape, found {last - first}")
+    return StoredTensor(file, start + first, last - first, shown(dtype), tuple(shape))
+
+
+def _counts(values: object) -> list[int] | None:
+    """A list of whole numbers from 0, none absurdly large; None where it is something else."""
+    if not isinstance(values, list):
+        return None
+    return values if all(type(each) is int and 0 <= each < 2**63 for each in values) else None
+
+
+def _holes(tensors: dict[str, StoredTensor], start: int, size: int) -> list[str]:
+    """Where the tensors overlap or leave bytes between them, which the format forbids."""
+    faults, end = [], start
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].length)):
+        if tensor.offset < end:
+            faults.append(f"{shown(name)}: overlaps the one before it")
+        elif tensor.offset > end:
+            faults.append(f"{shown(name)}: {tensor.offset - end} unused bytes before it")
+        end = max(end, tensor.offset + tensor.length)
+    if end != size:
+        faults.append(f"{size - end} unused bytes at the end")
+    return faults

@@ -1,0 +1,290 @@
+"""Whisper's decoder as two ONNX graphs and a table: once a window, once a step, and for each token.
+
+P encoder positions, L layers, H heads of size h, d = H h, a context of T tokens.
+
+Zeros that would follow the encoder states are not computed. Whisper's k_proj has no bias, so each
+of them has the score 0 and the value v_bias. With v_bias moved through out_proj (the weights of an
+attention sum to 1) their value is zero, too, and all of them together are one virtual position,
+the last one: key 0, value 0, and the logarithm of their number added to its score.
+
+Whisper's encoder as ONNX: log-mel of one window -> encoder states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from appliance.model.checkpoint import Checkpoint
+from appliance.model.graph import BLOCK_4, MICROSOFT, RuntimeGraph, to_int4
+from appliance.model.shapes import WhisperConfig
+from appliance.model.tensors import Weights
+
+DECODER = "model.decoder"
+EMBEDDING = f"{DECODER}.embed_tokens.weight"
+EMBEDDING_FILE = "embedding.bin"
+ROWS_AT_ONCE = 4096
+BEST = 32
+"""Logits found with 4 bits that may be the best: with 16 no greedy choice was ever missed, and a
+repetition penalty may take some of them away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Which tokens can be written, and how the best of them is found."""
+
+    kept: NDArray[np.intp]
+    """Ids (K,), ascending; the first rows of the embedding's file."""
+    end_of_text: int
+    int4_scan: bool
+
+
+def write_embedding(
+    checkpoint: Checkpoint, order: NDArray[np.intp], file: Path, int8: bool
+) -> None:
+    """Writes the token embedding (vocabulary, d) row by row in `order`: little-endian float32, or
+    float16 if `int8`.
+    """
+    table = checkpoint.weights[EMBEDDING]
+    with file.open("wb") as stream:
+        for start in range(0, len(order), ROWS_AT_ONCE):
+            rows = table[order[start : start + ROWS_AT_ONCE]]
+            stream.write(rows.astype("<f2" if int8 else "<f4").tobytes())
+
+
+def write_cross(checkpoint: Checkpoint, positions: int, file: Path, *, int8: bool) -> None:
+    """Writes cross.onnx: states (1, P + 1, d) -> cross_keys_l (H, h, P + 1) and cross_values_l
+    (H, P + 1, h) of every layer l; the last row of the states must be zero and makes the virtual
+    position.
+    """
+    config = checkpoint.config
+    graph = RuntimeGraph(checkpoint.weights, int8=int8, many_rows=True)
+    heads, size = config.decoder_attention_heads, config.head_size
+    places = positions + 1
+    states = graph.input("states", (1, places, config.d_model))
+    for layer in range(config.decoder_layers):
+        block = f"{DECODER}.layers.{layer}.encoder_attn"
+        keys = graph.linear(states, f"{block}.k_proj", bias=False)
+        turned = graph.transpose(graph.reshape(keys, places, heads, size), 1, 2, 0)
+        graph.output(turned, f"cross_keys_{layer}", (heads, size, places))
+        values = graph.linear(states, f"{block}.v_proj", bias=False)
+        turned = graph.transpose(graph.reshape(values, places, heads, size), 1, 0, 2)
+        graph.output(turned, f"cross_values_{layer}", (heads, places, size))
+    graph.save(file, "whisper_cross")
+
+
+def write_step(
+    checkpoint: Checkpoint, written: Written, positions: int, file: Path, *, int8: bool
+) -> None:
+    """Writes step.onnx: n new tokens behind those known -> what follows w of them.
+
+    Inputs: embedded (1, n, d) the tokens' rows of the embedding; places (n,) int64 where they
+    stand; last (1,) int32 the last one's place; count () int32 = last + 1; wanted (w,) int64, which
+    of the n are asked for; offsets (P + 1,) added to the scores of the encoder's positions; the
+    cross keys and values; self_keys_l and self_values_l (1, H, T, h), which are grown in place:
+    the outputs grown_self_... must lie in the same memory.
+    Outputs: logits (w, K) of the tokens that can be written; odds (w, K), their softmax; left_out
+    (s, vocabulary - K), the logits of the others for those of the w that the input started (s,)
+    int64 names, mostly none. With an int4 scan these logits are rough, and best (w, BEST + 1) int64
+    says where they are greatest, end-of-text behind, and exact (w, BEST + 1) what is right there.
+    """
+    config = checkpoint.config
+    graph = RuntimeGraph(checkpoint.weights, int8=int8, many_rows=False)
+    normed = _layers(graph, checkpoint, positions)
+    wanted = graph.input("wanted", ("wanted",), TensorProto.INT64)
+    asked = graph.node("Gather", normed, wanted, axis=1)
+    final = graph.node("Squeeze", asked, graph.constant("first_axis", np.array([0])))
+    size = len(written.kept)
+    logits = _kept_logits(graph, final, checkpoint.weights, written)
+    graph.output(logits, "logits", ("wanted", size))
+    graph.output(graph.node("Softmax", "logits", axis=-1), "odds", ("wanted", size))
+    started = graph.input("started", ("started",), TensorProto.INT64)
+    others = _left_out_logits(graph, graph.node("Gather", final, started), checkpoint, written)
+    graph.output(others, "left_out", ("started", config.vocab_size - size))
+    if written.int4_scan:
+        _rescore(graph, final, written, config.d_model)
+    graph.save(file, "whisper_step")
+
+
+def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, positions: int) -> str:
+    """The states (1, n, d) after the last layer norm."""
+    config = checkpoint.config
+    embedded = graph.input("embedded", (1, "new", config.d_model))
+    places = graph.input("places", ("new",), TensorProto.INT64)
+    graph.input("last", (1,), TensorProto.INT32)
+    graph.input("count", (), TensorProto.INT32)
+    graph.input("offsets", (positions + 1,))
+    table = graph.weight(f"{DECODER}.embed_positions.weight")
+    x = graph.node("Add", embedded, graph.node("Gather", table, places))
+    normed = graph.layer_norm(x, f"{DECODER}.layers.0.self_attn_layer_norm")
+    for layer in range(config.decoder_layers):
+        name = f"{DECODER}.layers.{layer}"
+        part = _attend_to_text(graph, normed, layer, checkpoint)
+        x, normed = graph.add_and_norm(x, *part, f"{name}.encoder_attn_layer_norm")
+        part = _attend_to_sound(graph, normed, layer, positions, checkpoint)
+        x, normed = graph.add_and_norm(x, *part, f"{name}.final_layer_norm")
+        part = graph.feed_forward_part(normed, name)
+        last = layer + 1 == config.decoder_layers
+        after = f"{DECODER}.layers.{layer + 1}.self_attn_layer_norm"
+        x, normed = graph.add_and_norm(x, *part, f"{DECODER}.layer_norm" if last else after)
+    return normed
+
+
+def _kept_logits(graph: RuntimeGraph, final: str, weights: Weights, written: Written) -> str:
+    """Logits (w, K) of states (w, d)."""
+    kept = written.kept
+    if not graph.int8:
+        shape = (len(kept), weights[EMBEDDING].shape[1])
+        return graph.node(
+            "Gemm", final, graph.elsewhere(EMBEDDING, shape, EMBEDDING_FILE), transB=1
+        )
+    rows = weights[EMBEDDING][kept]
+    if not written.int4_scan:
+        return graph.project(final, EMBEDDING, rows.T)
+    whole, scales = to_int4(rows)
+    return graph.node(
+        "MatMulNBits",
+        final,
+        graph.constant(f"{EMBEDDING}.int4", whole),
+        graph.constant(f"{EMBEDDING}.scales", scales),
+        domain=MICROSOFT,
+        K=rows.shape[1],
+        N=len(kept),
+        bits=4,
+        block_size=BLOCK_4,
+        accuracy_level=4,
+    )
+
+
+def _rescore(graph: RuntimeGraph, final: str, written: Written, d_model: int) -> None:
+    """Declares the outputs best and exact, from rough logits and the embedding's own rows."""
+    count = graph.constant("best_count", np.array([BEST]))
+    best = graph.nodes("TopK", "logits", count, outputs=("", ""))[1]
+    first = graph.node("Gather", best, graph.constant("first", np.array([0])), axis=1)
+    end = np.searchsorted(written.kept, [written.end_of_text])
+    ends = graph.node(
+        "ConstantOfShape", graph.node("Shape", first), value=numpy_helper.from_array(end)
+    )
+    columns = graph.node("Concat", best, ends, axis=1)
+    graph.output(columns, "best", ("wanted", BEST + 1), TensorProto.INT64)
+    table = graph.elsewhere(f"{EMBEDDING}.half", (len(written.kept), d_model), EMBEDDING_FILE)
+    rows = graph.node("Cast", graph.node("Gather", table, "best"), to=TensorProto.FLOAT)
+    exact = graph.node("MatMul", rows, graph.reshape(final, -1, d_model, 1))
+    graph.output(graph.reshape(exact, -1, BEST + 1), "exact", ("wanted", BEST + 1))
+
+
+def _left_out_logits(
+    graph: RuntimeGraph, final: str, checkpoint: Checkpoint, written: Written
+) -> str:
+    """Logits (s, vocabulary - K) of states (s, d)."""
+    config, size = checkpoint.config, len(written.kept)
+    start = (2 if graph.int8 else 4) * size * config.d_model
+    shape = (config.vocab_size - size, config.d_model)
+    rows = graph.elsewhere(f"{EMBEDDING}.left_out", shape, EMBEDDING_FILE, start)
+    if graph.int8:
+        rows = graph.node("Cast", rows, to=TensorProto.FLOAT)
+    return graph.node("Gemm", final, rows, transB=1)
+
+
+def _attend_to_text(
+    graph: RuntimeGraph, normed: str, layer: int, checkpoint: Checkpoint
+) -> tuple[str, NDArray[np.float32]]:
+    """out(attention over the tokens so far), its bias left out, and the bias."""
+    config, weights = checkpoint.config, checkpoint.weights
+    heads, size = config.decoder_attention_heads, config.head_size
+    block, shape = (
+        f"{DECODER}.layers.{layer}.self_attn",
+        (1, heads, config.max_target_positions, size),
+    )
+    known = [graph.input(f"self_{part}_{layer}", shape) for part in ("keys", "values")]
+    matrix = np.hstack([weights[f"{block}.{part}_proj.weight"].T for part in "qkv"])
+    no_bias = np.zeros(config.d_model, np.float32)
+    offset = np.hstack([weights[f"{block}.q_proj.bias"], no_bias, weights[f"{block}.v_proj.bias"]])
+    seen, *grown = graph.nodes(
+        "GroupQueryAttention",
+        *(graph.project(normed, f"{block}.qkv", matrix, offset), "", "", *known, "last", "count"),
+        outputs=("", *(f"grown_{name}" for name in known)),
+        domain=MICROSOFT,
+        num_heads=heads,
+        kv_num_heads=heads,
+    )
+    for name in grown:
+        graph.declare(name, shape)
+    out = f"{block}.out_proj"
+    return graph.linear(seen, out, bias=False), weights[f"{out}.bias"]
+
+
+def _attend_to_sound(
+    graph: RuntimeGraph, normed: str, layer: int, positions: int, checkpoint: Checkpoint
+) -> tuple[str, NDArray[np.float32]]:
+    """out(attention over the encoder's positions), its bias left out, and the bias."""
+    config, weights = checkpoint.config, checkpoint.weights
+    heads, size = config.decoder_attention_heads, config.head_size
+    block = f"{DECODER}.layers.{layer}.encoder_attn"
+    keys = graph.input(f"cross_keys_{layer}", (heads, size, positions + 1))
+    values = graph.input(f"cross_values_{layer}", (heads, positions + 1, size))
+    queries = graph.linear(normed, f"{block}.q_proj", scale=size**-0.5)
+    queries = graph.transpose(graph.reshape(queries, -1, heads, size), 1, 0, 2)
+    seen = graph.attend(queries, keys, values, "offsets")
+    merged = graph.reshape(graph.transpose(seen, 1, 0, 2), 1, -1, heads * size)
+    matrix = weights[f"{block}.out_proj.weight"]
+    offset = weights[f"{block}.out_proj.bias"] + matrix @ weights[f"{block}.v_proj.bias"]
+    return graph.project(merged, f"{block}.out_proj", matrix.T), offset
+
+
+ENCODER = "model.encoder"
+
+
+def write_encoder(checkpoint: Checkpoint, positions: int, file: Path, *, int8: bool) -> None:
+    """Writes encoder.onnx: mel (1, 2 P, n_mels) float32 -> states (1, P, d_model) float32.
+
+    P is `positions`; the position table is cut to it. The convolutions are never `int8`. Residuals
+    are Sum, not Add, which ONNX Runtime would fuse with the layer norm behind it: its 1.31 takes
+    seven times as long for both in one.
+    """
+    config, weights = checkpoint.config, checkpoint.weights
+    graph = RuntimeGraph(weights, int8=int8, many_rows=True)
+    mel = graph.input("mel", (1, 2 * positions, config.num_mel_bins))
+    x = graph.transpose(mel, 0, 2, 1)
+    x = _convolve(graph, x, f"{ENCODER}.conv1", stride=1)
+    x = _convolve(graph, x, f"{ENCODER}.conv2", stride=2)
+    table = weights[f"{ENCODER}.embed_positions.weight"][:positions]
+    x = graph.node("Sum", graph.transpose(x, 0, 2, 1), graph.constant("positions", table))
+    normed = graph.layer_norm(x, f"{ENCODER}.layers.0.self_attn_layer_norm")
+    for layer in range(config.encoder_layers):
+        name = f"{ENCODER}.layers.{layer}"
+        part = _attend_to_itself(graph, normed, f"{name}.self_attn", config)
+        x = graph.node("Sum", x, part)
+        normed = graph.layer_norm(x, f"{name}.final_layer_norm")
+        inner = graph.gelu(graph.linear(normed, f"{name}.fc1"))
+        x = graph.node("Sum", x, graph.linear(inner, f"{name}.fc2"))
+        last = layer + 1 == config.encoder_layers
+        after = f"{ENCODER}.layers.{layer + 1}.self_attn_layer_norm"
+        normed = graph.layer_norm(x, f"{ENCODER}.layer_norm" if last else after)
+    graph.output(normed, "states", (1, positions, config.d_model))
+    graph.save(file, "whisper_encoder")
+
+
+def _convolve(graph: RuntimeGraph, x: str, name: str, stride: int) -> str:
+    """GELU of a convolution of three frames."""
+    weight, bias = graph.weight(f"{name}.weight"), graph.weight(f"{name}.bias")
+    return graph.gelu(
+        graph.node("Conv", x, weight, bias, kernel_shape=[3], pads=[1, 1], strides=[stride])
+    )
+
+
+def _attend_to_itself(graph: RuntimeGraph, normed: str, block: str, config: WhisperConfig) -> str:
+    """out(attention over all positions)."""
+    seen = graph.node(
+        "MultiHeadAttention",
+        graph.linear(normed, f"{block}.q_proj"),
+        graph.linear(normed, f"{block}.k_proj", bias=False),
+        graph.linear(normed, f"{block}.v_proj"),
+        domain=MICROSOFT,
+        num_heads=config.encoder_attention_heads,
+    )
+    return graph.linear(seen, f"{block}.out_proj")

@@ -1,0 +1,386 @@
+"""One connection to an MQTT broker, from the attempt to its end.
+
+paho is given a new client for every attempt and never reconnects by itself: nothing is left in its
+memory to be sent again behind the outbox's back, and the delays between attempts are ours. Its
+network thread only drops news into a queue; whoever owns the link reads them in its own thread.
+
+What a connection to the broker has to tell: how it goes, and what came on subscribed topics.
+
+What paho's network thread drops for the owner of the link: news and received messages.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paho.mqtt import MQTTException
+from paho.mqtt.client import Client, MQTTv5, MQTTv311
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from appliance.config import MqttSettings
+from appliance.mqtt import events, tls
+
+PACKET_BYTES = 65536
+"""The broker is told to keep larger messages to itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The broker let us in."""
+
+    receive_maximum: int
+    """How many unacknowledged messages it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The broker answered and said no (CONNACK with a reason code of MQTT 5)."""
+
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Untrusted:
+    """No encryption came about: the broker, or we, are not who the other side wants."""
+
+    reason: str
+    """One whole line with its cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """No connection came about, or the one that stood has ended."""
+
+    code: int
+    """MQTT 5 reason code; 0 when there is none."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A message of QoS 1 has its PUBACK; 16 means that nobody subscribes, from 128 on refused."""
+
+    message: int
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRefused:
+    """The broker does not let us listen on a topic (SUBACK from 128 on)."""
+
+    topic: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What somebody published on a topic that we listen on; nothing in it is to be trusted."""
+
+    topic: str
+    payload: bytes
+    """At most PACKET_BYTES."""
+    retained: bool
+    """True for what lay at the broker when we subscribed."""
+    response_topic: str = ""
+    """Where the sender wants the answer (MQTT 5); empty when it wants none."""
+    correlation: bytes | None = None
+    """What the answer repeats (MQTT 5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer to a message, published with QoS 1."""
+
+    topic: str
+    """Checked by whoever made the reply: no wildcard, none of our own topics."""
+    payload: bytes
+    correlation: bytes | None = None
+
+
+News = Connected | Refused | Untrusted | Lost | Acknowledged | SubscriptionRefused
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """True when a subscription to `pattern`, in which + stands for one level, brings `topic`."""
+    levels, found = pattern.split("/"), topic.split("/")
+    return len(levels) == len(found) and all(
+        level in ("+", there) for level, there in zip(levels, found, strict=True)
+    )
+
+
+RECEIVED_WAITING = 100
+"""Messages received and not looked at yet; beyond it the oldest are dropped."""
+
+
+class Mailbox:
+    """What paho's network thread has to tell, and who is to be woken for it.
+
+    It does not know its link: a client that referred to its owner would not be freed, with its
+    sockets, when the attempt has failed.
+    """
+
+    def __init__(self, settings: MqttSettings, wake: threading.Event) -> None:
+        self._settings = settings
+        self._hint = tls.hint(settings)
+        self._met = False
+        self.news: deque[News] = deque()
+        self.received: deque[Message] = deque(maxlen=RECEIVED_WAITING)
+        self.asked: dict[int, str] = {}
+        self.ended = threading.Event()
+        self.dropped = False
+        self._wake = wake
+
+    def on_connect(
+        self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any
+    ) -> None:
+        """The broker's CONNACK."""
+        if self.dropped:  # while the attempt was under way; it must not live on beside a new one
+            client.disconnect()
+        elif reason.is_failure:
+            self._tell(Refused(reason.value, str(reason)))
+        else:
+            self._met = True
+            self._tell(Connected(getattr(properties, "ReceiveMaximum", 65535)))
+
+    def on_connect_fail(self, client: Any, userdata: Any) -> None:
+        """No connection: paho calls this while it handles the error, and says no more about it."""
+        error = sys.exc_info()[1]
+        if complaint := tls.complaint(self._settings, error):
+            self._tell(Untrusted(complaint))
+        else:
+            self._tell(Lost(0, str(error or "no connection")))
+
+    def on_disconnect(
+        self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any
+    ) -> None:
+        """The end, by the broker's DISCONNECT, by ours, or by the network."""
+        self.ended.set()
+        if flags.is_disconnect_packet_from_server:
+            self._tell(Lost(reason.value, str(reason)))
+        elif reason == "Unspecified error":
+            self._tell(Lost(0, f"the connection broke{'' if self._met else self._hint}"))
+        else:
+            self._tell(Lost(0, str(reason)))
+
+    def on_failure(self, error: Exception) -> None:
+        """paho's thread has died: of what the broker sent, or of a host name that is none."""
+        self.ended.set()
+        why = "what it says cannot be read" if self._met else "no connection"
+        self._tell(Lost(0, f"{why} ({type(error).__name__}: {str(error)[:80]!r})"))
+
+    def on_publish(
+        self, client: Any, userdata: Any, message: int, reason: Any, properties: Any
+    ) -> None:
+        """A PUBACK, or a message of QoS 0 that has left."""
+        self._tell(Acknowledged(message, reason.value, str(reason)))
+
+    def on_subscribe(
+        self, client: Any, userdata: Any, message: int, reasons: Any, properties: Any
+    ) -> None:
+        """A SUBACK."""
+        topic = self.asked.get(message or 0, "")
+        for reason in reasons:
+            if reason.is_failure:
+                self._tell(SubscriptionRefused(topic, str(reason)))
+
+    def on_message(self, client: Any, userdata: Any, message: Any) -> None:
+        """What a subscription brought."""
+        if len(message.payload) > PACKET_BYTES:
+            return
+        properties = message.properties
+        correlation = getattr(properties, "CorrelationData", None)
+        response = getattr(properties, "ResponseTopic", "")
+        payload, retained = bytes(message.payload), bool(message.retain)
+        self.received.append(Message(message.topic, payload, retained, response, correlation))
+        self._wake.set()
+
+    def _tell(self, news: News) -> None:
+        self.news.append(news)
+        self._wake.set()
+
+
+CONNECT_S = 5.0
+"""Longest wait for the broker's host to accept the connection."""
+ANSWER_S = 10.0
+"""With the keep-alive on top: how long the broker may leave a message unacknowledged."""
+THERE_S = 0.15
+"""A broker that is there takes a connection within this, and one that ends drops it."""
+
+
+def client_id(settings: MqttSettings, node: str) -> str:
+    """The configured client id, or one made from the node; the same at every start."""
+    return settings.client_id or f"roomscribe-{node}"
+
+
+def is_there(settings: MqttSettings) -> bool:
+    """True when the broker takes a connection and waits for us to speak; takes 0.3 s at most.
+
+    One that is going down closes it, or takes none.
+    """
+    try:
+        with socket.create_connection((settings.host, settings.port), THERE_S) as probe:
+            probe.settimeout(THERE_S)
+            try:
+                probe.recv(1)
+            except TimeoutError:
+                return True
+    except OSError:
+        pass
+    return False
+
+
+def ping_s(settings: MqttSettings) -> int:
+    """How long the connection may be silent before paho asks whether the broker is there.
+
+    paho gives an idle connection up after twice that: keepalive_s + ANSWER_S at most.
+    """
+    return min(settings.keepalive_s, int(settings.keepalive_s + ANSWER_S) // 2)
+
+
+class _Client(Client):
+    """paho's, which does not end the connection for a message, nor die unheard of what it reads."""
+
+    def __init__(self, settings: MqttSettings, node: str, failed: Callable[[Exception], None]):
+        super().__init__(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id(settings, node),
+            protocol=MQTTv5 if settings.protocol == "5" else MQTTv311,
+            reconnect_on_failure=False,
+        )
+        self._failed = failed
+
+    def loop_forever(self, timeout: float = 1.0, retry_first_connection: bool = False) -> Any:
+        """What loop_start's thread runs."""
+        try:
+            return super().loop_forever(timeout, retry_first_connection)
+        except Exception as error:
+            self._failed(error)
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+
+    def _handle_publish(self) -> MQTTErrorCode:
+        """Drops a message that paho cannot read.
+
+        Else anybody throws us out who may publish: a response topic with U+FEFF is enough. Of QoS
+        0, it needs no answer. A paho that names this method otherwise connects anew, as before.
+        """
+        try:
+            return super()._handle_publish()
+        except (MQTTException, ValueError):
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+
+
+class Link:
+    """An attempt to connect and, if it succeeds, the connection. Owned by one thread."""
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        node: str,
+        password: str | None,
+        secure: ssl.SSLContext | None,
+        wake: threading.Event,
+    ) -> None:
+        """Begins to connect in the background; `news` tells how it went, after `wake` is set."""
+        self._mailbox = Mailbox(settings, wake)
+        self._old = settings.protocol != "5"
+        self._client = _Client(settings, node, self._mailbox.on_failure)
+        self._client.connect_timeout = CONNECT_S
+        if settings.username:
+            self._client.username_pw_set(settings.username, password)
+        if secure:
+            self._client.tls_set_context(secure)
+        will = events.topic(node, events.AVAILABILITY)
+        self._client.will_set(will, events.OFFLINE, qos=1, retain=True)
+        self._client.on_connect = self._mailbox.on_connect
+        self._client.on_connect_fail = self._mailbox.on_connect_fail
+        self._client.on_disconnect = self._mailbox.on_disconnect
+        self._client.on_publish = self._mailbox.on_publish
+        self._client.on_subscribe = self._mailbox.on_subscribe
+        self._client.on_message = self._mailbox.on_message
+        limits = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        limits.MaximumPacketSize = PACKET_BYTES
+        self._client.connect_async(
+            settings.host,
+            settings.port,
+            ping_s(settings),
+            properties=None if self._old else limits,
+        )
+        self._client.loop_start()
+
+    @property
+    def news(self) -> deque[News]:
+        """What has happened, oldest first, for the owner to take out.
+
+        Bounded by the protocol: a few on the connection, one for each message in flight.
+        """
+        return self._mailbox.news
+
+    @property
+    def received(self) -> deque[Message]:
+        """What subscriptions brought, oldest first, for the owner to take out; bounded."""
+        return self._mailbox.received
+
+    def subscribe(self, topic: str) -> None:
+        """Listens on a topic, without what is retained there; for a connection that stands.
+
+        With QoS 0: Mosquitto (2.0) never ends the delivery of a message of QoS 1 that is longer
+        than PACKET_BYTES, and after twenty of them nothing else would come. Our session ends with
+        the connection, so that QoS 1 would bring no more.
+        """
+        if self._old:
+            _, message = self._client.subscribe(topic, qos=0)
+        else:
+            options = SubscribeOptions(qos=0, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
+            _, message = self._client.subscribe(topic, options=options)
+        if message is not None:
+            self._mailbox.asked[message] = topic
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        expiry_s: int | None = None,
+        correlation: bytes | None = None,
+    ) -> int:
+        """Sends a message and returns its number, which Acknowledged repeats when qos is 1.
+
+        The broker forgets it after `expiry_s`. On a connection that has just ended the message is
+        dropped; Lost is among the news then.
+        """
+        if self._old:
+            return self._client.publish(topic, payload, qos, retain).mid
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        if expiry_s is not None:
+            properties.MessageExpiryInterval = expiry_s
+        if correlation is not None:
+            properties.CorrelationData = correlation
+        return self._client.publish(topic, payload, qos, retain, properties).mid
+
+    def drop(self) -> None:
+        """Ends it at once; does not wait for the network."""
+        self._mailbox.dropped = True
+        self._client.disconnect()
+
+    def close(self, timeout_s: float) -> None:
+        """Ends a standing connection with a DISCONNECT, behind all that was published.
+
+        Returns when it has left, at the latest after `timeout_s`. The broker then keeps the last
+        will to itself.
+        """
+        self._client.disconnect()
+        self._mailbox.ended.wait(timeout_s)

@@ -1,0 +1,233 @@
+"""What others may ask of the appliance over MQTT: to be muted, and, if enabled, what was heard.
+
+Nothing in a message is trusted: whatever is not exactly as expected is refused, never guessed at.
+Everything here runs in the publisher's thread.
+
+`command/history`: what was heard after a transcript or a time, as JSON. Pure but for the store.
+
+    {"since_id": "01J...", "limit": 50}   or   {"since": "2026-11-21T08:00:00Z"}
+
+gives {"schema": 1, "node": ..., "status": "ok", "transcripts": [...], "more": false}, the oldest
+first, with `late` true. With `more`, ask again from the last id.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from appliance.config import HistorySettings
+from appliance.errors import PublishError
+from appliance.mqtt import events
+from appliance.mqtt.client import Message, Reply
+from appliance.store import Store
+
+REQUEST_BYTES = 1024
+"""A longer request is none."""
+ANSWER_BYTES = 60_000
+"""An answer holds no more transcripts than fit into so much."""
+_ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
+
+
+class RequestError(ValueError):
+    """A request that is not as it should be: what was expected, never what was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that makes sense."""
+
+    since: str | datetime
+    """Id of a transcript, which is left out; or a time, and what ended then is in."""
+    limit: int
+
+
+def parse(payload: bytes, most: int) -> Request:
+    """The request in `payload`, for at most `most` transcripts. Raises RequestError."""
+    if len(payload) > REQUEST_BYTES:
+        raise RequestError(f"expected at most {REQUEST_BYTES} bytes, found {len(payload)}")
+    try:
+        request = json.loads(payload)
+    except (ValueError, RecursionError):
+        request = None
+    if not isinstance(request, dict):
+        raise RequestError('expected a JSON object such as {"since": "2026-11-21T08:00:00Z"}')
+    if request.keys() - {"since", "since_id", "limit"}:
+        raise RequestError("expected no other keys than since, since_id and limit")
+    if ("since" in request) == ("since_id" in request):
+        raise RequestError("expected one of since and since_id")
+    limit = request.get("limit", most)
+    if type(limit) is not int or limit < 1:
+        raise RequestError("limit: expected a whole number of 1 or more")
+    since = _time(request["since"]) if "since" in request else _id(request["since_id"])
+    return Request(since, min(limit, most))
+
+
+def answer(store: Store, node: str, request: Request) -> bytes:
+    """The transcripts that were asked for, as far as they fit. Raises PublishError."""
+    now = datetime.now(UTC)
+    found = store.following(request.since, request.limit + 1)
+    shown: list[dict[str, Any]] = []
+    room = ANSWER_BYTES
+    for stored in found[: request.limit]:
+        event = events.transcript(stored, node, now, late=True)
+        room -= len(events.encode(event)) + 2
+        if room < 0:
+            break
+        shown.append(event)
+    head = {"schema": events.SCHEMA, "node": node, "status": "ok"}
+    return events.encode(head | {"transcripts": shown, "more": len(shown) < len(found)})
+
+
+def refusal(node: str, why: str) -> bytes:
+    """The answer to what cannot be answered."""
+    return events.encode({"schema": events.SCHEMA, "node": node, "status": "error", "error": why})
+
+
+def _time(text: object) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text if isinstance(text, str) else "")
+        if moment.tzinfo is None:
+            raise ValueError
+        return moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise RequestError(
+            "since: expected a time with its zone, such as 2026-11-21T08:00:00Z"
+        ) from None
+
+
+def _id(text: object) -> str:
+    if not isinstance(text, str) or not _ID.fullmatch(text):
+        raise RequestError("since_id: expected the id of a transcript, 26 letters and digits")
+    return text
+
+
+log = logging.getLogger(__name__)
+
+MUTE_SET = "mute/set"
+COMMANDS = "command/+"
+RESPONSE = "response"
+"""Answers go to this topic of the node, or to one below it that the request names."""
+COMPLAIN_EVERY_S = 60.0
+"""Wrong messages fill no log: one line in so long a time."""
+BURST, ANSWERS_PER_S = 20.0, 5.0
+"""So many requests at once are answered, and then so many in a second."""
+
+
+class Switch(Protocol):
+    """The mute."""
+
+    def set(self, on: bool, who: str = "") -> None:
+        """Turns it; `who` asked."""
+
+
+def subscriptions(
+    settings: HistorySettings, node: str, store: Store, mute: Switch
+) -> Mapping[str, Callable[[Message], Reply | None]]:
+    """Topics of the node to listen on, with what is done about their messages."""
+    complain = Complaints()
+    wanted: dict[str, Callable[[Message], Reply | None]] = {MUTE_SET: MuteCommand(mute, complain)}
+    if settings.enabled:
+        wanted[COMMANDS] = Commands(settings, node, store, complain)
+    return wanted
+
+
+class Complaints:
+    """Says what is wrong with messages, and how much of it was left unsaid."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+        self._unsaid = 0
+
+    def __call__(self, text: str) -> None:
+        """One line in the log, or one more that is not said."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            self._unsaid += 1
+            return
+        more = f" (and {self._unsaid} more like it)" if self._unsaid else ""
+        log.warning("%s%s", text, more)
+        self._next_s, self._unsaid = now_s + COMPLAIN_EVERY_S, 0
+
+
+class MuteCommand:
+    """`mute/set`: ON or OFF, and not one that lay at the broker."""
+
+    def __init__(self, mute: Switch, complain: Callable[[str], None]) -> None:
+        self._mute, self._complain = mute, complain
+
+    def __call__(self, message: Message) -> None:
+        """Turns the mute."""
+        if message.retained:
+            self._complain(f"{message.topic}: a retained command is ignored; send it unretained")
+        elif message.payload in (events.ON, events.OFF):
+            self._mute.set(message.payload == events.ON, "MQTT")
+        else:
+            self._complain(f"{message.topic}: expected ON or OFF, found {shown(message.payload)}")
+
+
+class Commands:
+    """`command/...`: a request and its answer, with the correlation data of MQTT 5."""
+
+    def __init__(
+        self,
+        settings: HistorySettings,
+        node: str,
+        store: Store,
+        complain: Callable[[str], None],
+    ) -> None:
+        self._settings, self._node, self._store = settings, node, store
+        self._complain = complain
+        self._home = events.topic(node, RESPONSE)
+        self._pattern = re.compile(rf"{re.escape(self._home)}(/[A-Za-z0-9_-]{{1,64}}){{0,3}}")
+        self._allowed, self._counted_s = BURST, time.monotonic()
+
+    def __call__(self, message: Message) -> Reply | None:
+        """The answer; None when there is to be none: for what was retained, and for a flood."""
+        if message.retained:
+            self._complain(f"{message.topic}: a retained command is ignored; send it unretained")
+            return None
+        if not self._may_answer(time.monotonic()):
+            self._complain(f"{message.topic}: more than {ANSWERS_PER_S:g} requests in a second")
+            return None
+        topic = message.response_topic or self._home
+        try:
+            if not self._pattern.fullmatch(topic):
+                topic = self._home
+                raise RequestError(f"expected a response topic below {self._home}")
+            answer = self._obey(
+                message.topic.removeprefix(f"{events.topic(self._node, '')}"), message
+            )
+        except RequestError as error:
+            self._complain(f"{message.topic}: {error}")
+            answer = refusal(self._node, str(error))
+        except PublishError as error:
+            self._complain(str(error))
+            answer = refusal(self._node, "the log cannot be read now")
+        return Reply(topic, answer, message.correlation)
+
+    def _obey(self, name: str, message: Message) -> bytes:
+        if name != "command/history":
+            raise RequestError("unknown command; expected command/history")
+        request = parse(message.payload, self._settings.limit)
+        return answer(self._store, self._node, request)
+
+    def _may_answer(self, now_s: float) -> bool:
+        """Takes one of the answers that are allowed by now; False when there is none."""
+        earned = (now_s - self._counted_s) * ANSWERS_PER_S
+        self._allowed, self._counted_s = min(BURST, self._allowed + earned), now_s
+        if self._allowed < 1:
+            return False
+        self._allowed -= 1
+        return True
+
+
+def shown(payload: bytes) -> str:
+    """The beginning of a payload, harmless to a terminal."""
+    return repr(payload[:24]) + ("..." if len(payload) > 24 else "")

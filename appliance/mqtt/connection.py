@@ -1,0 +1,235 @@
+"""Keeping a connection to the broker: attempts, the delays between them, and what is wrong."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Iterator
+
+from appliance.config import MqttSettings
+from appliance.errors import ConfigError, PublishError
+from appliance.mqtt import events, tls, tls as credentials, troubles
+from appliance.mqtt.client import (
+    Acknowledged,
+    Connected,
+    Link,
+    Lost,
+    Message,
+    Refused,
+    Reply,
+    SubscriptionRefused,
+    Untrusted,
+    client_id,
+    is_there,
+)
+from appliance.mqtt.troubles import Troubles
+
+log = logging.getLogger(__name__)
+
+OUTAGE_DELAYS_S = (1.0, 2.0, 4.0)
+"""Longest pauses between attempts at a broker that is away; short, as what was said meanwhile waits
+for it: it is told within 5 s of the broker's return."""
+SPREAD = (0.5, 1.0)
+"""Every pause is cut at random to this share: a house full of clients lost the broker at the same
+moment, and is not to come back at the same moment."""
+STEADY_S = 10.0
+"""A connection that stood this long ends a series of outages."""
+BRIEF = 3
+"""So many connections that broke soon, one after another, beside a broker that was there all the
+time, are no outage: it throws us out."""
+REFUSAL_DELAY_S = 60.0
+"""Between attempts at a broker that says no: a wrong password does not heal by hammering."""
+FIRST_FAILURE = 128
+"""Reason codes from here on say no."""
+ATTEMPT_S = 15.0
+"""An attempt without an answer is given up after this: more than a slow resolver needs, and no
+longer than the shortest keep-alive with mqtt.ANSWER_S."""
+
+
+class Connection:
+    """One link at a time, and another one when it ends. Owned by one thread."""
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        node: str,
+        wake: threading.Event,
+        problems: Troubles,
+        listens_on: tuple[str, ...] = (),
+    ) -> None:
+        """Connects nowhere yet; `listens_on` are whole topics.
+
+        Raises ConfigError when a file of the password or of TLS cannot be read.
+        """
+        credentials.password(settings)
+        tls.context(settings)
+        self._listens_on = listens_on
+        self._names: dict[int, str] = {}
+        self._denials: dict[str, set[str]] = {}
+        self.connected_s: float | None = None
+        """Since when it stands, on time.monotonic()'s clock; None while it does not."""
+        self._settings = settings
+        self._node = node
+        self._wake = wake
+        self._troubles = problems
+        self._link: Link | None = None
+        self._attempt_s = 0.0
+        self._outages = self._brief = 0
+
+    @property
+    def trying(self) -> bool:
+        """True while it stands or an attempt is under way."""
+        return self._link is not None
+
+    @property
+    def due_s(self) -> float | None:
+        """When `news` has something to do of its own accord; None while connected."""
+        if self.connected_s is not None:
+            return None
+        return self._attempt_s + (ATTEMPT_S if self._link else 0.0)
+
+    def news(self, now_s: float) -> Iterator[Connected | Acknowledged | Lost]:
+        """What has happened since the last call, in order; tries to connect when it is time."""
+        if self._link is None and now_s >= self._attempt_s:
+            self._attempt(now_s)
+        while self._link and self._link.news:
+            item = self._link.news.popleft()
+            match item:
+                case Connected():
+                    self._welcome(now_s)
+                    yield item
+                case Acknowledged(message, code, reason):
+                    self._answered(self._names.pop(message, ""), code, reason)
+                    yield item
+                case SubscriptionRefused(topic, reason):
+                    self._denied("listen on", topic, reason)
+                case Refused(code, reason) if code not in troubles.PASSING:
+                    own = client_id(self._settings, self._node)
+                    why = troubles.refused(self._settings, own, code, reason)
+                    yield self._part(now_s, REFUSAL_DELAY_S, why)
+                case Untrusted(reason):
+                    yield self._part(now_s, REFUSAL_DELAY_S, reason)
+                case Lost(troubles.TAKEN_OVER, _):
+                    why = troubles.taken_over(client_id(self._settings, self._node))
+                    yield self._part(now_s, REFUSAL_DELAY_S, why)
+                case Lost(_, reason) | Refused(_, reason):
+                    yield self.give_up(now_s, reason)
+        if self._link and self.connected_s is None and now_s >= self._attempt_s + ATTEMPT_S:
+            yield self.give_up(now_s, "no answer")
+
+    def received(self) -> Iterator[Message]:
+        """What came on the topics listened on since the last call, in order."""
+        while self._link and self._link.received:
+            yield self._link.received.popleft()
+
+    def give_up(self, now_s: float, detail: str) -> Lost:
+        """Takes the broker for away: drops the link, tries again soon."""
+        steady = self.connected_s is not None and now_s - self.connected_s > STEADY_S
+        brief = self.connected_s is not None and not steady
+        self._brief = self._brief + 1 if brief and is_there(self._settings) else 0
+        if self._brief >= BRIEF:
+            why = troubles.thrown_out(client_id(self._settings, self._node))
+            return self._part(now_s, REFUSAL_DELAY_S, why)
+        if steady:
+            self._outages = 0
+        delay_s = OUTAGE_DELAYS_S[min(self._outages, len(OUTAGE_DELAYS_S) - 1)]
+        self._outages += 1
+        return self._part(now_s, delay_s, *troubles.away(self._settings, detail))
+
+    def publish(
+        self,
+        name: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        expiry_s: int | None = None,
+    ) -> int:
+        """Sends on one of the node's topics and returns the message's number.
+
+        Raises PublishError when no connection stands.
+        """
+        topic = events.topic(self._node, name)
+        return self.publish_to(topic, payload, qos=qos, retain=retain, expiry_s=expiry_s)
+
+    def publish_to(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        expiry_s: int | None = None,
+        correlation: bytes | None = None,
+    ) -> int:
+        """Sends on any topic and returns the message's number. Raises PublishError as above."""
+        if self._link is None or self.connected_s is None:
+            raise PublishError(f"cannot publish {topic}: expected a connection, found none")
+        message = self._link.publish(
+            topic, payload, qos=qos, retain=retain, expiry_s=expiry_s, correlation=correlation
+        )
+        if qos:
+            self._names[message] = topic
+        return message
+
+    def answer(self, reply: Reply) -> None:
+        """Publishes an answer. Raises PublishError as above."""
+        self.publish_to(reply.topic, reply.payload, correlation=reply.correlation)
+
+    def close(self) -> None:
+        """Says offline and goes; takes 0.3 s at most."""
+        if self._link and self.connected_s is not None:
+            self.publish(events.AVAILABILITY, events.OFFLINE, retain=True)
+            self._link.close(timeout_s=0.3)
+        elif self._link:
+            self._link.drop()
+        self._link = self.connected_s = None
+
+    def _attempt(self, now_s: float) -> None:
+        """Begins to connect, with the password as its file has it now."""
+        try:
+            password = credentials.password(self._settings)
+            secure = tls.context(self._settings)
+        except ConfigError as error:
+            self._part(now_s, REFUSAL_DELAY_S, str(error))
+        else:
+            self._attempt_s = now_s
+            self._link = Link(self._settings, self._node, password, secure, self._wake)
+
+    def _welcome(self, now_s: float) -> None:
+        """The broker let us in: listens, then says so before anything else is published."""
+        self.connected_s = now_s
+        self._troubles.clear("listen on")
+        if self._link:
+            for topic in self._listens_on:
+                self._link.subscribe(topic)
+        self.publish(events.AVAILABILITY, events.ONLINE, retain=True)
+        self._troubles.clear("broker")
+        log.info("connected to the broker %s:%d", self._settings.host, self._settings.port)
+
+    def _answered(self, topic: str, code: int, reason: str) -> None:
+        """A PUBACK; one that refuses the topic is a trouble until the topic is taken again."""
+        if code >= FIRST_FAILURE:
+            self._denied("write to", topic, reason)
+        elif topic in self._denials.get("write to", ()):
+            self._denials["write to"].discard(topic)
+            if not self._denials["write to"]:
+                self._troubles.clear("write to")
+
+    def _denied(self, doing: str, topic: str, reason: str) -> None:
+        topics = self._denials.setdefault(doing, set())
+        topics.add(topic)
+        why = troubles.denied(self._settings, doing, reason)
+        self._troubles.set(doing, why, f": {', '.join(sorted(topics))}")
+
+    def _part(self, now_s: float, delay_s: float, reason: str, detail: str = "") -> Lost:
+        """Gives the link up; the next attempt begins after `delay_s` at most."""
+        if self._link:
+            self._link.drop()
+        self._link = self.connected_s = None
+        self._names.clear()
+        self._denials.clear()
+        self._attempt_s = now_s + delay_s * random.uniform(*SPREAD)
+        self._troubles.set("broker", reason, detail)
+        return Lost(0, reason)

@@ -1,0 +1,249 @@
+"""Which transcripts the broker is sent next, and how far it has them. Used by one thread.
+
+The outbox on its way to the broker: how many transcripts at once, when to wait, what is late.
+
+Owned by the publisher's thread; times are time.monotonic()'s.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+from appliance.config import MqttSettings
+from appliance.mqtt import events, troubles
+from appliance.mqtt.client import ANSWER_S
+from appliance.mqtt.connection import FIRST_FAILURE, REFUSAL_DELAY_S, Connection
+from appliance.mqtt.troubles import Troubles
+from appliance.store import Store, StoredTranscript
+
+PAGE = 500
+"""So many transcripts are looked at together when they are passed over."""
+
+
+class Outbox:
+    """The store as a queue: strictly by number, a bounded number of them in flight.
+
+    The cursor in the store follows the acknowledgements and never passes an unacknowledged
+    transcript, so that whatever ends the process, sending again from the cursor loses nothing.
+    """
+
+    def __init__(self, store: Store, expiry_s: float, most: int = 0) -> None:
+        """Older ones than `expiry_s` are passed over, and the oldest beyond `most` (0: no bound).
+
+        Raises PublishError.
+        """
+        self.expired = 0
+        """How many were passed over as too old."""
+        self.passed_over = 0
+        """How many were passed over because too many waited."""
+        self.full = False
+        """True from when one was passed over until less than `most` wait again."""
+        self._store = store
+        self._expiry_s = expiry_s
+        self._most = most
+        self._cursor = store.cursor()
+        self._reached = self._cursor
+        self._in_flight: dict[int, int] = {}
+
+    def due(self, limit: int) -> Iterator[StoredTranscript]:
+        """Those to send now, in order, while fewer than `limit` are in flight.
+
+        Each one must be reported with `sent` before the next is asked for. Raises PublishError.
+        """
+        while len(self._in_flight) < limit:
+            page = self._store.after(self._reached, limit - len(self._in_flight))
+            if not page:
+                return
+            for stored in page:
+                if stored.age_s() < self._expiry_s:
+                    yield stored
+                else:
+                    self.expired += 1
+                    self._reached = stored.seq
+
+    def bound(self) -> None:
+        """Passes over the oldest beyond the bound; raises PublishError.
+
+        Not while any are in flight: then they are on their way, and each that arrives makes room.
+        """
+        if not self._most or self._in_flight:
+            return
+        self.commit()
+        waiting = self._store.depth()
+        excess = waiting - self._most
+        while excess > 0:
+            page = self._store.after(self._reached, min(excess, PAGE))
+            if not page:
+                break
+            self._reached = page[-1].seq
+            self.passed_over += len(page)
+            excess -= len(page)
+            self.full = True
+        if waiting < self._most:
+            self.full = False
+
+    def sent(self, message: int, seq: int) -> None:
+        """Transcript `seq` was handed to the network as `message`."""
+        self._in_flight[message] = seq
+        self._reached = seq
+
+    def acknowledged(self, message: int) -> bool:
+        """The broker has `message`; False when that is no transcript of ours."""
+        return self._in_flight.pop(message, None) is not None
+
+    def refused(self, message: int) -> bool:
+        """The broker does not want `message`: it and all after it are due again; False as above."""
+        ours = message in self._in_flight
+        if ours:
+            self.rewind()
+        return ours
+
+    def rewind(self) -> None:
+        """Forgets what is in flight: it will be due again."""
+        if self._in_flight:
+            self._reached = min(self._in_flight.values()) - 1
+            self._in_flight.clear()
+
+    def commit(self) -> None:
+        """Writes the cursor where it belongs, if it moved. Raises PublishError."""
+        known = min(self._in_flight.values(), default=self._reached + 1) - 1
+        if known > self._cursor:
+            self._store.move_cursor(known)
+            self._cursor = known
+
+    @property
+    def waiting(self) -> bool:
+        """True while anything is in flight."""
+        return bool(self._in_flight)
+
+
+IN_FLIGHT = 20
+"""Most unacknowledged messages, the product's limit and Mosquitto's."""
+RESERVED = 6
+"""Of these, kept free for availability, announcement, state, mute, microphone and an answer."""
+LATE_S = 5.0
+"""A transcript that leaves this long after it was stored has waited, whatever for."""
+OLD_SPEECH_S = 30.0
+"""Speech that ended this long before it is told is late, too: the appliance was busy, or fell."""
+BOUND_EVERY_S = 1.0
+"""Counting what waits takes a millisecond where it is much."""
+SUBSCRIBER_DELAY_S = 2.0
+"""Between tries while nobody subscribes: after a broker's restart its other clients come later."""
+NOBODY_SUBSCRIBES = 16
+"""Reason code of a PUBACK."""
+
+
+class Delivery:
+    """Sends what is due and keeps account of what became of it."""
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        node: str,
+        outbox: Outbox,
+        connection: Connection,
+        *,
+        problems: Troubles,
+        last: Callable[[bytes], None],
+    ) -> None:
+        """`last` is given each event that the broker has taken, if the configuration wants it."""
+        self._settings, self._node = settings, node
+        self._outbox, self._connection, self._troubles = outbox, connection, problems
+        self._last = last
+        self._events: dict[int, bytes] = {}
+        self._window = self._limit = 1
+        self._answer_s = 0.0
+        self._held_s = self._bound_s = 0.0
+
+    @property
+    def waiting(self) -> bool:
+        """True while anything is in flight."""
+        return self._outbox.waiting
+
+    def begin_anew(self, now_s: float, receive_maximum: int) -> None:
+        """A connection stands, and takes so many unacknowledged messages."""
+        self._answer_s, self._held_s = now_s, 0.0
+        self._window = max(1, min(IN_FLIGHT, receive_maximum) - RESERVED)
+        self._limit = 1
+
+    def lost(self) -> None:
+        """The connection has ended: what it had not acknowledged is due again."""
+        self._events.clear()
+        self._outbox.rewind()
+
+    def acknowledged(self, now_s: float, message: int, code: int) -> None:
+        """The broker has the message, or does not want it, or has nobody to give it to.
+
+        After a connection and after a refusal one transcript goes alone, to find out: a whole
+        window of them could reach somebody who subscribes just then without the first ones.
+        """
+        self._answer_s = now_s
+        event = self._events.pop(message, None)
+        if code >= FIRST_FAILURE:
+            self._hold(message, REFUSAL_DELAY_S)
+        elif code == NOBODY_SUBSCRIBES and self._settings.hold:
+            if self._hold(message, SUBSCRIBER_DELAY_S):
+                self._troubles.set(troubles.NOBODY, troubles.nobody_subscribes(self._node))
+        elif self._outbox.acknowledged(message):
+            self._limit = self._window
+            self._troubles.clear(troubles.NOBODY)
+            if event is not None:
+                self._last(event)
+
+    def bound(self, now_s: float) -> None:
+        """Keeps the outbox within its bound and says so; raises PublishError."""
+        if now_s < self._bound_s:
+            return
+        self._bound_s = now_s + BOUND_EVERY_S
+        self._outbox.bound()
+        if self._outbox.full:
+            why = troubles.outbox_full(self._settings.outbox_limit)
+            self._troubles.set("outbox", why, f" ({self._outbox.passed_over} so far)")
+        else:
+            self._troubles.clear("outbox")
+
+    def send(self, now_s: float) -> None:
+        """Sends what is due; late is what was stored before this connection stood, and old speech.
+
+        Raises PublishError.
+        """
+        connected_s = self._connection.connected_s
+        if connected_s is None or now_s < self._held_s:
+            return
+        for stored in self._outbox.due(self._limit):
+            age_s = stored.age_s()
+            speech_s = age_s + stored.transcript.latency_ms / 1000
+            late = age_s > min(LATE_S, now_s - connected_s) or speech_s > OLD_SPEECH_S
+            event = events.transcript(stored, self._node, datetime.now(UTC), late)
+            payload = events.encode(event)
+            expiry_s = max(1, int(self._settings.expiry_s - age_s))
+            message = self._connection.publish(events.TRANSCRIPT, payload, expiry_s=expiry_s)
+            if not self._outbox.waiting:
+                self._answer_s = time.monotonic()
+            if self._settings.retain_last:
+                self._events[message] = payload
+            self._outbox.sent(message, stored.seq)
+
+    def due_s(self, now_s: float) -> float:
+        """When something is to be done though nobody says anything."""
+        bound_s = self._bound_s if self._outbox.full else math.inf
+        return min(self.silent_s, bound_s, self._held_s if self._held_s > now_s else math.inf)
+
+    @property
+    def silent_s(self) -> float:
+        """When the broker's silence on what is in flight is to be taken for an outage."""
+        if not self._outbox.waiting:
+            return math.inf
+        return self._answer_s + self._settings.keepalive_s + ANSWER_S
+
+    def _hold(self, message: int, delay_s: float) -> bool:
+        """Stops sending for a while when `message` is a transcript, which is then sent again."""
+        held = self._outbox.refused(message)
+        if held:
+            self._events.clear()
+            self._held_s = self._answer_s + delay_s
+            self._limit = 1
+        return held

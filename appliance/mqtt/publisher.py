@@ -1,0 +1,443 @@
+"""The broker's reader of the store: tells subscribers what was heard, in order, as soon as it may.
+
+One thread does everything in `run`; the other methods only leave a note and wake it. Trouble with
+broker or store never leaves this module: it is a line in the log, a reason in `status`, and another
+try.
+
+What subscribers are told live, or not at all: state, microphone, voice, discarded speech.
+
+Whether Home Assistant is there to hear, as far as it says so. No threads, no clock of its own.
+
+A PUBACK means that the broker has a message, not that Home Assistant has: after a restart of either
+it subscribes seconds later than we connect, and whoever else subscribes hides that from us.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from appliance.config import HomeAssistantSettings, MqttSettings
+from appliance.errors import PublishError
+from appliance.mqtt import events, home_assistant, troubles
+from appliance.mqtt.client import Acknowledged, Connected, Lost, Message, Reply, matches
+from appliance.mqtt.connection import Connection
+from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, Delivery, Outbox
+from appliance.mqtt.troubles import Troubles
+from appliance.records import ApplianceState, ApplianceStats, Discarded
+from appliance.store import Store
+
+STATE_S = STATS_S = 60.0
+"""State and statistics are told this often though nothing changed."""
+LATENCIES_FROM = timedelta(hours=1)
+LATENCIES = 1000
+"""The statistics know the latencies of so many transcripts at most, and none older."""
+
+
+class Publish(Protocol):
+    """Sends a payload on one of the node's topics."""
+
+    def __call__(self, name: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> object:
+        """Returns nothing of interest here. Raises PublishError."""
+
+
+class LiveTopics:
+    """Remembers what was told, so that only news is. `speech` and `discarded`: any thread."""
+
+    def __init__(
+        self,
+        state_source: Callable[[], ApplianceState],
+        stats_source: Callable[[], ApplianceStats] | None,
+        store: Store,
+        outbox: Outbox,
+        problems: Troubles,
+    ) -> None:
+        """The sources are called by the thread of `tell`; no statistics are told without theirs."""
+        self._state_source, self._stats_source = state_source, stats_source
+        self._store, self._outbox, self._troubles = store, outbox, problems
+        self._passing: deque[tuple[str, bytes]] = deque(maxlen=100)
+        self._speech = events.OFF
+        self._last: bytes | None = None
+        self._retained: dict[str, bytes] = {}
+        self._news: tuple[object, ...] = ()
+        self._state_s = self._stats_s = -math.inf
+
+    def speech(self, on: bool) -> None:
+        """Voice begins or ends."""
+        self._speech = events.ON if on else events.OFF
+        self._passing.append((events.SPEECH, self._speech))
+
+    def discarded(self, speech: Discarded) -> None:
+        """Speech gave no transcript."""
+        payload = events.encode(events.discarded(speech))
+        self._passing.append((events.DISCARDED, payload))
+
+    def last(self, event: bytes) -> None:
+        """The broker has this event: it is the one to leave there. The thread of `tell`."""
+        self._last = event
+
+    def begin_anew(self) -> None:
+        """A new connection: what was missed meanwhile is of no use, what holds is told again."""
+        self._passing.clear()
+        self.tell_again()
+
+    def tell_again(self) -> None:
+        """What holds is told once more."""
+        self._passing.append((events.SPEECH, self._speech))
+        self._retained.clear()
+        self._news = ()
+        self._state_s = self._stats_s = -math.inf
+
+    def tell(self, now_s: float, publish: Publish) -> None:
+        """Publishes what is new, state and statistics once a minute as well. Raises PublishError.
+
+        In this order: state, mute, microphone, statistics, what passes, the last transcript.
+        """
+        state = self._state_source()
+        faults, waits = self._troubles.faults(), self._troubles.waits()
+        news = (*state.news(), faults, waits)
+        if news != self._news or now_s >= self._state_s + STATE_S:
+            told = events.state(state, self._store.depth(), faults, waits)
+            publish(events.STATE, events.encode(told), retain=True)
+            self._news, self._state_s = news, now_s
+        self._keep(events.MUTE, events.ON if state.muted else events.OFF, publish)
+        online = events.ONLINE if state.microphone_online else events.OFFLINE
+        self._keep(events.MICROPHONE, online, publish)
+        if self._stats_source and now_s >= self._stats_s + STATS_S:
+            undelivered = {"expired": self._outbox.expired, "passed_over": self._outbox.passed_over}
+            told = events.stats(self._stats_source(), self._latencies(), undelivered)
+            publish(events.STATS, events.encode(told), qos=0)
+            self._stats_s = now_s
+        while self._passing:
+            name, payload = self._passing.popleft()
+            publish(name, payload, qos=0)
+        if self._last is not None:
+            publish(events.LAST, self._last, retain=True)
+            self._last = None
+
+    @property
+    def due_s(self) -> float:
+        """When something is to be told again, on time.monotonic()'s clock."""
+        return min(
+            self._state_s + STATE_S, self._stats_s + STATS_S if self._stats_source else math.inf
+        )
+
+    def _keep(self, name: str, payload: bytes, publish: Publish) -> None:
+        """Publishes a retained payload unless it is there already."""
+        if self._retained.get(name) != payload:
+            publish(name, payload, retain=True)
+            self._retained[name] = payload
+
+    def _latencies(self) -> list[float]:
+        """Of the transcripts of the past hour, in milliseconds. Raises PublishError."""
+        since = datetime.now(UTC) - LATENCIES_FROM
+        return self._store.latencies(since, LATENCIES)
+
+
+log = logging.getLogger(__name__)
+
+ANNOUNCE_S = (1.0, 10.0)
+"""After its birth message it is told everything again, at a random moment between these: all the
+house's devices hear that message at once."""
+BIRTH_S = 20.0
+"""Its birth message comes within this after the broker's return: it tries to connect every 10 s,
+and says so 6 to 9 s later (seen with 2024.12 and 2026.2)."""
+
+
+class Presence:
+    """Follows the birth and will messages. Owned by one thread; times are time.monotonic()'s."""
+
+    def __init__(self, settings: HomeAssistantSettings, longest_s: float = math.inf) -> None:
+        """Holds are no longer than `longest_s`, nor than the configuration allows."""
+        self.announce_s = math.inf
+        """When it is to be told everything again."""
+        self.held_until_s = 0.0
+        """Until when transcripts wait for it."""
+        self._settings = settings
+        self._hold_s = min(settings.hold_s, longest_s)
+        self._seen = False
+        self._away_s: float | None = None
+        self._discovery: int | None = None
+
+    def connected(self, now_s: float, discovery: int) -> None:
+        """A connection stands, and the announcement has gone out as message `discovery`.
+
+        It lost its connection with ours, perhaps; if it was ever there, it has to say that it is.
+        """
+        self.announce_s = math.inf
+        self._discovery = discovery
+        if self._seen:
+            # also when its last word was offline: the broker says that for it while it goes down,
+            # and the house may be back before us
+            self.held_until_s = now_s + min(BIRTH_S, self._hold_s)
+
+    def acknowledged(self, now_s: float, message: int, *, nobody: bool) -> None:
+        """A PUBACK came; `nobody` subscribes to the announcement: Home Assistant is not there."""
+        if message != self._discovery:
+            return
+        self._discovery = None
+        if not nobody:
+            self._seen, self._away_s = True, None
+        elif self._seen:
+            self._leave(now_s)
+
+    def told(self, now_s: float, message: Message) -> None:
+        """It said something on its status topic; what is neither birth nor will is ignored.
+
+        So is what lay there before: nobody knows how old that is.
+        """
+        if message.retained or message.payload not in (events.ONLINE, events.OFFLINE):
+            return
+        self._seen = True
+        if message.payload == events.OFFLINE:
+            self._leave(now_s)
+            return
+        self._away_s = None
+        self.announce_s = now_s + random.uniform(*ANNOUNCE_S)
+        if self.held_until_s > now_s:
+            self.held_until_s = self.announce_s
+        log.info("Home Assistant is there")
+
+    def announced(self) -> None:
+        """It was told everything again; transcripts may follow."""
+        self.announce_s = math.inf
+        self.held_until_s = 0.0
+
+    def holds(self, now_s: float) -> bool:
+        """True while transcripts wait for it."""
+        return now_s < self.held_until_s
+
+    def due_s(self, now_s: float) -> float:
+        """When something is to be done though nobody says anything."""
+        held_s = self.held_until_s if self.holds(now_s) else math.inf
+        return min(self.announce_s, held_s)
+
+    def _leave(self, now_s: float) -> None:
+        """It is away; the wait for it is counted from when that was first known."""
+        if self._away_s is None:
+            self._away_s = now_s
+        self.announce_s = math.inf
+        self.held_until_s = max(self.held_until_s, self._away_s + self._hold_s)
+
+
+PROGRESS_S = 5.0
+"""Looks around this often though nobody woke it."""
+STORE_DELAY_S = 5.0
+"""Pause after the store failed."""
+Subscription = Callable[[Message], Reply | None]
+"""Is given what came on a topic; its answer is published."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherStatus:
+    """How it stands with the broker."""
+
+    connected: bool
+    reasons: tuple[str, ...]
+    """What is wrong and what to do, in plain words."""
+    outbox_depth: int
+    """Transcripts stored and not yet acknowledged by the broker."""
+    expired: int
+    """Transcripts passed over as too old since the start; they are in the log."""
+    passed_over: int = 0
+    """The same for those beyond mqtt.outbox_limit."""
+
+
+class Publisher:
+    """Follows the store from its cursor; also carries the state and what is told only live."""
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        node: str,
+        store: Store,
+        state_source: Callable[[], ApplianceState],
+        *,
+        subscriptions: Mapping[str, Subscription] | None = None,
+        stats_source: Callable[[], ApplianceStats] | None = None,
+        house: HomeAssistantSettings | None = None,
+    ) -> None:
+        """Connects nowhere yet. The sources are called in the thread of `run`; they must not wait.
+
+        `subscriptions` are topics below the node's, such as mute/set, with who is told of their
+        messages, in the same thread, and may answer.
+
+        Raises ConfigError when the password's file cannot be read, PublishError for the store.
+        """
+        self._node = node
+        self._store = store
+        self._state_source = state_source
+        self._home_assistant = house or HomeAssistantSettings()
+        self._knows_subscribers = settings.protocol == "5"
+        self._presence = Presence(self._home_assistant, settings.expiry_s)
+        self._wake = threading.Event()
+        self._troubles = Troubles()
+        self._subscriptions = {
+            events.topic(node, name): told for name, told in (subscriptions or {}).items()
+        }
+        listens_on = list(self._subscriptions)
+        if self._home_assistant.enabled:
+            listens_on.append(self._home_assistant.status_topic)
+        self._connection = Connection(settings, node, self._wake, self._troubles, tuple(listens_on))
+        self._outbox = Outbox(store, settings.expiry_s, settings.outbox_limit)
+        self._live = LiveTopics(state_source, stats_source, store, self._outbox, self._troubles)
+        self._delivery = Delivery(
+            settings,
+            node,
+            self._outbox,
+            self._connection,
+            problems=self._troubles,
+            last=self._live.last,
+        )
+        self._stopping = threading.Event()
+        self._stop_s = math.inf
+
+    # any thread
+
+    def notify(self) -> None:
+        """There is something new in the store or in the state."""
+        self._wake.set()
+
+    def speech(self, on: bool) -> None:
+        """Voice begins or ends; told if the broker is there."""
+        self._live.speech(on)
+        self._wake.set()
+
+    def discarded(self, speech: Discarded) -> None:
+        """Speech gave no transcript; told, without text, if the broker is there."""
+        self._live.discarded(speech)
+        self._wake.set()
+
+    def stop(self, flush_s: float = 2.0) -> None:
+        """Makes `run` return when all is delivered, at the latest `flush_s` + 0.5 s from now."""
+        self._stop_s = time.monotonic() + flush_s
+        self._stopping.set()
+        self._wake.set()
+
+    def reasons(self) -> tuple[str, ...]:
+        """What is wrong and what to do, in plain words; does not wait."""
+        return self._troubles.reasons()
+
+    def status(self) -> PublisherStatus:
+        """How it stands now. Raises PublishError when the store cannot be read."""
+        return PublisherStatus(
+            connected=self._connection.connected_s is not None,
+            reasons=self._troubles.reasons(),
+            outbox_depth=self._store.depth(),
+            expired=self._outbox.expired,
+            passed_over=self._outbox.passed_over,
+        )
+
+    # the publisher's thread
+
+    def run(self, moved: Callable[[], None] = lambda: None) -> None:
+        """Delivers until `stop`, then says offline. Blocks; for a thread of its own.
+
+        Calls `moved` at least every PROGRESS_S + STORE_DELAY_S while it is not stuck.
+        """
+        while True:
+            moved()
+            self._wake.wait(self._patience_s())
+            self._wake.clear()
+            stopping = self._stopping.is_set()
+            if stopping and not self._connection.trying:
+                break
+            try:
+                self._step(time.monotonic())
+                self._troubles.clear("store")
+            except PublishError as error:
+                self._troubles.set("store", str(error))
+                self._stopping.wait(STORE_DELAY_S)
+            if stopping and self._drained():
+                break
+        self._connection.close()
+
+    def _step(self, now_s: float) -> None:
+        """Everything that is due. Raises PublishError."""
+        for news in self._connection.news(now_s):
+            match news:
+                case Connected(receive_maximum):
+                    self._begin_anew(now_s, receive_maximum)
+                case Acknowledged(message, code, _):
+                    if self._knows_subscribers:
+                        nobody = code == NOBODY_SUBSCRIBES
+                        self._presence.acknowledged(now_s, message, nobody=nobody)
+                    self._delivery.acknowledged(now_s, message, code)
+                case Lost():
+                    self._delivery.lost()
+        for letter in self._connection.received():
+            self._take(now_s, letter)
+        if now_s >= self._delivery.silent_s:
+            self._connection.give_up(now_s, "messages stay unacknowledged")
+            self._delivery.lost()
+        self._delivery.bound(now_s)
+        if self._connection.connected_s is not None:
+            self._publish_due(now_s)
+        self._outbox.commit()
+
+    def _publish_due(self, now_s: float) -> None:
+        """What there is to tell; transcripts last. Raises PublishError."""
+        if now_s >= self._presence.announce_s:
+            self._announce_again()
+        held = self._presence.holds(now_s)
+        if held and self._store.depth():
+            self._troubles.set(troubles.AWAY, troubles.HOME_ASSISTANT_AWAY)
+        else:
+            self._troubles.clear(troubles.AWAY)
+        self._live.tell(now_s, self._connection.publish)
+        if not held:
+            self._delivery.send(now_s)
+
+    def _patience_s(self) -> float:
+        """Seconds until something is due though nobody wakes us."""
+        now_s = time.monotonic()
+        due_s = self._connection.due_s
+        if due_s is None:
+            due_s = min(self._live.due_s, self._delivery.due_s(now_s), self._presence.due_s(now_s))
+        return max(0.0, min(due_s, self._stop_s, now_s + PROGRESS_S) - now_s)
+
+    def _drained(self) -> bool:
+        """Nothing more can be delivered before the deadline."""
+        if self._connection.connected_s is not None and not self._delivery.waiting:
+            return True
+        return not self._connection.trying or time.monotonic() >= self._stop_s
+
+    def _begin_anew(self, now_s: float, receive_maximum: int) -> None:
+        """A connection stands and is known to be online."""
+        self._delivery.begin_anew(now_s, receive_maximum)
+        self._live.begin_anew()
+        if self._home_assistant.enabled:
+            self._presence.connected(now_s, self._announce())
+
+    def _announce(self) -> int:
+        """Tells Home Assistant what there is; the message's number. Raises PublishError."""
+        message = home_assistant.discovery(self._node, self._state_source())
+        topic = home_assistant.topic(self._home_assistant.prefix, self._node)
+        return self._connection.publish_to(topic, events.encode(message), retain=True)
+
+    def _announce_again(self) -> None:
+        """Home Assistant is new here: it is told everything again. Raises PublishError."""
+        self._announce()
+        self._connection.publish(events.AVAILABILITY, events.ONLINE, retain=True)
+        self._live.tell_again()
+        self._presence.announced()
+
+    def _take(self, now_s: float, message: Message) -> None:
+        """Hands a message to who waits for it, and sends the answer. Raises PublishError."""
+        if message.topic == self._home_assistant.status_topic:
+            self._presence.told(now_s, message)
+            return
+        for pattern, told in self._subscriptions.items():
+            if matches(pattern, message.topic):
+                reply = told(message)
+                if reply:
+                    self._connection.answer(reply)
+                return

@@ -1,1 +1,0 @@
-"""Store first, then broker and journal."""

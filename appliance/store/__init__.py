@@ -1,0 +1,31 @@
+"""The log of transcripts: one SQLite file that heals by itself, and its stand-in in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from appliance import lazily
+
+if TYPE_CHECKING:
+    from appliance.store import files as files, folders as folders, repair as repair, store as store
+    from appliance.store.folders import (
+        FILE_NAME as FILE_NAME,
+        leave_folder as leave_folder,
+        lock_folder as lock_folder,
+        log_runtime_folder as log_runtime_folder,
+        store_folder as store_folder,
+    )
+    from appliance.store.standin import (
+        LastingDatabase as LastingDatabase,
+        MemoryFolder as MemoryFolder,
+    )
+    from appliance.store.store import (
+        SCHEMA as SCHEMA,
+        Store as Store,
+        behind as behind,
+        in_memory as in_memory,
+        shown as shown,
+    )
+    from appliance.store.tables import StoredTranscript as StoredTranscript, Wanted as Wanted
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,0 +1,323 @@
+"""The open file: kept open, and found again when it is damaged, deleted or replaced.
+
+Knows nothing of what is asked of it: `read` and `write` are given the work as functions.
+
+What is deleted, and that it is gone: from the tables, the index, free pages and the -wal file.
+
+With secure_delete SQLite overwrites what it frees. The search's index keeps deleted entries until
+its parts are merged, which `forget` does in the same transaction (FTS5's own secure-delete needs
+SQLite 3.42 and makes files that older ones cannot read).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from appliance.config import StoreSettings
+from appliance.errors import PublishError
+from appliance.store import files, repair, tables
+from appliance.store.files import (
+    DamagedError,
+    Identity,
+    beside,
+    connect,
+    identity,
+    is_damage,
+    plain_errors,
+)
+from appliance.store.tables import Wanted, where
+
+_BEYOND = "seq <= (SELECT seq FROM transcripts ORDER BY seq DESC LIMIT 1 OFFSET ?)"
+"""All but so many of the newest."""
+_ROUNDS = 8
+"""Deleting by size goes by the average row; so often it is tried again at most."""
+
+
+def forget(connection: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> int:
+    """Deletes the transcripts of a condition within the open transaction; how many."""
+    count = connection.execute(f"DELETE FROM transcripts WHERE {condition}", values).rowcount
+    if count and tables.version(connection) > 1:
+        connection.execute("INSERT INTO search (search) VALUES ('optimize')")
+    return count
+
+
+def forget_wanted(connection: sqlite3.Connection, wanted: Wanted) -> int:
+    """Deletes the transcripts that are meant; how many."""
+    return forget(connection, *where(wanted, tables.version(connection) > 1))
+
+
+def expire(connection: sqlite3.Connection, settings: StoreSettings, now: datetime) -> int:
+    """Deletes what is beyond the retention's age, number and size; how many."""
+    count = 0
+    if settings.retention_days:
+        earliest = tables.iso(now - timedelta(days=settings.retention_days))
+        count += forget(connection, '"end" < ?', (earliest,))
+    if settings.retention_count:
+        count += forget(connection, _BEYOND, (settings.retention_count,))
+    if settings.retention_mb:
+        count += _shrink(connection, settings.retention_mb * 1_000_000)
+    return count
+
+
+def checkpoint(connection: sqlite3.Connection) -> bool:
+    """Moves the -wal file's pages into the file and empties it; False when a reader is in the way.
+
+    Until then deleted text may be read in one of the two.
+    """
+    return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
+
+
+def _shrink(connection: sqlite3.Connection, most_bytes: int) -> int:
+    """Deletes the oldest until the pages in use are within `most_bytes`; how many went."""
+    count = 0
+    for _ in range(_ROUNDS):
+        used = _used_bytes(connection)
+        if used <= most_bytes:
+            break
+        there = int(connection.execute("SELECT count(*) FROM transcripts").fetchone()[0])
+        # a twentieth more than needed, so that the next transcript does not begin it again
+        most = math.floor(there * most_bytes / used * 0.95)
+        went = forget(connection, _BEYOND, (most,))
+        if not went:
+            break
+        count += went
+    return count
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    """Size of the file without the pages that wait to be used again."""
+    pages, free, size = (
+        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
+
+
+log = logging.getLogger("roomscribe")
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+_BUSY_S = 5.0
+"""How long a statement waits for another process's lock."""
+_CACHE_KIB = 512
+"""Of pages in memory; SQLite's own 2 MiB fill within weeks and look like a leak."""
+_SCRUB_AGAIN_S = 60.0
+"""A reader kept the -wal file in use: emptied with the first write after so long."""
+
+
+class Access(enum.Enum):
+    """On whose behalf the file is open."""
+
+    OWNER = "owner"
+    """The daemon: makes the file, brings its layout up to date, and heals it."""
+    GUEST = "guest"
+    """Writes into the file that is there, beside a daemon that may be older."""
+    READER = "reader"
+
+
+class Database:
+    """One connection and one lock: any thread may call any method. Everything raises PublishError.
+
+    Nothing is half done when a call fails, and the call can be tried again once the cause is gone.
+    """
+
+    def __init__(self, path: Path, access: Access) -> None:
+        """Opens the file; refuses one that is missing (unless the owner) or newer."""
+        self.path, self.known = path, repair.Known()
+        self.awaited = False
+        """Somebody tells a broker: what it does not have survives the file's deletion."""
+        self.connection: sqlite3.Connection | None = None
+        self._access = access
+        self._lock = threading.RLock()
+        self._identity: Identity | None = None
+        self._wal: Identity | None = None
+        self._carried: list[tables.Row] = []
+        self._scrub_s = math.inf
+        self._closed = self._unchanging = False
+        with plain_errors(path, "open the log"):
+            self._open()
+
+    def read(self, doing: str, work: Work[T]) -> T:
+        """What `work` makes of the file."""
+        return self._do(doing, lambda: work(self._ready()))
+
+    def write(self, doing: str, work: Work[T]) -> T:
+        """What `work` returns, once what it did is safe on the disk; all of it or nothing."""
+
+        def transaction() -> T:
+            self._look_for_the_file()
+            with _all_or_nothing(self._ready()) as connection:
+                return work(connection)
+
+        with self._lock:
+            result = self._do(doing, transaction)
+            if time.monotonic() >= self._scrub_s:
+                self.scrub()
+            return result
+
+    def scrub(self, wait_s: float = 0.0) -> bool:
+        """Empties the -wal file of what was deleted; False when a reader is in the way.
+
+        It is tried again with a later write then. Raises nothing.
+        """
+        with self._lock, suppress(sqlite3.Error, PublishError):
+            self._scrub_s = time.monotonic() + _SCRUB_AGAIN_S
+            connection = self._ready()
+            connection.execute(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}")
+            try:
+                done = checkpoint(connection)
+            finally:
+                connection.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
+            if done:
+                self._scrub_s = math.inf
+            return done
+        return False
+
+    def is_current(self) -> bool:
+        """True while the file that is open is the one of its name, and seen as it changes."""
+        with suppress(OSError):
+            return not self._unchanging and self._identity == identity(self.path)
+        return False
+
+    def close(self) -> None:
+        """Closes the file for good."""
+        with self._lock:
+            self._closed = True
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self.connection:
+            self.connection.close()
+        self.connection = None
+
+    def _do(self, doing: str, step: Callable[[], T]) -> T:
+        """`step`, and once more in a whole file when the owner met a damaged one."""
+        with self._lock, plain_errors(self.path, doing):
+            try:
+                return step()
+            except (sqlite3.Error, ValueError) as error:
+                if self._access is not Access.OWNER or not is_damage(error):
+                    raise
+                self._let_go()
+                repair.heal(self.path, self.known, error)
+                return step()
+
+    def _ready(self) -> sqlite3.Connection:
+        """The connection, opened again where it was let go of."""
+        if self._closed:
+            raise PublishError(f"{self.path}: the log is closed already")
+        return self.connection or self._open()
+
+    def _open(self) -> sqlite3.Connection:
+        if self._access is not Access.OWNER:
+            return self._connect()
+        files.make_folder(self.path)
+        repair.finish(self.path)
+        files.make(self.path)
+        try:
+            connection = self._connect()
+        except (sqlite3.Error, ValueError) as error:
+            if not is_damage(error):
+                raise
+            repair.heal(self.path, self.known, error)
+            connection = self._connect()
+        return connection
+
+    def _connect(self) -> sqlite3.Connection:
+        """Raises what SQLite raises, DamagedError, and PublishError for a newer file or none."""
+        if self._access is not Access.OWNER and not self.path.exists():
+            raise PublishError(
+                f"{self.path}: no such file; expected the log that `roomscribe run` writes; "
+                "run it first, or set store.path to the folder that holds the log"
+            )
+        write = self._access is not Access.READER
+        connection, self._unchanging = connect(self.path, write=write, busy_s=_BUSY_S)
+        try:
+            connection.create_function("contains", 2, tables.contains, deterministic=True)
+            tables.refuse_newer(self.path, tables.version(connection))
+            connection.execute("PRAGMA secure_delete = ON").fetchall()
+            connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            if self._access is Access.OWNER:
+                self._take_over(connection)
+            else:
+                connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+        self._identity = identity(self.path)
+        self._wal = identity(beside(self.path, "-wal"))
+        self.connection = connection
+        if self._access is Access.OWNER:
+            self.scrub()  # deleted text that a crash left behind
+        return connection
+
+    def _take_over(self, connection: sqlite3.Connection) -> None:
+        """Checks the file, brings its layout and numbers up to date, and what was carried over."""
+        connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        connection.execute("PRAGMA synchronous = FULL")
+        if tables.version(connection) and (trouble := repair.complaint(connection)):
+            raise DamagedError(trouble)
+        try:
+            tables.migrate(connection)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != "SQLITE_FULL" or not tables.version(connection):
+                raise
+            log.warning("%s keeps its older layout for now: the disk is full", self.path)
+        with _all_or_nothing(connection):
+            fresh = connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None
+            repair.number_on(connection, self.known)
+            for row in self._carried:  # another file's transcripts may have their numbers
+                sql, values = (tables.INSERT_NUMBERED, row) if fresh else (tables.INSERT, row[1:])
+                connection.execute(sql, values)
+        self._carried = []
+
+    def _look_for_the_file(self) -> None:
+        """Goes on in a new file when the present one was deleted, moved or replaced."""
+        if self._access is not Access.OWNER or self.connection is None:
+            return
+        found, wal = identity(self.path), identity(beside(self.path, "-wal"))
+        if found == self._identity and wal == self._wal:
+            return
+        if found == self._identity:
+            log.error("%s-wal was deleted while it was open: going on in a new one", self.path)
+            self.scrub()
+            self._let_go()
+            return
+        self._carried = repair.undelivered(self.connection) if self.awaited else []
+        log.error(
+            "%s was %s while it was open: going on in it with number %d; %d transcripts that no "
+            "broker has were carried over",
+            self.path,
+            "replaced" if found else "deleted",
+            self.known.highest + 1,
+            len(self._carried),
+        )
+        # closed before the new one is opened: both would use the -shm file of the same name
+        self._let_go()
+        if found is None or wal == self._wal:
+            for ending in ("-wal", "-shm"):
+                with suppress(OSError):
+                    beside(self.path, ending).unlink(missing_ok=True)
+
+
+@contextmanager
+def _all_or_nothing(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """A transaction around what is done with the connection."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # SQLite has rolled back by itself when full
+            connection.execute("ROLLBACK")
+        raise

@@ -1,0 +1,208 @@
+"""The store's file among its neighbours: -wal, -shm, and what recovery puts beside it.
+
+Connections to the file: to write, to read beside a writer, and to read on a read-only disk.
+
+SQLite's and the system's errors as one clear line, and which of them mean a damaged file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from appliance.errors import PublishError
+from appliance.store.tables import DamagedRowError
+from appliance.system import sync_folder
+
+_ROOM = 256 * 1024
+"""Bytes; a transcript takes about 40 kB of the -wal file until it is emptied."""
+Identity = tuple[int, int]
+"""Device and inode: which file it is, whatever its name."""
+
+
+def beside(path: Path, ending: str) -> Path:
+    """The neighbour of `path` with a longer name."""
+    return path.with_name(path.name + ending)
+
+
+def identity(path: Path) -> Identity | None:
+    """Which file bears the name; None when there is none. Raises OSError."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def make(path: Path) -> None:
+    """An empty file in its folder, for this user alone, unless it is there. Raises OSError."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def probe(path: Path) -> None:
+    """Shows that the file and its neighbours may be written and that there is room for more.
+
+    A disk with room for one page alone is a full one. Raises OSError.
+    """
+    for ending in ("", "-wal", "-shm"):
+        file = beside(path, ending)
+        if file.exists() and not os.access(file, os.W_OK):
+            os.close(os.open(file, os.O_RDWR))  # raises the very error
+    trial = beside(path, ".probe")
+    descriptor = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        left = memoryview(bytes(_ROOM))
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+        trial.unlink()
+
+
+def make_folder(path: Path) -> None:
+    """The folder of `path`, for this user alone, unless it is there. Raises OSError."""
+    if not path.parent.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sync_folder(path.parent.parent)
+
+
+def copy(path: Path, to: Path) -> None:
+    """Copies a database that nobody writes, with its -wal where there is one. Raises OSError."""
+    shutil.copyfile(path, to)
+    with suppress(FileNotFoundError):
+        shutil.copyfile(beside(path, "-wal"), beside(to, "-wal"))
+
+
+def delete(path: Path) -> None:
+    """Deletes a database with what SQLite keeps beside it. Raises OSError."""
+    for ending in ("", "-wal", "-shm", "-journal"):
+        beside(path, ending).unlink(missing_ok=True)
+
+
+def connect(path: Path, *, write: bool, busy_s: float) -> tuple[sqlite3.Connection, bool]:
+    """An open connection; the file must be there. True with it when it sees no changes.
+
+    Readers of a log in SQLite's WAL mode make files beside it; on a disk that lets them not, the
+    file is read as one that nobody changes, which it is there. Raises sqlite3.Error.
+    """
+    if write:
+        return _connection(path, "mode=rw", busy_s), False
+    connection = _connection(path, "mode=ro", busy_s)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()
+    except sqlite3.OperationalError as error:
+        connection.close()
+        wal = beside(path, "-wal")
+        refused = error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
+        if not refused or (wal.exists() and wal.stat().st_size):
+            raise
+        return unchanging(path, busy_s), True
+    except BaseException:
+        connection.close()
+        raise
+    return connection, False
+
+
+def unchanging(path: Path, busy_s: float) -> sqlite3.Connection:
+    """A connection that sees the file without its -wal, and makes nothing beside it."""
+    return _connection(path, "mode=ro&immutable=1", busy_s)
+
+
+def _connection(path: Path, how: str, busy_s: float) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"{path.resolve().as_uri()}?{how}",
+        uri=True,
+        timeout=busy_s,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+_FOUND_AND_CURE = {
+    "SQLITE_FULL": ("a full disk", "free some space"),
+    "SQLITE_READONLY": ("a read-only one", "make the disk and file writable, or set store.path"),
+    "SQLITE_CANTOPEN": (
+        "one that cannot be opened",
+        "give this user the folder, or set store.path",
+    ),
+    "SQLITE_PERM": ("no permission", "give this user the folder, or set store.path"),
+    "SQLITE_NOTADB": ("another kind of file", "the daemon sets it aside and begins a new one"),
+    "SQLITE_CORRUPT": (
+        "a damaged one",
+        "the daemon sets it aside, saves what can be read, and goes on in a new one",
+    ),
+    "SQLITE_BUSY": ("one locked by another program", "end that program"),
+    "SQLITE_IOERR": ("a disk that fails", "check its space and health"),
+}
+
+
+_CURES = {
+    errno.EROFS: "make the disk writable again, or replace the card",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EIO: "check the disk, or replace the card",
+}
+_PASSING = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")
+_MISTAKES = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
+"""store.path is none for a folder; all else may be cured while the daemon runs."""
+
+
+class UnwritableError(PublishError):
+    """The disk refuses, which may pass: full, read-only, missing, not permitted, failing.
+
+    Not: locked by another program, damaged, or written by a newer version.
+    """
+
+    def __init__(self, message: str, found: str, cure: str) -> None:
+        super().__init__(message)
+        self.found, self.cure = found, cure
+
+
+class DamagedError(sqlite3.DatabaseError):
+    """The file opens and is not whole."""
+
+    sqlite_errorname = "SQLITE_CORRUPT"
+
+
+def is_damage(error: BaseException) -> bool:
+    """True when the file itself is broken: trying again does not help, a new file does."""
+    if isinstance(error, DamagedRowError | UnicodeDecodeError):
+        return True  # also SQLite's own message may quote what no longer is UTF-8
+    name = getattr(error, "sqlite_errorname", None) or ""
+    undecodable = isinstance(error, sqlite3.OperationalError) and "decode to UTF-8" in str(error)
+    return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or undecodable
+
+
+@contextmanager
+def plain_errors(path: Path, doing: str) -> Iterator[None]:
+    """Makes of whatever SQLite or the system raise a PublishError of one line."""
+    try:
+        yield
+    except (sqlite3.Error, DamagedRowError, UnicodeDecodeError) as error:
+        name = getattr(error, "sqlite_errorname", None) or ""
+        name = "SQLITE_CORRUPT" if is_damage(error) and not name.startswith("SQLITE_N") else name
+        kinds = (kind for kind in _FOUND_AND_CURE if name.startswith(kind))
+        found, cure = _FOUND_AND_CURE.get(next(kinds, ""), (str(error), "see the message"))
+        message = (
+            f"{path}: cannot {doing}: expected a writable SQLite database, "
+            f"found {found} ({error}); {cure}"
+        )
+        if name.startswith(_PASSING):
+            raise UnwritableError(message, found, cure) from error
+        raise PublishError(message) from error
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        cure = "give this user the folder, or set store.path to another"
+        message = (
+            f"{path}: cannot {doing}: expected a folder and file that this user may write, "
+            f"found: {reason}; {cure}"
+        )
+        if isinstance(error, OSError) and error.errno not in _MISTAKES:
+            raise UnwritableError(message, reason, _CURES.get(error.errno or 0, cure)) from error
+        raise PublishError(message) from error

@@ -1,0 +1,297 @@
+"""The local log: every transcript in one SQLite file, and how far the broker has been told.
+
+Any thread may call any method: one connection, one lock, short statements. Another process (the
+`log` command) reads the same file beside the daemon, which SQLite's write-ahead log allows.
+Every failure is a PublishError of one line, leaves the file as it was before the call and the
+store usable: the call can be tried again once the cause is gone. A file that is damaged, deleted
+or replaced is put right within the call that finds it so.
+
+The log for those who read it: its file, and behind it what the daemon keeps in memory while the
+file's disk refuses.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from appliance.config import Settings, StoreSettings
+from appliance.errors import PublishError
+from appliance.records import Transcript
+from appliance.store import database as retention, repair, standin, tables
+from appliance.store.database import Access, Database
+from appliance.store.files import plain_errors
+from appliance.store.folders import FILE_NAME, store_folder
+from appliance.store.standin import LastingDatabase
+from appliance.store.tables import StoredTranscript, Wanted, where
+
+SCHEMA = tables.SCHEMA
+_DELETE_WAIT_S = 5.0
+"""A person who deletes waits so long for readers to let go of the -wal file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What `Store.delete` did."""
+
+    count: int
+    gone: bool
+    """False while a reader holds on to the deleted pages; the daemon empties them later."""
+
+
+class Store:
+    """The open file. `append` returns after the commit is on the disk."""
+
+    def __init__(self, database: Database | LastingDatabase, settings: StoreSettings) -> None:
+        """Takes over `database`; use Store.open."""
+        self.path = database.path
+        self._database = database
+        self._settings = settings
+
+    @classmethod
+    def open(
+        cls, settings: StoreSettings, *, read_only: bool = False, beside_daemon: bool = False
+    ) -> Store:
+        """The store in the configured folder.
+
+        The daemon's is made when missing, brought up to the present layout, and healed when it is
+        damaged; with `read_only`, and `beside_daemon` (which may write), it is left as it is.
+
+        Raises PublishError when the folder or file is missing (read_only, beside_daemon), cannot
+        be made or opened, or was written by a newer version.
+        """
+        guest = Access.GUEST if beside_daemon else Access.OWNER
+        access = Access.READER if read_only else guest
+        return cls(Database(store_folder(settings) / FILE_NAME, access), settings)
+
+    def append(self, transcript: Transcript) -> StoredTranscript:
+        """Stores `transcript` and returns it with its number, once it is safe on the disk.
+
+        The same id again is not stored twice, so that a failed append may simply be repeated.
+        Raises PublishError (disk full, read-only, busy); nothing is stored then.
+        """
+        values = tables.to_row(transcript)
+
+        def insert(connection: sqlite3.Connection) -> StoredTranscript:
+            connection.execute(tables.INSERT, values)
+            found = connection.execute(
+                f"SELECT {tables.COLUMNS} FROM transcripts WHERE id = ?", (transcript.id,)
+            )
+            row = found.fetchone()
+            if row is None:  # inserted, and not found by its index
+                raise tables.DamagedRowError("the index of ids is damaged")
+            return tables.from_row(row)
+
+        stored = self._database.write("store a transcript", insert)
+        self._database.known.raise_to(highest=stored.seq)
+        if self._database.awaited:
+            self._database.known.untold.append((stored.seq, *values))
+        return stored
+
+    def after(self, seq: int, limit: int = 100) -> list[StoredTranscript]:
+        """At most `limit` transcripts numbered above `seq`, in order. Raises PublishError."""
+        return self._select("WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit))
+
+    def query(
+        self,
+        since: datetime | None = None,
+        grep: str | Sequence[str] = (),
+        limit: int = -1,
+        until: datetime | None = None,
+    ) -> list[StoredTranscript]:
+        """The newest `limit` (-1: all) that ended at or after `since` and contain all of `grep`.
+
+        In order of their numbers. `grep` is plain text of any script, upper and lower case alike.
+        Raises PublishError.
+        """
+        wanted = Wanted(since, until, (grep,) if isinstance(grep, str) else grep)
+        return self._wanted(wanted, "", (), f"seq DESC LIMIT {limit:d}")[::-1]
+
+    def matching(self, wanted: Wanted, after: int, limit: int) -> list[StoredTranscript]:
+        """The first `limit` of those wanted that are numbered above `after`, in order.
+
+        Raises PublishError.
+        """
+        return self._wanted(wanted, "AND seq > ?", (after,), f"seq LIMIT {limit:d}")
+
+    def count(self, wanted: Wanted) -> int:
+        """How many are wanted. Raises PublishError."""
+        return self._database.read("read the log", lambda found: _count(found, wanted))
+
+    def delete(self, wanted: Wanted) -> Deleted:
+        """Deletes what is wanted, delivered or not, so that its text is gone from the file.
+
+        With everything, the set-aside damaged files go, too. Raises PublishError.
+        """
+        count = self._database.write(
+            "delete transcripts", lambda found: retention.forget_wanted(found, wanted)
+        )
+        gone = self._database.scrub(_DELETE_WAIT_S)
+        if wanted.everything:
+            with plain_errors(self.path, "delete the set-aside files"):
+                repair.delete_asides(self.path)
+        return Deleted(count, gone)
+
+    def following(self, since: str | datetime, limit: int) -> list[StoredTranscript]:
+        """The first `limit` behind the one of id `since`, or that ended at that time or later.
+
+        In order of their numbers. An id that is not there any more stands for the time when it was
+        made. Raises PublishError.
+        """
+        if isinstance(since, datetime):
+            return self._select('WHERE "end" >= ? ORDER BY seq LIMIT ?', (tables.iso(since), limit))
+        return self._select(tables.BEHIND, (since, limit))
+
+    def latencies(self, since: datetime, limit: int) -> list[float]:
+        """latency_ms of the newest `limit` that ended then or later. Raises PublishError."""
+        sql = 'SELECT latency_ms FROM transcripts WHERE "end" >= ? ORDER BY seq DESC LIMIT ?'
+        return self._database.read(
+            "read the log",
+            lambda found: [row[0] for row in found.execute(sql, (tables.iso(since), limit))],
+        )
+
+    def cursor(self) -> int:
+        """Number of the last transcript that the broker has, 0 at first. Raises PublishError."""
+        self._database.awaited = True
+        return self._number("SELECT cursor FROM outbox")
+
+    def highest(self) -> int:
+        """The highest number ever given, 0 at first. Raises PublishError."""
+        return self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence")
+
+    def is_current(self) -> bool:
+        """False once the file was deleted or replaced under its name."""
+        return self._database.is_current()
+
+    def move_cursor(self, seq: int) -> None:
+        """Notes that the broker has all up to `seq`; never moves back. Raises PublishError."""
+        update = "UPDATE outbox SET cursor = max(cursor, ?)"
+        self._database.write(
+            "note what the broker has", lambda found: found.execute(update, (seq,))
+        )
+        self._database.known.raise_to(cursor=seq)
+
+    def depth(self) -> int:
+        """How many transcripts the broker does not have yet. Raises PublishError."""
+        return self._number("SELECT count(*) FROM transcripts, outbox WHERE seq > cursor")
+
+    def expire(self, now: datetime) -> int:
+        """Deletes what is beyond the retention's age, number or size; how many transcripts.
+
+        Deleted text is overwritten in the file and in its write-ahead log. Whether the broker has
+        it or not makes no difference: the retention is a promise to those who were heard.
+        Set-aside damaged files go by age, too. Raises PublishError.
+        """
+        count = self._database.write(
+            "delete old transcripts",
+            lambda found: retention.expire(found, self._settings, now),
+        )
+        self._database.scrub()
+        with plain_errors(self.path, "delete old set-aside files"):
+            repair.prune(self.path, self._settings.retention_days, now)
+        return count
+
+    def close(self) -> None:
+        """Closes the file; the store is of no use afterwards."""
+        self._database.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wanted(
+        self, wanted: Wanted, more: str, values: tuple[object, ...], order: str
+    ) -> list[StoredTranscript]:
+        def select(connection: sqlite3.Connection) -> list[StoredTranscript]:
+            condition, needed = where(wanted, tables.version(connection) > 1)
+            table = f"SELECT {tables.COLUMNS} FROM transcripts"
+            sql = f"{table} WHERE {condition} {more} ORDER BY {order}"
+            return [tables.from_row(row) for row in connection.execute(sql, (*needed, *values))]
+
+        return self._database.read("read the log", select)
+
+    def _select(self, clause: str, values: tuple[object, ...]) -> list[StoredTranscript]:
+        sql = f"SELECT {tables.COLUMNS} FROM transcripts {clause}"
+        return self._database.read(
+            "read the log",
+            lambda found: [tables.from_row(row) for row in found.execute(sql, values)],
+        )
+
+    def _number(self, sql: str) -> int:
+        return self._database.read(
+            "read the log", lambda found: int(found.execute(sql).fetchone()[0])
+        )
+
+
+def _count(connection: sqlite3.Connection, wanted: Wanted) -> int:
+    condition, values = where(wanted, tables.version(connection) > 1)
+    sql = f"SELECT count(*) FROM transcripts WHERE {condition}"
+    return int(connection.execute(sql, values).fetchone()[0])
+
+
+PAGE = 500
+
+
+@contextmanager
+def in_memory(settings: Settings) -> Iterator[Store | None]:
+    """What the daemon keeps in memory, None when it keeps nothing there or not for this user."""
+    with ExitStack() as opened:
+        found = None
+        for place in standin.places(settings):
+            with suppress(OSError, PublishError):
+                if (place / FILE_NAME).exists():
+                    elsewhere = replace(settings.store, path=str(place))
+                    found = opened.enter_context(Store.open(elsewhere, read_only=True))
+                    break
+        yield found
+
+
+def shown(settings: Settings, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
+    """The newest `limit` (0: all) of those wanted, the oldest first; few in memory at a time.
+
+    Raises PublishError when there is neither the file nor anything in memory.
+    """
+    with in_memory(settings) as kept:
+        try:
+            file = Store.open(settings.store, read_only=True)
+        except PublishError as error:
+            if kept is None:
+                raise
+            print(f"roomscribe: {error}; shown is what is kept in memory", file=sys.stderr)
+            yield from pages(kept, wanted, limit)
+            return
+        with closing(file):
+            last = file.highest()
+            newest = newer(kept, wanted, last, limit) if kept else []
+            left = limit - len(newest)
+            if left > 0 or not limit:
+                yield from pages(file, wanted, left if limit else 0)
+            yield from newest
+
+
+def pages(store: Store, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
+    """The newest `limit` (0: all) of those wanted, the oldest first; few in memory at a time."""
+    after = 0
+    if limit:
+        newest = store.query(wanted.since, wanted.grep, limit, wanted.until)
+        after = newest[0].seq - 1 if newest else 0
+    return behind(store, wanted, after)
+
+
+def behind(store: Store, wanted: Wanted, after: int) -> Iterator[StoredTranscript]:
+    """Those wanted behind number `after`, in order."""
+    while page := store.matching(wanted, after, PAGE):
+        yield from page
+        after = page[-1].seq
+
+
+def newer(store: Store, wanted: Wanted, after: int, limit: int) -> list[StoredTranscript]:
+    """The newest `limit` (0: all) of those wanted behind number `after`."""
+    found = store.query(wanted.since, wanted.grep, limit or -1, wanted.until)
+    return [stored for stored in found if stored.seq > after]

@@ -1,0 +1,295 @@
+"""The file's layout: its tables, and the numbered steps from one layout to the next.
+
+Transcripts as rows of the store's tables: pure functions and the SQL that names the columns.
+
+Which transcripts are meant: by time and by what they contain. Pure functions and their SQL.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import Any
+
+from appliance.errors import PublishError
+from appliance.records import Transcript, boot_id
+
+SCHEMA = 2
+"""Number of the layout, kept in the file's user_version; a higher one is refused."""
+
+_TRANSCRIPTS = (
+    """
+    CREATE TABLE transcripts (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        utterance_id TEXT NOT NULL,
+        "window" INTEGER NOT NULL,
+        windows INTEGER,
+        start TEXT NOT NULL,
+        "end" TEXT NOT NULL,
+        text TEXT NOT NULL,
+        language TEXT NOT NULL,
+        avg_logprob REAL NOT NULL,
+        no_speech_prob REAL NOT NULL,
+        compression_ratio REAL NOT NULL,
+        duration_s REAL NOT NULL,
+        model TEXT NOT NULL,
+        encoder TEXT NOT NULL,
+        encode_ms REAL NOT NULL,
+        decode_ms REAL NOT NULL,
+        queue_ms REAL NOT NULL,
+        latency_ms REAL NOT NULL,
+        flags TEXT NOT NULL,
+        stored TEXT NOT NULL,
+        boot TEXT NOT NULL,
+        boot_s REAL NOT NULL
+    )""",
+    'CREATE INDEX transcripts_by_end ON transcripts ("end")',
+    "CREATE TABLE outbox (only INTEGER PRIMARY KEY CHECK (only = 1), cursor INTEGER NOT NULL)",
+    "INSERT INTO outbox VALUES (1, 0)",
+)
+"""Times are UTC with microseconds, so that they sort as text; flags are a JSON list."""
+
+_SEARCH = (
+    # which transcripts hold which three letters: finds parts of words, and languages that write
+    # no spaces. No positions (detail=none): a third of the size; the text itself has the last word
+    """
+    CREATE VIRTUAL TABLE search USING fts5(
+        text, content = 'transcripts', content_rowid = 'seq', tokenize = 'trigram',
+        detail = none, columnsize = 0
+    )""",
+    """
+    CREATE TRIGGER search_added AFTER INSERT ON transcripts BEGIN
+        INSERT INTO search (rowid, text) VALUES (new.seq, new.text);
+    END""",
+    """
+    CREATE TRIGGER search_removed AFTER DELETE ON transcripts BEGIN
+        INSERT INTO search (search, rowid, text) VALUES ('delete', old.seq, old.text);
+    END""",
+    """
+    CREATE TRIGGER search_changed AFTER UPDATE OF seq, text ON transcripts BEGIN
+        INSERT INTO search (search, rowid, text) VALUES ('delete', old.seq, old.text);
+        INSERT INTO search (rowid, text) VALUES (new.seq, new.text);
+    END""",
+    "INSERT INTO search (search) VALUES ('rebuild')",
+)
+
+MIGRATIONS = {1: _TRANSCRIPTS, 2: _SEARCH}
+"""What makes each layout of the one before it; a new file goes through all of them."""
+
+TABLES = {1: {"transcripts", "outbox"}, 2: {"transcripts", "outbox", "search"}}
+"""What a file of each layout holds at least."""
+
+
+@contextmanager
+def indexed_at_once(connection: sqlite3.Connection) -> Iterator[None]:
+    """Within the open transaction: what is inserted meanwhile is indexed in one go at the end.
+
+    Row by row it takes ten times as long, for FTS5 writes its index with every statement.
+    """
+    named = "SELECT sql FROM sqlite_schema WHERE name = 'search_added'"
+    trigger = connection.execute(named).fetchone()[0]
+    connection.execute("DROP TRIGGER search_added")
+    yield
+    connection.execute(trigger)
+    connection.execute("INSERT INTO search (search) VALUES ('rebuild')")
+
+
+def version(connection: sqlite3.Connection) -> int:
+    """The layout's number; 0 for a new file."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def refuse_newer(where: object, found: int) -> None:
+    """Raises PublishError when `found` is a layout that this version does not know."""
+    if found > SCHEMA:
+        raise PublishError(
+            f"{where}: expected schema {SCHEMA} or older, found {found}, which a newer Roomscribe "
+            "wrote; install that version again, or move the file away to begin a new one"
+        )
+
+
+def migrate(connection: sqlite3.Connection) -> int:
+    """Brings the file to the present layout, all steps or none; the layout that it had."""
+    if version(connection) >= SCHEMA:
+        return SCHEMA
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        found = version(connection)  # another process may have been quicker
+        for step in range(found + 1, SCHEMA + 1):
+            for statement in MIGRATIONS[step]:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {max(SCHEMA, found)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+    return found
+
+
+Row = tuple[Any, ...]
+"""Values of COLUMNS."""
+_RECORD = tuple(entry.name for entry in fields(Transcript))
+_FLOATS = tuple(entry.name for entry in fields(Transcript) if entry.type == "float")
+_TEXTS = tuple(entry.name for entry in fields(Transcript) if entry.type == "str")
+_NAMES = (*_RECORD, "stored", "boot", "boot_s")
+_QUOTED = ", ".join(f'"{name}"' for name in _NAMES)
+_MARKS = ", ".join("?" * len(_NAMES))
+COLUMNS = f"seq, {_QUOTED}"
+"""What from_row expects, in its order."""
+STORED = 1 + _NAMES.index("stored")
+"""Where such a row says when it was stored."""
+BEHIND = """WHERE seq > coalesce(
+    (SELECT seq FROM transcripts WHERE id = ?1),
+    (SELECT max(seq) FROM transcripts WHERE id < ?1), 0) ORDER BY seq LIMIT ?2"""
+"""?1: an id; ids begin with the time when they were made."""
+INSERT = f"INSERT INTO transcripts ({_QUOTED}) VALUES ({_MARKS}) ON CONFLICT (id) DO NOTHING"
+"""What to_row is for."""
+INSERT_NUMBERED = f"INSERT OR IGNORE INTO transcripts ({COLUMNS}) VALUES (?, {_MARKS})"
+"""A row of COLUMNS as it is, unless its number or id is there."""
+
+
+class DamagedRowError(ValueError):
+    """A row that SQLite gives and that cannot have been stored so."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTranscript:
+    """A transcript that is safe on the disk."""
+
+    seq: int
+    """Counts up from 1; never used twice, deleted ones leave a gap."""
+    transcript: Transcript
+    stored: datetime
+    """UTC, by the clock of that moment."""
+    boot: str
+    """Which run of the machine stored it."""
+    boot_s: float
+    """Seconds since that run began."""
+
+    def age_s(self) -> float:
+        """Seconds since it was stored, at least 0.
+
+        Within one run of the machine a step of the clock does not matter: a Pi has no clock of its
+        own, and its time may jump by weeks once the network is there.
+        """
+        if self.boot and self.boot == boot_id():
+            return max(0.0, boot_clock_s() - self.boot_s)
+        return max(0.0, (datetime.now(UTC) - self.stored).total_seconds())
+
+
+def boot_clock_s() -> float:
+    """Seconds since the machine started, suspended time included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def iso(moment: datetime) -> str:
+    """`moment` (with a time zone) in UTC as the tables hold it."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def to_row(transcript: Transcript) -> tuple[Any, ...]:
+    """The values for INSERT, stored now."""
+    values = {name: getattr(transcript, name) for name in _RECORD}
+    values["start"] = iso(transcript.start)
+    values["end"] = iso(transcript.end)
+    values["flags"] = json.dumps(transcript.flags)
+    for name in _FLOATS:  # SQLite takes "not a number" for NULL, which the tables refuse
+        values[name] = 0.0 if math.isnan(values[name]) else float(values[name])
+    text = transcript.text.replace("\0", "\N{REPLACEMENT CHARACTER}")  # ends a text for the index
+    values["text"] = text.encode("utf-8", "replace").decode("utf-8")
+    return (*values.values(), iso(datetime.now(UTC)), boot_id(), boot_clock_s())
+
+
+def from_row(row: Row) -> StoredTranscript:
+    """What a SELECT of COLUMNS gave. Raises DamagedRowError."""
+    seq, *values = row
+    *record, stored, boot, boot_s = values
+    named = dict(zip(_RECORD, record, strict=True))
+    try:
+        named["start"] = datetime.fromisoformat(named["start"])
+        named["end"] = datetime.fromisoformat(named["end"])
+        named["flags"] = tuple(json.loads(named["flags"]))
+        moment = datetime.fromisoformat(stored)
+        for name in _FLOATS:
+            named[name] = float(named[name])
+        if not all(isinstance(named[name], str) for name in _TEXTS):
+            raise TypeError
+    except (TypeError, ValueError) as error:
+        raise DamagedRowError(f"transcript {seq} has a field that cannot be read") from error
+    return StoredTranscript(seq, Transcript(**named), moment, boot, boot_s)
+
+
+GRAM = 3
+"""Letters in an entry of the index; a shorter text is looked for in every transcript."""
+_MOST_GRAMS = 32
+"""So many narrow a search down far enough; the text itself decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A choice of transcripts; by default all of them."""
+
+    since: datetime | None = None
+    """Ended then or later."""
+    until: datetime | None = None
+    """Ended before."""
+    grep: Sequence[str] = ()
+    """Contains all of these, as plain text, whatever their case."""
+
+    @property
+    def everything(self) -> bool:
+        """True when nothing is left out."""
+        return not (self.since or self.until or any(self.grep))
+
+
+def where(wanted: Wanted, indexed: bool) -> tuple[str, tuple[object, ...]]:
+    """The condition and its values; `indexed`: the file has the search's index."""
+    conditions, values = ["1"], list[object]()
+    if wanted.since:
+        conditions.append('"end" >= ?')
+        values.append(iso(wanted.since))
+    if wanted.until:
+        conditions.append('"end" < ?')
+        values.append(iso(wanted.until))
+    needles = [_plain(needle) for needle in wanted.grep if needle]
+    grams = _grams(needles) if indexed else []
+    if grams:
+        conditions.append("seq IN (SELECT rowid FROM search WHERE search MATCH ?)")
+        values.append(" AND ".join(grams))
+    for needle in needles:
+        conditions.append("contains(text, ?)")
+        values.append(needle)
+    return " AND ".join(conditions), tuple(values)
+
+
+def contains(text: str, needle: str) -> bool:
+    """True when `needle` is a part of `text`, in any script, upper and lower case alike."""
+    return needle.casefold() in text.casefold()
+
+
+def _plain(needle: str) -> str:
+    """`needle` without what UTF-8 cannot hold (bytes of another encoding on the command line)."""
+    return needle.encode("utf-8", "replace").decode("utf-8")
+
+
+def _grams(needles: Sequence[str]) -> list[str]:
+    """Entries of the index that a transcript with all `needles` has, quoted for FTS5.
+
+    Those with a letter whose other case is longer (the German sharp s, ligatures) are left out:
+    the index would tell them apart, `contains` does not.
+    """
+    found = dict[str, None]()
+    for needle in needles:
+        for at in range(len(needle) - GRAM + 1):
+            gram = needle[at : at + GRAM]
+            if len(gram.casefold()) == GRAM and "\0" not in gram:
+                found[gram] = None
+    return ['"' + gram.replace('"', '""') + '"' for gram in list(found)[:_MOST_GRAMS]]

@@ -1,0 +1,244 @@
+"""What must hold of the installed package: the daemon's life with its broker and microphone."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import time
+from pathlib import Path
+
+from deb.container import CheckError, Container
+
+PROBE = Path(__file__).with_name("probe.py")
+SECURITY_AT_MOST = 1.2
+STOP_WITHIN_S = 5.0
+SPEAK_FIRST = "PULSE_SERVER=unix:/run/fakemic/native paplay --device=fakemic /share/speech/00.flac"
+SPOKEN = {"00.flac": "what is the weather like in chicago", "01.flac": "remind me in four minutes"}
+"""Sentences that the built-in model writes down, but for a word perhaps."""
+
+
+def expect(there: object, message: str) -> None:
+    """Raises CheckError with `message` unless `there` is true."""
+    if not there:
+        raise CheckError(message)
+
+
+def texts(box: Container) -> list[str]:
+    """Every transcript's text that the subscriber got."""
+    return [event["text"] for event in box.heard()]
+
+
+def hears(box: Container, name: str = "00.flac") -> float:
+    """Speaks a sentence and waits for its words; seconds from its end to the subscriber."""
+    before = len(box.heard())
+    box.run(f"PULSE_SERVER=unix:/run/fakemic/native paplay --device=fakemic /share/speech/{name}")
+    took_s = box.wait(f"the transcript of {name}", lambda: len(box.heard()) > before, 20)
+    said, heard = SPOKEN[name], texts(box)[before]
+    expect(is_alike(said, heard), f"said {said!r}, heard {heard!r}")
+    return took_s
+
+
+def is_alike(said: str, heard: str) -> bool:
+    """True when at least two words of three are right."""
+    return difflib.SequenceMatcher(None, said.split(), heard.split()).ratio() >= 2 / 3
+
+
+def is_up(box: Container) -> bool:
+    """True when systemd says that the unit is running."""
+    return box.status()["ActiveState"] == "active"
+
+
+def listens(box: Container) -> bool:
+    """True when STATUS says that the microphone is heard."""
+    return box.status()["StatusText"].startswith("listening")
+
+
+def installs(box: Container, deb: str) -> str:
+    """`apt install ./roomscribe.deb` starts a daemon that stays up with nothing there."""
+    begun_s = time.monotonic()
+    box.run(f"apt-get install -y {deb}", timeout_s=400)
+    took_s = time.monotonic() - begun_s
+    expect(is_up(box), f"after installation: {box.status()}")
+    time.sleep(6)
+    status = box.status()
+    expect(is_up(box) and status["NRestarts"] == "0", f"did not stay up: {status}")
+    text = status["StatusText"]
+    expect(text.startswith("waiting for a microphone"), f"STATUS does not say what lacks: {text}")
+    expect("broker" in text, f"STATUS does not name the broker: {text}")
+    said = box.journal()
+    expect("microphone" in said and "broker" in said, f"the journal does not say it: {said}")
+    ready = re.findall(r"ready after ([\d.]+) s", said)
+    return f"apt took {took_s:.0f} s; daemon ready {ready[-1]} s after its start; STATUS: {text}"
+
+
+def is_whole(box: Container) -> str:
+    """Command, manual pages, completion, configuration, user and compiled code are there."""
+    box.run("roomscribe --version && roomscribe model list")
+    box.run(
+        "man -w roomscribe && man -w roomscribe.toml && man roomscribe.toml | grep -q retention"
+    )
+    found = box.run(
+        "bash -ic 'source /usr/share/bash-completion/bash_completion;"
+        " source /usr/share/bash-completion/completions/roomscribe;"
+        " COMP_WORDS=(roomscribe model a);"
+        ' COMP_CWORD=2; COMP_LINE="roomscribe model a"; COMP_POINT=18; _shtab_roomscribe;'
+        " echo ${COMPREPLY[@]}' 2>/dev/null"
+    )
+    expect("add" in found.split(), f"completion of `roomscribe model a` gives {found!r}")
+    expect(
+        box.run("dpkg-query -W -f='${Conffiles}' roomscribe").split()[0]
+        == "/etc/roomscribe/roomscribe.toml",
+        "the configuration is no conffile",
+    )
+    expect("audio" in box.run("id roomscribe"), "the user is not in the group audio")
+    expect(
+        box.run("ls /usr/lib/roomscribe/appliance/__pycache__").strip(), "the code is not compiled"
+    )
+    box.run("dpkg --verify roomscribe; udevadm verify /usr/lib/udev/rules.d/70-roomscribe.rules")
+    return box.run("systemd-analyze verify /usr/lib/systemd/system/roomscribe.service").strip()
+
+
+def is_sandboxed(box: Container) -> str:
+    """The unit's score, the process's own state, and what a probe can do in the same sandbox."""
+    report = box.run("systemd-analyze security --no-pager roomscribe.service")
+    score = float(re.findall(r"roomscribe\.service: ([\d.]+)", report)[0])
+    expect(score <= SECURITY_AT_MOST, f"systemd-analyze security says {score}:\n{report}")
+    process = box.run(f"cat /proc/{box.status()['MainPID']}/status")
+    for line in ("CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"):
+        expect(line in process, f"the daemon's /proc/PID/status lacks {line!r}")
+    expect("Seccomp:\t2" in process, "the daemon runs without a system call filter")
+    (box.share / "probe.py").write_text(PROBE.read_text(encoding="utf-8"), encoding="utf-8")
+    box.run(
+        "install -d -m 700 /home/somebody /root; echo secret | tee /home/somebody/file >/dev/null"
+    )
+    box.run("install -d -m 700 /etc/credstore; echo word > /etc/credstore/roomscribe.probe")
+    box.run(
+        "sed -e 's|^ExecStart=.*|ExecStart=/usr/bin/python3 -I /share/probe.py|'"
+        " -e 's|^Type=.*|Type=oneshot|' -e '/^Restart/d' -e '/^WatchdogSec/d'"
+        " -e '/^RuntimeDirectory/d'"
+        " /usr/lib/systemd/system/roomscribe.service > /run/systemd/system/probe.service"
+        "; systemctl daemon-reload; systemctl start probe.service || true"
+    )
+    said = box.run("journalctl --sync; journalctl -u probe -o cat --no-pager")
+    expect("PROBE: all closed" in said, f"the probe got through:\n{said}")
+    box.run("rm /etc/credstore/roomscribe.probe /run/systemd/system/probe.service")
+    return f"systemd-analyze security {score}"
+
+
+def finds_broker(box: Container) -> str:
+    """A broker that appears is used."""
+    box.run("systemctl start mosquitto subscriber")
+    took_s = box.wait("availability online", lambda: "online" in box.heard("availability"), 60)
+    return f"online {took_s:.1f} s after the broker came"
+
+
+def finds_microphone(box: Container) -> str:
+    """A microphone that appears is used, and what is said reaches a subscriber."""
+    box.run("systemctl start fakemic")
+    took_s = box.wait("the microphone", lambda: listens(box), 20)
+    time.sleep(2)
+    lag_s = [hears(box, name) for name in SPOKEN]
+    box.wait("the count in STATUS", lambda: "2 transcripts, CPU" in box.status()["StatusText"], 5)
+    return f"listening after {took_s:.1f} s; {max(lag_s):.2f} s from the sound's end to the text"
+
+
+def keeps_text_private(box: Container) -> str:
+    """The journal holds no word of what was said; the log does, for root alone."""
+    journal = box.run("journalctl --sync; journalctl --no-pager -o export")
+    for sentence in texts(box):
+        expect(sentence not in journal, "the journal holds what was said")
+        expect(sentence in box.run("roomscribe log"), "`roomscribe log` does not show it")
+    modes = box.run("stat -c '%a %U' /var/lib/roomscribe /var/lib/roomscribe/roomscribe.db").split()
+    expect(modes == ["700", "roomscribe", "600", "roomscribe"], f"modes of the log: {modes}")
+    return ""
+
+
+def outlives_broker(box: Container) -> str:
+    """What is said while the broker is away arrives when it is back, marked late."""
+    box.run("systemctl stop mosquitto")
+    before = len(box.heard())
+    box.speak("00.flac", "01.flac")
+    time.sleep(3)
+    box.run("systemctl start mosquitto")
+    took_s = box.wait("what waited", lambda: len(box.heard()) >= before + 2, 90)
+    late = box.heard()[before:]
+    expect(all(map(is_alike, SPOKEN.values(), texts(box)[before:])), f"{late}")
+    expect(all(one["late"] for one in late), "they are not marked late")
+    return f"delivered {took_s:.1f} s after the broker's start"
+
+
+def outlives_microphone(box: Container) -> str:
+    """An unplugged microphone is named in STATUS and taken up again."""
+    box.run("systemctl stop fakemic")
+    gone_s = box.wait("STATUS naming the loss", lambda: not listens(box), 20)
+    invocation = box.status()["InvocationID"]
+    time.sleep(4)
+    box.run("systemctl start fakemic")
+    back_s = box.wait("the microphone", lambda: listens(box), 20)
+    time.sleep(2)
+    hears(box)
+    expect(box.status()["InvocationID"] == invocation, "the daemon was restarted for it")
+    return f"missed after {gone_s:.1f} s, back after {back_s:.1f} s"
+
+
+def outlives_kill(box: Container) -> str:
+    """SIGKILL: systemd starts it again, numbers go on, nothing is sent twice."""
+    box.speak("01.flac")
+    box.run("systemctl kill -s KILL roomscribe")
+    took_s = box.wait("the restart", lambda: box.status()["NRestarts"] == "1" and listens(box), 20)
+    time.sleep(2)
+    hears(box)
+    events = box.heard()
+    ids = [event["id"] for event in events]
+    expect(len(set(ids)) == len(ids), "an event was sent twice")
+    seqs = [event["seq"] for event in events]
+    expect(seqs == sorted(seqs), f"the numbers do not rise: {seqs}")
+    return f"listening again {took_s:.1f} s after SIGKILL"
+
+
+def outlives_hanging(box: Container) -> str:
+    """A process that hangs is ended by the watchdog and started again."""
+    drop_in = "/run/systemd/system/roomscribe.service.d"
+    box.run(f"mkdir -p {drop_in}; printf '[Service]\\nWatchdogSec=6\\n' > {drop_in}/test.conf")
+    box.run("systemctl daemon-reload; systemctl restart roomscribe")
+    box.wait("the restart", lambda: listens(box), 20)
+    before = box.status()["InvocationID"]
+    box.run("systemctl kill --kill-whom=main -s STOP roomscribe")
+    took_s = box.wait(
+        "the watchdog",
+        lambda: box.status()["InvocationID"] != before and listens(box),
+        60,
+    )
+    expect("atchdog timeout" in box.run("journalctl -u roomscribe --no-pager"), "not the watchdog")
+    box.run(f"rm -r {drop_in}; systemctl daemon-reload; systemctl restart roomscribe")
+    box.wait("the restart", lambda: listens(box), 20)
+    return f"ended and back after {took_s:.1f} s (WatchdogSec=6 for this test, 30 in the unit)"
+
+
+def outlives_stalled_sound(box: Container) -> str:
+    """A sound server that hangs stalls the capture: noticed, and healed when it is back."""
+    box.run("systemctl kill --kill-whom=main -s STOP fakemic")
+    took_s = box.wait("STATUS naming it, or a restart", lambda: not listens(box), 60)
+    box.run("systemctl kill --kill-whom=main -s CONT fakemic")
+    back_s = box.wait("the microphone", lambda: listens(box), 60)
+    time.sleep(2)
+    hears(box)
+    return f"noticed after {took_s:.1f} s, listening {back_s:.1f} s after the sound is back"
+
+
+def stops_in_time(box: Container) -> str:
+    """A stop while a sentence is spoken publishes it, within 5 s."""
+    before = len(box.heard())
+    playing = box.begin(
+        "PULSE_SERVER=unix:/run/fakemic/native paplay --device=fakemic /share/speech/00.flac"
+    )
+    playing.wait(30)
+    begun_s = time.monotonic()
+    box.run("systemctl stop roomscribe")
+    took_s = time.monotonic() - begun_s
+    expect(took_s < STOP_WITHIN_S, f"stopping took {took_s:.1f} s")
+    box.wait("the last sentence", lambda: len(box.heard()) > before, 5)
+    expect(box.heard("availability")[-1] == "offline", "availability is not offline")
+    box.run("systemctl start roomscribe")
+    box.wait("the start", lambda: listens(box), 20)
+    return f"stopped in {took_s:.1f} s"

@@ -1,0 +1,242 @@
+"""What must hold of the package over its life: mistakes, reload, upgrade, removal, repository."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+from deb.checks import SPEAK_FIRST, expect, hears, is_up, listens
+from deb.container import CheckError, Container
+
+CONFIG = "/etc/roomscribe/roomscribe.toml"
+STATE = "/var/lib/roomscribe"
+SENTENCES = 5
+APT = "apt-get install -y -o Dpkg::Options::=--force-confold"
+
+
+def starts(box: Container) -> None:
+    """Restarts the daemon and waits until it listens."""
+    box.run("systemctl reset-failed roomscribe; systemctl restart roomscribe")
+    box.wait("the start", lambda: listens(box), 30)
+
+
+def ends_with(box: Container, status: int, *words: str) -> str:
+    """Starts the daemon, which ends with `status`; its last line, which has every word."""
+    box.run("systemctl reset-failed roomscribe; systemctl restart roomscribe", check=False)
+    box.wait(f"the exit with {status}", lambda: box.status()["ExecMainStatus"] == str(status), 20)
+    said = [line for line in box.journal("-n 12").splitlines() if line.startswith("roomscribe: ")]
+    expect(said, f"the journal does not say why: {box.journal('-n 12')}")
+    for word in words:
+        expect(word in said[-1], f"expected {word!r} in the last line, found {said[-1]!r}")
+    return said[-1]
+
+
+def goes_on_in_memory(box: Container, why: str) -> str:
+    """The daemon listens, with its log in memory; what it says of that."""
+    box.wait("the daemon", lambda: listens(box), 20)
+    said = box.status()["StatusText"]
+    for word in (why, "kept in memory"):
+        expect(word in said, f"expected {word!r} in the status, found {said!r}")
+    return said
+
+
+def keeps_what_waits(box: Container) -> str:
+    """A sentence that waited to be transcribed when the daemon was killed is transcribed after it.
+
+    What waits lies in the unit's runtime folder, which nobody else may read; a stop deletes it.
+    """
+    before = len(box.heard())
+    talking = box.begin(SPEAK_FIRST)
+    waits = "ls /run/roomscribe/spool/*.window"
+    # it waits for some 50 ms: a shell that starts a program for each look may miss it
+    look = "lambda: bool(glob.glob('/run/roomscribe/spool/*.window'))"
+    kill = f"os.kill({box.status()['MainPID']}, 9)"
+    box.run(f'timeout 30 python3 -c "import glob, os; any(iter({look}, True)); {kill}"')
+    talking.wait(30)
+    box.wait("its transcript", lambda: len(box.heard()) > before, 40)
+    box.wait("the daemon", lambda: listens(box), 30)
+    expect("left by the process before" in box.journal("-n 60"), box.journal("-n 60"))
+    expect(not box.run(f"{waits} 2>/dev/null || true").strip(), "its sound is still there")
+    mode = box.run("stat -c '%a %U %T' /run/roomscribe; stat -f -c %T /run/roomscribe").split()
+    expect(mode[:2] == ["700", "roomscribe"] and mode[-1] == "tmpfs", f"{mode}")
+    box.run("systemctl stop roomscribe && test ! -e /run/roomscribe && systemctl start roomscribe")
+    box.wait("the daemon", lambda: listens(box), 30)
+    return ""
+
+
+def refuses_mistakes(box: Container) -> str:
+    """A wrong configuration ends the unit once, with 78; its last line says what is wrong."""
+    box.run(f"cp -p {CONFIG} /root/kept; printf '[mqtt]\\nport = \"many\"\\n' > {CONFIG}")
+    line = ends_with(box, 78, CONFIG, "mqtt.port", "expected", "'many'")
+    time.sleep(4)
+    status = box.status()
+    expect(status["ActiveState"] == "failed", f"{status}")
+    expect(status["NRestarts"] == "0", f"it was restarted: {status}")
+    box.run(f"cp -p /root/kept {CONFIG}")
+    starts(box)
+    return line
+
+
+def reloads(box: Container) -> str:
+    """`systemctl reload` uses a changed configuration; a wrong one leaves the old in use."""
+    process = box.status()["MainPID"]
+    box.run(f"echo 'nonsense =' >> {CONFIG}; systemctl reload roomscribe")
+    expect(is_up(box) and box.status()["MainPID"] == process, "a wrong configuration ended it")
+    expect(f"{CONFIG}: not valid TOML" in box.journal("-n 8"), box.journal("-n 8"))
+    box.run(f"printf '[appliance]\\nnode = \"renamed\"\\n' > {CONFIG}")
+    box.run("systemctl reload roomscribe")
+    box.wait("listening again", lambda: listens(box), 10)
+    hears(box)
+    event = box.heard()[-1]
+    expect(event["node"] == "renamed", f"the node is {event['node']}")
+    expect(box.status()["MainPID"] == process, "it was restarted")
+    box.run(f"cp -p /root/kept {CONFIG}; systemctl reload roomscribe")
+    box.wait("listening again", lambda: listens(box), 10)
+    return ""
+
+
+def has_password(box: Container) -> str:
+    """The broker's password comes from /etc/credstore; a wrong one is named."""
+    box.run(
+        "mosquitto_passwd -b -c /etc/mosquitto/passwd scribe sesame;"
+        "chown mosquitto /etc/mosquitto/passwd;"
+        "printf 'listener 1884 127.0.0.1\\nallow_anonymous false\\n"
+        "password_file /etc/mosquitto/passwd\\n'"
+        " > /etc/mosquitto/closed.conf;"
+        "systemd-run -q -u closed -p User=mosquitto mosquitto -c /etc/mosquitto/closed.conf"
+    )
+    box.run(
+        f"printf '[mqtt]\\nport = 1884\\nusername = \"scribe\"\\n' > {CONFIG};"
+        "install -d -m 700 /etc/credstore;"
+        "(umask 077; echo wrong > /etc/credstore/roomscribe.mqtt-password)"
+    )
+    starts(box)
+    box.wait("the refusal", lambda: "refuses" in box.status()["StatusText"], 10)
+    refusal = box.status()["StatusText"]
+    box.run("echo sesame > /etc/credstore/roomscribe.mqtt-password")
+    starts(box)
+    box.wait("the connection", lambda: "broker" not in box.status()["StatusText"], 10)
+    expect("sesame" not in box.journal(), "the journal holds the password")
+    box.run(f"systemctl stop closed; cp -p /root/kept {CONFIG}; rm /etc/credstore/roomscribe.*")
+    starts(box)
+    return refusal
+
+
+def respects_state(box: Container) -> str:
+    """A newer log is refused and kept as it is; where it cannot be written (another's, a full or a
+    read-only disk) the daemon goes on in memory, says so, and puts it into the file later."""
+    box.run("systemctl stop roomscribe")
+    lines = []
+    box.run(f"cp -a {STATE} /root/state")
+    sql = (
+        "import sqlite3; sqlite3.connect('{0}/roomscribe.db').execute('PRAGMA user_version = {1}')"
+    )
+    box.run(f'python3 -c "{sql.format(STATE, 99)}"; sha256sum {STATE}/roomscribe.db > /root/sum')
+    lines.append(ends_with(box, 74, f"{STATE}/roomscribe.db", "expected schema", "found 99"))
+    box.run("systemctl stop roomscribe; sha256sum -c /root/sum")
+    box.run(f"rm -rf {STATE}; cp -a /root/state {STATE}")
+    box.run(f"chown root:root {STATE}/roomscribe.db; chmod 600 {STATE}/roomscribe.db")
+    box.run("systemctl reset-failed roomscribe; systemctl start roomscribe")
+    lines.append(goes_on_in_memory(box, "Permission denied"))
+    box.run(f"chown roomscribe: {STATE}/roomscribe.db")
+    box.wait("the log in its file", lambda: "in memory" not in box.status()["StatusText"], 40)
+    box.run("systemctl stop roomscribe")
+    for options, word in (("size=200k", "No space left"), ("ro", "Read-only")):
+        # systemd itself gives up a state directory whose owner it cannot correct
+        owner = "uid=$(id -u roomscribe),gid=$(id -g roomscribe)"
+        box.run(f"mount -t tmpfs -o mode=700,{owner},{options} tmpfs {STATE}")
+        if "size" in options:
+            box.run(
+                f"head -c 300k /dev/zero > {STATE}/filler || true; chown -R roomscribe: {STATE}"
+            )
+        box.run("systemctl reset-failed roomscribe; systemctl start roomscribe")
+        lines.append(goes_on_in_memory(box, word))
+        box.run(f"systemctl stop roomscribe; umount {STATE}")
+    box.run("rm -rf /root/state")
+    starts(box)
+    return " | ".join(lines)
+
+
+def upgrades(box: Container, newer: str) -> str:
+    """An upgrade in mid-speech restarts the daemon once and keeps an edited configuration.
+
+    What is said while it starts is not heard; everything else arrives.
+    """
+    box.run(f"echo '# edited' >> {CONFIG}")
+    before, count = box.status()["InvocationID"], len(box.heard())
+    starts_before = box.journal().count("Started roomscribe.service")
+    talking = box.begin("; ".join([SPEAK_FIRST, "sleep 1"] * SENTENCES))
+    time.sleep(1)
+    box.run(f"{APT} {newer}")
+    talking.wait(90)
+    box.wait("the daemon", lambda: listens(box), 20)
+    time.sleep(3)
+    expect(box.status()["InvocationID"] != before, "it still runs the old code")
+    again = box.journal().count("Started roomscribe.service") - starts_before
+    expect(again == 1, f"it was started {again} times")
+    expect("# edited" in box.run(f"cat {CONFIG}"), "the edited configuration is gone")
+    box.run(f"ls {CONFIG}.dpkg-dist")
+    heard = len(box.heard()) - count
+    expect(heard >= SENTENCES - 1, f"of {SENTENCES} sentences around the upgrade {heard} arrived")
+    log = box.run("roomscribe log --json --limit 10000").splitlines()
+    stored = [json.loads(line)["seq"] for line in log]
+    time.sleep(5)
+    heard_all = [event["seq"] for event in box.heard()]
+    expect(heard_all == stored, f"stored are {stored}, heard were {heard_all}")
+    times = [
+        float(line.split()[0])
+        for line in box.run("journalctl -u roomscribe -o short-unix --no-pager").splitlines()
+        if "SIGTERM: stopping" in line or "listening to" in line
+    ]
+    return f"{heard} transcripts of {SENTENCES} sentences, deaf for {times[-1] - times[-2]:.1f} s"
+
+
+def downgrades(box: Container, older: str) -> str:
+    """The version before takes over the log and goes on."""
+    box.run(f"{APT} --allow-downgrades {older}")
+    box.wait("the daemon", lambda: listens(box), 20)
+    time.sleep(2)
+    hears(box)
+    return box.run("dpkg-query -W roomscribe").strip()
+
+
+def leaves(box: Container, deb: str) -> str:
+    """Remove keeps configuration and log; install takes them up; purge leaves nothing behind."""
+    box.run("apt-get remove -y roomscribe")
+    expect(not is_up(box), "the daemon still runs")
+    box.run(f"test -e {CONFIG} && test -e {STATE}/roomscribe.db && test ! -e /usr/lib/roomscribe")
+    box.run(f"{APT} {deb}")
+    box.wait("the daemon", lambda: listens(box), 20)
+    expect("chicago" in box.run("roomscribe log"), "the log is gone")
+    box.run("apt-get purge -y roomscribe")
+    left = box.run(
+        "find / -xdev \\( -path /share -o -path /proc -o -path /var/log/journal \\) -prune -o "
+        "\\( -name '*roomscribe*' -o -user roomscribe \\) -print"
+    ).split()
+    elsewhere = ("/var/lib/apt/", "/var/cache/man/", "/run/")
+    left = [one for one in left if not one.startswith(elsewhere)]
+    expect(not left, f"purge leaves {left}")
+    return "the system user stays, as Debian's system users do"
+
+
+def comes_from_repository(box: Container, newer: str, version: str) -> str:
+    """`apt install roomscribe` and `apt upgrade` from a signed repository on a web server."""
+    box.run("systemd-run -q -u web python3 -m http.server -d /share/repository -b 127.0.0.1 8000")
+    box.run("cp /share/repository/roomscribe.sources /etc/apt/sources.list.d/")
+    box.run("cp /share/repository/roomscribe.gpg /usr/share/keyrings/")
+    only = "-o Dir::Etc::sourcelist=/dev/null -o APT::Get::List-Cleanup=0"
+    box.wait("the web server", lambda: box.run(f"apt-get update {only}", check=False), 5)
+    box.run(f"apt-get update {only} && apt-get install -y roomscribe={version}")
+    expect(is_up(box), "the daemon does not run")
+    box.run("apt-get upgrade -y")
+    found = box.run("dpkg-query -W -f '${Version}' roomscribe")
+    expect(found == newer, f"apt upgrade gives {found}, not {newer}")
+    box.run("mv /share/repository/Packages /share/repository/kept")
+    box.run("sed s/speech/noise/ /share/repository/kept > /share/repository/Packages")
+    box.run("rm -f /share/repository/Packages.gz /var/lib/apt/lists/127.0.0.1*")
+    if not re.search(
+        r"^E: |Hash Sum|mismatch", box.run(f"apt-get update {only}", check=False), re.M
+    ):
+        raise CheckError("apt takes a repository whose list was changed after it was signed")
+    return f"installed {version}, upgraded to {found}; a changed list is refused"

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Installs the package in a booted container and runs every check; scripts/test-deb calls it.
+
+deb_test.py DEB TOOLS_ROOT TEST_ROOT WORK [CHECK...]
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from deb import checks as daily, checks_life as life
+from deb.container import CheckError, Container
+
+NEXT = "+next"
+
+
+def newer_package(deb: Path, version: str, folder: Path) -> Path:
+    """The same package as a newer version, with another default configuration."""
+    tree = folder / "tree"
+    subprocess.run(["dpkg-deb", "-R", str(deb), str(tree)], check=True)
+    control = tree / "DEBIAN" / "control"
+    text = control.read_text(encoding="utf-8")
+    control.write_text(
+        text.replace(f"Version: {version}\n", f"Version: {version}{NEXT}\n"), encoding="utf-8"
+    )
+    with (tree / "etc/roomscribe/roomscribe.toml").open("a", encoding="utf-8") as config:
+        config.write("# the newer version's default\n")
+    newer = folder / deb.name.replace(version, version + NEXT)
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", str(tree), str(newer)], check=True)
+    shutil.rmtree(tree)
+    return newer
+
+
+def field(deb: Path, name: str) -> str:
+    """A field of the package's control file."""
+    done = subprocess.run(
+        ["dpkg-deb", "-f", str(deb), name], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def plan(deb: str, newer: str, version: str) -> dict[str, Callable[[Container], str]]:
+    """Every check by its name, in an order in which each finds what it needs."""
+    checks = [
+        daily.is_whole,
+        daily.is_sandboxed,
+        daily.finds_broker,
+        daily.finds_microphone,
+        daily.keeps_text_private,
+        daily.outlives_broker,
+        daily.outlives_microphone,
+        daily.outlives_kill,
+        daily.outlives_hanging,
+        daily.outlives_stalled_sound,
+        daily.stops_in_time,
+        life.keeps_what_waits,
+        life.refuses_mistakes,
+        life.reloads,
+        life.has_password,
+        life.respects_state,
+    ]
+    return {
+        "installs": lambda box: daily.installs(box, deb),
+        **{check.__name__: check for check in checks},
+        "upgrades": lambda box: life.upgrades(box, newer),
+        "downgrades": lambda box: life.downgrades(box, deb),
+        "leaves": lambda box: life.leaves(box, deb),
+        "comes_from_repository": lambda box: life.comes_from_repository(
+            box, version + NEXT, version
+        ),
+    }
+
+
+def main() -> int:
+    """Runs the checks in order, all of them whatever fails; 1 when one did."""
+    deb, tools, root, work = (Path(argument).resolve() for argument in sys.argv[1:5])
+    version = field(deb, "Version")
+    share = work / "share"
+    share.mkdir(parents=True)
+    shutil.copy(deb, share)
+    newer = newer_package(deb, version, share)
+    checks = plan(f"/share/{deb.name}", f"/share/{newer.name}", version)
+    chosen = sys.argv[5:] or list(checks)
+    repository = [
+        str(Path(__file__).resolve().parent.parent / "build-repo"),
+        str(share / "repository"),
+    ]
+    if "comes_from_repository" in chosen:
+        address = ["--url", "http://127.0.0.1:8000"]
+        subprocess.run([*repository, *address, str(deb), str(newer)], check=True)
+    box = Container(tools, root, work)
+    failed = []
+    begun_s = time.monotonic()
+    try:
+        print(f"booted in {box.boot():.1f} s", flush=True)
+        for name in chosen:
+            started_s = time.monotonic()
+            try:
+                said = checks[name](box)
+            except Exception as error:
+                failed.append(name)
+                said = f"FAILED: {error}"
+                if not isinstance(error, CheckError):
+                    traceback.print_exc()
+                print(box.run("journalctl -n 40 --no-pager -o short-monotonic", check=False))
+            took_s = time.monotonic() - started_s
+            print(
+                f"{'FAIL' if name in failed else 'ok':4} {name} ({took_s:.0f} s) {said}", flush=True
+            )
+    finally:
+        box.close()
+    total = f"{len(chosen)} checks in {time.monotonic() - begun_s:.0f} s"
+    if failed:
+        print(f"test-deb: FAILED: {', '.join(failed)} of {total}")
+    else:
+        print(f"test-deb: passed: {total}, {deb.name}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""The main job, for real: five sentences spoken into a microphone, read by an MQTT subscriber.
+
+Starts a private Mosquitto and a private PulseAudio microphone, runs the daemon as systemd would,
+plays five recorded sentences, prints each transcript as `mosquitto_sub` receives it, shows
+`roomscribe log`, and stops everything. Exit status 0 only if all five came.
+
+    scripts/demo --measure      all sentences of the test set, and the CPU used while nobody speaks
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import queue
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from rigs import broker as rig_broker, microphone
+from rigs.subscriber import Heard, latency_ms, real_time_factor, subscribe, wait_for
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SPEECH = ROOT / "tests" / "speech"
+NODE = "demo"
+IDLE_S = 30.0
+READY_WITHIN_S = 30.0
+ANSWER_WITHIN_S = 15.0
+
+
+def main() -> int:
+    """Runs the demonstration; its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--measure", action="store_true", help="all sentences, and the idle CPU")
+    measure = parser.parse_args().measure
+    sentences = chosen_sentences(measure)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roomscribe-demo-")))
+        broker = stack.enter_context(rig_broker.Broker())
+        say(f"a private Mosquitto listens on port {broker.port}")
+        heard = subscribe(broker, NODE, stack)
+        config = write_config(folder, broker)
+        spoken: microphone.PulseMicrophone | None = None
+        arguments = ["run", "--config", str(config)]
+        environment = dict(os.environ)
+        why_not = ", ".join(microphone.missing_packages())
+        if not why_not:
+            try:
+                rig = microphone.PulseMicrophone(folder / "microphone")
+                spoken = stack.enter_context(rig)
+                environment |= spoken.environment
+                say("a private PulseAudio is the microphone")
+            except RuntimeError as error:
+                why_not = str(error)
+        if spoken is None:
+            say(f"no PulseAudio microphone ({why_not}): a recording stands in for it")
+            arguments += ["--recording", str(joined(sentences, folder))]
+        begun_s = time.monotonic()
+        daemon = start(arguments, environment, stack)
+        try:
+            wait_for(heard, "availability", READY_WITHIN_S)
+        except TimeoutError as error:
+            say(f"the daemon does not come up: {error}")
+            return 1
+        say(f"the daemon is up after {time.monotonic() - begun_s:.2f} s")
+        if measure and spoken:
+            say(f"CPU of one core while nobody speaks: {idle_percent(daemon.pid):.2f} %")
+        events = listen(sentences, spoken, heard)
+        usage = resident_mb(daemon.pid)
+        begun_s = time.monotonic()
+        daemon.send_signal(signal.SIGTERM)
+        status = daemon.wait(10)
+        say(f"the daemon used {usage:.0f} MB; stopped with status {status} "
+            f"after {time.monotonic() - begun_s:.2f} s")  # fmt: skip
+        print("\n$ roomscribe log", flush=True)
+        subprocess.run([*roomscribe(), "log", "--config", str(config)], check=True)
+    return report(sentences, events, status)
+
+
+def chosen_sentences(every: bool) -> list[tuple[Path, str]]:
+    """Five of the test set, or all: voices and sentences that the model was not trained on."""
+    with (SPEECH / "transcripts.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    marked = [row for row in rows if every or row["demo"] == "yes"]
+    return [(SPEECH / row["file"], row["text"]) for row in marked]
+
+
+def write_config(folder: Path, broker: rig_broker.Broker) -> Path:
+    """A configuration for this demonstration alone."""
+    config = folder / "roomscribe.toml"
+    config.write_text(
+        f'[appliance]\nnode = "{NODE}"\n'
+        f'[mqtt]\nhost = "{broker.host}"\nport = {broker.port}\n'
+        f'[store]\npath = "{folder / "state"}"\n'
+        '[journal]\nlevel = "warning"\n',
+        encoding="utf-8",
+    )
+    return config
+
+
+def start(
+    arguments: list[str], environment: dict[str, str], stack: ExitStack
+) -> subprocess.Popen[bytes]:
+    """The daemon; killed at the end if it still runs."""
+    daemon = subprocess.Popen([*roomscribe(), *arguments], env=environment)
+
+    def end() -> None:
+        if daemon.poll() is None:
+            daemon.kill()
+
+    stack.callback(end)
+    return daemon
+
+
+def roomscribe() -> list[str]:
+    """The command of this environment."""
+    beside = Path(sys.executable).parent / "roomscribe"
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "appliance"]
+
+
+def listen(
+    sentences: list[tuple[Path, str]],
+    spoken: microphone.PulseMicrophone | None,
+    heard: queue.Queue[Heard],
+) -> list[Heard]:
+    """Speaks the sentences one by one and prints what the subscriber hears of each."""
+    events: list[Heard] = []
+    if spoken:
+        time.sleep(1.0)
+    for file, text in sentences:
+        if spoken:
+            while not heard.empty():
+                heard.get()
+            spoken.speak(file)
+        print(f'\nsaid   "{text}"')
+        try:
+            message = wait_for(heard, "transcript", ANSWER_WITHIN_S)
+        except TimeoutError as error:
+            print(f"heard  nothing: {error}")
+            continue
+        event = json.loads(message.payload)
+        delay_ms = latency_ms(message)
+        print(
+            f'heard  "{event["text"]}"  ({delay_ms:.0f} ms after the end of speech; encoder '
+            f"{event['encode_ms']} ms, decoder {event['decode_ms']} ms)"
+        )
+        events.append(message)
+    return events
+
+
+def joined(sentences: list[tuple[Path, str]], folder: Path) -> Path:
+    """One recording of all sentences with pauses between them."""
+    pause = np.zeros(2 * 16_000, np.int16)
+    parts = [pause]
+    for file, _text in sentences:
+        samples, _rate = soundfile.read(file, dtype="int16")
+        parts += [samples, pause]
+    path = folder / "sentences.wav"
+    soundfile.write(path, np.concatenate(parts), 16_000)
+    return path
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process, MB; nan when it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return float("nan")
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), 0.0)
+
+
+def idle_percent(pid: int) -> float:
+    """Share of one core that a process uses over IDLE_S, percent."""
+
+    def used_s() -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    time.sleep(2)
+    before_s = used_s()
+    time.sleep(IDLE_S)
+    return 100 * (used_s() - before_s) / IDLE_S
+
+
+def report(sentences: list[tuple[Path, str]], events: list[Heard], status: int) -> int:
+    """The last lines; 0 when everything came."""
+    delays = sorted(latency_ms(message) for message in events)
+    if delays:
+        p95 = delays[min(len(delays) - 1, round(0.95 * (len(delays) - 1)))]
+        middle = statistics.median(delays)
+        say(f"from the end of speech to the subscriber: p50 {middle:.0f} ms, p95 {p95:.0f} ms")
+        say(f"computing per second of sound (real-time factor): {real_time_factor(events):.3f}")
+    same = sum(
+        json.loads(message.payload)["text"].lower().strip(" .") == text
+        for message, (_file, text) in zip(events, sentences, strict=False)
+    )
+    say(f"{len(events)} of {len(sentences)} sentences came, {same} of them word for word")
+    return 0 if len(events) == len(sentences) and status == 0 else 1
+
+
+def say(line: str) -> None:
+    """Prints a line of the demonstration itself."""
+    print(f"== {line}", flush=True)
+
+
+if __name__ == "__main__":
+    if not shutil.which("mosquitto_sub"):
+        sys.exit("demo: mosquitto_sub not installed (apt install mosquitto-clients)")
+    sys.exit(main())

@@ -1,0 +1,357 @@
+#!/usr/bin/env python3
+"""What faults of the NPU do to a stream of speech, and what the backend costs: one table.
+
+    scripts/figures/hailo.py [--windows 300] [--faults 100] [--bundle home-en] [--only overlap]
+
+No Hailo is needed, and none is used: the simulator of the tests stands in, with the 31 ms that a
+Hailo-8 is said to take. The sentences are those of tests/speech at other places and volumes. Time
+between the windows passes on a clock of its own, in which the encoder is looked after each second;
+what is given in ms is real time.
+
+How encoding and decoding overlap comes last: `hailo_overlap`.
+
+What the measurements on the simulated Hailo share: windows of speech, a transcriber, a table.
+
+How encoding and decoding overlap; `hailo_faults.py --only overlap` shows it.
+
+With whisper-tiny's shape and random weights, whose decoder takes longer than the encoder. The
+chip's results are those of an earlier round, so that of its time only the waiting is left and a
+busy processor makes no difference to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+from rigs.hailo_simulator.control import Simulator, with_hef
+from rigs.models import TINY, random_weights, write_checkpoint
+
+from appliance.config import EncoderSettings, Settings
+from appliance.daemon.pipeline import STATES_WAITING
+from appliance.infer.encoder import CpuEncoder
+from appliance.infer.hailo.failover import FailoverEncoder
+from appliance.infer.hailo.npu import open_npu
+from appliance.infer.transcriber import Encoded, Transcriber, open_transcriber
+from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import Bundle, load_bundle
+from appliance.model.hef import HEF_FILE
+from appliance.records import SAMPLE_RATE, Window
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+SEED = 11
+LATENCY_MS = 31.0
+
+
+def open_for(bundle: Bundle, threads: int = 2) -> Transcriber:
+    """The transcriber of a bundle, encoding on the chip."""
+    settings = replace(
+        Settings(), model=replace(Settings().model, bundle=str(bundle.folder)),
+        encoder=EncoderSettings(backend="hailo"),
+        decoder=replace(Settings().decoder, threads=threads),
+    )  # fmt: skip
+    return open_transcriber(settings)
+
+
+def make_windows(bundle: Bundle, count: int) -> list[Window]:
+    """Sentences, each window another one or at another place and volume."""
+    rng = np.random.Generator(np.random.PCG64(SEED))
+    sounds = [
+        soundfile.read(file, dtype="int16")[0] for file in sorted(ROOT.glob("tests/speech/*.flac"))
+    ]
+    windows = []
+    for number in range(count):
+        sound = sounds[number % len(sounds)]
+        before = int(rng.integers(0, SAMPLE_RATE))
+        sound = (np.pad(sound, (before, 4000)) * rng.uniform(0.3, 1.0)).astype(np.int16)
+        sound = sound[: round(bundle.window_s * SAMPLE_RATE)]
+        windows.append(Window(f"{number:04}", 1, True, sound, 0.0, 0.0, 0.0))
+    return windows
+
+
+def spread(values: list[float]) -> str:
+    """Half of the values, 95 of 100, the largest."""
+    if not values:
+        return "none"
+    p50, p95 = np.percentile(values, [50, 95])
+    return f"p50 {p50:.2f}, p95 {p95:.2f}, most {max(values):.2f}"
+
+
+def row(name: str, value: str) -> None:
+    """Prints a line of the table."""
+    print(f"{name:52} {value}", flush=True)
+
+
+ROUND, ROUNDS = 20, 7
+"""Windows in a round, and rounds, when looking at the overlap."""
+
+
+def overlap(simulator: Simulator, folder: Path) -> None:
+    """Windows encoded by one thread while another decodes those before, in a queue of one as the
+    pipeline has it: for encoders of several speeds, so that it can be seen that theirs is hidden.
+    """
+    checkpoint = write_checkpoint(folder / "tiny", TINY, random_weights(TINY, SEED))
+    build_bundle(checkpoint, folder / "plain", Recipe("tiny-shaped", 10.0, quantize="int8"))
+    bundle = with_hef(load_bundle(folder / "plain"), folder / "tiny-shaped")
+    windows = make_windows(bundle, ROUND)
+    transcriber = open_for(bundle, threads=1)
+    tokens = [len(transcriber.transcribe(window).tokens) for window in windows]  # and results
+    row("a round: windows; tokens in each", f"{len(windows)}; {min(tokens)} to {max(tokens)}")
+    found: dict[tuple[float, str], list[float]] = {}
+    for _ in range(ROUNDS):
+        for latency_ms in (1.0, LATENCY_MS, 2 * LATENCY_MS):
+            simulator.set(latency_ms=latency_ms)
+            for name, play in (("in turn", in_turn), ("overlapped", overlapped)):
+                whole_ms, decode_ms = play(transcriber, windows)
+                found.setdefault((latency_ms, name), []).append(whole_ms)
+                found.setdefault((latency_ms, f"decoding {name}"), []).append(decode_ms)
+    transcriber.encoder.close()
+    for (latency_ms, name), values in found.items():
+        if not name.startswith("decoding"):
+            decoding = np.median(found[latency_ms, f"decoding {name}"])
+            row(
+                f"chip of {latency_ms:g} ms, {name}: a window takes",
+                f"{np.median(values):.1f} ms, of which the decoder {decoding:.1f} "
+                f"(medians of {ROUNDS} rounds, from {min(values):.1f} to {max(values):.1f})",
+            )
+    simulator.set(latency_ms=LATENCY_MS)
+
+
+def in_turn(transcriber: Transcriber, windows: list[Window]) -> tuple[float, float]:
+    """Milliseconds of a window, and of its decoding, each decoded before the next is encoded."""
+    begun, decode_ms = time.perf_counter(), 0.0
+    for window in windows:
+        decode_ms += transcriber.transcribe(window).decode_ms
+    return (time.perf_counter() - begun) * 1000 / len(windows), decode_ms / len(windows)
+
+
+def overlapped(transcriber: Transcriber, windows: list[Window]) -> tuple[float, float]:
+    """The same, the next being encoded meanwhile."""
+    encoded: queue.Queue[Encoded | None] = queue.Queue(STATES_WAITING)
+
+    def encode() -> None:
+        for window in windows:
+            encoded.put(transcriber.encode(window))
+        encoded.put(None)
+
+    begun, decode_ms = time.perf_counter(), 0.0
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while (item := encoded.get()) is not None:
+        decode_ms += transcriber.write(item).decode_ms
+    thread.join()
+    return (time.perf_counter() - begun) * 1000 / len(windows), decode_ms / len(windows)
+
+
+BETWEEN_S = 90.0
+"""Mean silence between windows, on the stream's own clock."""
+FAULTS: dict[str, dict[str, Any]] = {
+    "job fails (status 8)": {"fail_jobs": "all", "fail_status": 8},
+    "job times out (4)": {"fail_jobs": "all", "fail_status": 4},
+    "job is given up (63)": {"fail_jobs": "all", "fail_status": 63},
+    "queue full (82)": {"fail_jobs": "all", "fail_status": 82},
+    "driver timeout (87)": {"fail_jobs": "all", "fail_status": 87},
+    "chip hangs": {"hang_jobs": "all"},
+    "output is not a number": {"nan_jobs": "all"},
+    "chip dies": {"dead": True},
+    "chip is pulled out": {},
+    "chip is taken by another": {"fail_jobs": "all", "fail_status": 63, "busy": True},
+}
+CURED = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False, "busy": False}
+
+
+class Clock:
+    """The stream's own seconds."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """Now."""
+        return self.now_s
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--windows", type=int, default=300)
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--bundle", default="home-en")
+    parser.add_argument("--only", choices=("overlap",))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        simulator = Simulator(Path(folder) / "machine")
+        simulator.enter()
+        simulator.plug(latency_ms=LATENCY_MS)
+        if options.only != "overlap":
+            faults(simulator, options, Path(folder))
+        overlap(simulator, Path(folder))
+        simulator.leave()
+
+
+def faults(simulator: Simulator, options: argparse.Namespace, folder: Path) -> None:
+    """What faults do, what the backend costs, and what rounding does."""
+    bundle = with_hef(load_bundle(options.bundle), folder / "bundle")
+    windows = make_windows(bundle, options.windows)
+    transcriber = open_for(bundle)
+    wanted = undisturbed(transcriber, windows)
+    transcriber.encoder.close()
+    Disturbed(simulator, bundle, transcriber, windows, wanted).run(options.faults)
+    overhead(simulator, bundle)
+    rounding(simulator, bundle, windows[:40], wanted)
+    simulator.set(round_int8=False)
+
+
+def undisturbed(transcriber: Transcriber, windows: list[Window]) -> list[str]:
+    """The texts without a fault."""
+    texts = []
+    for window in windows:
+        transcription = transcriber.transcribe(window)
+        assert transcription.encoder == "hailo8"
+        texts.append(transcription.text)
+    return texts
+
+
+class Disturbed:
+    """The same stream, with faults at random places."""
+
+    def __init__(
+        self, simulator: Simulator, bundle: Bundle, transcriber: Transcriber,
+        windows: list[Window], wanted: list[str],
+    ) -> None:  # fmt: skip
+        self.simulator, self.transcriber, self.clock = simulator, transcriber, Clock()
+        self.windows, self.wanted = windows, wanted
+        file = bundle.folder / HEF_FILE
+        self.encoder = FailoverEncoder(
+            lambda: open_npu(bundle, file, share=False), CpuEncoder(bundle, 2), self.clock
+        )
+        self.rng = np.random.Generator(np.random.PCG64(SEED + 1))
+        self.late_ms: dict[str, list[float]] = {kind: [] for kind in FAULTS}
+        self.back_s: dict[bool, list[float]] = {True: [], False: []}
+        """Of a chip that was pulled out, and of others."""
+        self.open_ms: list[float] = []
+        self.kind, self.was = "", ""
+        """The fault of this window, and what encoded before it."""
+        self.returned_s, self.was_absent = 0.0, False
+
+    def run(self, faults: int) -> None:
+        """Transcribes the stream and says how it went."""
+        self.encoder.open()
+        self.transcriber.encoder = self.encoder
+        places = set(self.rng.choice(len(self.windows), faults, replace=False).tolist())
+        heard: list[tuple[str, str]] = []
+        used: Counter[str] = Counter()
+        for number, window in enumerate(self.windows):
+            if number in places:
+                self.strike()
+            transcription = self.transcribe(window)
+            heard.append((window.utterance_id, transcription))
+            used[self.encoder.name] += 1
+            self.cure()
+            self.rest()
+        self.encoder.close()
+        self.report(faults, heard, used)
+
+    def strike(self) -> None:
+        """Lets something go wrong at the next window."""
+        kind = list(FAULTS)[int(self.rng.integers(len(FAULTS)))]
+        self.kind, self.was = kind, self.encoder.name
+        self.simulator.set(**FAULTS[kind])
+        if kind == "chip is pulled out":
+            self.simulator.unplug()
+
+    def transcribe(self, window: Window) -> str:
+        """The text of a window."""
+        encoded = self.transcriber.encode(window)
+        if self.kind and self.was != "cpu":
+            self.late_ms[self.kind].append(encoded.encode_ms)
+        return self.transcriber.write(encoded).text
+
+    def cure(self) -> None:
+        """Puts the chip right again, for some faults only after a while."""
+        kind, self.kind = self.kind, ""
+        if not kind:
+            return
+        for _ in range(int(self.rng.integers(0, 60))):
+            self.clock.now_s += 1
+            self.encoder.look_after(self.clock.now_s)
+        self.simulator.set(**CURED)
+        if kind == "chip is pulled out":
+            self.simulator.plug()
+        self.returned_s, self.was_absent = self.clock.now_s, kind == "chip is pulled out"
+
+    def rest(self) -> None:
+        """Silence until the next window."""
+        for _ in range(1 + int(self.rng.exponential(BETWEEN_S))):
+            was, begun = self.encoder.name, time.perf_counter()
+            self.encoder.look_after(self.clock.now_s)
+            if was == "cpu" and self.encoder.name != "cpu":
+                self.open_ms.append((time.perf_counter() - begun) * 1000)
+                self.back_s[self.was_absent].append(self.clock.now_s - self.returned_s)
+            self.clock.now_s += 1
+
+    def report(self, faults: int, heard: list[tuple[str, str]], used: Counter[str]) -> None:
+        """Prints how it went."""
+        ids = [name for name, _ in heard]
+        expected = [window.utterance_id for window in self.windows]
+        same = sum(text == want for (_, text), want in zip(heard, self.wanted, strict=True))
+        hit = [late for kind in self.late_ms.values() for late in kind]
+        row("windows, faults, of these on a running NPU", f"{len(heard)}, {faults}, {len(hit)}")
+        row("encoded by", ", ".join(f"{name} {count}" for name, count in used.most_common()))
+        row("transcripts as without faults", f"{same} of {len(self.wanted)}")
+        lost, doubled = len(set(expected) - set(ids)), len(ids) - len(set(ids))
+        row(
+            "lost, doubled, out of order",
+            f"{lost}, {doubled}, {sum(a > b for a, b in pairwise(ids))}",
+        )
+        row("unnoticed by the backend", str(self.simulator.inner.violations or "nothing"))
+        for kind, late in self.late_ms.items():
+            if late:
+                row(f"until the CPU's result: {kind}", f"{spread(late)} ms ({len(late)})")
+        for absent, back in self.back_s.items():
+            name = "put in again" if absent else "right again"
+            row(f"from a chip's being {name} to its use", f"{spread(back)} s ({len(back)})")
+        row("of which opening it", f"{spread(self.open_ms)} ms")
+
+
+def overhead(simulator: Simulator, bundle: Bundle) -> None:
+    """What an encode takes beyond the time that the chip has the job."""
+    npu = open_npu(bundle, bundle.folder / HEF_FILE, share=False)
+    mel = np.zeros((bundle.frames, bundle.n_mels), np.float32)
+    npu.encode(mel)
+    over = []
+    for _ in range(200):
+        begun = time.perf_counter()
+        npu.encode(mel)
+        over.append((time.perf_counter() - begun - simulator.inner.history[-1][1]) * 1000)
+    npu.close()
+    row("Python of an encode, beyond the chip's time", f"{spread(over)} ms")
+
+
+def rounding(
+    simulator: Simulator, bundle: Bundle, windows: list[Window], wanted: list[str]
+) -> None:
+    """What 8 bits at the chip's edges do to the text; a real HEF rounds inside, too."""
+    simulator.set(round_int8=True)
+    transcriber = open_for(bundle)
+    texts = [transcriber.transcribe(window).text for window in windows]
+    transcriber.encoder.close()
+    same = sum(a == b for a, b in zip(texts, wanted, strict=False))
+    row("transcripts unchanged by 8-bit edges", f"{same} of {len(texts)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""How well a bundle hears, through the appliance's own path: one table.
+
+    scripts/figures/model.py [--bundle home-en] [--recordings FOLDER]
+
+Sentences are those of tests/speech. "windows" goes straight to the model, greedy, in zero-padded
+windows; "pipeline" goes through voice detector, segmenter and gates as the microphone would. With
+--recordings (default: $ROOMSCRIBE_SHARED/data/audio) noise, music and chimes of that folder's
+MANIFEST.tsv are tried as well, and human speech is, for information.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+from numpy.typing import NDArray
+from rigs.word_errors import word_error_rate, words
+
+from appliance.capture.segmenter import Segmenter
+from appliance.capture.voice import VoiceDetector
+from appliance.config import Settings
+from appliance.infer.gates import judge
+from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Window
+
+Sound = NDArray[np.float32]
+
+SPEECH = Path(__file__).resolve().parent.parent.parent / "tests" / "speech"
+PRE_ROLL_S, TAIL_S = 0.6, 0.3
+OFFSETS_S = (0, 2, 4, 6, 8)
+FRAME = 480
+NOT_SPEECH = {"beep", "music", "noise", "silence"}
+COMMANDS = {"speech-home-automation", "tts-home-automation", "speech-slots"}
+SEED = 7
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bundle", default="home-en")
+    shared = os.environ.get("ROOMSCRIBE_SHARED")
+    folder = Path(shared) / "data" / "audio" if shared else None
+    parser.add_argument("--recordings", type=Path, default=folder)
+    options = parser.parse_args()
+    settings = replace(Settings(), model=replace(Settings().model, bundle=options.bundle))
+    test = Examination(settings)
+    test.sentences()
+    test.offsets()
+    test.without_speech("synthetic silence and noise", synthetic_noises())
+    if options.recordings:
+        test.recordings(options.recordings)
+
+
+class Examination:
+    """Prints a line for each test."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.transcriber: Transcriber = open_transcriber(settings)
+        rows = csv.DictReader((SPEECH / "transcripts.tsv").open(encoding="utf-8"), delimiter="\t")
+        self.said, self.sounds = [], []
+        for row in rows:
+            self.said.append(row["text"])
+            self.sounds.append(read(SPEECH / row["file"]))
+
+    def window(self, sound: Sound, lead_s: float) -> Transcription:
+        """What the model makes of `sound` (n,) float32 behind `lead_s` of silence."""
+        lead = np.zeros(int(lead_s * SAMPLE_RATE), np.float32)
+        length = self.transcriber.bundle.window_s
+        samples = to_int16(np.concatenate((lead, sound)))[: int(length * SAMPLE_RATE)]
+        return self.transcriber.transcribe(Window("", 1, True, samples, 0.0, 0.0, 0.0))
+
+    def pipeline(self, sound: Sound) -> Iterator[tuple[Transcription | None, str | None]]:
+        """Transcriptions of `sound` with quiet before and after it; why each is discarded."""
+        segmenter = Segmenter(
+            VoiceDetector(self.settings.voice),
+            self.settings.segmenter,
+            self.transcriber.bundle.window_s,
+        )
+        rng = np.random.default_rng(SEED)
+        around = [quiet(rng, seconds) for seconds in (1, 2)]
+        samples = to_int16(np.concatenate((around[0], sound, around[1])))
+        found: list[Window | Discarded] = []
+        for at in range(0, len(samples) - FRAME + 1, FRAME):
+            found += segmenter.push(Frame(samples[at : at + FRAME], at / SAMPLE_RATE))
+        for one in [*found, *segmenter.flush()]:
+            if isinstance(one, Discarded):
+                yield None, one.reason
+            else:
+                result = self.transcriber.transcribe(one)
+                yield result, judge(result, self.transcriber.gates)
+
+    def kept(self, sound: Sound) -> str:
+        """The text that the pipeline publishes for `sound`."""
+        return " ".join(r.text for r, reason in self.pipeline(sound) if r and not reason)
+
+    def sentences(self) -> None:
+        """The test set: windows, windows in noise, pipeline."""
+        rng = np.random.default_rng(SEED)
+        tail = np.zeros(int(TAIL_S * SAMPLE_RATE), np.float32)
+        plain = [np.concatenate((sound, tail)) for sound in self.sounds]
+        self.line("windows", [self.window(sound, PRE_ROLL_S) for sound in plain])
+        for snr_db in (15, 5):
+            noisy = []
+            for sound in plain:
+                lead = np.zeros(int(PRE_ROLL_S * SAMPLE_RATE), np.float32)
+                noisy.append(with_noise(rng, np.concatenate((lead, sound)), snr_db))
+            self.line(f"windows, noise {snr_db} dB", [self.window(sound, 0) for sound in noisy])
+        heard = [self.kept(sound) for sound in self.sounds]
+        show("pipeline", f"WER {word_error_rate(self.said, heard):5.1f} %", self.right(heard))
+        for said, text in zip(self.said, heard, strict=True):
+            if words(said) != words(text):
+                print(f"    said {said!r}, heard {text!r}")
+
+    def offsets(self) -> None:
+        """The same sentences starting anywhere in the window."""
+        for lead_s in OFFSETS_S:
+            fitting = [len(s) / SAMPLE_RATE + lead_s <= 10 for s in self.sounds]
+            said = [t for t, fits in zip(self.said, fitting, strict=True) if fits]
+            sounds = [s for s, fits in zip(self.sounds, fitting, strict=True) if fits]
+            heard = [self.window(sound, lead_s).text for sound in sounds]
+            rate = word_error_rate(said, heard)
+            show(f"windows, speech at {lead_s} s", f"WER {rate:5.1f} %", f"{len(said)} sentences")
+
+    def without_speech(self, name: str, sounds: list[tuple[str, Sound]]) -> None:
+        """Share of the windows in which the pipeline publishes nothing, and what it published."""
+        texts = [(label, self.kept(sound)) for label, sound in sounds]
+        silent = sum(not text for _label, text in texts)
+        show(f"pipeline, {name}", f"{silent} of {len(texts)} windows without text", "")
+        for label, text in texts:
+            if text:
+                print(f"    {label}: heard {text!r}")
+
+    def recordings(self, folder: Path) -> None:
+        """Noise, music and chimes; and, for information, people."""
+        people: dict[str, list[tuple[str, str]]] = {}
+        noises = []
+        with (folder / "MANIFEST.tsv").open(encoding="utf-8", newline="") as file:
+            table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\")
+            for row in table:
+                path = folder / row["path"]
+                if row["category"] in NOT_SPEECH:
+                    sound = read(path)
+                    size = 10 * SAMPLE_RATE
+                    pieces = range(0, max(1, len(sound) - SAMPLE_RATE), size)
+                    noises += [(f"{path.name} at {at // SAMPLE_RATE} s", sound[at : at + size])
+                               for at in pieces]  # fmt: skip
+                elif row["category"] in COMMANDS:
+                    set_name = row["path"].split("/")[0]
+                    text = self.kept(read(path))
+                    people.setdefault(set_name, []).append((row["transcript"], text))
+        self.without_speech("recorded noise, music, chimes", noises)
+        for name, pairs in people.items():
+            rate = word_error_rate([said for said, _ in pairs], [heard for _, heard in pairs])
+            show(f"people, {name}", f"WER {rate:5.1f} %", f"{len(pairs)} recordings")
+
+    def line(self, name: str, results: list[Transcription]) -> None:
+        """Shows the word error rate of the test set's sentences."""
+        heard = [result.text for result in results]
+        ended = sum(result.ended for result in results)
+        rate = word_error_rate(self.said, heard)
+        show(name, f"WER {rate:5.1f} %", f"{self.right(heard)}, end-of-text {ended}/{len(heard)}")
+
+    def right(self, heard: list[str]) -> str:
+        """How many sentences are right word for word."""
+        right = sum(words(a) == words(b) for a, b in zip(self.said, heard, strict=True))
+        return f"{right}/{len(heard)} sentences right"
+
+
+def show(name: str, figure: str, more: str) -> None:
+    """Prints one line of the table."""
+    print(f"{name:45s} {figure:35s} {more}", flush=True)
+
+
+def read(path: Path) -> Sound:
+    """A recording as (n,) float32 at 16 kHz mono."""
+    sound, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
+    mono = sound.mean(axis=1)
+    if rate_hz != SAMPLE_RATE:
+        mono = soxr.resample(mono, rate_hz, SAMPLE_RATE)
+    return np.asarray(mono, np.float32)
+
+
+def to_int16(sound: Sound) -> NDArray[np.int16]:
+    """(n,) float32 in -1..1 as int16."""
+    return np.clip(np.rint(sound * 32767), -32768, 32767).astype(np.int16)
+
+
+def quiet(rng: np.random.Generator, seconds: float) -> Sound:
+    """Room tone: white noise at -66 dBFS."""
+    return (rng.standard_normal(int(seconds * SAMPLE_RATE)) * 5e-4).astype(np.float32)
+
+
+def with_noise(rng: np.random.Generator, sound: Sound, snr_db: float) -> Sound:
+    """`sound` in pink noise; the ratio is that of the mean powers."""
+    noise = coloured(rng, len(sound), 1.0)
+    gain = np.sqrt(np.mean(sound**2) / np.mean(noise**2)) * 10 ** (-snr_db / 20)
+    return np.asarray(sound + gain * noise, np.float32)
+
+
+def coloured(rng: np.random.Generator, length: int, slope: float) -> Sound:
+    """Noise (length,) whose power falls with frequency to the power of `slope`, RMS 1."""
+    spectrum = np.fft.rfft(rng.standard_normal(length))
+    spectrum[1:] /= np.arange(1, len(spectrum)) ** (slope / 2)
+    spectrum[0] = 0
+    noise = np.fft.irfft(spectrum, length)
+    return np.asarray(noise / np.sqrt(np.mean(noise**2)), np.float32)
+
+
+def synthetic_noises() -> list[tuple[str, Sound]]:
+    """Silence and noise of several colours and levels, 10 s each."""
+    rng = np.random.default_rng(SEED)
+    length = 10 * SAMPLE_RATE
+    found = [("silence", np.zeros(length, np.float32))]
+    for slope, name in ((0.0, "white"), (1.0, "pink"), (2.0, "brown")):
+        for dbfs in (-60, -40, -30, -20):
+            gain = np.float32(10 ** (dbfs / 20))
+            found.append((f"{name} noise at {dbfs} dBFS", coloured(rng, length, slope) * gain))
+    hum = np.sin(2 * np.pi * 50 * np.arange(length) / SAMPLE_RATE).astype(np.float32) * 0.05
+    return [*found, ("50 Hz hum", hum)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+"""Writes appliance/infer/arithmetic.onnx, the products that the check of a processor computes.
+
+Usage: scripts/generate/arithmetic.py [FILE]. Wanted again when the INT8 graphs get other operators;
+tests/test_infer_arithmetic.py says so then.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from appliance.infer import arithmetic
+from appliance.model.graph import RuntimeGraph
+from appliance.model.whisper import EMBEDDING, Written, _kept_logits
+
+
+def write(file: Path) -> None:
+    """Writes the graph: many rows as encoder.onnx and cross.onnx multiply them, one as step.onnx
+    does, and the scan of 4 bits."""
+    matrix, narrow = arithmetic.weights(), arithmetic.narrow_weights()
+    weights = {EMBEDDING: np.ascontiguousarray(narrow.T)}
+    rows, inner, columns = arithmetic.ROWS, arithmetic.INNER, arithmetic.COLUMNS
+    graph = RuntimeGraph(weights, int8=True, many_rows=True)
+    many = graph.input("many", (1, rows, inner))
+    graph.output(graph.project(many, "many", matrix), "many_rows", (1, rows, columns))
+    graph._many_rows = False
+    one = graph.input("one", (1, 1, inner))
+    graph.output(graph.project(one, "one", matrix), "one_row", (1, 1, columns))
+    flat = graph.reshape(one, 1, inner)
+    written = Written(np.arange(columns), 0, int4_scan=True)
+    graph.output(_kept_logits(graph, flat, weights, written), "4_bits", (1, columns))
+    graph.save(file, "int8_arithmetic")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if sys.argv[1:] else arithmetic.FILE)

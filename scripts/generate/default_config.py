@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Writes config/roomscribe.toml from the settings tree, so that file and code cannot differ."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+from appliance.config import keys
+
+HEAD = """\
+# Roomscribe's configuration. Every key is shown with its default; remove the '#' to change one.
+# The daemon reads /etc/roomscribe/roomscribe.toml (or --config FILE) at start, and again on SIGHUP
+# (systemctl reload roomscribe).
+# All mistakes in it are reported together; exit status 78.
+"""
+
+
+def default_config() -> str:
+    """The text of config/roomscribe.toml."""
+    lines = [HEAD]
+    section = ""
+    for name, entry in keys():
+        if name != section:
+            section = name
+            lines.append(f"\n[{section}]")
+        limits = entry.metadata
+        notes = []
+        if limits["choices"]:
+            notes.append("one of " + ", ".join(limits["choices"]))
+        if limits["low"] is not None:
+            notes.append(f"{limits['low']} to {limits['high']} {limits['unit']}".rstrip())
+        sentence = limits["sentence"] + (f" ({'; '.join(notes)})" if notes else "")
+        lines.extend(textwrap.wrap(sentence, 96, initial_indent="# ", subsequent_indent="# "))
+        lines.append(f"#{entry.name} = {json.dumps(entry.default)}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    target = Path(__file__).resolve().parent.parent.parent / "config" / "roomscribe.toml"
+    target.write_text(default_config(), encoding="utf-8")

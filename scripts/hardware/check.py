@@ -1,0 +1,193 @@
+"""One report on how Roomscribe does on this machine, to attach to a bug report.
+
+Runs `roomscribe doctor` (with the NPU compared with the CPU on recordings), `roomscribe benchmark`
+on made-up weights of whisper-tiny's size, and writes what they found into one JSON file. In it are
+the hardware's model, versions and figures; no audio, no transcripts of yours, no passwords, no
+addresses, no names of this machine or its people: they are replaced by what they are, like <node>.
+Look through the file before you give it away.
+
+For figures that mean something, stop the service first (sudo systemctl stop roomscribe) and let
+nothing else run. It takes about ten minutes on a Raspberry Pi 5. Exit status 0 when the report is
+written, whatever is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hardware.facts import ask, heat, machine
+
+SCHEMA = 1
+ROOT = Path(__file__).resolve().parent.parent.parent
+SPEECH = ROOT / "tests" / "speech"
+DEFAULT_CONFIG = Path("/etc/roomscribe/roomscribe.toml")
+ROWS = "reference,conservative,balanced,aggressive,hybrid,npu"
+DOCTOR_WITHIN_S, BENCHMARK_WITHIN_S = 1500, 2400
+PRIVATE = ("appliance", "capture", "mqtt", "store")
+"""Sections of the configuration whose texts say where this machine is and whose it is."""
+ADDRESSES = (
+    (r"\b(?!127\.)\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b", "<address>"),
+    (r"\b(?:[0-9A-Fa-f]{2}[:_-]){5}[0-9A-Fa-f]{2}\b", "<hardware address>"),
+    (r"\b(?:[0-9A-Fa-f]{1,4}:){3,7}:?[0-9A-Fa-f]{0,4}\b|\bfe80:[0-9A-Fa-f:]+", "<address>"),
+    (r"/(home|Users)/[^/\s'\"]+", r"/\1/<user>"),
+)
+
+
+def main() -> int:
+    """Makes the report."""
+    options = parse()
+    report: dict[str, Any] = {"schema": SCHEMA, "day": f"{datetime.now(UTC):%Y-%m-%d}"}
+    report["machine"] = machine()
+    say("running roomscribe doctor")
+    report["heat"] = [heat("at the start")]
+    command = options.command.split() if options.command else roomscribe()
+    report["doctor"] = doctor(command, options.config, options.recordings)
+    report["heat"].append(heat("after the doctor"))
+    if not options.no_benchmark:
+        say(f"running roomscribe benchmark, {options.repeats} rounds")
+        report["benchmark"] = benchmark(command, options.repeats)
+        report["heat"].append(heat("after the benchmark"))
+    write(options.out, redact(report, secrets(options.config)))
+    for one in report["doctor"].get("checks", []):
+        if one["status"] == "failed":
+            say(f"failed: {one['name']}: {one['found']}")
+    say(f"written: {options.out}; look through it before you give it away")
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        "scripts/hardware-check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
+    parser.add_argument(
+        "--out", type=Path, default=Path("roomscribe-hardware.json"), metavar="FILE",
+        help="where the report goes (default: here)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--recordings", type=Path, default=SPEECH if SPEECH.is_dir() else None, metavar="FOLDER",
+        help="sound files for the comparison of NPU and CPU, with a transcripts.tsv if possible "
+        "(default: the project's own)",
+    )  # fmt: skip
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default 7)")
+    parser.add_argument("--no-benchmark", action="store_true", help="the doctor alone")
+    parser.add_argument("--command", default="", help="roomscribe, where it is not found by itself")
+    return parser.parse_args()
+
+
+def roomscribe() -> list[str]:
+    """The command: this checkout's, else the installed one."""
+    beside = Path(sys.executable).parent / "roomscribe"
+    return [str(beside) if beside.exists() else shutil.which("roomscribe") or "roomscribe"]
+
+
+def doctor(command: Sequence[str], config: Path | None, recordings: Path | None) -> dict[str, Any]:
+    """What the doctor found, or why it found nothing."""
+    arguments = [*command, "doctor", "--json"]
+    if config:
+        arguments += ["--config", str(config)]
+    if recordings:
+        arguments += ["--recordings", str(recordings)]
+    done = ask(arguments, DOCTOR_WITHIN_S)
+    try:
+        found: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        return trouble(done)
+    return found
+
+
+def benchmark(command: Sequence[str], repeats: int) -> dict[str, Any]:
+    """What the benchmark measured, or why it did not."""
+    with tempfile.TemporaryDirectory(prefix="roomscribe-hardware.") as scratch:
+        file = Path(scratch) / "benchmark.json"
+        arguments = ["--random-weights", "tiny", "--rows", ROWS, "--repeats", str(repeats)]
+        done = ask([*command, "benchmark", *arguments, "--json", str(file)], BENCHMARK_WITHIN_S)
+        try:
+            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return trouble(done)
+    return found
+
+
+def trouble(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """A command that gave no JSON."""
+    return {"status": done.returncode, "errors": done.stderr.splitlines()[-10:]}
+
+
+def secrets(config: Path | None) -> dict[str, str]:
+    """What must not be in the report, and what stands in its place: names of this machine and its
+    people, and every text in the private sections of the configuration."""
+    name = platform.node()
+    slug = re.sub(r"[^a-z0-9]+", "_", name.split(".")[0].lower()).strip("_")
+    found = {name: "<host>", name.split(".")[0]: "<host>", slug: "<node>"}
+    found |= {str(Path.home()): "~", os.environ.get("SUDO_USER", ""): "<user>"}
+    if os.geteuid():
+        found[os.environ.get("USER", "")] = "<user>"
+    if config:
+        found[str(config)] = "<configuration>"
+    for section, values in read_config(config or DEFAULT_CONFIG).items():
+        if section in PRIVATE and isinstance(values, dict):
+            for key, value in values.items():
+                if isinstance(value, str):
+                    found[value] = f"<{section}.{key}>"
+    model = read_config(config or DEFAULT_CONFIG).get("model", {})
+    if isinstance(model, dict) and "/" in str(model.get("bundle", "")):
+        found[model["bundle"]] = "<model.bundle>"
+    harmless = {"", "localhost", "127.0.0.1", "/", "~", "pi", "root", "default"}
+    return {value: stand_in for value, stand_in in found.items() if value not in harmless}
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """The configuration as it is written; nothing when it is not TOML."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def redact(value: Any, hidden: dict[str, str]) -> Any:
+    """`value` with everything replaced that is `hidden` or looks like an address; longest first."""
+    if isinstance(value, dict):
+        return {key: redact(one, hidden) for key, one in value.items()}
+    if isinstance(value, list):
+        return [redact(one, hidden) for one in value]
+    if not isinstance(value, str):
+        return value
+    for secret in sorted(hidden, key=len, reverse=True):
+        pattern = rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])"
+        value = re.sub(pattern, hidden[secret].replace("\\", r"\\"), value)
+    for pattern, stand_in in ADDRESSES:
+        value = re.sub(pattern, stand_in, value)
+    return value
+
+
+def write(file: Path, report: Any) -> None:
+    """Whole or not at all."""
+    draft = file.with_name(f".{file.name}.draft")
+    draft.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    draft.rename(file)
+
+
+def say(line: str) -> None:
+    """Tells the user how far it is."""
+    print(f"hardware-check: {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

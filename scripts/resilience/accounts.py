@@ -1,0 +1,274 @@
+"""What became of sentences that were said in a known order: lost, doubled, out of order, wrong.
+
+Nothing here knows where the texts come from; tests/system/test_accounts.py shows that nothing
+slips by.
+
+The soak's truth against its transcripts: what was heard of speech, and what of noise.
+
+What a daemon left behind, read without touching it: its store and its spool.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import struct
+import tempfile
+import zlib
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from resilience.scenes import Item, Scene
+from rigs.word_errors import word_errors
+
+MATCH, LOST, DOUBLED, WRONG = range(4)
+COST = {LOST: 2, DOUBLED: 2, WRONG: 3}
+"""A wrong text is dearer than one loss and cheaper than a loss and an intruder together."""
+NEAR = 50
+"""A sentence lost here and found so many places away is out of order; beyond it is two faults."""
+
+
+@dataclass
+class Verdict:
+    """How often each promise was broken; all zero is whole."""
+
+    lost: int = 0
+    doubled: int = 0
+    out_of_order: int = 0
+    wrong: int = 0
+
+    @property
+    def broken(self) -> bool:
+        """True when a promise was not kept."""
+        return any(getattr(self, entry.name) for entry in fields(self))
+
+    def __str__(self) -> str:
+        return (
+            f"lost {self.lost}, doubled {self.doubled}, out of order {self.out_of_order}, "
+            f"wrong texts {self.wrong}"
+        )
+
+
+def compare(said: Sequence[Hashable], heard: Sequence[Hashable]) -> Verdict:
+    """The fewest faults that turn what was said into what was heard."""
+    begin = 0
+    while begin < min(len(said), len(heard)) and said[begin] == heard[begin]:
+        begin += 1
+    end = 0
+    while end < min(len(said), len(heard)) - begin and said[-1 - end] == heard[-1 - end]:
+        end += 1
+    steps = _align(said[begin : len(said) - end], heard[begin : len(heard) - end])
+    lost = [(place, what) for step, place, what in steps if step == LOST]
+    doubled = [(place, what) for step, place, what in steps if step == DOUBLED]
+    moved = 0
+    for place, what in list(lost):
+        at = next((one for one in doubled if one[1] == what and abs(one[0] - place) < NEAR), None)
+        if at:
+            lost.remove((place, what))
+            doubled.remove(at)
+            moved += 1
+    return Verdict(len(lost), len(doubled), moved, sum(step == WRONG for step, _, _ in steps))
+
+
+def _align(said: Sequence[Hashable], heard: Sequence[Hashable]) -> list[tuple[int, int, Hashable]]:
+    """The cheapest way from `said` to `heard`: step, place in what was said, sentence."""
+    ways = [bytearray([DOUBLED]) * (len(heard) + 1)]
+    above = [COST[DOUBLED] * count for count in range(len(heard) + 1)]
+    for i, one in enumerate(said, 1):
+        way, row = bytearray([LOST]) * (len(heard) + 1), [COST[LOST] * i]
+        for j, other in enumerate(heard, 1):
+            best, step = above[j - 1], MATCH
+            if one != other:
+                best, step = best + COST[WRONG], WRONG
+            if above[j] + COST[LOST] < best:
+                best, step = above[j] + COST[LOST], LOST
+            if row[j - 1] + COST[DOUBLED] < best:
+                best, step = row[j - 1] + COST[DOUBLED], DOUBLED
+            row.append(best)
+            way[j] = step
+        above = row
+        ways.append(way)
+    steps: list[tuple[int, int, Hashable]] = []
+    i, j = len(said), len(heard)
+    while i or j:
+        step = ways[i][j]
+        i -= step != DOUBLED
+        j -= step != LOST
+        if step != MATCH:
+            steps.append((step, i, heard[j] if step == DOUBLED else said[i]))
+    return steps[::-1]
+
+
+def first_times(ids: Iterable[str]) -> list[str]:
+    """Each id once, where it came first; a message that came again counts for nothing."""
+    return list(dict.fromkeys(ids))
+
+
+class Sentences:
+    """Which sentence a text is, where each has the texts that a run without faults gave it."""
+
+    def __init__(self, texts: dict[int, set[str]]) -> None:
+        """Raises ValueError when two sentences share a text: they could not be told apart."""
+        self.names: dict[str, int] = {}
+        for number, variants in texts.items():
+            for text in variants:
+                if self.names.setdefault(text, number) != number:
+                    raise ValueError(f"sentences {self.names[text]} and {number} read the same")
+
+    def of(self, texts: Iterable[str]) -> list[int]:
+        """Numbers of the sentences; -1 for a text that none of them gave."""
+        return [self.names.get(text, -1) for text in texts]
+
+
+CLOSES_S = 0.6
+"""The silence that ends an utterance has been heard when its window comes."""
+SLACK_S = 0.6
+"""A window begins so long before what was said in it, and ends so long after it, at most."""
+KINDS = ("known", "command", "other")
+
+
+@dataclass(frozen=True)
+class Played:
+    """A scene and where in the process's sound it began."""
+
+    begin_s: float
+    scene: Scene
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A transcript and which part of the sound its window is, seconds."""
+
+    begin_s: float
+    end_s: float
+    text: str
+
+    def meets(self, begin_s: float, end_s: float) -> bool:
+        """True when it has something of that part."""
+        return self.begin_s < end_s + SLACK_S and begin_s - SLACK_S < self.end_s
+
+
+class Hearing:
+    """Judges scene after scene; counts go on from the line that a process before left."""
+
+    def __init__(self, positions: Path, before: dict[str, Any]) -> None:
+        self._positions, self._read = positions, 0
+        self._windows: dict[str, tuple[float, float]] = {}
+        self._played: list[Played] = []
+        empty = dict.fromkeys(("said", "windows", "heard", "said_bed", "heard_bed"), 0)
+        self.counts = {kind: dict(before.get(kind, empty)) for kind in KINDS}
+        names = ("false_noise", "false_elsewhere", "noise_h", "errors", "words")
+        self.sums = {name: before.get(name, 0) for name in names}
+
+    def plays(self, begin_s: float, scene: Scene) -> None:
+        """A scene begins there."""
+        self._played.append(Played(begin_s, scene))
+
+    def judge(self, texts: dict[str, str], until_s: float) -> dict[str, Any]:
+        """All scenes that ended before `until_s`, by the transcripts' texts by id; the counts."""
+        self._read_positions()
+        heard = [
+            Heard(*self._windows[one], text) for one, text in texts.items() if one in self._windows
+        ]
+        while self._played and self._played[0].begin_s + self._played[0].scene.length_s <= until_s:
+            self._judge(self._played.pop(0), heard)
+            begin_s = self._played[0].begin_s if self._played else until_s
+            self._windows = {k: v for k, v in self._windows.items() if v[1] > begin_s - 60}
+        rate = 100 * self.sums["errors"] / max(1, self.sums["words"])
+        return {**self.counts, **self.sums, "word_errors": rate}
+
+    def _read_positions(self) -> None:
+        """Where the windows came that are new."""
+        with self._positions.open(encoding="utf-8") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text[: text.rfind("\n") + 1]
+        self._read += len(whole.encode())
+        for line in whole.splitlines():
+            one = json.loads(line)
+            end_s = one["until_s"] - CLOSES_S
+            self._windows[one["id"]] = (end_s - one["duration_s"], end_s)
+
+    def _judge(self, played: Played, heard: list[Heard]) -> None:
+        begin_s, end_s = played.begin_s, played.begin_s + played.scene.length_s
+        items = [(one, begin_s + one.begin_s, begin_s + one.end_s) for one in played.scene.items]
+        own = [one for one in heard if begin_s <= (one.begin_s + one.end_s) / 2 < end_s]
+        for item, from_s, to_s in items:
+            self._count(item, [one.text for one in own if one.meets(from_s, to_s)])
+            windows = (Heard(*place, "") for place in self._windows.values())
+            opened = any(one.meets(from_s, to_s) for one in windows)
+            self.counts[item.kind]["windows"] += opened
+        strange = sum(not any(one.meets(a, b) for _, a, b in items) for one in own)
+        if played.scene.kind == "noise":
+            self.sums["false_noise"] += strange
+            self.sums["noise_h"] += played.scene.length_s / 3600
+        else:
+            self.sums["false_elsewhere"] += strange
+
+    def _count(self, item: Item, texts: list[str]) -> None:
+        """One thing that was said, and the texts that came of it."""
+        counts = self.counts[item.kind]
+        bed = "_bed" if item.bed else ""
+        for name in ("said" + bed, *(["said"] if bed else [])):
+            counts[name] += 1
+        if texts:
+            for name in ("heard" + bed, *(["heard"] if bed else [])):
+                counts[name] += 1
+        if item.kind == "known" and texts and not item.bed:
+            errors, words = word_errors(item.text, " ".join(texts))
+            self.sums["errors"] += errors
+            self.sums["words"] += words
+
+
+def stored(state: Path) -> list[tuple[int, str, str]]:
+    """Number, id and text of what a store holds, in order; from a copy: the store is untouched."""
+    with tempfile.TemporaryDirectory(dir=state.parent) as folder:
+        for suffix in ("", "-wal"):
+            file = state / f"roomscribe.db{suffix}"
+            if file.exists():
+                shutil.copyfile(file, Path(folder) / file.name)
+        copy = Path(folder) / "roomscribe.db"
+        if not copy.exists() or not copy.stat().st_size:
+            return []
+        connection = sqlite3.connect(copy)
+        try:
+            return connection.execute(
+                "SELECT seq, id, text FROM transcripts ORDER BY seq"
+            ).fetchall()
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):
+                return []
+            raise
+        finally:
+            connection.close()
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A window that waits in a spool."""
+
+    id: str
+    attempts: int
+    """How often a process died while it transcribed it, this one included."""
+
+
+_SPOOL_FRONT = struct.Struct("<6sBBII")
+
+
+def spooled(spool: Path) -> list[Waiting]:
+    """What waits in a spool, in order; a file that was written whole and not renamed, too."""
+    found = []
+    for path in sorted(spool.glob("*.window*")):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:  # done with in this moment
+            continue
+        if len(data) < _SPOOL_FRONT.size:
+            continue
+        _, _, attempts, _, checksum = _SPOOL_FRONT.unpack_from(data)
+        if zlib.crc32(data[_SPOOL_FRONT.size :]) == checksum:
+            found.append(Waiting(path.name.split(".")[0].rsplit("-", 1)[1], attempts))
+    return found

@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""Tries to break what Roomscribe promises; one line of figures each, status 1 when one is broken.
+
+    scripts/torture [--short] [kill] [disk] [broker] [power] [fuzz] [latency] [soak]
+
+kill      kill -9 at random moments of a stream of sentences, a broker that comes and goes
+disk      full, read-only, locked, deleted, damaged under the running daemon (as root)
+broker    restarts of the broker: lost, doubled, and how soon the first event follows
+power     the store's files as a power cut leaves them
+fuzz      damaged configurations, recordings, messages and model bundles
+latency   from the last sample of speech to the subscriber, and where the time goes
+soak      hours of sound as fast as they are digested; with --hours and --out, to be resumed
+
+With no name all of them; the soak is short unless it is named. $ROOMSCRIBE_SHARED names a folder
+with recordings of real speech and noise for the soak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests")]
+
+BACK_WITHIN_S = 5.0
+"""From the broker's return to the first event."""
+FUZZ_TESTS = "tests/test_fuzz_*.py"
+
+
+def main() -> int:
+    """Runs the ordeals that were named; 1 when a promise was broken."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("ordeals", nargs="*", metavar="ORDEAL", help="which; default: all")
+    parser.add_argument("--short", action="store_true", help="all within a minute or two")
+    parser.add_argument("--kills", type=int, help="how many (default 200, short 8)")
+    parser.add_argument("--seed", type=int, default=0, help="of all that is random")
+    parser.add_argument("--without-spool", action="store_true", help="kill: losses must be found")
+    parser.add_argument("--hours", type=float, help="soak: hours of sound (default 1, short 0.04)")
+    parser.add_argument("--out", type=Path, help="soak: folder of its measures and picture")
+    given = parser.parse_args()
+    unknown = set(given.ordeals) - set(ORDEALS)
+    if unknown:
+        parser.error(f"no ordeal {', '.join(sorted(unknown))}; there are {', '.join(ORDEALS)}")
+    # brokers and daemons are ended, whoever ends this program
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    broken = []
+    for name in given.ordeals or ORDEALS:
+        begun_s = time.monotonic()
+        if not ORDEALS[name](given):
+            broken.append(name)
+        print(f"    ({name}: {time.monotonic() - begun_s:.0f} s)", file=sys.stderr, flush=True)
+    if broken:
+        print(f"BROKEN: {', '.join(broken)}")
+    return 1 if broken else 0
+
+
+def kill(given: argparse.Namespace) -> bool:
+    """Kills of the daemon."""
+    from resilience import kill as torture_kill
+
+    outcome = torture_kill.run(
+        given.kills or (8 if given.short else 200),
+        given.seed,
+        spool=not given.without_spool,
+        count=12 if given.short else 40,
+    )
+    print(outcome, flush=True)
+    return not outcome.broken
+
+
+def disk(given: argparse.Namespace) -> bool:
+    """Troubles of the disk; skipped where no disk can be mounted."""
+    from resilience import disk as torture_disk
+
+    try:
+        cases = torture_disk.run(torture_disk.SHORT if given.short else None)
+    except OSError as error:
+        print(f"disk: SKIPPED: mounting a small disk needs root and CAP_SYS_ADMIN ({error})")
+        return True
+    for case in cases:
+        print(f"disk: {case}", flush=True)
+    return not any(case.broken for case in cases)
+
+
+def broker(given: argparse.Namespace) -> bool:
+    """Restarts of the broker while sentences come."""
+    from rigs.storm import storm
+
+    logging.disable(logging.CRITICAL)  # each restart would have its lines
+
+    restarts, utterances = (4, 60) if given.short else (40, 400)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = storm(
+            Path(folder),
+            restarts=restarts,
+            utterances=utterances,
+            house=False,
+            seconds=1.0 if given.short else 4.0,
+            seed=given.seed,
+        )
+    logging.disable(logging.NOTSET)
+    after_s = sorted(outcome.back_after_s())
+    print(
+        f"broker: {restarts} restarts, {len(outcome.said)} said: lost {outcome.lost}, doubled for "
+        f"nothing {outcome.doubled_for_nothing()}, in order: {outcome.in_order}; first event after "
+        f"its return: median {after_s[len(after_s) // 2]:.2f} s, longest {after_s[-1]:.2f} s",
+        flush=True,
+    )
+    slow = not given.short and after_s[-1] > BACK_WITHIN_S
+    return not (outcome.lost or outcome.doubled_for_nothing() or slow) and outcome.in_order
+
+
+def power(given: argparse.Namespace) -> bool:
+    """Power cuts: a program of its own."""
+    return _program("scripts/resilience/power.py", *(["--cuts", "30"] if given.short else []))
+
+
+def fuzz(given: argparse.Namespace) -> bool:
+    """The fuzzing tests, with more examples; a short run leaves them to the tests, unless named."""
+    if given.short and "fuzz" not in given.ordeals:
+        return True
+    tests = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(FUZZ_TESTS))
+    examples = "50" if given.short else "1000"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"ROOMSCRIBE_FUZZ": examples},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    lines = done.stdout.strip().splitlines() or ["no tests"]
+    print(
+        f"fuzz: {examples} examples each in {len(tests)} files: {lines[-1].strip('= ')}", flush=True
+    )
+    if done.returncode:
+        print(done.stdout)
+    return done.returncode == 0
+
+
+def latency(given: argparse.Namespace) -> bool:
+    """Where the time goes between speech and subscriber."""
+    from resilience import latency as torture_latency
+
+    outcome = torture_latency.run(3 if given.short else 40)
+    print(outcome, flush=True)
+    return not outcome.broken
+
+
+def soak(given: argparse.Namespace) -> bool:
+    """Hours of sound through one daemon."""
+    from resilience import soak as torture_soak
+
+    named = "soak" in given.ordeals and not given.short
+    hours = given.hours or (1.0 if named else 0.04)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = torture_soak.run(hours, given.out or Path(folder), given.seed)
+    print(outcome, flush=True)
+    return not outcome.broken
+
+
+def _program(*arguments: str) -> bool:
+    """Runs a program of our own; its output is ours."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+ORDEALS: dict[str, Callable[[argparse.Namespace], bool]] = {
+    "kill": kill,
+    "disk": disk,
+    "broker": broker,
+    "power": power,
+    "fuzz": fuzz,
+    "latency": latency,
+    "soak": soak,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

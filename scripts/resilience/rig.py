@@ -1,0 +1,244 @@
+"""What the ordeals share: sentences, a daemon that hears a pipe, and what it left behind."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import functools
+import json
+import os
+import re
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+from rigs.word_errors import words
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SPEECH = ROOT / "tests" / "speech"
+FAST = ROOT / "scripts" / "torture_fast.py"
+RATE = 16_000
+BYTES_PER_S = 2 * RATE
+STEP = 7680
+"""A multiple of the frames of 30 ms and of Silero's 32 ms: a sentence begins alike everywhere."""
+NODE = "kitchen"
+
+Sound = NDArray[np.int16]
+
+
+@dataclass(frozen=True)
+class Said:
+    """One sentence between silences."""
+
+    number: int
+    text: str
+    pcm: bytes
+
+
+def read(path: Path) -> Sound:
+    """(n,) int16 of a file that is at 16 kHz."""
+    samples, rate = soundfile.read(path, dtype="int16")
+    if rate != RATE or samples.ndim != 1:
+        raise ValueError(
+            f"{path}: expected 16000 Hz mono, found {rate} Hz, {samples.ndim} channels"
+        )
+    return samples  # type: ignore[no-any-return]
+
+
+def between_silences(samples: Sound, tail_s: float = 1.5) -> Sound:
+    """0.48 s of silence, the samples, at least `tail_s` of silence; whole STEPs."""
+    length = STEP + len(samples) + int(tail_s * RATE)
+    whole = np.zeros(-(-length // STEP) * STEP, np.int16)
+    whole[STEP : STEP + len(samples)] = samples
+    return whole
+
+
+def sentences() -> list[Said]:
+    """The 40 sentences of tests/speech."""
+    lines = (SPEECH / "transcripts.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    rows = [line.split("\t") for line in lines]
+    return [
+        Said(number, row[-1], between_silences(read(SPEECH / row[0])).tobytes())
+        for number, row in enumerate(rows)
+    ]
+
+
+class Place:
+    """A folder with a daemon's configuration, state and spool, gone afterwards."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder` is kept; without one a new one is made in memory and deleted."""
+        memory = Path("/dev/shm")
+        self._own = folder is None
+        self.folder = folder or Path(
+            tempfile.mkdtemp(prefix="torture-", dir=memory if memory.is_dir() else None)
+        )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.state, self.log = self.folder / "state", self.folder / "daemon.log"
+        self.spool, self.config = self.folder / "spool", self.folder / "roomscribe.toml"
+
+    def configure(self, port: int, spool: str = "", more: str = "") -> None:
+        """Writes the configuration; `spool` are lines of its section."""
+        lines = [
+            f'[appliance]\nnode = "{NODE}"',
+            f'[mqtt]\nhost = "127.0.0.1"\nport = {port}\nexpiry_s = 86400',
+            "[homeassistant]\nenabled = false",
+            f'[store]\npath = "{self.state}"',
+            f'[spool]\n{spool or "enabled = true"}\npath = "{self.spool}"',
+            more,
+        ]
+        self.config.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._own:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Daemon:
+    """A running `roomscribe run --recording -` and the pipe that it hears."""
+
+    def __init__(self, place: Place, *, fast: bool = True, **environment: str) -> None:
+        self.begun_s = time.monotonic()
+        self.ready_s: float | None = None
+        """Seconds from the start to READY."""
+        self.statuses: list[str] = []
+        """What it told systemd."""
+        self.written = 0
+        """Bytes of sound put into the pipe."""
+        command = [str(FAST)] if fast else ["-m", "appliance"]
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        address = f"\0roomscribe-torture-{os.getpid()}-{self.begun_s}"
+        self._notify.bind(address)
+        self._notify.setblocking(False)
+        told = {"NOTIFY_SOCKET": "@" + address[1:], "ROOMSCRIBE_MODELS": str(place.folder / "no")}
+        with place.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *command, "run", "--config", place.config, "--recording", "-"],
+                stdin=subprocess.PIPE,
+                stderr=log,
+                stdout=log,
+                env=os.environ | told | environment,
+                cwd=ROOT,
+            )
+        assert self.process.stdin is not None
+        self._pipe = self.process.stdin.fileno()
+        fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, 4096)
+        os.set_blocking(self._pipe, False)
+
+    def feed(self, pcm: bytes, seconds: float) -> bytes:
+        """Writes what the pipe takes within so long; the rest. BrokenPipeError when it is dead."""
+        until_s = time.monotonic() + seconds
+        while pcm and (left_s := until_s - time.monotonic()) > 0:
+            if select.select([], [self._pipe], [], left_s)[1]:
+                try:
+                    count = os.write(self._pipe, pcm[:4096])
+                except BlockingIOError:
+                    time.sleep(0.001)
+                    continue
+                self.written += count
+                pcm = pcm[count:]
+        return pcm
+
+    def consumed(self) -> int:
+        """Bytes of sound that it has read."""
+        left = array.array("i", [0])
+        fcntl.ioctl(self._pipe, termios.FIONREAD, left)
+        return self.written - left[0]
+
+    def look(self) -> None:
+        """Reads what it told systemd."""
+        while True:
+            try:
+                message = self._notify.recv(4096).decode()
+            except BlockingIOError:
+                return
+            if "READY=1" in message and self.ready_s is None:
+                self.ready_s = time.monotonic() - self.begun_s
+            self.statuses += re.findall(r"^STATUS=(.*)$", message, re.MULTILINE)
+
+    def alive(self) -> bool:
+        """True while it runs."""
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """kill -9, and waits until it is gone."""
+        self.process.kill()
+        self.process.wait()
+        self.look()
+
+    def end_of_sound(self, timeout_s: float = 60.0) -> int:
+        """Closes the pipe; the exit status of the daemon, which ends then."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(timeout_s)
+
+    def close(self) -> None:
+        """Whatever happened: no process and no socket stays."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin:
+            self.process.stdin.close()
+        self._notify.close()
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def until(condition: Callable[[], object], timeout_s: float) -> bool:
+    """Waits until `condition` holds; False when it does not in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@functools.cache
+def reference_texts(count: int) -> dict[int, set[str]]:
+    """What the first `count` sentences read without faults: said first of all, and after others.
+
+    Those that are not read as they were said, in one transcript each time, are left out: what the
+    model only guesses depends on what was heard a minute before.
+    """
+    said = sentences()[:count]
+    found: dict[int, list[str]] = {one.number: [] for one in said}
+    with tempfile.TemporaryDirectory() as folder:
+        files = {str(Path(folder) / f"{one.number}.wav"): [one] for one in said}
+        files[str(Path(folder) / "all.wav")] = said
+        for path, spoken in files.items():
+            pcm = b"".join(one.pcm for one in spoken)
+            soundfile.write(path, np.frombuffer(pcm, "<i2"), RATE)
+        command = [sys.executable, "-m", "appliance", "transcribe", "--json", *files]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True)
+    for line in map(json.loads, done.stdout.splitlines()):
+        if not line["discarded"]:
+            at = line["end_s"] * BYTES_PER_S
+            for one in files[line["file"]]:
+                at -= len(one.pcm)
+                if at < 0:
+                    found[one.number].append(line["text"])
+                    break
+    truth = {one.number: words(one.text) for one in said}
+    return {
+        number: set(texts)
+        for number, texts in found.items()
+        if len(texts) == 2 and all(words(text) == truth[number] for text in texts)
+    }

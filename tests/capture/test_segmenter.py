@@ -1,0 +1,201 @@
+"""Utterances are opened, closed and cut where they should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from appliance.capture.frames import FRAME_SAMPLES
+from appliance.capture.segmenter import Segmenter, is_clipped, quietest
+from appliance.capture.voice import Judgement
+from appliance.config import SegmenterSettings
+from appliance.records import SAMPLE_RATE, Discarded, Frame, Window
+
+FRAME_S = 0.03
+LOUD = 1000
+NO_OVERLAP = replace(SegmenterSettings(), overlap_ms=0)
+
+
+class FakeVoice:
+    """Takes a frame for speech when its first sample is loud; opens at the third in a row."""
+
+    def __init__(self) -> None:
+        self.in_a_row = 0
+        self.resets = 0
+
+    def push(self, frame: Frame) -> Judgement:
+        speech = abs(int(frame.samples[0])) >= LOUD
+        self.in_a_row = self.in_a_row + 1 if speech else 0
+        return Judgement(self.in_a_row >= 3, speech, FRAME_S if speech else 0.0)
+
+    def reset(self) -> None:
+        self.in_a_row = 0
+        self.resets += 1
+
+
+def speech(frames: int, level: int = 2 * LOUD) -> list[np.ndarray]:
+    """Frames of alternating samples."""
+    signs = np.where(np.arange(FRAME_SAMPLES) % 2, -1, 1)
+    return [(signs * level).astype(np.int16)] * frames
+
+
+def silence(frames: int) -> list[np.ndarray]:
+    return [np.zeros(FRAME_SAMPLES, np.int16)] * frames
+
+
+class Room:
+    """Feeds a segmenter and keeps what it gives."""
+
+    def __init__(self, window_s: float = 10.0, settings: SegmenterSettings | None = None) -> None:
+        self.voice = FakeVoice()
+        self.segmenter = Segmenter(self.voice, settings or SegmenterSettings(), window_s)
+        self.found: list[Window | Discarded] = []
+        self.now_s = 0.0
+
+    def hear(self, *parts: list[np.ndarray], after_gap: bool = False) -> Room:
+        for samples in (one for part in parts for one in part):
+            frame = Frame(samples, self.now_s, after_gap)
+            after_gap = False
+            self.found += self.segmenter.push(frame)
+            self.now_s += FRAME_S
+        return self
+
+    def windows(self) -> list[Window]:
+        assert all(isinstance(one, Window) for one in self.found)
+        return [one for one in self.found if isinstance(one, Window)]
+
+
+def test_an_utterance_carries_its_pre_roll_and_a_short_tail() -> None:
+    room = Room().hear(silence(100), speech(30), silence(30))
+    (window,) = room.windows()
+    assert window.start_s == pytest.approx(3.06 - 0.6)
+    assert window.speech_end_s == pytest.approx(3.9)
+    assert window.start_s + window.duration_s == pytest.approx(4.2)
+    assert (window.index, window.last, window.flags) == (1, True, ())
+    assert window.voiced_s == pytest.approx(0.9)
+
+
+def test_an_utterance_is_handed_on_as_soon_as_the_hang_over_is_over() -> None:
+    room = Room().hear(silence(100), speech(30), silence(19))
+    assert room.found == []
+    assert room.segmenter.speaking
+    room.hear(silence(1))
+    assert len(room.found) == 1
+    assert not room.segmenter.speaking
+
+
+def test_a_pause_shorter_than_the_hang_over_is_part_of_the_utterance() -> None:
+    room = Room().hear(silence(30), speech(20), silence(15), speech(20), silence(30))
+    (window,) = room.windows()
+    assert window.voiced_s == pytest.approx(1.2)
+
+
+def test_the_first_word_is_whole_when_speech_begins_with_the_stream() -> None:
+    (window,) = Room().hear(speech(20), silence(30)).windows()
+    assert window.start_s == 0.0
+
+
+def test_no_sound_is_in_two_utterances() -> None:
+    room = Room().hear(silence(50), speech(20), silence(20), speech(20), silence(30))
+    first, second = room.windows()
+    assert first.utterance_id != second.utterance_id
+    assert second.start_s >= first.start_s + first.duration_s - 1e-9
+
+
+def test_too_little_speech_is_discarded_with_its_reason() -> None:
+    settings = replace(SegmenterSettings(), min_speech_ms=150)
+    room = Room(settings=settings).hear(silence(50), speech(4), silence(30))
+    (discarded,) = room.found
+    assert isinstance(discarded, Discarded)
+    assert discarded.reason == "too_short"
+
+
+def test_long_speech_is_cut_at_the_quietest_place_and_nothing_is_lost_or_doubled() -> None:
+    room = Room(5.0, NO_OVERLAP)
+    room.hear(silence(30), speech(120), speech(6, LOUD), speech(100), silence(30))
+    first, second = room.windows()
+    assert first.utterance_id == second.utterance_id
+    assert (first.index, first.last, first.flags) == (1, False, ("cut_at_window",))
+    assert (second.index, second.last, second.flags) == (2, True, ())
+    assert second.start_s == pytest.approx((30 + 120 + 4) * FRAME_S), "in the middle, the later"
+    assert second.start_s == pytest.approx(first.start_s + first.duration_s)
+    assert first.speech_end_s == pytest.approx(second.start_s)
+    assert first.voiced_s + second.voiced_s == pytest.approx(226 * FRAME_S)
+
+
+def test_speech_without_end_is_cut_into_windows_no_longer_than_the_model_takes() -> None:
+    room = Room(5.0, NO_OVERLAP).hear(silence(10), speech(1000), silence(30))
+    windows = room.windows()
+    assert len(windows) >= 6
+    assert all(len(window.samples) <= 5 * SAMPLE_RATE for window in windows)
+    assert [window.index for window in windows] == list(range(1, len(windows) + 1))
+    assert [window.last for window in windows] == [False] * (len(windows) - 1) + [True]
+    length = sum(len(window.samples) for window in windows)
+    assert length == (10 + 1000 + 10) * FRAME_SAMPLES
+
+
+def test_speech_that_ends_with_the_window_is_not_cut() -> None:
+    room = Room(5.0).hear(silence(30), speech(144), silence(30))
+    (window,) = room.windows()
+    assert window.last
+    assert window.flags == ()
+    assert window.duration_s <= 5.0
+
+
+def test_the_end_of_a_source_gives_what_was_heard() -> None:
+    room = Room().hear(silence(30), speech(20))
+    (window,) = room.segmenter.flush()
+    assert isinstance(window, Window)
+    assert window.last
+    assert window.flags == ()
+    assert room.segmenter.flush() == []
+    assert room.voice.resets == 2
+
+
+def test_a_lost_source_is_flagged() -> None:
+    room = Room().hear(silence(30), speech(20))
+    (window,) = room.segmenter.flush(interrupted=True)
+    assert isinstance(window, Window)
+    assert window.flags == ("interrupted",)
+
+
+def test_a_short_gap_is_flagged_and_does_not_end_the_utterance() -> None:
+    room = Room().hear(silence(30), speech(20))
+    room.now_s += 0.1
+    (window,) = room.hear(speech(20), after_gap=True).hear(silence(30)).windows()
+    assert window.flags == ("gap",)
+
+
+def test_a_long_gap_ends_the_utterance() -> None:
+    room = Room().hear(silence(30), speech(20))
+    room.now_s += 3.0
+    room.hear(speech(20), silence(30), after_gap=True)
+    first, second = room.windows()
+    assert first.flags == ("interrupted",)
+    assert second.flags == ()
+    assert second.start_s == pytest.approx(50 * FRAME_S + 3.0)
+
+
+def test_clipped_speech_is_flagged() -> None:
+    (window,) = Room().hear(silence(30), speech(20, 32767), silence(30)).windows()
+    assert window.flags == ("clipped",)
+    assert not is_clipped(np.array([32767] + [0] * 1999, np.int16))
+
+
+def test_settings_of_the_segmenter_are_obeyed() -> None:
+    settings = replace(SegmenterSettings(), pre_roll_ms=0, hang_over_ms=900, min_speech_ms=0)
+    room = Room(settings=settings).hear(silence(50), speech(4), silence(29))
+    assert room.found == []
+    (window,) = room.hear(silence(1)).windows()
+    assert window.start_s == pytest.approx(52 * FRAME_S)
+
+
+def test_idle_memory_is_bounded() -> None:
+    room = Room().hear(silence(5000))
+    assert len(room.segmenter._heard) <= 21
+
+
+def test_of_equally_quiet_places_the_latest_is_cut() -> None:
+    assert quietest(np.zeros(20), 5, 15) == 15

@@ -1,0 +1,113 @@
+"""The voice detector on synthetic sound, and on real recordings where there are some."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from appliance.capture.frames import Framer
+from appliance.capture.recording import Recording
+from appliance.capture.segmenter import Segmenter
+from appliance.capture.voice import VoiceDetector
+from appliance.config import SegmenterSettings, VoiceSettings
+from appliance.records import Samples, Window
+
+SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED", ""), "data/audio")
+needs_recordings = pytest.mark.skipif(
+    "ROOMSCRIBE_SHARED" not in os.environ,
+    reason="ROOMSCRIBE_SHARED names no folder with recordings",
+)
+
+
+def noise(seconds: float, rms: float) -> Samples:
+    shape = int(seconds * 16000)
+    return np.rint(np.random.default_rng(0).normal(size=shape) * rms).astype(np.int16)
+
+
+def heard(samples: Samples) -> list[Window]:
+    segmenter = Segmenter(VoiceDetector(VoiceSettings()), SegmenterSettings(), 10.0)
+    found = [one for frame in Framer().push(samples, 0.0) for one in segmenter.push(frame)]
+    return [one for one in (*found, *segmenter.flush()) if isinstance(one, Window)]
+
+
+def recorded(name: str) -> Samples:
+    with Recording(str(SHARED / name), real_time=False) as recording:
+        sound = np.concatenate([frame.samples for frame in recording.frames()])
+    return np.concatenate((noise(2, 3), sound, noise(2, 3)))
+
+
+def test_silence_keeps_silero_asleep_and_costs_next_to_nothing() -> None:
+    detector = VoiceDetector(VoiceSettings())
+    frames = list(Framer().push(noise(30, 3), 0.0))
+    begun_s = time.process_time()
+    for frame in frames:
+        judgement = detector.push(frame)
+        assert not (judgement.opens or judgement.speech or detector.awake)
+    assert time.process_time() - begun_s < 0.3, "10 ms of CPU per second of silence"
+
+
+@pytest.mark.parametrize("rms", [0, 3, 100, 1000, 8000])
+def test_steady_noise_opens_nothing(rms: float) -> None:
+    assert heard(noise(8, rms)) == []
+
+
+def test_a_tone_opens_nothing() -> None:
+    times = np.arange(16000 * 3)
+    assert heard((np.sin(times * 2 * np.pi * 1000 / 16000) * 8000).astype(np.int16)) == []
+
+
+def test_frames_of_10_and_20_ms_are_judged_as_well() -> None:
+    for length in (160, 320):
+        detector = VoiceDetector(VoiceSettings())
+        for frame in Framer().push(noise(1, 2000), 0.0):
+            for at in range(0, 480 - length + 1, length):
+                part = type(frame)(frame.samples[at : at + length], frame.start_s)
+                assert not detector.push(part).opens
+
+
+@needs_recordings
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ha_commands_ohf/next.wav",
+        "ha_commands_ohf/resume.wav",
+        "ha_commands_ohf/what_s_the_weather.wav",
+        "ha_commands_ohf_tts/set_lights_to_red.wav",
+        "ha_commands_rhasspy/rhasspy3__set_timer.wav",
+        "fsdd_digits/4_theo_11.wav",
+        "librispeech_test_other/2414-128291-0009.flac",
+    ],
+)
+def test_a_recorded_sentence_is_one_utterance(name: str) -> None:
+    (window,) = heard(recorded(name))
+    assert window.last
+    assert window.start_s < 3.0
+
+
+@needs_recordings
+def test_a_lone_short_word_is_heard_nearly_wherever_silero_s_windows_fall_in_it() -> None:
+    sound = recorded("ha_commands_ohf/pause.wav")
+    assert sum(bool(heard(sound[phase:])) for phase in range(0, 512, 64)) >= 6
+
+
+@needs_recordings
+@pytest.mark.parametrize(
+    "name", ["noise_misc/noise.wav", "noise_speechbrain/noise2.wav", "esc50/1-100032-A-0.wav"]
+)
+def test_recorded_noise_opens_nothing(name: str) -> None:
+    assert heard(recorded(name)) == []
+
+
+@needs_recordings
+def test_eleven_seconds_of_speech_lose_no_word_to_the_window() -> None:
+    sound = recorded("jfk/jfk.wav")
+    windows = heard(sound)
+    assert windows[0].start_s < 2.4
+    assert windows[-1].speech_end_s > 12.5
+    for one, following in itertools.pairwise(windows):
+        assert following.start_s >= one.start_s + one.duration_s - 1e-6

@@ -1,0 +1,230 @@
+"""The microphone, real through PulseAudio and held by a daemon, and the voice detector."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from rigs.broker import Broker, missing
+from rigs.command import ROOT, start
+from rigs.microphone import SINK, PulseMicrophone, missing_packages
+
+from appliance.cli.doctor import hearing
+from appliance.cli.doctor.daemon import Daemon, holders, running_daemon
+from appliance.cli.doctor.hearing import judge_sound
+from appliance.cli.doctor.outcome import Outcome, Surroundings
+from appliance.config import CaptureSettings, MqttSettings, Settings, VoiceSettings
+
+needs_pulseaudio = pytest.mark.skipif(
+    bool(missing_packages()), reason=f"not installed: {' '.join(missing_packages())}"
+)
+LOOK = """
+import json, sys
+from dataclasses import asdict, replace
+from appliance.cli.doctor.bounded import look
+from appliance.cli.doctor.checks import GROUPS
+from appliance.cli.doctor.outcome import Surroundings
+from appliance.config import Settings
+check = replace(GROUPS["hearing"][0], within_s=float(sys.argv[1]))
+print(json.dumps(asdict(look(check, Surroundings(Settings())))))
+"""
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulseMicrophone]:
+    with PulseMicrophone(tmp_path_factory.mktemp("rig")) as microphone:
+        yield microphone
+
+
+def look(rig: PulseMicrophone, within_s: float = 15.0) -> Outcome:
+    """The microphone's check in a process that sees the rig."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, str(within_s)],
+        env=rig.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return Outcome(**json.loads(done.stdout))
+
+
+def noise(level: float, seconds: float) -> np.ndarray[Any, np.dtype[np.int16]]:
+    rng = np.random.default_rng(3)
+    sound = rng.normal(0, level * 32768, int(seconds * 16_000))
+    return np.clip(sound, -32768, 32767).astype(np.int16)
+
+
+@needs_pulseaudio
+def test_a_microphone_that_hears_is_well_and_says_how_loud(
+    rig: PulseMicrophone, tmp_path: Path
+) -> None:
+    soundfile.write(tmp_path / "noise.wav", noise(0.1, 20), 16_000)
+    player = subprocess.Popen(
+        ["paplay", f"--device={SINK}", str(tmp_path / "noise.wav")], env=rig.environment
+    )
+    try:
+        found = look(rig)
+    finally:
+        player.kill()
+        player.wait()
+    assert found.status == "ok", found.found
+    assert "at 16000 Hz: -20 dBFS" in found.found
+
+
+@needs_pulseaudio
+def test_digital_silence_is_a_fault(rig: PulseMicrophone) -> None:
+    found = look(rig)
+    assert found.status == "failed"
+    assert "digital silence" in found.found
+    assert "alsamixer" in found.cure
+
+
+@needs_pulseaudio
+def test_a_sound_server_that_hangs_does_not_hang_the_doctor(tmp_path: Path) -> None:
+    with PulseMicrophone(tmp_path / "rig") as stalled:
+        assert stalled._server is not None
+        stalled._server.send_signal(signal.SIGSTOP)
+        try:
+            found = look(stalled, within_s=2.0)
+        finally:
+            stalled._server.send_signal(signal.SIGCONT)
+    assert found.status == "failed"
+    assert found.found == "no answer after 2 s while opening the microphone"
+
+
+@needs_pulseaudio
+def test_a_daemon_that_hears_the_same_microphone_is_not_disturbed(
+    rig: PulseMicrophone, tmp_path: Path
+) -> None:
+    config = tmp_path / "house.toml"
+    config.write_text(f'[store]\npath = "{tmp_path}"\n[mqtt]\nenabled = false\n', encoding="utf-8")
+    daemon = start("run", "--config", config, **rig.environment)
+    try:
+        assert daemon.stderr is not None
+        assert any("listening to" in line for line in daemon.stderr)
+        running = running_daemon(config)
+        assert running is not None
+        assert (running.pid, running.service) == (daemon.pid, False)
+        assert look(rig).found.endswith("digital silence (every sample is the same)")
+        assert daemon.poll() is None
+    finally:
+        daemon.terminate()
+        said = daemon.communicate(timeout=10)[1]
+    assert daemon.returncode == 0
+    assert "microphone" not in said.replace("listening to", "")
+    assert running_daemon(config) is None
+
+
+def test_no_microphone_is_told_with_what_to_do() -> None:
+    settings = Settings(capture=CaptureSettings(device="no such microphone"))
+    with pytest.raises(Exception, match="microphone") as caught:
+        hearing.microphone(Surroundings(settings, root=Path("/nowhere")))
+    assert "DeviceError" in type(caught.value).__name__
+
+
+def test_a_recording_in_its_place_is_not_listened_to() -> None:
+    settings = Settings(capture=CaptureSettings(recording="talk.flac"))
+    assert hearing.microphone(Surroundings(settings)).status == "skipped"
+
+
+def machine(root: Path, *, pid: int = 77, name: str = "roomscribe") -> Path:
+    """A machine in which one process has the microphone open."""
+    node = root / "dev/snd/pcmC1D0c"
+    node.parent.mkdir(parents=True)
+    node.touch()
+    (root / f"proc/{pid}/fd").mkdir(parents=True)
+    (root / f"proc/{pid}/fd/9").symlink_to("/dev/snd/pcmC1D0c")
+    (root / f"proc/{pid}/comm").write_text(f"{name}\n", encoding="ascii")
+    return root
+
+
+def test_a_microphone_that_the_daemon_holds_is_left_to_it(tmp_path: Path) -> None:
+    settings = Settings(mqtt=MqttSettings(enabled=False))
+    around = Surroundings(settings, daemon=Daemon(77, "roomscribe", True), root=machine(tmp_path))
+    found = hearing.microphone(around)
+    assert found.status == "ok"
+    assert found.found.startswith("held by the service (process 77)")
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "Mosquitto is there")
+@pytest.mark.parametrize(("told", "status"), [("online", "ok"), ("offline", "failed")])
+def test_of_a_held_microphone_the_daemons_own_word_counts(
+    tmp_path: Path, told: str, status: str
+) -> None:
+    from cli.doctor.test_publishing import around as at_broker, retain
+
+    with Broker() as broker:
+        retain(broker, "roomscribe/kitchen/microphone", told)
+        settings = at_broker(broker).settings
+        daemon = Daemon(77, "roomscribe", True)
+        around = Surroundings(settings, daemon=daemon, root=machine(tmp_path))
+        found = hearing.microphone(around)
+    assert found.status == status
+    assert ("hears it" in found.found) == (told == "online")
+
+
+def test_another_program_that_holds_it_is_named(tmp_path: Path) -> None:
+    root = machine(tmp_path, pid=78, name="arecord")
+    assert [str(one) for one in holders(hearing.CAPTURE_NODES, root)] == ["arecord (process 78)"]
+    settings = Settings(capture=CaptureSettings(device="no such microphone"))
+    with pytest.raises(Exception, match=r"^held by arecord \(process 78\); "):
+        hearing.microphone(Surroundings(settings, root=root))
+
+
+def test_a_daemon_is_known_by_its_configuration(tmp_path: Path) -> None:
+    def process(pid: int, *words: str) -> None:
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "cmdline").write_bytes("\0".join(words).encode() + b"\0")
+        (folder / "cgroup").write_text("0::/system.slice/roomscribe.service\n", encoding="ascii")
+        (folder / "environ").write_bytes(b"HOME=/\0STATE_DIRECTORY=/var/lib/roomscribe\0")
+        (folder / "cwd").symlink_to("/etc")
+
+    process(10, "/usr/bin/python3", "/usr/bin/roomscribe", "doctor")
+    process(11, "vim", "run")
+    assert running_daemon(None, tmp_path) is None
+    process(9, "/usr/bin/python3", "/usr/bin/roomscribe", "run")
+    (tmp_path / "9/status").write_text("Name: x\nNSpid:\t9\t1\n", encoding="ascii")
+    assert running_daemon(None, tmp_path) is None
+    process(12, "/usr/bin/python3", "-I", "/usr/bin/roomscribe", "run")
+    found = running_daemon(None, tmp_path)
+    assert found is not None
+    assert (found.pid, found.service) == (12, True)
+    assert found.environment == {"STATE_DIRECTORY": "/var/lib/roomscribe"}
+    process(13, "python", "-m", "appliance", "run", "--config=other.toml")
+    other = running_daemon(Path("/etc/other.toml"), tmp_path)
+    assert other is not None
+    assert other.pid == 13
+
+
+def test_sound_is_judged_by_its_level() -> None:
+    assert judge_sound("it", noise(0.01, 1)).found == "it: -40 dBFS, peak -28 dBFS"
+    assert judge_sound("it", np.full(16_000, 7, np.int16)).status == "failed"
+    assert judge_sound("it", np.empty(0, np.int16)).status == "failed"
+    loud = judge_sound("it", noise(2.0, 1))
+    assert loud.status == "failed"
+    assert "clipped" in loud.found
+    assert "gain" in loud.cure
+
+
+def test_the_voice_detector_opens_on_speech_alone() -> None:
+    assert hearing.voice_detector(Surroundings(Settings())).status == "ok"
+
+
+def test_a_voice_detector_that_hears_no_speech_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hearing, "spoken_frames", hearing._quiet_frames)
+    found = hearing.voice_detector(Surroundings(Settings()))
+    assert found.status == "failed"
+    assert found.found.startswith("0 utterances")
+    settings = Settings(voice=VoiceSettings(open_score=0.99, close_score=0.95))
+    assert hearing.voice_detector(Surroundings(settings)).status == "failed"

@@ -1,0 +1,171 @@
+"""Python and its libraries, the configuration, memory, clock and the Raspberry Pi's power."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from appliance.cli.doctor import machine
+from appliance.cli.doctor.machine import (
+    configuration,
+    judge_clock,
+    judge_throttled,
+    least_versions,
+    libraries,
+    memory,
+    pi_power,
+    python,
+    version_of,
+)
+from appliance.cli.doctor.outcome import Outcome, Surroundings
+from appliance.config import Settings
+
+AROUND = Surroundings(Settings())
+
+
+def test_this_python_and_these_libraries_are_right() -> None:
+    assert python(AROUND).status == "ok"
+    found = libraries(AROUND)
+    assert found.status == "ok"
+    assert "onnxruntime 1." in found.found
+    assert "webrtcvad-wheels 2." in found.found
+
+
+def test_a_library_that_does_not_import_is_named_with_its_own_words(tmp_path: Path) -> None:
+    """As webrtcvad 2.0.10 behaves beside setuptools 82."""
+    text = "raise ModuleNotFoundError(\"No module named 'pkg_resources'\")"
+    (tmp_path / "webrtcvad.py").write_text(text, encoding="utf-8")
+    program = (
+        "from appliance.cli.doctor.machine import libraries\n"
+        "from appliance.cli.doctor.outcome import Surroundings\n"
+        "from appliance.config import Settings\n"
+        "print(libraries(Surroundings(Settings())).found)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(
+        "webrtcvad does not import (ModuleNotFoundError: No module named 'pkg_resources')"
+    )
+
+
+def test_a_library_that_is_too_old_is_named_with_both_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = {"numpy": "99.1", "python": "3.99"}
+    monkeypatch.setattr(machine, "_metadata_of_package", lambda: wanted)
+    found = libraries(AROUND)
+    assert found.status == "failed"
+    assert found.found.startswith("numpy ")
+    assert found.found.endswith(" is older than 99.1")
+    assert "wanted is 3.99 or newer" in python(AROUND).found
+
+
+def test_wanted_versions_come_from_the_packages_metadata() -> None:
+    lines = [
+        "numpy>=1.26",
+        "paho-mqtt<3,>=2.1",
+        "systemd-python>=235; extra == 'systemd'",
+        'soxr >= 0.3.2; python_version < "4"',
+        "tqdm",
+    ]
+    assert least_versions(lines, ">=3.11") == {
+        "numpy": "1.26",
+        "paho-mqtt": "2.1",
+        "soxr": "0.3.2",
+        "python": "3.11",
+    }
+
+
+def test_versions_are_compared_by_their_numbers() -> None:
+    assert version_of("1.21.0+dfsg") == version_of("1.21")
+    assert version_of("2.0.14.post1") >= version_of("2.0.11")
+    assert version_of("1.9") < version_of("1.21")
+
+
+def test_every_mistake_of_a_configuration_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "house.toml"
+    file.write_text('[mqtt]\nport = 0\nhots = "x"\n', encoding="utf-8")
+    found = configuration(Surroundings(Settings(), file))
+    assert found.status == "failed"
+    assert "2 mistakes" in found.found
+    assert "mqtt.port" in found.found
+    assert "did you mean host?" in found.found
+    file.write_text("[mqtt]\nport = 1884\n", encoding="utf-8")
+    assert configuration(Surroundings(Settings(), file)).status == "ok"
+
+
+@pytest.mark.parametrize(("kilobytes", "status"), [(2_000_000, "ok"), (90_000, "failed")])
+def test_little_memory_is_a_fault(tmp_path: Path, kilobytes: int, status: str) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(
+        f"MemTotal:        8256000 kB\nMemFree: 1 kB\nMemAvailable:  {kilobytes} kB\n",
+        encoding="ascii",
+    )
+    found = memory(Surroundings(Settings(), root=tmp_path))
+    assert found.status == status
+    assert "of 8062 MB" in found.found
+
+
+def test_a_clock_that_nobody_sets_is_a_fault() -> None:
+    assert judge_clock(2_500, timesyncd=False).status == "ok"
+    assert judge_clock(16_000_000, timesyncd=False).status == "failed"
+    assert judge_clock(16_000_000, timesyncd=True).status == "ok"
+    assert judge_clock(None, timesyncd=False).status == "skipped"
+
+
+def pi(tmp_path: Path, bits: str) -> Outcome:
+    firmware = tmp_path / "sys/devices/platform/soc@107c000000/soc@107c000000:firmware"
+    firmware.mkdir(parents=True, exist_ok=True)
+    (firmware / "get_throttled").write_text(f"{bits}\n", encoding="ascii")
+    zone = tmp_path / "sys/class/thermal/thermal_zone0"
+    zone.mkdir(parents=True, exist_ok=True)
+    (zone / "temp").write_text("61250\n", encoding="ascii")
+    return pi_power(Surroundings(Settings(), root=tmp_path))
+
+
+def test_a_healthy_pi_is_well(tmp_path: Path) -> None:
+    assert pi(tmp_path, "0") == Outcome("ok", "voltage and clock are right; 61 C")
+
+
+def test_low_voltage_is_a_fault_now_and_afterwards(tmp_path: Path) -> None:
+    now = pi(tmp_path, "50005")
+    assert now.status == "failed"
+    assert "the voltage is too low, it is throttled" in now.found
+    assert "27 W" in now.cure
+    before = pi(tmp_path, "10000")
+    assert before.status == "failed"
+    assert "earlier since the start: the voltage is too low" in before.found
+
+
+def test_heat_is_a_fault_while_it_lasts(tmp_path: Path) -> None:
+    hot = pi(tmp_path, "80008")
+    assert hot.status == "failed"
+    assert "temperature limit" in hot.found
+    assert "fan" in hot.cure
+    assert judge_throttled(0x80000).status == "ok"
+    assert "earlier" in judge_throttled(0x80000).found
+
+
+def test_vcgencmd_is_asked_where_the_firmware_has_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "vcgencmd"
+    program.write_text("#!/bin/sh\necho throttled=0x50000\n", encoding="ascii")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    found = pi_power(Surroundings(Settings(), root=tmp_path))
+    assert found.status == "failed"
+    assert "earlier since the start: the voltage is too low, it is throttled" in found.found
+
+
+def test_elsewhere_there_is_no_such_check(tmp_path: Path) -> None:
+    assert pi_power(Surroundings(Settings(), root=tmp_path)).status == "skipped"

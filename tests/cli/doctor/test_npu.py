@@ -1,0 +1,240 @@
+"""The NPU's checks against the simulated Hailo."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rigs.command import HOME_EN, SPEECH
+from rigs.hailo import copied, npu_bundle, npu_bundles
+from rigs.hailo_simulator.control import Simulator, enlist, with_hef, write_decoder_hef
+
+from appliance.cli.doctor import npu
+from appliance.cli.doctor.daemon import Daemon
+from appliance.cli.doctor.npu import Compared, judge, word_errors
+from appliance.cli.doctor.outcome import Outcome, Surroundings
+from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
+from appliance.errors import ConfigError, DeviceError, ModelError, RoomscribeError
+from appliance.model.bundle import Bundle, load_bundle
+
+__all__ = ["copied", "npu_bundle", "npu_bundles"]
+
+EVERY = (npu.device, npu.library, npu.chip, npu.owner, npu.hef, npu.self_test)
+
+
+@pytest.fixture
+def simulator(tmp_path: Path) -> Iterator[Simulator]:
+    """A machine with a Hailo driver and no chip yet."""
+    simulator = Simulator(tmp_path / "machine")
+    simulator.set(latency_ms=1)
+    simulator.enter()
+    yield simulator
+    simulator.leave()
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Surroundings:
+    """home-en with a HEF for a Hailo-8."""
+    folder = with_hef(load_bundle(HOME_EN), tmp_path / "home-en").folder
+    return Surroundings(Settings(model=ModelSettings(bundle=str(folder))), root=tmp_path / "root")
+
+
+def with_encoder(around: Surroundings, **encoder: object) -> Surroundings:
+    settings = replace(around.settings, encoder=EncoderSettings(**encoder))  # type: ignore[arg-type]
+    return replace(around, settings=settings)
+
+
+def test_without_a_hailo_nothing_is_asked_of_it(simulator: Simulator, around: Surroundings) -> None:
+    for look in (npu.device, npu.library, npu.chip, npu.owner, npu.self_test):
+        assert look(around) == Outcome("skipped", npu.ABSENT)
+    assert npu.hef(around).found.endswith("no chip to compare it with")
+
+
+def test_a_hailo_that_is_wanted_and_not_there_is_a_fault(
+    simulator: Simulator, around: Surroundings
+) -> None:
+    found = npu.device(with_encoder(around, backend="hailo"))
+    assert found.status == "failed"
+    assert "lspci" in found.cure
+
+
+def test_a_hailo_on_the_bus_without_a_driver_is_a_fault(
+    simulator: Simulator, around: Surroundings
+) -> None:
+    vendor = around.root / "sys/bus/pci/devices/0001:01:00.0/vendor"
+    vendor.parent.mkdir(parents=True)
+    vendor.write_text("0x1e60\n", encoding="ascii")
+    found = npu.device(around)
+    assert found.status == "failed"
+    assert "no driver made a device node" in found.found
+    assert "hailo-all" in found.cure
+
+
+def test_with_the_cpu_asked_for_the_hailo_is_left_alone(
+    simulator: Simulator, around: Surroundings
+) -> None:
+    simulator.plug()
+    on_cpu = with_encoder(around, backend="cpu")
+    assert {look(on_cpu).found for look in EVERY} == {"[encoder] backend is cpu"}
+
+
+def test_a_healthy_hailo_passes_everything(simulator: Simulator, around: Surroundings) -> None:
+    simulator.plug()
+    found = {look.__name__: look(around) for look in EVERY}
+    assert {one.status for one in found.values()} == {"ok"}, found
+    assert "driver 4.23.0" in found["device"].found
+    assert found["library"].found == "Python binding 4.23.0, driver 4.23.0"
+    assert found["chip"].found.startswith("Hailo-8, firmware 4.23.0")
+    assert "52 C, 1.6 W" in found["chip"].found
+    assert "fits the chip" in found["hef"].found
+    assert "cosine 1.0000" in found["self_test"].found
+    assert "1 texts equal; words wrong on the CPU 0.0%" in found["self_test"].found
+    assert simulator.inner.violations == []
+
+
+def test_versions_that_differ_are_a_fault_with_both(
+    simulator: Simulator, around: Surroundings
+) -> None:
+    simulator.plug(driver="4.20.0")
+    found = npu.library(around)
+    assert found.status == "failed"
+    assert found.found == "Python binding 4.23.0, driver 4.20.0"
+    simulator.set(driver="4.23.0")
+    library = around.root / "usr/lib/aarch64-linux-gnu/libhailort.so.4.22.0"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert npu.library(around).found.endswith("libhailort 4.22.0")
+    library.with_name("libhailort.so.4.23.0").touch()
+    assert npu.library(around).status == "ok"
+
+
+def test_a_binding_that_does_not_import_is_told(simulator: Simulator, around: Surroundings) -> None:
+    simulator.plug(import_error="libhailort.so.4.22.0: cannot open shared object file")
+    with pytest.raises(DeviceError, match=r"libhailort\.so\.4\.22\.0: cannot open.*hailo-all"):
+        npu.library(around)
+
+
+def test_a_hot_chip_is_a_fault(simulator: Simulator, around: Surroundings) -> None:
+    simulator.plug(temperature_c=104.0, zone=2)
+    found = npu.chip(around)
+    assert found.status == "failed"
+    assert "104 C" in found.found
+    assert "heat sink" in found.cure
+
+
+def test_a_hef_for_another_chip_or_model_is_a_fault(
+    simulator: Simulator, around: Surroundings, tmp_path: Path
+) -> None:
+    simulator.plug(chip="HAILO8L")
+    with pytest.raises(ModelError, match="expected a HEF for Hailo-8L, found one for Hailo-8;"):
+        npu.hef(around)
+    other = with_hef(load_bundle(HOME_EN), tmp_path / "other", told_output=(1, 250, 384))
+    settings = Settings(model=ModelSettings(bundle=str(other.folder)))
+    simulator.set(chip="HAILO8")
+    with pytest.raises(ModelError, match="it is the HEF of another model or window"):
+        npu.hef(Surroundings(settings))
+
+
+def test_a_decoder_hef_of_another_model_is_a_fault(
+    simulator: Simulator, around: Surroundings, copied: Bundle
+) -> None:
+    around = replace(around, settings=Settings(model=ModelSettings(bundle=str(copied.folder))))
+    assert npu.hef(around).status == "ok"
+    enlist(copied.folder, write_decoder_hef(copied, 24))
+    with pytest.raises(ModelError, match="the decoder of another model"):
+        npu.hef(around)
+
+
+def test_a_decoder_that_is_to_be_on_the_npu_without_a_hef_is_a_fault(
+    simulator: Simulator, around: Surroundings
+) -> None:
+    settings = replace(around.settings, decoder=DecoderSettings(backend="hailo"))
+    with pytest.raises(ModelError, match="npu-decoder"):
+        npu.hef(replace(around, settings=settings))
+
+
+def test_a_model_without_a_hef_runs_on_the_cpu(simulator: Simulator, around: Surroundings) -> None:
+    simulator.plug()
+    plain = replace(around, settings=Settings(model=ModelSettings(bundle=str(HOME_EN))))
+    assert npu.hef(plain).status == "skipped"
+    assert npu.self_test(plain).status == "skipped"
+    found = npu.hef(with_encoder(plain, backend="hailo"))
+    assert found.status == "failed"
+    assert "roomscribe model add home-en --hef" in found.cure
+
+
+def test_a_chip_that_another_program_has_is_left_to_it(
+    simulator: Simulator, around: Surroundings
+) -> None:
+    simulator.plug()
+    program = "import sys, time; file = open(sys.argv[1]); print(flush=True); time.sleep(60)"
+    node = str(simulator.folder / "dev/hailo0")
+    other = subprocess.Popen([sys.executable, "-c", program, node], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        found = npu.owner(around)
+        assert found.status == "failed"
+        assert f"{other.pid}" in found.found
+        assert "share = true" in found.cure
+        assert npu.self_test(around).status == "skipped"
+        ours = replace(around, daemon=Daemon(other.pid, "roomscribe", True))
+        assert npu.owner(ours) == Outcome("ok", f"held by {ours.daemon}")
+        assert npu.owner(with_encoder(around, share=True)).status == "ok"
+        assert npu.chip(around).status == "ok"
+    finally:
+        other.kill()
+        other.communicate()
+    assert npu.owner(around).status == "ok"
+
+
+def test_a_busy_chip_whose_owner_is_not_seen_is_not_fought_over(
+    simulator: Simulator, around: Surroundings
+) -> None:
+    simulator.plug(busy=True)
+    ours = replace(around, daemon=Daemon(1, "roomscribe", True))
+    assert npu.self_test(ours).status == "skipped"
+    with pytest.raises(DeviceError, match="in use by"):
+        npu.self_test(around)
+
+
+def test_a_chip_that_computes_something_else_is_a_fault(
+    simulator: Simulator, around: Surroundings
+) -> None:
+    simulator.plug(fail_jobs=[2])
+    with pytest.raises(RoomscribeError, match="NPU: encoding"):
+        npu.self_test(around)
+    fine = Compared(0.99, 17.0, True, 0, 0, 5, 80.0, 31.0)
+    assert judge([fine]).status == "ok"
+    found = judge([fine, replace(fine, cosine=0.2, noise_db=-3.0, same_text=False, npu_errors=5)])
+    assert found.status == "failed"
+    assert "(least 0.2000)" in found.found
+    assert "on the NPU 50.0%" in found.found
+
+
+def test_int8_edges_leave_the_text_as_it_is(
+    simulator: Simulator, around: Surroundings, tmp_path: Path
+) -> None:
+    simulator.plug(round_int8=True)
+    for name in ("00.flac", "08.flac", "transcripts.tsv"):
+        (tmp_path / "talk").mkdir(exist_ok=True)
+        shutil.copy(SPEECH / name, tmp_path / "talk")
+    found = npu.recordings(replace(around, recordings=tmp_path / "talk"))
+    assert found.status == "ok"
+    assert found.found.startswith("2 windows: cosine 1.0000")
+    assert "42 dB above the difference at least, 2 texts equal" in found.found
+    assert "words wrong on the CPU" in found.found
+    with pytest.raises(ConfigError, match="expected sound files"):
+        npu.recordings(replace(around, recordings=tmp_path))
+
+
+def test_words_are_counted_as_levenshtein_does() -> None:
+    assert word_errors(["a", "b", "c"], ["a", "b", "c"]) == 0
+    assert word_errors(["a", "b", "c"], ["a", "x", "c", "d"]) == 2
+    assert word_errors(["a", "b", "c"], []) == 3
+    assert word_errors([], ["a"]) == 1

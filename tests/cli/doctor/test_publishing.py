@@ -1,0 +1,215 @@
+"""The broker's checks against a real Mosquitto, beside a daemon that notices nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from paho.mqtt.client import Client, MQTTv5
+from paho.mqtt.enums import CallbackAPIVersion
+from rigs.broker import Broker, missing
+from rigs.publishing import Subscriber, running, until
+
+from appliance.cli.doctor import publishing, publishing as doctor
+from appliance.cli.doctor.bounded import of_error
+from appliance.cli.doctor.outcome import Outcome, Surroundings
+from appliance.config import ApplianceSettings, MqttSettings, Settings, StoreSettings
+from appliance.errors import PublishError
+from appliance.mqtt import probe
+from appliance.store.store import Store
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "Mosquitto is there")
+
+PASSWORD = "correct horse"
+PLUGIN = next(Path("/usr/lib").glob("*/mosquitto_dynamic_security.so"), None)
+
+
+@pytest.fixture(scope="module")
+def open_broker() -> Iterator[Broker]:
+    """Lets anybody in."""
+    with Broker() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def strict_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """Users `whole` (all rights), `writer` (may only write below its node) and `nobody` (none)."""
+    rights = tmp_path_factory.mktemp("rights") / "acl"
+    rights.write_text(
+        "user whole\ntopic readwrite roomscribe/kitchen/#\n"
+        "user writer\ntopic write roomscribe/kitchen/#\n",
+        encoding="ascii",
+    )
+    rights.chmod(0o600)
+    users = {"whole": PASSWORD, "writer": PASSWORD, "nobody": PASSWORD}
+    with Broker(users, f"acl_file {rights}") as broker:
+        yield broker
+
+
+def around(broker: Broker, **mqtt: object) -> Surroundings:
+    settings = Settings(
+        appliance=ApplianceSettings(node="kitchen"),
+        mqtt=MqttSettings(host=broker.host, port=broker.port, **mqtt),  # type: ignore[arg-type]
+    )
+    return Surroundings(settings)
+
+
+def as_user(broker: Broker, folder: Path, user: str, password: str = PASSWORD) -> Surroundings:
+    file = folder / "password"
+    file.write_text(password + "\n", encoding="utf-8")
+    return around(broker, username=user, password_file=str(file))
+
+
+def retain(broker: Broker, topic: str, payload: str) -> None:
+    client = Client(CallbackAPIVersion.VERSION2, "retainer", protocol=MQTTv5)
+    client.connect(broker.host, broker.port)
+    client.loop_start()
+    client.publish(topic, payload, qos=1, retain=True).wait_for_publish(5)
+    client.disconnect()
+    client.loop_stop()
+
+
+def refusal(look: object, where: Surroundings) -> Outcome:
+    """The outcome of the error that a check raises."""
+    with pytest.raises(PublishError) as caught:
+        look(where)  # type: ignore[operator]
+    return of_error(caught.value, "")
+
+
+def test_a_broker_that_lets_us_in_brings_our_message_back(open_broker: Broker) -> None:
+    assert doctor.reachable(around(open_broker)).status == "ok"
+    found = doctor.round_trip(around(open_broker))
+    assert found.status == "ok"
+    assert found.found.startswith("a message came back after ")
+
+
+def test_a_broker_that_is_away_is_told_with_its_address() -> None:
+    with Broker(start=False) as broker:
+        found = refusal(doctor.reachable, around(broker))
+    assert f"broker 127.0.0.1:{broker.port} does not answer" in found.found
+    assert "mqtt.host" in found.cure
+
+
+def test_a_broker_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "CONNECT_S", 0.5)
+    with Broker() as broker:
+        broker.signal(signal.SIGSTOP)
+        try:
+            found = refusal(doctor.reachable, around(broker))
+        finally:
+            broker.signal(signal.SIGCONT)
+    assert "no answer within 0.5 s" in found.found
+
+
+def test_a_wrong_password_is_told_without_it(strict_broker: Broker, tmp_path: Path) -> None:
+    found = refusal(doctor.reachable, as_user(strict_broker, tmp_path, "whole", "wrong"))
+    assert "refuses user 'whole'" in found.found
+    assert "mqtt.password_file" in found.cure
+    assert "wrong" not in found.found + found.cure
+    assert doctor.reachable(as_user(strict_broker, tmp_path, "whole")).status == "ok"
+
+
+def test_no_user_name_is_told_apart_from_a_wrong_one(strict_broker: Broker) -> None:
+    found = refusal(doctor.reachable, around(strict_broker))
+    assert "a client without mqtt.username" in found.found
+
+
+def test_rights_that_are_missing_are_told(strict_broker: Broker, tmp_path: Path) -> None:
+    assert doctor.round_trip(as_user(strict_broker, tmp_path, "whole")).status == "ok"
+    for user, fault in (("nobody", "refuses to let us"), ("writer", "does not come back")):
+        found = doctor.round_trip(as_user(strict_broker, tmp_path, user))
+        assert found.status == "failed"
+        assert fault in found.found
+        assert found.cure.startswith(f"allow '{user}' to read and write roomscribe/kitchen/#")
+
+
+@pytest.mark.skipif(not PLUGIN, reason="Mosquitto's dynamic security plugin is not there")
+def test_a_broker_that_refuses_the_subscription_is_told(tmp_path: Path) -> None:
+    access = {"publishClientSend": True, "publishClientReceive": True, "subscribe": False}
+    rules = {"defaultACLAccess": access, "clients": [], "groups": [], "roles": []}
+    (tmp_path / "rules.json").write_text(json.dumps(rules), encoding="ascii")
+    plugin = f"plugin {PLUGIN}\nplugin_opt_config_file {tmp_path}/rules.json"
+    with Broker(config=plugin) as broker:
+        found = doctor.round_trip(around(broker))
+    assert found.status == "failed"
+    assert "refuses to let us read roomscribe/kitchen/doctor/" in found.found
+
+
+def test_without_mqtt_nothing_is_asked() -> None:
+    off = Surroundings(Settings(mqtt=MqttSettings(enabled=False, host="nowhere.invalid")))
+    for look in (doctor.reachable, doctor.round_trip, doctor.home_assistant, publishing.own_word):
+        assert look(off).status == "skipped"
+
+
+def test_a_password_that_is_not_for_this_user_is_not_missed(
+    strict_broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_file = as_user(strict_broker, tmp_path, "whole")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert doctor.reachable(with_file).status == "ok"
+    found = doctor.reachable(around(strict_broker, username="whole"))
+    assert found.status == "skipped"
+    assert "sudo roomscribe doctor" in found.found
+    monkeypatch.setattr(os, "access", lambda _file, _mode: False)
+    assert doctor.reachable(with_file).status == "skipped"
+
+
+def test_home_assistants_birth_is_information() -> None:
+    with Broker() as broker:
+        assert doctor.home_assistant(around(broker)).status == "skipped"
+        retain(broker, doctor.BIRTH, "online")
+        assert doctor.home_assistant(around(broker)).status == "ok"
+        retain(broker, doctor.BIRTH, "offline")
+        found = doctor.home_assistant(around(broker))
+    assert found.status == "skipped"
+    assert "down or restarting" in found.found
+
+
+def test_the_daemon_beside_it_notices_nothing(tmp_path: Path) -> None:
+    with Broker() as broker, Store.open(StoreSettings(path=str(tmp_path))) as store:
+        where = around(broker)
+        with Subscriber(broker.port) as listener, running(where.settings.mqtt, store):
+            until(lambda: listener.payloads("availability") == [b"online"])
+            assert doctor.reachable(where).status == "ok"
+            assert doctor.round_trip(where).status == "ok"
+            found = publishing.own_word(where)
+            assert found.status == "ok"
+            assert found.found.startswith("running, encoder cpu, model home-en")
+            assert listener.payloads("availability") == [b"online"]
+        assert broker.log().count("as roomscribe-kitchen (") == 1
+
+
+def test_an_absent_daemon_is_no_fault_of_its_own(open_broker: Broker) -> None:
+    found = publishing.own_word(around(open_broker))
+    assert found.status == "skipped"
+    assert "never seen" in found.found
+
+
+def test_a_degraded_daemon_is_a_fault_with_its_reasons() -> None:
+    state = {"status": "degraded", "reasons": ["microphone gone; plug it in"], "encoder": "cpu"}
+    found = publishing.judge_state("online", json.dumps(state))
+    assert found.status == "failed"
+    assert "microphone gone; plug it in" in found.found
+    assert publishing.judge_state("offline", json.dumps(state)).status == "skipped"
+
+
+def test_a_unit_that_is_not_active_is_a_fault() -> None:
+    facts = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running"}
+    assert publishing.judge_unit(facts).status == "ok"
+    dead = facts | {"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}
+    found = publishing.judge_unit(dead)
+    assert found.status == "failed"
+    assert "last result: exit-code" in found.found
+    assert "journalctl" in found.cure
+    missing_unit = publishing.judge_unit({"LoadState": "not-found"}, running="the daemon")
+    assert missing_unit.status == "skipped"
+    assert "the daemon" in missing_unit.found
+
+
+def test_where_systemd_is_not_nothing_is_asked(tmp_path: Path) -> None:
+    assert publishing.unit(replace(Surroundings(Settings()), root=tmp_path)).status == "skipped"

@@ -1,0 +1,114 @@
+"""The local log: whole, damaged, newer, absent; and beside a daemon that writes."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from rigs.disks import House, house
+from rigs.publishing import transcript
+from rigs.windows import memory, needs_memory
+
+from appliance.cli.doctor import publishing
+from appliance.cli.doctor.outcome import Surroundings
+from appliance.config import Settings, StoreSettings
+from appliance.daemon.health import Health
+from appliance.daemon.pipeline import lasting_log
+from appliance.errors import PublishError
+from appliance.store.folders import FILE_NAME
+from appliance.store.store import Store
+
+__all__ = ["house", "memory"]
+
+
+def around(folder: Path) -> Surroundings:
+    return Surroundings(Settings(store=StoreSettings(path=str(folder))))
+
+
+def test_a_whole_log_is_well_while_the_daemon_writes(tmp_path: Path) -> None:
+    with Store.open(StoreSettings(path=str(tmp_path))) as store:
+        for _ in range(3):
+            store.append(transcript())
+        store.move_cursor(1)
+        before = (tmp_path / FILE_NAME).read_bytes()
+        found = publishing.log(around(tmp_path))
+        assert found.status == "ok"
+        assert "schema 2" in found.found
+        assert "2 transcripts wait" in found.found
+        assert (tmp_path / FILE_NAME).read_bytes() == before
+        store.append(transcript())
+
+
+def test_a_log_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    assert publishing.log(around(tmp_path / "none")).status == "skipped"
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_file_that_is_no_log_yet_is_not_made_one(tmp_path: Path) -> None:
+    file = tmp_path / FILE_NAME
+    with sqlite3.connect(file) as empty:
+        empty.execute("CREATE TABLE other (x)")
+    empty.close()
+    before = file.read_bytes()
+    with pytest.raises(PublishError, match="no such table"):
+        publishing.log(around(tmp_path))
+    assert file.read_bytes() == before
+
+
+def test_a_damaged_page_is_found(tmp_path: Path) -> None:
+    with Store.open(StoreSettings(path=str(tmp_path))) as store:
+        for number in range(200):
+            store.append(transcript(f"sentence {number} " * 20))
+    file = tmp_path / FILE_NAME
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2 // 4096 * 4096
+    content[middle : middle + 4096] = b"\xa5" * 4096
+    file.write_bytes(content)
+    found = publishing.log(around(tmp_path))
+    assert found.status == "failed"
+    assert "is damaged" in found.found
+    assert "sets the file aside" in found.cure
+
+
+def test_another_kind_of_file_and_a_newer_log_are_told(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"no database at all" * 100)
+    with pytest.raises(PublishError, match="another kind of file"):
+        publishing.log(around(tmp_path))
+    (tmp_path / FILE_NAME).unlink()
+    with sqlite3.connect(tmp_path / FILE_NAME) as newer:
+        newer.execute("PRAGMA user_version = 99")
+    with pytest.raises(PublishError, match="expected schema 2 or older, found 99"):
+        publishing.log(around(tmp_path))
+
+
+@needs_memory
+def test_a_read_only_disk_is_a_fault_and_a_log_in_memory_another(
+    house: House, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(memory))
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    settings = Settings(store=house.settings)
+    with Store.open(house.settings) as store:
+        store.append(transcript())
+    assert publishing.log(Surroundings(settings)).status == "ok"
+    assert publishing.disk(Surroundings(settings)).status == "failed", "it is a small disk"
+    house.read_only()
+    assert publishing.log(Surroundings(settings)).status == "ok", "read where it cannot be written"
+    assert "is read-only" in publishing.disk(Surroundings(settings)).found
+    with Store(lasting_log(settings, Health()), house.settings) as store:
+        store.append(transcript())
+        found = publishing.log(Surroundings(settings))
+    assert found.status == "failed"
+    assert "goes on in memory" in found.found
+
+
+def test_a_full_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert publishing.disk(around(tmp_path / "not" / "yet")).status == "ok"
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _place: usage(10, 10, 5_000_000))
+    found = publishing.disk(around(tmp_path))
+    assert found.status == "failed"
+    assert "5 MB free" in found.found

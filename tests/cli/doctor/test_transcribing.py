@@ -1,0 +1,90 @@
+"""The bundle's check and the self-test: a known sentence in, known text out."""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rigs.command import HOME_EN, SPEECH
+from test_infer_arithmetic import Saturating
+
+from appliance.cli.doctor import transcribing
+from appliance.cli.doctor.outcome import Surroundings
+from appliance.cli.doctor.transcribing import FILE, TEXT
+from appliance.config import ModelSettings, Settings
+from appliance.errors import ModelError
+from appliance.model.bundle import load_bundle
+from appliance.records import Transcription
+
+RESULT = Transcription(TEXT, (1,), "en", -0.1, 0.0, 1.0, True, "cpu", 1.0, 1.0)
+
+
+def around(bundle: Path | str) -> Surroundings:
+    return Surroundings(Settings(model=ModelSettings(bundle=str(bundle))))
+
+
+def test_the_built_in_model_is_whole_and_says_that_it_is_for_demonstration() -> None:
+    found = transcribing.bundle(around("home-en"))
+    assert found.status == "ok"
+    assert "a demonstration model" in found.found
+
+
+def test_the_built_in_model_reads_the_packaged_sentence() -> None:
+    found = transcribing.self_test(around("home-en"))
+    assert found.status == "ok", found.found
+    assert f"is read as '{TEXT}'" in found.found
+
+
+def test_another_model_is_asked_for_any_text_that_ends(bundle_folder: Path) -> None:
+    found = transcribing.self_test(around(bundle_folder))
+    assert "is read as" in found.found
+
+
+def test_the_int8_arithmetic_is_checked_where_a_model_has_any(
+    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert transcribing.arithmetic(around(bundle_folder)).status == "skipped"
+    whole = load_bundle(bundle_folder)
+    int8 = replace(whole, quantize="int8", zero_points=True)
+    monkeypatch.setattr("appliance.model.bundle.load_bundle", lambda _name: int8)
+    assert transcribing.arithmetic(around(bundle_folder)).status == "ok"
+    monkeypatch.setattr("appliance.infer.arithmetic.open_products", lambda **_options: Saturating())
+    found = transcribing.arithmetic(around(bundle_folder))
+    assert found.status == "failed"
+    assert "many_rows off by 49%" in found.found
+    assert "--quantize none" in found.cure
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "status"),
+    [
+        ("home-en", replace(RESULT, text="Turn off the cellar fan."), "ok"),
+        ("home-en", replace(RESULT, text="turn off the seller fan"), "failed"),
+        ("tiny", replace(RESULT, text="Turn off the seller fan."), "ok"),
+        ("tiny", replace(RESULT, text=" ."), "failed"),
+        ("tiny", replace(RESULT, ended=False), "failed"),
+    ],
+)
+def test_texts_are_judged_by_what_the_model_knows(
+    name: str, result: Transcription, status: str
+) -> None:
+    assert transcribing.judge_text(name, result, 1.0).status == status
+
+
+def test_a_damaged_bundle_is_found_by_its_checksum(tmp_path: Path) -> None:
+    folder = tmp_path / "home-en"
+    shutil.copytree(HOME_EN, folder)
+    content = bytearray((folder / "encoder.onnx").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "encoder.onnx").write_bytes(content)
+    with pytest.raises(ModelError, match="sha256"):
+        transcribing.bundle(around(folder))
+
+
+def test_the_packaged_sentence_is_one_of_the_test_set() -> None:
+    rows = (SPEECH / "transcripts.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    name = next(row.split("\t")[0] for row in rows if row.split("\t")[3] == TEXT)
+    assert filecmp.cmp(FILE, SPEECH / name, shallow=False)

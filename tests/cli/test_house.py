@@ -1,0 +1,95 @@
+"""`roomscribe mqtt watch` and `forget` on a real broker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rigs import broker as rig_broker
+from rigs.command import ROOT, errors, roomscribe
+from rigs.publishing import STATE, Subscriber, until
+
+from appliance.cli.house import line
+from appliance.mqtt import events
+
+needs_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing() or "")
+AT = datetime(2026, 11, 21, 8, 14, 6, tzinfo=UTC)
+
+
+def config(folder: Path, port: int) -> Path:
+    file = folder / "roomscribe.toml"
+    file.write_text(
+        f'[appliance]\nnode = "kitchen"\n[mqtt]\nhost = "127.0.0.1"\nport = {port}\n',
+        encoding="utf-8",
+    )
+    return file
+
+
+def keep(broker: rig_broker.Broker, topic: str, payload: str) -> None:
+    """Leaves a retained message at the broker."""
+    command = ["mosquitto_pub", "-h", broker.host, "-p", str(broker.port), "-r", "-q", "1"]
+    subprocess.run([*command, "-t", topic, "-m", payload], check=True)
+
+
+@needs_broker
+def test_forget_clears_all_that_is_kept_of_one_appliance_and_nothing_else(tmp_path: Path) -> None:
+    with rig_broker.Broker() as broker:
+        there = config(tmp_path, broker.port)
+        ours = ("homeassistant/device/kitchen/config", "roomscribe/kitchen/availability")
+        for topic in (*ours, "roomscribe/kitchen/state", "roomscribe/kitchen/garbage/x"):
+            keep(broker, topic, "offline")
+        keep(broker, "roomscribe/hall/state", "{}")
+        keep(broker, "homeassistant/device/hall/config", "{}")
+        done = roomscribe("mqtt", "forget", "--config", there)
+        cleared = done.stdout.splitlines()
+        assert done.returncode == 0
+        assert len(cleared) == 4
+        assert cleared[0] == f"cleared {ours[0]}", "the entities go first"
+        again = roomscribe("mqtt", "forget", "--config", there)
+        assert (again.returncode, again.stdout) == (1, "")
+        assert roomscribe("mqtt", "forget", "--node", "hall", "--config", there).returncode == 0
+
+
+@needs_broker
+def test_forget_leaves_an_appliance_alone_that_is_online(tmp_path: Path) -> None:
+    with rig_broker.Broker() as broker:
+        keep(broker, "roomscribe/kitchen/availability", "online")
+        done = roomscribe("mqtt", "forget", "--config", config(tmp_path, broker.port))
+    assert done.returncode == 74
+    assert "kitchen is online" in errors(done)[0]
+
+
+def test_forget_takes_no_wildcard_for_a_node(tmp_path: Path) -> None:
+    done = roomscribe("mqtt", "forget", "--node", "+", "--config", config(tmp_path, 1))
+    assert done.returncode == 78
+
+
+@needs_broker
+def test_watch_shows_what_comes(tmp_path: Path) -> None:
+    with rig_broker.Broker() as broker, Subscriber(broker.port) as other:
+        command = [sys.executable, "-m", "appliance", "mqtt", "watch"]
+        command += ["--config", str(config(tmp_path, broker.port))]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as watcher:
+            assert watcher.stdout
+            assert watcher.stdout.readline().startswith("watching roomscribe/kitchen/#")
+            other.publish("roomscribe/hall/speech", b"ON")
+            other.publish("roomscribe/kitchen/speech", b"OFF\x1b[2J")
+            shown = watcher.stdout.readline()
+            watcher.terminate()
+        until(lambda: other.payloads("speech"))
+    assert shown.split()[1:3] == ["kitchen", "speech"]
+    assert "\x1b" not in shown
+
+
+def test_a_state_is_shown_for_people_and_garbage_as_it_is() -> None:
+    told = json.dumps(events.state(STATE, 2)).encode()
+    shown = line(AT, "roomscribe/kitchen/state", told, True)
+    assert shown.startswith("08:14:06  kitchen      state")
+    assert "running, home-en on cpu, Null Output, 2 in the outbox (retained)" in shown
+    for garbage in (b"[1]", b"{}", b'{"status": 1}', b"\xff\x00", b"[" * 5000):
+        assert line(AT, "roomscribe/kitchen/state", garbage, False).isprintable()
+    assert line(AT, "odd", b"x", False).isprintable()

@@ -1,0 +1,310 @@
+"""`roomscribe log`: shows, exports and deletes what was heard, beside a running daemon.
+
+`roomscribe log --follow`: what comes, through restarts and replaced files, until it is ended.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from rigs.command import ROOT
+from rigs.publishing import transcript
+
+from appliance.cli import log as log_commands, log as log_export, main
+from appliance.config import StoreSettings
+from appliance.store import store as log_sources
+from appliance.store.folders import FILE_NAME
+from appliance.store.store import Store
+
+Shown = Callable[[], list[str]]
+
+NOW = datetime.now(UTC)
+
+
+class House:
+    """A configuration, and the command as it is typed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = folder / "house.toml"
+        self.store = StoreSettings(path=str(folder / "state"))
+        self.config.write_text(f'[store]\npath = "{self.store.path}"\n', encoding="utf-8")
+
+    def log(self, *arguments: str | Path) -> int:
+        return main.main(["log", "--config", str(self.config), *map(str, arguments)])
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield House(tmp_path)
+    root.handlers[:], root.level = handlers, level
+
+
+@pytest.fixture
+def store(house: House) -> Iterator[Store]:
+    """The daemon's, with five transcripts, the first of them three days old."""
+    with Store.open(house.store) as opened:
+        for hours, text in ((72, "kitchen light on"), (5, "kitchen light off"), (4, "hall light"),
+                            (2, '=HYPERLINK("x"), said she'), (1, "電気をつけて")):  # fmt: skip
+            opened.append(transcript(text, end=NOW - timedelta(hours=hours)))
+        yield opened
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Iterator[Shown]:
+    """Lines on standard output since the last call."""
+
+    def lines() -> list[str]:
+        return capsys.readouterr().out.splitlines()
+
+    yield lines
+
+
+def texts(lines: list[str]) -> list[str]:
+    return [line.split("%  ", 1)[1] for line in lines]
+
+
+def test_what_was_heard_is_shown_by_time_and_text(house: House, store: Store, shown: Shown) -> None:
+    assert house.log() == 0
+    assert texts(shown()) == [one.transcript.text for one in store.after(0)]
+    assert house.log("--since", "1d", "--until", "3h") == 0
+    assert texts(shown()) == ["kitchen light off", "hall light"]
+    assert house.log("--grep", "LIGHT", "--grep", "kitchen", "--since", "1d") == 0
+    assert texts(shown()) == ["kitchen light off"]
+    assert house.log("--grep", "をつけ") == 0
+    assert texts(shown()) == ["電気をつけて"]
+    assert house.log("--grep", "nothing like it") == 1
+    assert shown() == []
+
+
+def test_the_newest_are_shown_and_with_limit_0_all(
+    house: House, store: Store, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_commands, "SHOWN", 2)
+    monkeypatch.setattr(log_sources, "PAGE", 2)
+    house.log()
+    assert len(shown()) == 2
+    house.log("--limit", "3", "--json")
+    assert [json.loads(line)["seq"] for line in shown()] == [3, 4, 5]
+    house.log("--limit", "0")
+    assert len(shown()) == 5
+
+
+def test_an_export_has_every_field_of_every_transcript(
+    house: House, store: Store, shown: Shown
+) -> None:
+    assert house.log("--export", "jsonl") == 0
+    lines = [json.loads(line) for line in shown()]
+    assert [line["seq"] for line in lines] == [1, 2, 3, 4, 5]
+    assert all(tuple(line) == log_export.FIELDS for line in lines)
+    heard = store.after(0, 1)[0].transcript
+    assert {name: lines[0][name] for name in ("id", "text", "avg_logprob", "flags", "windows")} == {
+        "id": heard.id,
+        "text": heard.text,
+        "avg_logprob": -0.21,
+        "flags": ["clipped"],
+        "windows": 1,
+    }
+    assert house.log("--export", "jsonl", "--limit", "1") == 0
+    assert [json.loads(line)["seq"] for line in shown()] == [5]
+
+
+def test_a_spreadsheet_computes_nothing_of_what_was_said(
+    house: House, store: Store, tmp_path: Path
+) -> None:
+    file = tmp_path / "export.csv"
+    assert house.log("--export", "csv", "--output", file, "--since", "1d") == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    table = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"), newline="")))
+    assert tuple(table[0]) == log_export.FIELDS
+    assert [row["text"] for row in table] == [
+        "kitchen light off", "hall light", '\'=HYPERLINK("x"), said she', "電気をつけて"
+    ]  # fmt: skip
+    assert (table[0]["avg_logprob"], table[0]["flags"]) == ("-0.21", "clipped")
+
+
+def test_an_export_that_fails_leaves_the_old_file(
+    house: House, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file = tmp_path / "out" / "export.csv"
+    assert house.log("--export", "csv", "--output", file) == 74
+    assert f"roomscribe: {file}: cannot write the export" in capsys.readouterr().err
+    file.parent.mkdir()
+    file.write_text("the old one", encoding="utf-8")
+
+    def full(_stored: object) -> dict[str, object]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(log_export, "as_fields", full)
+    assert house.log("--export", "csv", "--output", file) == 74
+    assert "No space left" in capsys.readouterr().err
+    assert [path.read_text(encoding="utf-8") for path in file.parent.iterdir()] == ["the old one"]
+
+
+def test_what_is_deleted_is_gone_beside_the_running_daemon(
+    house: House, store: Store, shown: Shown
+) -> None:
+    assert house.log("--delete", "--yes", "--grep", "kitchen") == 0
+    assert shown() == ["deleted 2 transcripts"]
+    assert [one.seq for one in store.after(0)] == [3, 4, 5]
+    files = [path.read_bytes() for path in store.path.parent.iterdir()]
+    assert not any(b"kitchen" in content for content in files)
+    assert house.log("--delete", "--yes", "--grep", "kitchen") == 1
+    assert shown() == ["deleted 0 transcripts"]
+    assert store.append(transcript("and on it goes")).seq == 6
+    (store.path.parent / f"{FILE_NAME}.damaged-20261120T000000Z").touch()
+    assert house.log("--delete", "--yes", "--all") == 0
+    assert store.after(0) == []
+    assert list(store.path.parent.glob("*damaged*")) == []
+
+
+@pytest.mark.parametrize(("answer", "left", "status"), [("y\n", 1, 0), ("n\n", 5, 1), ("", 5, 1)])
+def test_a_person_is_asked_before_anything_is_deleted(
+    *, house: House, store: Store, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], answer: str, left: int, status: int,
+) -> None:  # fmt: skip
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    assert house.log("--delete", "--until", "90m") == status
+    assert "Delete 4 transcripts for good? [y/N]" in capsys.readouterr().err
+    assert len(store.after(0)) == left
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--delete --yes", "--delete needs --since, --until, --grep or --all"),
+        ("--delete --yes --grep=", "--delete needs --since"),
+        ("--delete --all --grep x --yes", "--all and a filter exclude each other"),
+        ("--delete --all --limit 3 --yes", "takes no --limit"),
+        ("--delete --all", "add --yes"),
+        ("--yes", "belong to --delete"),
+        ("--output x", "--output needs --export"),
+        ("--follow --until 1h", "--follow goes on without an end"),
+        ("--follow --export csv", "not allowed with"),
+        ("--json --export csv", "--export jsonl writes all fields"),
+        ("--limit -1", "expected 0 or more"),
+        ("--export xml", "invalid choice"),
+    ],
+)
+def test_options_that_make_no_sense_together_are_wrong_usage(
+    *,
+    house: House,
+    store: Store,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    typed: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(SystemExit) as ended:
+        house.log(*typed.split())
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert len(store.after(0)) == 5
+
+
+def test_the_time_that_is_none_is_named_with_its_option(
+    house: House, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--since", "--until"):
+        assert house.log(option, "99999999w") == 78
+        assert f"roomscribe: {option}: expected an age" in capsys.readouterr().err
+
+
+PATIENCE_S = 60
+Next = Callable[[], str]
+
+
+@contextmanager
+def following(
+    settings: StoreSettings, *arguments: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Next]]:
+    """The running command, and what gives its next line's text."""
+    config = Path(settings.path).parent / "house.toml"
+    config.write_text(f'[store]\npath = "{settings.path}"\n', encoding="utf-8")
+    command = [sys.executable, "-m", "appliance", "log", "--config", str(config), "--follow"]
+    with subprocess.Popen(
+        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        stream, kept = process.stdout.fileno(), bytearray()
+
+        def following_line() -> str:
+            until_s = time.monotonic() + PATIENCE_S
+            while b"\n" not in kept:
+                assert select.select([stream], [], [], max(0.0, until_s - time.monotonic()))[0]
+                kept.extend(os.read(stream, 65536))
+            line, _, rest = bytes(kept).partition(b"\n")
+            kept[:] = rest
+            return line.decode().split("%  ", 1)[1]
+
+        try:
+            yield process, following_line
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> StoreSettings:
+    return StoreSettings(path=str(tmp_path / "state"))
+
+
+def test_what_comes_is_shown_through_restarts_and_replaced_files_until_ctrl_c(
+    settings: StoreSettings,
+) -> None:
+    with Store.open(settings) as store:
+        store.append(transcript("light before"))
+        with following(settings, "--grep", "light") as (process, line):
+            assert line() == "light before"
+            store.append(transcript("something else"))
+            store.append(transcript("light one"))
+            assert line() == "light one"
+            store.close()
+            with Store.open(settings) as restarted:
+                restarted.append(transcript("light after a restart"))
+                assert line() == "light after a restart"
+                for file in Path(settings.path).iterdir():
+                    file.unlink()
+                restarted.append(transcript("light in a new file"))
+                assert line() == "light in a new file"
+            for file in Path(settings.path).iterdir():
+                file.unlink()
+            with Store.open(settings) as anew:
+                assert anew.append(transcript("light with new numbers")).seq == 1
+                assert line() == "light with new numbers"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 0
+            assert process.stderr is not None
+            assert process.stderr.read() == b""
+
+
+def test_it_ends_quietly_when_nobody_reads_any_more(settings: StoreSettings) -> None:
+    with Store.open(settings) as store:
+        store.append(transcript("light before"))
+        with following(settings) as (process, line):
+            assert line() == "light before"
+            assert process.stdout is not None
+            process.stdout.close()
+            assert process.wait(PATIENCE_S) == 0
+            assert process.stderr is not None
+            assert process.stderr.read() == b""

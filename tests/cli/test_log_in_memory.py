@@ -1,0 +1,101 @@
+"""`roomscribe log` while the daemon keeps what it hears in memory."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli.test_log import following
+from rigs.disks import impatient, mounted
+from rigs.publishing import transcript
+from rigs.windows import memory, needs_memory
+from system.test_refusing_disk import remount
+
+from appliance.cli import main
+from appliance.config import Settings, StoreSettings
+from appliance.daemon.health import Health
+from appliance.daemon.pipeline import lasting_log
+from appliance.errors import PublishError
+from appliance.store.folders import FILE_NAME
+from appliance.store.standin import LastingDatabase, MemoryFolder
+from appliance.store.store import Store
+
+__all__ = ["impatient", "memory"]
+pytestmark = needs_memory
+
+
+@pytest.fixture
+def disk(tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(memory))
+    with mounted(tmp_path / "disk", "2m") as found:
+        yield found
+        remount(found, "rw")
+
+
+def daemon(disk: Path) -> tuple[Store, LastingDatabase]:
+    settings = Settings(store=StoreSettings(path=str(disk)))
+    lasting = lasting_log(settings, Health())
+    return Store(lasting, settings.store), lasting
+
+
+def test_follow_shows_what_is_kept_in_memory_and_nothing_twice(disk: Path) -> None:
+    with daemon(disk)[0] as before:
+        before.append(transcript("one"))
+    remount(disk, "ro")
+    store, lasting = daemon(disk)
+    with store, following(StoreSettings(path=str(disk))) as (process, line):
+        assert line() == "one"
+        store.append(transcript("two"))
+        assert line() == "two"
+        remount(disk, "rw")
+        lasting.look_after()
+        assert not lasting.standing_in
+        store.append(transcript("three"))
+        assert line() == "three"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_the_newest_of_both_are_shown_in_order_and_without_the_file_those_in_memory(
+    disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = disk.parent / "house.toml"
+    config.write_text(f'[store]\npath = "{disk}"\n', encoding="utf-8")
+
+    def shown(*arguments: str) -> list[str]:
+        assert main.main(["log", "--config", str(config), *arguments]) == 0
+        return [line.split("%  ")[1] for line in capsys.readouterr().out.splitlines()]
+
+    with daemon(disk)[0] as before:
+        for text in ("one", "two"):
+            before.append(transcript(text))
+    remount(disk, "ro")
+    with daemon(disk)[0] as store:
+        for text in ("three", "four"):
+            store.append(transcript(text))
+        assert shown() == ["one", "two", "three", "four"]
+        assert shown("--limit", "3") == ["two", "three", "four"]
+        assert shown("--limit", "1") == ["four"]
+        assert shown("--grep", "o", "--limit", "0") == ["one", "two", "four"]
+        remount(disk, "rw")
+        (disk / FILE_NAME).unlink()
+        remount(disk, "ro")
+        assert main.main(["log", "--config", str(config)]) == 0
+        assert "kept in memory" in capsys.readouterr().err
+
+
+def test_two_daemons_never_share_what_is_kept_in_memory(disk: Path) -> None:
+    remount(disk, "ro")
+    with daemon(disk)[0] as store:
+        store.append(transcript("one"))
+        with pytest.raises(PublishError, match="Read-only"):
+            daemon(disk)
+        remount(disk, "rw")
+        with daemon(disk)[0] as other:
+            assert other.after(0) == [], "it belongs to the other"
+    settings = Settings(store=StoreSettings(path=str(disk)))
+    assert not MemoryFolder(settings).path.exists()

@@ -1,0 +1,169 @@
+"""The command line: what a user types, and what bad input says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from rigs.command import HOME_EN, SPEECH, errors, roomscribe, start
+
+from appliance import __version__
+from appliance.cli.log import moment
+from appliance.cli.main import parser
+from appliance.daemon.listening import REOPEN_PAUSE_S
+from appliance.errors import ConfigError
+
+
+def sentence(number: int = 0) -> tuple[Path, str]:
+    rows = (SPEECH / "transcripts.tsv").read_text(encoding="utf-8").splitlines()
+    name, _voice, _demo, text = rows[1 + number].split("\t")
+    return SPEECH / name, text
+
+
+def test_the_version_is_shown() -> None:
+    done = roomscribe("--version")
+    assert (done.returncode, done.stdout) == (0, f"roomscribe {__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["run", "transcribe", "devices", "log"])
+def test_every_command_explains_itself(command: str) -> None:
+    done = roomscribe(command, "--help")
+    assert done.returncode == 0
+    assert "--config FILE" in done.stdout
+    assert f"usage: roomscribe {command}" in done.stdout
+
+
+def test_no_command_is_a_usage_error() -> None:
+    done = roomscribe()
+    assert done.returncode == 2
+    assert "usage: roomscribe" in done.stderr
+
+
+def test_every_command_has_a_sentence_in_the_general_help() -> None:
+    shown = parser().format_help()
+    assert all(name in shown for name in ("run", "transcribe", "devices", "log", "examples:"))
+
+
+def test_five_mistakes_in_the_configuration_are_five_lines_and_status_78(tmp_path: Path) -> None:
+    config = tmp_path / "house.toml"
+    config.write_text(
+        "[mqtt]\nprot = 1\nport = 0\n[voice]\nwebrtc_mode = 9\n[modle]\n[journal]\ntext = 1\n",
+        encoding="utf-8",
+    )
+    done = roomscribe("run", "--config", config)
+    assert done.returncode == 78
+    assert len(errors(done)) == 5
+    assert all(str(config) in line for line in errors(done))
+
+
+@pytest.mark.parametrize("bundle", ["no-such-model", "/no/such/folder"])
+def test_a_missing_bundle_is_one_line_and_status_78(bundle: str) -> None:
+    done = roomscribe("transcribe", "--model", bundle, SPEECH)
+    assert done.returncode == 78
+    assert len(errors(done)) == 1
+    assert bundle in errors(done)[0]
+
+
+def test_a_damaged_bundle_is_one_line_and_status_78(tmp_path: Path) -> None:
+    damaged = tmp_path / "home-en"
+    shutil.copytree(HOME_EN, damaged)
+    content = bytearray((damaged / "encoder.onnx").read_bytes())
+    content[len(content) // 2] ^= 1
+    (damaged / "encoder.onnx").write_bytes(content)
+    done = roomscribe("transcribe", "--model", damaged, sentence()[0])
+    assert done.returncode == 78
+    assert len(errors(done)) == 1
+    assert "encoder.onnx" in errors(done)[0]
+
+
+def test_a_recording_is_written_down() -> None:
+    file, _text = sentence()
+    done = roomscribe("transcribe", file)
+    assert done.returncode == 0
+    assert len(done.stdout.split()) >= 2
+    assert "demonstration model" in done.stderr
+
+
+def test_json_holds_one_object_a_window() -> None:
+    file, _text = sentence()
+    done = roomscribe("transcribe", "--json", file)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 1
+    assert found[0]["file"] == str(file)
+    assert found[0]["discarded"] is None
+    assert "demo_model" in found[0]["flags"]
+    assert 0 <= found[0]["start_s"] < found[0]["end_s"]
+
+
+def test_subtitles_are_numbered_and_timed() -> None:
+    files = [sentence(number)[0] for number in range(2)]
+    lines = roomscribe("transcribe", "--srt", *files).stdout.splitlines()
+    assert lines[0] == "1"
+    assert " --> " in lines[1]
+    assert "2" in lines[2:]
+
+
+def test_raw_sound_is_read_from_standard_input() -> None:
+    file, _text = sentence()
+    samples, _rate = soundfile.read(file, dtype="int16")
+    by_name = roomscribe("transcribe", file).stdout
+    assert roomscribe("transcribe", "-", stdin=samples.tobytes()).stdout == by_name
+
+
+def test_silence_gives_no_text(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "silence.wav", np.zeros(160_000, np.int16), 16_000)
+    done = roomscribe("transcribe", tmp_path / "silence.wav")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_an_unreadable_recording_is_one_line_and_the_others_are_written_down(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "noise.wav").write_bytes(b"RIFF but no more")
+    file, _text = sentence()
+    done = roomscribe("transcribe", tmp_path / "noise.wav", file)
+    assert done.returncode == 65
+    assert "noise.wav" in done.stderr
+    assert done.stdout
+
+
+def test_the_log_before_the_first_run_says_what_to_do(tmp_path: Path) -> None:
+    config = tmp_path / "house.toml"
+    config.write_text(f'[store]\npath = "{tmp_path}/none"\n', encoding="utf-8")
+    done = roomscribe("log", "--config", config)
+    assert done.returncode == 74
+    assert "roomscribe run" in errors(done)[0]
+
+
+@pytest.mark.parametrize("text", ["yesterday", "5 parsecs", ""])
+def test_a_time_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected an age"):
+        moment(text)
+
+
+def test_an_age_is_counted_back_from_now() -> None:
+    assert 7190 < (moment("0s") - moment("2h")).total_seconds() < 7210
+
+
+def test_a_microphone_that_is_not_there_is_waited_for_and_told_of_once(tmp_path: Path) -> None:
+    config = tmp_path / "house.toml"
+    config.write_text(
+        f'[store]\npath = "{tmp_path}"\n[mqtt]\nenabled = false\n'
+        '[capture]\ndevice = "no such microphone"\n',
+        encoding="utf-8",
+    )
+    running = start("run", "--config", config)
+    assert running.stderr is not None
+    told = running.stderr.readline()
+    time.sleep(2 * REOPEN_PAUSE_S + 0.5)
+    running.send_signal(signal.SIGTERM)
+    _, rest = running.communicate(timeout=20)
+    assert running.returncode == 0
+    assert "WARNING" in told and "microphone" in told
+    assert "WARNING" not in rest

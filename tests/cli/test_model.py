@@ -1,0 +1,426 @@
+"""`roomscribe model ...` as its user types it, against a hub on this machine.
+
+`roomscribe model add tiny --hef hailo8 --npu-decoder`, against a store on this machine.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rigs.command import ROOT, SPEECH, errors, roomscribe
+from rigs.disks import mounted
+from rigs.hailo_simulator.control import write_decoder_hef
+from rigs.hailo_simulator.hef_files import write_hef
+from rigs.hub import Fault, LocalHub, local_hub
+from rigs.models import HOME, random_weights, sized, write_checkpoint
+
+from appliance.infer.hailo.decoder_network import DecoderFiles
+from appliance.model.bundle import load_bundle
+from appliance.model.library import work_on
+
+SMALL = sized(16, (1, 1), 2, 140, 500, 60)
+EDGES = ((1, 1000, 80), (1, 500, 16))
+"""Of SMALL's encoder."""
+REPOSITORY = "somebody/whisper-home"
+
+
+@dataclass
+class Desk:
+    """A user's place: a hub, a models folder and a folder with a checkpoint."""
+
+    hub: LocalHub
+    models: Path
+    checkpoint: Path
+
+    def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """`roomscribe model ARGUMENTS`"""
+        environment = self.hub.environment() | {"ROOMSCRIBE_MODELS": str(self.models)}
+        return roomscribe("model", *arguments, environment=environment)
+
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        """The same, not waited for."""
+        environment = self.hub.environment() | {"ROOMSCRIBE_MODELS": str(self.models)}
+        return subprocess.Popen(
+            [sys.executable, "-m", "appliance", "model", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment,
+            cwd=ROOT,
+        )
+
+    def in_use(self) -> str:
+        """What `model list` marks."""
+        listed = [json.loads(line) for line in self.run("list", "--json").stdout.splitlines()]
+        return str(next(model["name"] for model in listed if model["in_use"]))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    checkpoint = write_checkpoint(tmp_path / "whisper-home", SMALL, random_weights(SMALL, 6))
+    with local_hub() as hub:
+        hub.add_folder(REPOSITORY, checkpoint)
+        hub.add_folder("openai/whisper-tiny", checkpoint)
+        yield Desk(hub, tmp_path / "models", checkpoint)
+
+
+def one_line(done: subprocess.CompletedProcess[str], status: int = 78) -> str:
+    """The only line of a refusal."""
+    assert done.returncode == status, done.stderr
+    assert len(errors(done)) == 1, done.stderr
+    return errors(done)[0]
+
+
+def test_one_command_fetches_builds_verifies_and_puts_to_use(desk: Desk) -> None:
+    added = desk.run("add", REPOSITORY)
+    assert added.returncode == 0, added.stderr
+    assert "verified by a decode" in added.stdout and "in use in place of home-en" in added.stdout
+    commit = desk.hub.repositories[REPOSITORY].commit
+    facts = json.loads(desk.run("info", "--json").stdout)
+    assert facts["name"] == "whisper-home" == desk.in_use()
+    assert facts["source"] == f"{REPOSITORY}@{commit}" and facts["window_s"] == 10
+    heard = roomscribe(
+        "transcribe",
+        "--json",
+        SPEECH / "00.flac",
+        environment={"ROOMSCRIBE_MODELS": str(desk.models)},
+    )
+    assert heard.returncode == 0, heard.stderr
+    assert "demonstration" not in heard.stderr
+    assert sorted(file.name for file in desk.models.iterdir()) == [
+        ".work",
+        "in-use",
+        "whisper-home",
+    ]
+
+
+def test_a_download_that_broke_off_leaves_no_model_and_goes_on_where_it_was(desk: Desk) -> None:
+    size = (desk.checkpoint / "model.safetensors").stat().st_size
+    desk.hub.misbehave("model.safetensors", *[Fault(break_after=size // 2), Fault(break_after=0)])
+    running = desk.start("add", REPOSITORY)
+    part = desk.models / ".work" / "whisper-home" / "checkpoint" / "model.safetensors.part"
+    deadline = time.monotonic() + 20
+    while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.kill()
+    running.communicate()
+    begun = part.stat().st_size
+    assert 0 < begun <= size // 2
+    assert desk.in_use() == "home-en" and not (desk.models / "whisper-home").exists()
+    desk.hub.faults.clear()
+    assert desk.run("add", REPOSITORY).returncode == 0
+    assert desk.hub.fetched("model.safetensors")[-1].headers["Range"] == f"bytes={begun}-"
+    assert desk.in_use() == "whisper-home"
+
+
+def test_a_wrong_checksum_installs_nothing(desk: Desk) -> None:
+    size = (desk.checkpoint / "model.safetensors").stat().st_size
+    desk.hub.misbehave("model.safetensors", *[Fault(content=b"x" * size) for _ in range(20)])
+    assert "is damaged or changed on its way" in one_line(desk.run("add", REPOSITORY))
+    assert desk.in_use() == "home-en"
+
+
+def test_an_unknown_name_is_one_line_with_the_known_ones(desk: Desk) -> None:
+    line = one_line(desk.run("add", "tinny"))
+    assert "tiny" in line and "folder" in line
+    assert "whisper-nothing" in one_line(desk.run("add", "somebody/whisper-nothing"))
+
+
+def test_a_folder_becomes_a_model_of_another_name_and_stays_unused_if_asked(desk: Desk) -> None:
+    done = desk.run("add", desk.checkpoint, "--name", "mine", "--no-use", "--window", "4")
+    assert done.returncode == 0, done.stderr
+    assert "roomscribe model use mine" in done.stdout and desk.in_use() == "home-en"
+    assert json.loads(desk.run("info", "mine", "--json").stdout)["window_s"] == 4
+    assert desk.run("use", "mine").returncode == 0
+    assert desk.in_use() == "mine"
+    assert "is in use: choose another first" in one_line(desk.run("remove", "mine"))
+    assert desk.run("use", "home-en").returncode == 0
+    assert desk.run("remove", "mine").returncode == 0
+    assert "mine" not in desk.run("list").stdout
+
+
+def test_a_second_model_does_not_push_the_chosen_one_aside(desk: Desk) -> None:
+    assert desk.run("add", desk.checkpoint, "--name", "first").returncode == 0
+    done = desk.run("add", desk.checkpoint, "--name", "second")
+    assert "first stays in use; to change: roomscribe model use second" in done.stdout
+    assert desk.in_use() == "first"
+
+
+def test_the_configuration_goes_before_the_choice(desk: Desk, tmp_path: Path) -> None:
+    config = tmp_path / "roomscribe.toml"
+    config.write_text('[model]\nbundle = "home-en"\n', encoding="utf-8")
+    assert desk.run("add", desk.checkpoint, "--name", "mine").returncode == 0
+    line = one_line(desk.run("use", "mine", "--config", config))
+    assert "the configuration names 'home-en'" in line
+    listed = desk.run("list", "--config", config).stdout
+    assert [line.split()[1] for line in listed.splitlines() if line.startswith("*")] == ["home-en"]
+
+
+def test_a_chosen_model_that_is_gone_is_one_line_with_its_cure(desk: Desk) -> None:
+    assert desk.run("add", desk.checkpoint, "--name", "mine").returncode == 0
+    shutil.rmtree(desk.models / "mine")
+    done = roomscribe(
+        "transcribe", SPEECH / "00.flac", environment={"ROOMSCRIBE_MODELS": str(desk.models)}
+    )
+    assert "'mine'" in one_line(done)
+    assert desk.run("use", "home-en").returncode == 0
+
+
+def test_a_damaged_model_is_found_and_the_others_are_still_checked(desk: Desk) -> None:
+    for name in ("one", "two"):
+        assert desk.run("add", desk.checkpoint, "--name", name).returncode == 0
+    step = desk.models / "one" / "step.onnx"
+    content = bytearray(step.read_bytes())
+    content[len(content) // 2] ^= 1
+    step.write_bytes(content)
+    done = desk.run("verify")
+    assert "one/bundle.json" in one_line(done)
+    assert "two: every file is as it was built" in done.stdout
+    assert "home-en: every file is as it was built" in done.stdout
+
+
+def test_two_adds_of_one_name_at_once_are_kept_apart(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROOMSCRIBE_MODELS", str(desk.models))
+    with work_on("whisper-home"):
+        line = one_line(desk.run("add", REPOSITORY))
+    assert f"(process {os.getpid()}) is working on it" in line
+    assert desk.run("add", REPOSITORY).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda folder: [file.unlink() for file in folder.iterdir()], "config.json"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 5000), "model.safetensors"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(
+                (100 * 10**9).to_bytes(8, "little") + b"{}"
+            ),
+            "model.safetensors",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            "pickle",
+        ),
+        (
+            lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'),
+            "bert",
+        ),
+    ],
+    ids=["an empty folder", "half a file", "a header of 100 GB", "a pickle", "no Whisper"],
+)
+def test_what_cannot_become_a_model_is_one_line_and_changes_nothing(
+    desk: Desk, damage: object, expected: str
+) -> None:
+    assert desk.run("add", desk.checkpoint, "--name", "mine").returncode == 0
+    before = (desk.models / "mine" / "bundle.json").read_bytes()
+    assert callable(damage)
+    damage(desk.checkpoint)
+    assert expected in one_line(desk.run("add", desk.checkpoint, "--name", "mine"))
+    assert (desk.models / "mine" / "bundle.json").read_bytes() == before
+    assert sorted(file.name for file in desk.models.iterdir()) == [".work", "in-use", "mine"]
+    assert [file.name for file in (desk.models / ".work").iterdir()] == ["mine.lock"]
+
+
+@pytest.fixture
+def small_disk(desk: Desk) -> Iterator[Path]:
+    """The models folder on a disk of one megabyte with a model in it."""
+    with mounted(desk.models, "1m") as disk:
+        yield disk
+
+
+def test_a_full_disk_is_one_line_and_the_model_in_use_is_untouched(
+    desk: Desk, small_disk: Path, tmp_path: Path
+) -> None:
+    assert desk.run("add", desk.checkpoint, "--name", "mine").returncode == 0
+    large = write_checkpoint(tmp_path / "large", HOME, random_weights(HOME, 7))
+    assert "No space left" in one_line(desk.run("add", large, "--name", "mine"))
+    assert "mine: every file is as it was built" in desk.run("verify", "mine").stdout
+    desk.hub.add_folder("somebody/large", large)
+    line = one_line(desk.run("add", "somebody/large"))
+    assert "room" in line
+    assert desk.in_use() == "mine"
+    assert sorted(file.name for file in small_disk.iterdir()) == [".work", "in-use", "mine"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(desk: Desk, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    line = one_line(desk.run("add", desk.checkpoint, "--name", "mine"))
+    assert "Read-only file system" in line and "ROOMSCRIBE_MODELS" in line
+
+
+def test_hailos_encoder_is_fetched_for_the_chip_that_is_asked_for(
+    desk: Desk, tmp_path: Path
+) -> None:
+    hef = write_hef(tmp_path / "hailos.hef", *EDGES).read_bytes()
+    desk.hub.hefs["whisper/h8/tiny-whisper-encoder-10s_15dB.hef"] = hef
+    done = desk.run("add", "tiny", "--hef", "hailo8")
+    assert done.returncode == 0, done.stderr
+    assert (desk.models / "tiny" / "encoder.hef").read_bytes() == hef
+    assert "encoder.hef" in json.loads(desk.run("info", "tiny", "--json").stdout)["files"]
+    assert "only tiny (10 s), base (5 s)" in one_line(
+        desk.run("add", "tiny", "--hef", "hailo8", "--window", "5")
+    )
+    assert "Hailo publishes no such encoder" in one_line(
+        desk.run("add", REPOSITORY, "--hef", "hailo8")
+    )
+
+
+def test_a_hef_of_the_users_own_must_be_one(desk: Desk, tmp_path: Path) -> None:
+    mine = write_hef(tmp_path / "mine.hef", *EDGES).read_bytes()
+    write_hef(tmp_path / "other.hef", (1, 500, 80), (1, 250, 16))
+    (tmp_path / "photo.hef").write_bytes(b"\xff\xd8\xff\xe0")
+    options = ("add", desk.checkpoint, "--name", "mine", "--hef")
+    assert desk.run(*options, tmp_path / "mine.hef").returncode == 0
+    assert (desk.models / "mine" / "encoder.hef").read_bytes() == mine
+    one_line(desk.run(*options, tmp_path / "other.hef"))
+    assert (desk.models / "mine" / "encoder.hef").read_bytes() == mine
+    assert "photo.hef: expected a HEF" in one_line(desk.run(*options, tmp_path / "photo.hef"))
+    assert "nothing.hef" in one_line(desk.run(*options, tmp_path / "nothing.hef"))
+
+
+def test_a_checkpoint_is_fetched_for_other_uses(desk: Desk, tmp_path: Path) -> None:
+    done = desk.run("fetch", REPOSITORY, tmp_path / "here")
+    assert done.returncode == 0, done.stderr
+    fetched = tmp_path / "here" / "model.safetensors"
+    assert fetched.read_bytes() == (desk.checkpoint / "model.safetensors").read_bytes()
+    assert desk.run("add", tmp_path / "here", "--name", "mine").returncode == 0
+
+
+def test_the_encoder_is_packed_and_the_error_reported(desk: Desk, tmp_path: Path) -> None:
+    done = desk.run("pack", desk.checkpoint, "--out", tmp_path / "packed", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["dtype"] == "bf16"
+    assert list((tmp_path / "packed").glob("*.json"))
+    shown = desk.run("pack", desk.checkpoint, "--dtype", "int8", "--out", tmp_path / "small")
+    assert "self_attn.q_proj" in shown.stdout
+
+
+def test_an_export_holds_what_hailos_compiler_needs(desk: Desk, tmp_path: Path) -> None:
+    out = tmp_path / "compile"
+    recordings = [SPEECH / "00.flac", SPEECH / "01.flac"]
+    done = desk.run(
+        "export", desk.checkpoint, "--for", "hailo", "--out", out, "--recordings", *recordings
+    )
+    assert done.returncode == 0, done.stderr
+    calibration = [np.load(file) for file in out.rglob("calib*.npy")]
+    assert calibration[0].shape == (2, 1, 1000, 80)
+    assert len(list(out.rglob("*.onnx"))) == 2
+
+
+__all__ = ["desk"]
+
+ADD = ("add", "tiny", "--hef", "hailo8", "--npu-decoder")
+LENGTH = 32
+H8 = "whisper/h8/tiny-whisper-"
+DECODER = f"{H8}decoder-fixed-sequence-matmul-split.hef"
+TABLES = "npy files/whisper/decoder_assets/tiny/decoder_tokenization"
+TOKENS, PLACES = (
+    f"{TABLES}/{name}_tiny.npy" for name in ("token_embedding_weight", "onnx_add_input")
+)
+
+
+def npy(table: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, table)
+    return file.getvalue()
+
+
+@pytest.fixture
+def stocked(desk: Desk, tmp_path: Path) -> Desk:
+    """A desk whose store has both HEFs and the tables."""
+    weights = random_weights(SMALL, 6)
+    store = desk.hub.hefs
+    store[f"{H8}encoder-10s_15dB.hef"] = write_hef(tmp_path / "encoder.hef", *EDGES).read_bytes()
+    assert desk.run("add", desk.checkpoint, "--name", "plain").returncode == 0
+    store[DECODER] = write_decoder_hef(load_bundle(desk.models / "plain"), LENGTH).read_bytes()
+    store[TOKENS] = npy(weights["model.decoder.embed_tokens.weight"])
+    store[PLACES] = npy(weights["model.decoder.embed_positions.weight"][:LENGTH])
+    return desk
+
+
+def test_hailos_decoder_and_its_tables_are_fetched_verified_and_entered(stocked: Desk) -> None:
+    done = stocked.run(*ADD)
+    assert done.returncode == 0, done.stderr
+    assert "for comparison only: the CPU decodes faster" in done.stdout
+    bundle = load_bundle(stocked.models / "tiny")
+    manifest = json.loads((bundle.folder / "bundle.json").read_text())
+    for name, path in (
+        ("decoder.hef", DECODER), ("token_embedding_weight.npy", TOKENS),
+        ("onnx_add_input.npy", PLACES),
+    ):  # fmt: skip
+        content = (bundle.folder / name).read_bytes()
+        assert content == stocked.hub.hefs[path]
+        assert manifest["files"][name]["size"] == len(content)
+    assert DecoderFiles(bundle).length == LENGTH and manifest["hef_chip"] == "hailo8"
+    assert stocked.run("verify", "tiny").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "words"),
+    [
+        (DECODER, b"<html>", "found b'<htm'"),
+        (DECODER, b"\x01HEF" + bytes(600), "decoder.hef: expected"),
+        (TOKENS, npy(np.zeros((139, 16), np.float32)), "expected shape (140, 16)"),
+        (TOKENS, npy(np.array([[None] * 16] * 140)), "expected a table of numbers"),
+        (TOKENS, b"PK\x03\x04" * 100, "begins with b'\\x93NUMPY'"),
+        (PLACES, npy(np.zeros((24, 16), np.float32)), "expected inputs (1, 500, 16)"),
+        (PLACES, None, "dropped it: leave --npu-decoder out"),
+    ],
+)
+def test_what_does_not_fit_installs_nothing_and_is_one_line(
+    stocked: Desk, path: str, content: bytes | None, words: str
+) -> None:
+    if content is None:
+        del stocked.hub.hefs[path]
+    else:
+        stocked.hub.hefs[path] = content
+    assert words in one_line(stocked.run(*ADD))
+    assert not (stocked.models / "tiny").exists()
+
+
+def test_a_decoder_of_another_model_is_refused(stocked: Desk) -> None:
+    bundle = load_bundle(stocked.models / "plain")
+    turned = {
+        "decoder/input_layer1": ((1, 250, 16), "a"),
+        "decoder/input_layer2": ((1, 32, 16), "b"),
+    }
+    stocked.hub.hefs[DECODER] = write_decoder_hef(bundle, LENGTH, inputs=turned).read_bytes()
+    line = one_line(stocked.run(*ADD))
+    assert "decoder/input_layer1 (1, 250, 16)" in line and "[decoder] backend = cpu" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("add", "tiny", "--hef", "none", "--npu-decoder"), "expected a chip"),
+        (("add", "tiny", "--hef", "my.hef", "--npu-decoder"), "expected a chip"),
+        (("add", "tiny", "--npu-decoder"), "found no Hailo in this machine"),
+        (("add", "small", "--hef", "hailo8", "--npu-decoder"), "Hailo publishes"),
+        (("add", "tiny", "--hef", "hailo8", "--npu-decoder", "--window", "5"), "Hailo publishes"),
+    ],
+)
+def test_without_a_published_decoder_it_is_refused_at_once(
+    desk: Desk, arguments: tuple[str, ...], words: str
+) -> None:
+    assert words in one_line(desk.run(*arguments))
+    assert desk.hub.requests == []
+
+
+def test_a_command_without_the_option_fetches_none(stocked: Desk) -> None:
+    assert stocked.run("add", "tiny", "--hef", "hailo8").returncode == 0
+    assert not (stocked.models / "tiny" / "decoder.hef").exists()
+    assert stocked.hub.fetched(DECODER.rsplit("/", 1)[-1]) == []

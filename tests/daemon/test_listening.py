@@ -1,0 +1,178 @@
+"""The ears with a real microphone that is taken away, hangs, is muted, or too loud."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from capture.test_recorder import gone
+from figures.microphone import Listener
+from rigs.microphone import SINK, PulseMicrophone, missing_packages
+from rigs.publishing import until
+
+pytestmark = pytest.mark.skipif(
+    bool(missing_packages()), reason=f"not installed: {' '.join(missing_packages())}"
+)
+HEALS_WITHIN_S = 20.0
+"""Generous: a busy machine stutters. How long it takes is measured elsewhere."""
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[PulseMicrophone]:
+    with PulseMicrophone(tmp_path / "rig") as microphone:
+        yield microphone
+
+
+@pytest.fixture
+def listener(rig: PulseMicrophone) -> Iterator[Listener]:
+    with Listener(rig) as one:
+        one.wait("frame")
+        yield one
+
+
+def trouble(listener: Listener) -> str:
+    """What the ears say next that is wrong; empty when all is well."""
+    return " ".join(listener.wait("trouble", HEALS_WITHIN_S)[1:]).strip("{}")
+
+
+def test_a_microphone_that_is_unplugged_is_said_to_be_lost_and_heard_when_it_is_back(
+    rig: PulseMicrophone, listener: Listener
+) -> None:
+    rig.unplug()
+    assert "is it still plugged in?" in trouble(listener)
+    time.sleep(1)
+    rig.plug()
+    listener.wait("frame", HEALS_WITHIN_S)
+    assert rig.listeners() == 1
+
+
+def test_a_sound_server_that_stalls_is_noticed_and_heard_when_it_goes_on(
+    rig: PulseMicrophone, listener: Listener
+) -> None:
+    reader = listener.reader
+    rig.stall()
+    try:
+        assert "the sound server or the card hangs" in trouble(listener)
+        assert gone(reader)
+    finally:
+        rig.go_on()
+    listener.wait("frame", HEALS_WITHIN_S)
+    assert listener.reader != reader
+    assert rig.listeners() == 1
+
+
+def test_a_sound_server_that_starts_again_is_heard(
+    rig: PulseMicrophone, listener: Listener
+) -> None:
+    rig.stop()
+    assert trouble(listener)
+    rig.start()
+    listener.wait("frame", HEALS_WITHIN_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_reader_that_dies_or_hangs_is_replaced(
+    listener: Listener, number: signal.Signals
+) -> None:
+    reader = listener.reader
+    os.kill(reader, number)
+    assert trouble(listener)
+    listener.wait("frame", HEALS_WITHIN_S)
+    assert listener.reader != reader
+    assert gone(reader)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_ears_that_are_killed_leave_no_reader_and_no_open_microphone(
+    rig: PulseMicrophone, listener: Listener, hangs: bool
+) -> None:
+    if hangs:
+        os.kill(listener.reader, signal.SIGSTOP)
+    listener.kill()
+    until(lambda: gone(listener.reader))
+    until(lambda: rig.listeners() == 0)
+
+
+def test_digital_silence_counts_as_no_microphone_until_the_first_sound(
+    rig: PulseMicrophone, tmp_path: Path
+) -> None:
+    hum = np.full(16_000 * 30, 20, np.int16)
+    soundfile.write(tmp_path / "hum.wav", hum, 16_000)
+    play = ["paplay", f"--device={SINK}", str(tmp_path / "hum.wav")]
+    with Listener(rig, silence_s=0.5) as listener:
+        told = trouble(listener)
+        assert told.startswith("'microphone'")
+        assert "nothing but zeros" in told
+        with subprocess.Popen(play, env=rig.environment) as player:
+            assert trouble(listener) == ""
+            rig.mute(True)
+            assert "alsamixer" in trouble(listener)
+            rig.mute(False)
+            assert trouble(listener) == ""
+            player.kill()
+
+
+def test_sound_that_is_clipped_for_long_is_told_and_the_microphone_stays_online(
+    rig: PulseMicrophone, listener: Listener, tmp_path: Path
+) -> None:
+    square = np.where(np.arange(16_000 * 20) // 40 % 2, 32767, -32768).astype(np.int16)
+    soundfile.write(tmp_path / "square.wav", square, 16_000)
+    play = ["paplay", f"--device={SINK}", str(tmp_path / "square.wav")]
+    with subprocess.Popen(play, env=rig.environment) as player:
+        told = trouble(listener)
+        player.kill()
+    assert told.startswith("'sound'")
+    assert "clipped" in told
+    assert "'microphone'" not in told
+
+
+@pytest.mark.parametrize("shape", [(44_100, 2, "float32le"), (48_000, 1, "s24le")])
+def test_a_microphone_of_another_rate_and_format_is_heard(
+    tmp_path: Path, shape: tuple[int, int, str]
+) -> None:
+    with PulseMicrophone(tmp_path / "rig", *shape) as rig, Listener(rig) as listener:
+        listener.wait("frame", HEALS_WITHIN_S)
+
+
+def test_a_suspended_microphone_is_heard_again(rig: PulseMicrophone, listener: Listener) -> None:
+    rig.suspend(True)
+    assert "hangs" in trouble(listener)
+    rig.suspend(False)
+    listener.wait("frame", HEALS_WITHIN_S)
+
+
+def test_a_missing_microphone_is_logged_once_however_often_it_is_looked_for(
+    rig: PulseMicrophone,
+) -> None:
+    program = """
+import logging, sys, tempfile, threading
+from pathlib import Path
+import appliance.daemon.listening
+from appliance.daemon.health import Health
+from appliance.daemon.mute import Mute
+from appliance.config import CaptureSettings
+logging.basicConfig(stream=sys.stdout)
+appliance.daemon.listening.REOPEN_PAUSE_S = 0.1
+settings = CaptureSettings(device="jabra")
+mute = Mute(Path(sys.argv[1]))
+ears = appliance.daemon.listening.CaptureSupervisor(settings, Health(), mute, print, lambda: None)
+threading.Timer(3, ears.stop).start()
+ears.listen(lambda: print("moved"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(rig._folder)],
+        env=rig.environment, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert lines.count("moved") > 3
+    told = [line for line in lines if "jabra" in line]
+    assert len(told) == 1
+    assert "plug it in, or choose another" in told[0]

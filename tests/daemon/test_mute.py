@@ -1,0 +1,283 @@
+"""The mute: its file, and a source that is closed while it holds."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pytest
+from rigs.command import errors, roomscribe
+from rigs.publishing import until
+
+import appliance.daemon.listening
+from appliance.capture.recorder import Recorder
+from appliance.config import CaptureSettings
+from appliance.daemon import mute as switch
+from appliance.daemon.health import Health
+from appliance.daemon.listening import CaptureSupervisor
+from appliance.daemon.mute import Mute
+from appliance.errors import DeviceError, PublishError
+from appliance.records import Frame
+
+
+class House:
+    """Sources that are opened one after the other, and what came of them."""
+
+    def __init__(self) -> None:
+        self.opened: list[FakeSource] = []
+        self.broken = False
+
+    def open(self, _settings: CaptureSettings, _recorder: Recorder) -> FakeSource:
+        if self.broken:
+            raise DeviceError("expected a microphone, found none")
+        self.opened.append(FakeSource())
+        return self.opened[-1]
+
+    @property
+    def listening(self) -> int:
+        return sum(not source.closed for source in self.opened)
+
+
+class FakeSource:
+    """A microphone that hears silence, 30 ms after 30 ms."""
+
+    description = "a fake microphone"
+    silence = complaint = ""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.stopped = threading.Event()
+
+    def frames(self) -> Iterator[Frame]:
+        while not self.stopped.wait(0.03):
+            yield Frame(np.zeros(480, np.int16), time.monotonic())
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+
+
+class Listener:
+    """Ears in a thread of their own, with all that they said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mute = Mute(folder)
+        self.health = Health()
+        self.frames = self.lost = 0
+        self.ears = CaptureSupervisor(
+            CaptureSettings(), self.health, self.mute, self._hear, self._lose
+        )
+        self.mute.on_change = self.ears.obey
+        self.thread = threading.Thread(target=self.ears.listen, args=(lambda: None,), daemon=True)
+        self.thread.start()
+
+    def _hear(self, _frame: Frame) -> None:
+        self.frames += 1
+
+    def _lose(self) -> None:
+        self.lost += 1
+
+    def stop(self) -> None:
+        self.ears.stop()
+        self.thread.join(5)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> House:
+    fake = House()
+    monkeypatch.setattr(appliance.daemon.listening, "open_source", fake.open)
+    return fake
+
+
+@pytest.fixture
+def listener(tmp_path: Path, house: House) -> Iterator[Listener]:
+    one = Listener(tmp_path)
+    yield one
+    one.stop()
+
+
+def test_nothing_was_ever_said_and_so_it_is_not_muted(tmp_path: Path) -> None:
+    assert not Mute(tmp_path).on
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_position_survives_a_restart(tmp_path: Path, on: bool) -> None:
+    mute = Mute(tmp_path)
+    mute.set(not on)
+    mute.set(on)
+    assert Mute(tmp_path).on is on
+    assert [file.name for file in tmp_path.iterdir()] == ["mute"]
+
+
+@pytest.mark.parametrize("text", [b"", b"maybe\n", b"\xff\x00", b"ONE\n"])
+def test_a_file_that_makes_no_sense_mutes(
+    tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mute").write_bytes(text)
+    mute = Mute(tmp_path)
+    assert mute.on
+    assert "staying muted: `roomscribe mute off` unmutes" in caplog.text
+    mute.set(False)
+    assert not Mute(tmp_path).on
+
+
+def test_another_process_that_writes_the_file_is_followed(tmp_path: Path) -> None:
+    mute = Mute(tmp_path)
+    turned: list[bool] = []
+    mute.on_change = lambda: turned.append(mute.on)
+    mute.look()
+    switch.write(tmp_path / "mute", True)
+    mute.look()
+    mute.look()
+    switch.write(tmp_path / "mute", False)
+    mute.look()
+    mute.set(True)
+    mute.look()
+    assert turned == [True, False, True]
+
+
+def test_a_disk_that_refuses_leaves_it_muted_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mute = Mute(tmp_path)
+
+    def refuse(_file: Path, _on: bool) -> switch.Stamp:
+        raise PublishError("no space")
+
+    with monkeypatch.context() as full:
+        full.setattr(switch, "write", refuse)
+        mute.set(True)
+        assert (mute.on, mute.unsaved) == (True, "no space")
+        mute.look()
+        assert mute.on
+    mute.set(True)
+    assert (mute.unsaved, Mute(tmp_path).on) == ("", True)
+
+
+def test_a_position_that_cannot_be_kept_is_one_line_and_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(PublishError, match="it holds until the next start only"):
+        switch.write(tmp_path / "nowhere" / "mute", True)
+    (tmp_path / "mute").mkdir()
+    with pytest.raises(PublishError):
+        switch.write(tmp_path / "mute", True)
+    assert [file.name for file in tmp_path.iterdir()] == ["mute"]
+
+
+def test_the_source_is_closed_while_muted_and_opened_again(
+    listener: Listener, house: House, tmp_path: Path
+) -> None:
+    until(lambda: listener.frames)
+    assert switch.is_listening(tmp_path)
+    listener.mute.set(True)
+    until(lambda: listener.ears.muted)
+    assert house.listening == 0
+    assert listener.lost == 1, "whoever was speaking is cut short"
+    assert listener.ears.description is None
+    assert not switch.is_listening(tmp_path)
+    heard = listener.frames
+    time.sleep(0.2)
+    assert listener.frames == heard
+    listener.mute.set(False)
+    until(lambda: listener.frames > heard)
+    assert (len(house.opened), house.listening) == (2, 1)
+    assert not listener.ears.muted
+
+
+def test_a_mute_that_is_taken_back_at_once_does_not_end_the_listening(
+    listener: Listener, house: House
+) -> None:
+    until(lambda: listener.frames)
+    for _ in range(20):
+        listener.mute.toggle()
+        listener.mute.toggle()
+    heard = listener.frames
+    until(lambda: listener.frames > heard + 1)
+    assert house.listening == 1
+
+
+def test_a_source_is_never_opened_when_it_starts_muted(tmp_path: Path, house: House) -> None:
+    switch.write(tmp_path / "mute", True)
+    listener = Listener(tmp_path)
+    try:
+        assert listener.ears.muted
+        time.sleep(0.1)
+        assert house.opened == []
+        listener.mute.set(False)
+        until(lambda: listener.frames)
+    finally:
+        listener.stop()
+
+
+def test_a_missing_microphone_is_no_trouble_while_muted(tmp_path: Path, house: House) -> None:
+    house.broken = True
+    listener = Listener(tmp_path)
+    try:
+        until(listener.health.troubles)
+        listener.mute.set(True)
+        until(lambda: listener.ears.muted)
+        assert listener.health.troubles() == {}
+        listener.mute.set(False)
+        until(listener.health.troubles)
+    finally:
+        listener.stop()
+
+
+def config(folder: Path) -> Path:
+    (folder / "state").mkdir(exist_ok=True)
+    file = folder / "roomscribe.toml"
+    file.write_text(f'[store]\npath = "{folder / "state"}"\n', encoding="utf-8")
+    return file
+
+
+def test_the_command_turns_it_without_a_daemon(tmp_path: Path) -> None:
+    there = ("--config", config(tmp_path))
+    steps: list[tuple[tuple[str, ...], str, int]] = [
+        ((), "not muted\n", 1),
+        (("toggle",), "muted: the microphone is closed\n", 0),
+        ((), "muted: the microphone is closed\n", 0),
+        (("on",), "muted: the microphone is closed\n", 0),
+        (("off",), "not muted\n", 0),
+    ]
+    for words, said, status in steps:
+        done = roomscribe("mute", *words, *there)
+        assert (done.stdout, done.returncode) == (said, status), words
+
+
+def test_the_command_does_not_say_muted_where_no_daemon_looks(tmp_path: Path) -> None:
+    file = tmp_path / "roomscribe.toml"
+    file.write_text(f'[store]\npath = "{tmp_path / "elsewhere"}"\n', encoding="utf-8")
+    done = roomscribe("mute", "on", "--config", file)
+    assert (done.returncode, done.stdout) == (74, "")
+    assert "expected the folder where the daemon keeps its log" in errors(done)[0]
+
+
+def test_the_command_fails_when_the_microphone_stays_open(tmp_path: Path) -> None:
+    there = config(tmp_path)
+    with Mute(tmp_path / "state").listening():
+        assert roomscribe("mute", "--config", there).stdout.endswith("the microphone is open\n")
+        done = roomscribe("mute", "on", "--config", there)
+    assert done.returncode == 69
+    assert "the microphone is still open" in errors(done)[0]
+
+
+def test_the_lock_goes_with_the_process_that_held_it(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        with Mute(tmp_path).listening():
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert (tmp_path / "listening").exists()
+    assert not switch.is_listening(tmp_path)

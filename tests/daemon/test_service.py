@@ -1,0 +1,261 @@
+"""Life under systemd: what the daemon tells it, and what it does when asked to reload or stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rigs.command import ROOT
+
+from appliance import system
+from appliance.daemon import service
+from appliance.daemon.health import Health
+from appliance.records import ApplianceState
+
+WITHIN_S = 30.0
+
+
+class Systemd:
+    """The other end of the notification socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = str(folder / "notify")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.address)
+        self._socket.settimeout(WITHIN_S)
+
+    def told(self, beginning: str) -> str:
+        """The next message that begins so; TimeoutError when none comes."""
+        while True:
+            message = self._socket.recv(4096).decode()
+            if message.startswith(beginning):
+                return message
+
+    def everything(self) -> list[str]:
+        """What is waiting to be read, without waiting for more."""
+        self._socket.setblocking(False)
+        found = []
+        try:
+            while True:
+                found.append(self._socket.recv(4096).decode())
+        except BlockingIOError:
+            self._socket.settimeout(WITHIN_S)
+            return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[Systemd]:
+    listener = Systemd(tmp_path)
+    yield listener
+    listener.close()
+
+
+def write_config(folder: Path, extra: str = "") -> Path:
+    config = folder / "roomscribe.toml"
+    config.write_text(
+        f'[mqtt]\nenabled = false\n[store]\npath = "{folder / "state"}"\n{extra}', encoding="utf-8"
+    )
+    return config
+
+
+@contextmanager
+def daemon(
+    config: Path, systemd: Systemd, *arguments: str, sound: str = os.devnull
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`roomscribe run` on a machine without a microphone; `sound` is its standard input."""
+    alsa = config.parent / "asound.conf"
+    alsa.write_text(
+        "</usr/share/alsa/alsa.conf>\npcm.!default { type hw card 31 }\n", encoding="utf-8"
+    )
+    environment = {"NOTIFY_SOCKET": systemd.address, "ALSA_CONFIG_PATH": str(alsa)}
+    with Path(sound).open("rb") as stdin, (config.parent / "log").open("wb") as log:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "appliance", "run", "--config", str(config), *arguments],
+            stdin=stdin,
+            stderr=log,
+            cwd=ROOT,
+            env=os.environ | environment,
+        )
+        try:
+            yield running
+        finally:
+            running.kill()
+            running.wait(10)
+
+
+class SilentPipeline:
+    """What an Announcer sees of a pipeline whose microphone is open and has given no sound yet."""
+
+    def __init__(self) -> None:
+        self.sounding = threading.Event()
+        self.health = Health()
+        self.microphone_online = True
+
+    def state(self) -> ApplianceState:
+        return ApplianceState(
+            status="running",
+            reasons=tuple(self.health.troubles().values()),
+            encoder="hailo8",
+            model="tiny",
+            microphone="a microphone",
+            microphone_online=self.microphone_online,
+            queue_depth=0,
+            uptime_s=1.0,
+            version="1",
+        )
+
+    def broker_reasons(self) -> tuple[str, ...]:
+        return ("broker is away",)
+
+
+def test_ready_is_told_when_sound_has_come_and_not_before(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", systemd.address)
+    pipeline = SilentPipeline()
+    announcer = service.Announcer(pipeline, 0.0)  # type: ignore[arg-type]
+    announcer.look()
+    assert systemd.everything() == []
+    pipeline.sounding.set()
+    announcer.look()
+    status = "STATUS=listening, 0 transcripts, NPU; broker is away"
+    assert systemd.everything() == ["READY=1", status]
+    announcer.look()
+    assert systemd.everything() == [], "nothing is told twice"
+    pipeline.health.count("transcripts", 128)
+    announcer.look()
+    assert systemd.everything() == [status.replace(" 0 ", " 128 ")]
+
+
+def test_a_daemon_without_a_microphone_is_ready_and_says_what_it_waits_for(
+    tmp_path: Path, systemd: Systemd
+) -> None:
+    with daemon(write_config(tmp_path), systemd) as running:
+        systemd.told("READY=1")
+        assert systemd.told("STATUS=").startswith(
+            "STATUS=waiting for a microphone, 0 transcripts, CPU; expected a microphone"
+        )
+        running.send_signal(signal.SIGTERM)
+        assert systemd.told("STOPPING=1")
+        assert running.wait(40) == 0
+
+
+def test_a_reload_uses_a_changed_configuration_in_the_same_process(
+    tmp_path: Path, systemd: Systemd
+) -> None:
+    config = write_config(tmp_path)
+    with daemon(config, systemd, "--recording", "-", sound="/dev/zero") as running:
+        systemd.told("READY=1")
+        write_config(tmp_path, '[capture]\nblock_ms = 20\n[store2]\npath = ""\n')
+        running.send_signal(signal.SIGHUP)
+        assert "\nMONOTONIC_USEC=" in systemd.told("RELOADING=1")
+        systemd.told("READY=1")
+        assert systemd.told("STATUS=").startswith("STATUS=the configuration on the disk is wrong")
+        write_config(tmp_path)
+        running.send_signal(signal.SIGHUP)
+        systemd.told("RELOADING=1")
+        systemd.told("READY=1")
+        write_config(tmp_path, "[voice]\nwebrtc_mode = 3\n")
+        running.send_signal(signal.SIGHUP)
+        systemd.told("RELOADING=1")
+        systemd.told("READY=1")
+        assert running.poll() is None
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    assert "unknown section [store2]; did you mean store?" in log
+    assert "the configuration is the one in use" in log
+    assert "the configuration has changed: starting again with it" in log
+    assert log.count("listening to") == 2
+
+
+def test_a_reload_to_a_model_that_is_not_there_goes_on_with_the_old_configuration(
+    tmp_path: Path, systemd: Systemd
+) -> None:
+    config = write_config(tmp_path)
+    with daemon(config, systemd, "--recording", "-", sound="/dev/zero") as running:
+        systemd.told("READY=1")
+        write_config(tmp_path, '[model]\nbundle = "nowhere"\n')
+        running.send_signal(signal.SIGHUP)
+        systemd.told("RELOADING=1")
+        systemd.told("READY=1")
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(40) == 0
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    assert "nowhere" in log
+    assert "going on with the configuration that was read before" in log
+
+
+DYING = """
+import sys
+from appliance import ears
+from appliance.__main__ import main
+
+listen = ears.Ears.listen
+
+def dies(self, moved):
+    for _ in range(3):
+        moved()
+    {effect}
+
+ears.Ears.listen = dies
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("effect", "line"),
+    [
+        ("sys.exit(3)", "roomscribe: the capture was ended by SystemExit: 3; restarting"),
+        ("return", "roomscribe: the capture ended by itself; restarting"),
+        ("raise ValueError('strange')", "roomscribe: unexpected ValueError: strange"),
+    ],
+)
+def test_a_thread_that_dies_ends_the_daemon_with_its_cause(
+    tmp_path: Path, effect: str, line: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DYING.format(effect=effect), "run", "--config",
+         str(write_config(tmp_path))],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode in (69, 70)
+    assert done.stderr.splitlines()[-1] == line
+
+
+def test_too_much_memory_ends_the_daemon_in_order_and_says_so(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "[appliance]\nmemory_mb = 20\n")
+    with Path("/dev/zero").open("rb") as silence:
+        done = subprocess.run(
+            [sys.executable, "-m", "appliance", "run", "--config", str(config), "--recording", "-"],
+            cwd=ROOT, stdin=silence, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 69
+    assert done.stderr.splitlines()[-1].startswith("roomscribe: memory: expected at most 20 MB")
+
+
+def test_the_ceiling_of_memory_leaves_room_to_work_and_stays_below_systemds(
+    tmp_path: Path,
+) -> None:
+    page_mb = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    group = tmp_path / "sys/fs/cgroup/system.slice/roomscribe.service"
+    (tmp_path / "proc/self").mkdir(parents=True)
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/roomscribe.service\n")
+    (tmp_path / "proc/self/statm").write_text(f"900000 {int(200 / page_mb)} 100 1 0 500 0\n")
+    expected = {"max": 600.0, str(1000 << 20): 600.0, str(500 << 20): 450.0, str(100 << 20): 300.0}
+    for limit, ceiling_mb in expected.items():
+        (group / "memory.high").write_text(limit + "\n")
+        assert system.memory_ceiling_mb(0, tmp_path) == pytest.approx(ceiling_mb)
+    assert system.memory_ceiling_mb(77, tmp_path) == 77.0
+    assert system.memory_ceiling_mb(0, tmp_path / "nowhere") >= 0
+    assert 5 < system.resident_mb() < 100_000

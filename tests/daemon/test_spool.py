@@ -1,0 +1,330 @@
+"""The spool's folder: what is kept over a crash, what is deleted, and that it stops nothing.
+
+The file of a window: what comes back, on whose clock, and what damage does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from rigs.checkout import ROOT, TESTS
+from rigs.windows import a_window, memory, needs_memory
+
+from appliance.config import Settings, SpoolSettings, StoreSettings
+from appliance.daemon import spool as spool_module
+from appliance.daemon.health import Health
+from appliance.daemon.spool import ATTEMPTS_AT, Moment, Spool, pack, parse
+from appliance.records import Window
+from appliance.store import folders
+
+__all__ = ["memory"]
+
+pytestmark = needs_memory
+
+
+def opened(folder: Path, **settings: object) -> Spool:
+    chosen = SpoolSettings(path=str(folder), **settings)  # type: ignore[arg-type]
+    return Spool.open(Settings(spool=chosen), Health())
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.window*"))
+
+
+def test_what_is_left_is_found_by_the_next_one_in_order(memory: Path) -> None:
+    windows = [a_window() for _ in range(12)]
+    with opened(memory) as spool:
+        for window in windows:
+            assert spool.put(window)
+        assert len(files(memory)) == 12
+        spool.done(windows[0].id)
+        spool.begin(windows[1].id)
+    with opened(memory) as spool:
+        assert [kept.id for kept in spool.left()] == [window.id for window in windows[1:]]
+        assert [kept.attempts for kept in spool.left()][:3] == [1, 0, 0]
+        spool.put(later := a_window())
+        assert [kept.id for kept in spool.left()][-1] == later.id
+        found = spool.load(windows[5].id)
+        assert found is not None
+        assert (found.samples == windows[5].samples).all()
+        for kept in spool.left():
+            spool.done(kept.id)
+    assert files(memory) == []
+
+
+def test_the_name_has_the_order_and_the_id(memory: Path) -> None:
+    with opened(memory) as spool:
+        spool.put(window := a_window())
+        assert files(memory) == [f"00000001-{window.id}.window"]
+
+
+def test_only_its_user_may_look_into_it(memory: Path) -> None:
+    with opened(memory / "spool") as spool:
+        spool.put(a_window())
+        assert (memory / "spool").stat().st_mode & 0o777 == 0o700
+        assert {path.stat().st_mode & 0o777 for path in (memory / "spool").iterdir()} == {0o600}
+
+
+def test_a_transcription_that_ended_is_no_attempt_that_killed(memory: Path) -> None:
+    with opened(memory) as spool:
+        spool.put(window := a_window())
+        spool.begin(window.id)
+        spool.survived(window.id)
+    with opened(memory) as spool:
+        assert [kept.attempts for kept in spool.left()] == [0]
+
+
+def test_damage_costs_its_own_window_and_is_said_once(
+    memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(memory) as spool:
+        for _ in range(3):
+            spool.put(a_window())
+    first, second, _ = sorted(memory.glob("*.window"))
+    first.write_bytes(first.read_bytes()[:-5])
+    second.rename(memory / f"00000002-{'Z' * 26}.window")
+    (memory / "00000009-somebody.else").touch()
+    (memory / f"00000007-{'Y' * 26}.window").mkdir()
+    with caplog.at_level(logging.ERROR), opened(memory) as spool:
+        assert len(spool.left()) == 1
+    assert len([record for record in caplog.records if "deleted" in record.message]) == 3
+    assert len([name for name in files(memory) if name < "00000004"]) == 1
+    assert (memory / "00000009-somebody.else").exists()
+
+
+def test_a_file_that_was_written_and_not_renamed_is_kept_when_it_is_whole(memory: Path) -> None:
+    with opened(memory) as spool:
+        spool.put(a_window())
+        spool.put(a_window())
+    whole, torn = sorted(memory.glob("*.window"))
+    whole.rename(whole.with_name(whole.name + ".new"))
+    torn.write_bytes(torn.read_bytes()[:100])
+    torn.rename(torn.with_name(torn.name + ".new"))
+    with opened(memory) as spool:
+        assert [kept.path for kept in spool.left()] == [whole]
+    assert files(memory) == [whole.name]
+
+
+def test_a_window_whose_file_is_gone_is_missed_and_nothing_else(memory: Path) -> None:
+    with opened(memory) as spool:
+        spool.put(window := a_window())
+        next(memory.glob("*.window")).unlink()
+        assert spool.load(window.id) is None
+        spool.begin(window.id)
+        spool.survived(window.id)
+        spool.done(window.id)
+
+
+def test_a_folder_that_is_deleted_is_made_again(memory: Path) -> None:
+    with opened(memory / "spool") as spool:
+        spool.put(a_window())
+        shutil.rmtree(memory / "spool")
+        assert spool.put(a_window())
+        assert len(files(memory / "spool")) == 1
+        with opened(memory / "spool") as second:
+            assert not second.put(a_window()), "it is locked again"
+
+
+def test_nothing_is_kept_on_a_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    if folders.is_in_memory(tmp_path):
+        pytest.skip("this machine's temporary folder is in memory")
+    with opened(tmp_path / "spool") as spool:
+        assert not spool.put(a_window())
+    assert not list(tmp_path.rglob("*.window"))
+    assert "expected a folder in memory (tmpfs), found one on a disk" in caplog.text
+
+
+def test_what_was_kept_is_deleted_when_it_is_turned_off(memory: Path) -> None:
+    with opened(memory) as spool:
+        spool.put(a_window())
+    with opened(memory, enabled=False) as spool:
+        assert not spool.put(a_window())
+    assert files(memory) == []
+
+
+def test_two_daemons_never_share_one(memory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(memory) as first, opened(memory) as second:
+        assert first.put(a_window())
+        assert not second.put(a_window())
+        assert second.left() == []
+    assert "another daemon uses it" in caplog.text
+
+
+def test_a_killed_daemon_holds_it_no_longer(memory: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; import test_spool as t;"
+        "spool = t.opened(Path(sys.argv[1])); spool.put(t.a_window()); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, memory],
+        env={"PYTHONPATH": f"{TESTS}:{ROOT}"},
+        check=False,
+    )
+    assert done.returncode == -9
+    with opened(memory) as spool:
+        assert len(spool.left()) == 1
+
+
+def test_an_empty_one_leaves_nothing_behind(memory: Path) -> None:
+    with opened(memory / "roomscribe" / ("0" * 16) / "spool") as spool:
+        spool.put(window := a_window())
+        spool.done(window.id)
+    assert list(memory.iterdir()) == []
+
+
+def test_another_log_has_another_spool(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(memory))
+    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/roomscribe")
+    assert spool_module.place(Settings()) == memory / "spool"
+    places = {
+        spool_module.place(Settings(store=StoreSettings(path=path))) for path in ("/a", "/b", "")
+    }
+    assert len(places) == 3
+
+
+def test_another_users_folder_is_not_trusted(memory: Path) -> None:
+    (memory / "spool").symlink_to(memory)
+    with pytest.raises(PermissionError):
+        folders.make_folder(memory / "spool")
+
+
+def test_a_full_folder_is_a_trouble_that_passes(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    health = Health()
+    with Spool.open(Settings(spool=SpoolSettings(path=str(memory))), health) as spool:
+
+        def full(_path: Path, _data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(spool_module, "write", full)
+            assert not spool.put(a_window())
+            assert "No space left" in health.troubles()["spool"]
+        assert spool.put(a_window())
+        assert health.troubles() == {}
+
+
+NOW = Moment("boot-1", 1000.0, 5000.0)
+
+
+def as_values(window: Window) -> dict[str, Any]:
+    values = {entry.name: getattr(window, entry.name) for entry in fields(Window)}
+    return values | {"samples": window.samples.tolist()}
+
+
+def with_header(**changes: Any) -> bytes:
+    """A file whose header was changed, and whose checksum is right."""
+    data = pack(a_window(), NOW)
+    length = struct.unpack_from("<I", data, 8)[0]
+    header = json.loads(data[16 : 16 + length]) | changes
+    text = json.dumps(header).encode()
+    body = text + data[16 + length :]
+    return data[:8] + struct.pack("<II", len(text), zlib.crc32(body)) + body
+
+
+def test_a_window_comes_back_with_every_field() -> None:
+    window = a_window(index=3, last=False, flags=("gap", "clipped"), overlap_s=0.5)
+    found = parse(pack(window, NOW), NOW)
+    assert as_values(found.window) == as_values(window)
+    assert found.window.samples.dtype == np.int16
+    assert found.attempts == 0
+
+
+def test_attempts_are_counted_in_place() -> None:
+    data = bytearray(pack(a_window(), NOW))
+    data[ATTEMPTS_AT] = 2
+    assert parse(bytes(data), NOW).attempts == 2
+
+
+def test_times_are_kept_within_a_boot_and_moved_to_the_next_ones_clock() -> None:
+    data = pack(a_window(start_s=990.0, speech_end_s=995.0), NOW)
+    same = parse(data, replace(NOW, monotonic_s=1100.0, wall_s=77.0)).window
+    assert (same.start_s, same.speech_end_s) == (990.0, 995.0)
+    rebooted = parse(data, Moment("boot-2", 50.0, 5060.0)).window
+    assert rebooted.start_s == pytest.approx(50.0 - 60.0 - 10.0)
+    assert rebooted.speech_end_s - rebooted.start_s == 5.0
+
+
+def test_a_clock_that_went_back_makes_no_speech_of_the_future() -> None:
+    data = pack(a_window(start_s=990.0, speech_end_s=995.0), NOW)
+    assert parse(data, Moment("boot-2", 50.0, 10.0)).window.speech_end_s == 45.0
+
+
+def test_a_file_that_was_cut_anywhere_is_refused() -> None:
+    data = pack(a_window(seconds=0.01), NOW)
+    for length in range(len(data)):
+        with pytest.raises(ValueError, match="expected"):
+            parse(data[:length], NOW)
+
+
+def test_a_bit_that_flipped_is_found_wherever_it_is() -> None:
+    data = pack(a_window(seconds=0.01), NOW)
+    for place in range(len(data)):
+        if place != ATTEMPTS_AT:
+            flipped = bytearray(data)
+            flipped[place] ^= 1 << place % 8
+            with pytest.raises(ValueError, match="expected"):
+                parse(bytes(flipped), NOW)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"samples": 7},
+        {"samples": 0},
+        {"id": "../../etc/passwd"},
+        {"start_s": float("nan")},
+        {"speech_end_s": None},
+        {"index": True},
+        {"last": 1},
+        {"flags": ["x" * 100]},
+        {"boot_id": 5},
+        {"boot_id": "another", "wall_s": "today"},
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"expected|header"):
+        parse(with_header(**changes), NOW)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=400), st.booleans())
+def test_no_bytes_make_it_crash(noise: bytes, fitting: bool) -> None:
+    if fitting:  # past the checksum, into the header
+        front = b"rswind\x01\x00" + struct.pack("<II", len(noise), zlib.crc32(noise))
+        noise = front + noise
+    with pytest.raises(ValueError, match="expected"):
+        parse(noise, NOW)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["id", "utterance_id", "index", "samples", "flags", "start_s", "wall_s"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+            lambda inner: st.lists(inner, max_size=3),
+            max_leaves=4,
+        ),
+    )
+)
+def test_no_header_makes_it_crash(changes: dict[str, Any]) -> None:
+    try:
+        found = parse(with_header(**changes, boot_id="another"), NOW).window
+    except ValueError:
+        return
+    assert isinstance(found, Window)
+    assert len(found.samples) == 1600

@@ -1,0 +1,179 @@
+"""A sound file, however damaged, gives frames of 16-bit sound or one clear line."""
+
+from __future__ import annotations
+
+import io
+import logging
+import struct
+import tempfile
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import event, given, strategies as st
+from rigs.fuzzing import damaged, examples, is_one_line
+
+from appliance.capture.frames import FRAME_SAMPLES
+from appliance.capture.recording import LOWEST_HZ, Recording
+from appliance.errors import AudioError
+from appliance.records import SAMPLE_RATE
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+MOST_BYTES = 64 << 20
+"""Of memory for a file of some kilobytes."""
+MOST_S = 20.0
+"""A generous limit for one file; a hang takes longer."""
+ENCODINGS = ((1, 16), (1, 8), (1, 24), (1, 32), (3, 32), (3, 64), (6, 8), (7, 8), (0xFFFE, 16))
+"""Format tag and bits of a sample, as they belong together."""
+FORMATS = (1, 3, 6, 7, 0x11, 0x55, 0xFFFE)
+"""PCM, float, A-law, mu-law, ADPCM, MP3, extensible."""
+RATES = (0, 1, 3999, 4000, 8000, 16_000, 44_100, 48_000, 384_000, 384_001, 2**31, 2**32 - 1)
+WIDTHS = (0, 1, 8, 12, 16, 20, 24, 32, 48, 64, 255, 65535)
+CHANNELS = (0, 1, 2, 3, 8, 255, 1024, 1025, 65535)
+SIZES = (0, 1, 2, 3, 0x7FFFFF00, 0x7FFFFFFF, 0xFFFFFFFE, 0xFFFFFFFF)
+FLOATS = (0.0, 1.0, -1.0, 1e30, -1e30, 1e-40, np.nan, np.inf, -np.inf)
+
+u16, u32 = st.integers(0, 0xFFFF), st.integers(0, 0xFFFFFFFF)
+
+
+PARTS = (
+    "kind", "channels", "rate", "width", "align", "per_s", "inner", "valid", "piece", "sizes",
+    "riff", "riff size", "end", "order",
+)  # fmt: skip
+
+
+@st.composite
+def waves(draw: st.DrawFn) -> bytes:
+    """A WAV of any encoding in which up to three things are not as they should be."""
+    wrong = draw(st.sets(st.sampled_from(PARTS), max_size=3))
+    pieces = [(b"fmt ", draw(formats(wrong))), (b"data", draw(bodies()))]
+    if "piece" in wrong:
+        name = draw(st.sampled_from((b"LIST", b"fact", b"PEAK", b"\0\0\0\0", b"fmt ", b"data")))
+        pieces.insert(draw(st.integers(0, 2)), (name, draw(st.binary(max_size=41))))
+    if "order" in wrong:
+        pieces.reverse()
+    file = b""
+    for name, content in pieces:
+        size = draw(st.sampled_from(SIZES)) if "sizes" in wrong else len(content)
+        file += name + struct.pack("<I", size) + content + b"\0" * (len(content) % 2)
+    size = draw(st.sampled_from(SIZES)) if "riff size" in wrong else len(file) + 4
+    kind = draw(st.sampled_from((b"RIFX", b"RF64", b"riff"))) if "riff" in wrong else b"RIFF"
+    file = kind + struct.pack("<I", size) + b"WAVE" + file
+    return file[: draw(st.integers(0, len(file)))] if "end" in wrong else file
+
+
+@st.composite
+def formats(draw: st.DrawFn, wrong: set[str]) -> bytes:
+    """What a fmt piece holds."""
+    kind, width = draw(st.sampled_from(ENCODINGS))
+    channels, rate_hz = draw(st.integers(1, 2)), draw(st.sampled_from((16_000, 8000, 44_100)))
+    kind = draw(st.one_of(st.sampled_from(FORMATS), u16)) if "kind" in wrong else kind
+    channels = draw(st.sampled_from(CHANNELS)) if "channels" in wrong else channels
+    rate_hz = draw(st.sampled_from(RATES)) if "rate" in wrong else rate_hz
+    width = draw(st.sampled_from(WIDTHS)) if "width" in wrong else width
+    align = draw(u16) if "align" in wrong else channels * width // 8 & 0xFFFF
+    per_s = draw(u32) if "per_s" in wrong else rate_hz * align & 0xFFFFFFFF
+    content = struct.pack("<HHIIHH", kind, channels, rate_hz, per_s, align, width)
+    if kind != 0xFFFE and "inner" not in wrong:
+        return content
+    inner = draw(st.sampled_from(FORMATS)) if "inner" in wrong else 1
+    valid = draw(st.sampled_from(WIDTHS)) if "valid" in wrong else width
+    guid = struct.pack("<H", inner) + bytes.fromhex("000000001000800000aa00389b71")
+    return content + struct.pack("<HHI", 22, valid & 0xFFFF, draw(u32)) + guid
+
+
+def bodies() -> st.SearchStrategy[bytes]:
+    """Samples of any kind: noise, and numbers that are none."""
+    noise = st.integers(0, 2**32).map(
+        lambda seed: np.random.default_rng(seed).bytes(2 * (seed % 9000))
+    )
+    return st.one_of(noise, st.binary(max_size=200), floats())
+
+
+@st.composite
+def floats(draw: st.DrawFn) -> bytes:
+    """Samples that are no numbers, or too large for any loudspeaker."""
+    values = draw(st.lists(st.sampled_from(FLOATS), min_size=1, max_size=40))
+    return np.array(values * 20, draw(st.sampled_from(("<f4", "<f8")))).tobytes()
+
+
+def encoded(kind: str, subtype: str, rate_hz: int, channels: int) -> bytes:
+    """A third of a second of noise as a file."""
+    noise = np.random.default_rng(1).normal(size=(rate_hz // 3, channels)) / 9
+    file = io.BytesIO()
+    soundfile.write(file, noise, rate_hz, subtype, format=kind)
+    return file.getvalue()
+
+
+def others() -> st.SearchStrategy[bytes]:
+    """Damaged files of what else libsndfile reads."""
+    wanted = [
+        ("WAV", "PCM_24", 48_000, 2), ("WAV", "FLOAT", 16_000, 1), ("WAVEX", "PCM_32", 44_100, 2),
+        ("WAV", "IMA_ADPCM", 16_000, 1), ("FLAC", "PCM_16", 16_000, 1),
+        ("FLAC", "PCM_24", 44_100, 2), ("OGG", "VORBIS", 44_100, 2), ("AIFF", "PCM_16", 22_050, 1),
+        ("CAF", "PCM_16", 16_000, 1), ("W64", "PCM_16", 16_000, 1), ("AU", "ULAW", 8000, 1),
+    ]  # fmt: skip
+    formats = soundfile.available_formats()
+    known = [encoded(*each) for each in wanted if each[0] in formats]
+    return st.sampled_from(known).flatmap(damaged)
+
+
+def check(data: bytes) -> str:
+    """`read`, or `refused`."""
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "sound.wav"
+        file.write_bytes(data)
+        begun_s = time.monotonic()
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        heard = 0
+        outcome = "read"
+        try:
+            with Recording(str(file), real_time=False) as recording:
+                for frame in recording.frames():
+                    assert frame.samples.dtype == np.int16
+                    assert frame.samples.shape == (FRAME_SAMPLES,)
+                    heard += FRAME_SAMPLES
+            for warning in recording.warnings:
+                assert is_one_line(warning), warning
+        except AudioError as error:
+            assert is_one_line(str(error)), str(error)
+            outcome = "refused"
+        _, most = tracemalloc.get_traced_memory()
+        assert most - before < MOST_BYTES, f"{most >> 20} MiB for {len(data)} bytes"
+        assert time.monotonic() - begun_s < MOST_S
+    # silence compresses well, but a byte of sound is no more than some samples in any other case
+    if data[:4] in (b"RIFF", b"RIFX", b"RF64"):
+        assert heard <= 4 * len(data) * SAMPLE_RATE / LOWEST_HZ + 2 * FRAME_SAMPLES
+    return outcome
+
+
+@pytest.fixture(autouse=True)
+def memory() -> object:
+    logging.getLogger("roomscribe").setLevel(logging.ERROR)
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+    logging.getLogger("roomscribe").setLevel(logging.NOTSET)
+
+
+@given(waves())
+@examples(150)
+def test_a_wav_with_any_header_is_heard_or_refused(data: bytes) -> None:
+    event(check(data))
+
+
+@given(others())
+@examples(150, 0.5)
+def test_a_damaged_sound_file_of_any_kind_is_heard_or_refused(data: bytes) -> None:
+    event(check(data))
+
+
+def test_what_is_damaged_can_be_heard() -> None:
+    whole = encoded("WAV", "PCM_16", 16_000, 1)
+    assert check(whole) == "read"
+    assert check(whole[:30]) == "refused"

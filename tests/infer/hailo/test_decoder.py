@@ -1,0 +1,411 @@
+"""The full-NPU path: the decoder as a HEF writes what the CPU's does, or the CPU does it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rigs.hailo import LENGTHS, copied, mel_of, npu_bundle, npu_bundles, simulator
+from rigs.hailo_simulator.control import DECODER_OUTPUTS, Simulator, enlist, write_decoder_hef
+
+from appliance.config import EncoderSettings, Settings
+from appliance.errors import ConfigError, DeviceError, ModelError
+from appliance.infer.decoder import Decoder
+from appliance.infer.encoder import CpuEncoder
+from appliance.infer.hailo import decoder_network, npu as hailo_npu
+from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
+from appliance.infer.hailo.decoder_network import PLACE_TABLE, TOKEN_TABLE, DecoderFiles
+from appliance.infer.hailo.failover import FailoverEncoder
+from appliance.infer.hailo.npu import open_npu
+from appliance.infer.transcriber import open_transcriber
+from appliance.model.bundle import Bundle, Guards
+from appliance.model.hef import HEF_FILE, read_hef
+from appliance.records import States, Window
+
+__all__ = ["copied", "npu_bundle", "npu_bundles", "simulator"]
+
+ON_HAILO = EncoderSettings(threads=1)
+LONG_S = 60.0
+"""Of sound: more than any limit but the sequence's."""
+
+
+@dataclass
+class Way:
+    """A bundle on the CPU and on the NPU."""
+
+    cpu: Decoder
+    encoder: FailoverEncoder
+    npu: HailoDecoder
+
+    def close(self) -> None:
+        self.encoder.close()
+
+
+def both(bundle: Bundle, rules: Guards | None = None) -> Way:
+    rules = rules or Guards(bundle.positions, 1.0, 0.0)
+    cpu = Decoder(bundle, rules, 1)
+    return Way(cpu, *open_on_npu(bundle, ON_HAILO, cpu))
+
+
+def states_of(bundle: Bundle, seed: int) -> States:
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return (rng.random((bundle.positions, bundle.d_model)) * 4 - 2).astype(np.float32)
+
+
+def logits_of(bundle: Bundle, way: Way, seed: int, tokens: list[int]) -> np.ndarray:
+    assert way.encoder.npu and way.encoder.npu.decoder
+    way.encoder.npu.decoder.listen(states_of(bundle, seed))
+    return way.encoder.npu.decoder.logits(tokens, range(len(tokens)))
+
+
+@pytest.mark.parametrize("name", ["home", "odd"])
+def test_the_logits_are_those_of_the_cpu(
+    simulator: Simulator, npu_bundles: dict[str, Bundle], name: str
+) -> None:
+    simulator.plug()
+    bundle = npu_bundles[name]
+    way = both(bundle)
+    tokens = [*bundle.prompt, 40, 50, 60, 7, 7, 9]
+    cache = way.cpu.start(states_of(bundle, 2))
+    wanted = way.cpu.step(cache, tokens)
+    assert np.abs(logits_of(bundle, way, 2, tokens) - wanted).max() < 1e-3
+    way.close()
+
+
+@pytest.mark.parametrize("name", ["home", "odd"])
+@pytest.mark.parametrize("rules", [(1.0, 0.0), (1.3, 0.5), (1.0, -1000.0), (1.2, 1000.0)])
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+def test_the_tokens_are_those_of_the_cpu_where_the_sequence_is_long_enough(
+    simulator: Simulator, npu_bundles: dict[str, Bundle], name: str, rules: tuple[float, float],
+    temperature: float,
+) -> None:  # fmt: skip
+    simulator.plug()
+    bundle = npu_bundles[name]
+    way = both(bundle, Guards(bundle.positions, *rules))
+    for seed in range(4):
+        states = states_of(bundle, seed)
+        wanted = way.cpu.decode(states, 0.4, temperature)
+        found = way.npu.decode(states, 0.4, temperature)
+        assert way.encoder.npu and way.encoder.npu.fault is None
+        assert found.tokens == wanted.tokens and found.ended == wanted.ended
+        assert np.allclose(found.logprobs, wanted.logprobs, atol=1e-3)
+        assert found.no_speech_prob == pytest.approx(wanted.no_speech_prob, rel=1e-3)
+    way.close()
+
+
+def test_every_step_is_one_job_and_the_prompt_is_the_models_own(
+    simulator: Simulator, npu_bundle: Bundle
+) -> None:
+    simulator.plug()
+    way = both(npu_bundle, Guards(npu_bundle.positions, 1.0, -1000.0))
+    before = len(simulator.inner.history)
+    decoded = way.npu.decode(states_of(npu_bundle, 1), 0.4)
+    assert len(simulator.inner.history) - before == len(decoded.tokens) == 24 + 6
+    other = replace(npu_bundle, prompt=npu_bundle.prompt[:1])
+    fresh = HailoDecoder(other, way.cpu, way.encoder)
+    assert fresh.decode(states_of(npu_bundle, 1), 0.4).tokens != decoded.tokens
+    way.close()
+
+
+@pytest.mark.parametrize("name", ["home", "odd"])
+def test_a_text_longer_than_the_sequence_is_cut_there_and_says_so(
+    simulator: Simulator, npu_bundles: dict[str, Bundle], name: str
+) -> None:
+    simulator.plug()
+    bundle = npu_bundles[name]
+    way = both(bundle, Guards(bundle.positions, 1.0, -1000.0))
+    states = states_of(bundle, 1)
+    found, wanted = way.npu.decode(states, LONG_S), way.cpu.decode(states, LONG_S)
+    assert not found.ended and len(found.tokens) == LENGTHS[name] - len(bundle.prompt)
+    assert len(wanted.tokens) > len(found.tokens)
+    assert wanted.tokens[: len(found.tokens)] == found.tokens
+    way.close()
+
+
+def test_tokens_suppressed_first_come_later_only(simulator: Simulator, npu_bundle: Bundle) -> None:
+    simulator.plug()
+    barred = tuple(token for token in range(512) if token != 7)
+    bundle = replace(npu_bundle, suppressed_first=barred)
+    way = both(bundle)
+    found = way.npu.decode(states_of(bundle, 1), 0.4)
+    assert found.tokens == way.cpu.decode(states_of(bundle, 1), 0.4).tokens
+    assert found.tokens[0] == 7 and set(found.tokens[1:]) - {7}
+    way.close()
+
+
+def test_logits_of_a_step_stay_as_they_were(simulator: Simulator, npu_bundle: Bundle) -> None:
+    simulator.plug()
+    way = both(npu_bundle)
+    first = logits_of(npu_bundle, way, 1, [*npu_bundle.prompt, 4])
+    kept = first.copy()
+    second = logits_of(npu_bundle, way, 2, [*npu_bundle.prompt, 9])
+    assert np.array_equal(first, kept) and np.abs(second - first).max() > 0.1
+    way.close()
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_rows_may_lie_along_either_axis(simulator: Simulator, copied: Bundle, turned: bool) -> None:
+    simulator.plug()
+    enlist(copied.folder, write_decoder_hef(copied, LENGTHS["home"], turned=turned))
+    way = both(copied)
+    states = states_of(copied, 3)
+    assert way.npu.decode(states, 0.4).tokens == way.cpu.decode(states, 0.4).tokens
+    way.close()
+
+
+def transposed(bundle: Bundle) -> dict[str, Any]:
+    """Edges of as many bytes, whose numbers lie otherwise."""
+    length, width, positions = LENGTHS["home"], bundle.d_model, bundle.positions
+    return {
+        "inputs": {
+            "decoder/input_layer1": ((1, positions, width), "encoder_hidden_states"),
+            "decoder/input_layer2": ((1, width, length), "token_embeddings"),
+        }
+    }
+
+
+def test_numbers_that_lie_otherwise_are_refused_though_they_are_as_many(
+    simulator: Simulator, copied: Bundle
+) -> None:
+    simulator.plug()
+    write_decoder_hef(copied, LENGTHS["home"], **transposed(copied))
+    with pytest.raises(DeviceError, match=r"expected inputs .*found .*\(1, 128, 40\).*= cpu does"):
+        both(copied)
+
+
+def test_inputs_are_told_apart_by_their_names_not_by_how_they_are_listed(
+    simulator: Simulator, npu_bundle: Bundle
+) -> None:
+    simulator.plug()
+    way = both(npu_bundle)
+    assert way.encoder.npu and way.encoder.npu.decoder
+    network = way.encoder.npu.decoder
+    assert list(network.model.inputs) == ["decoder/input_layer2", "decoder/input_layer1"]
+    network.listen(states_of(npu_bundle, 1))
+    heard = network.model.inputs["decoder/input_layer1"]
+    assert np.array_equal(heard[0], states_of(npu_bundle, 1))
+    way.close()
+
+
+@pytest.mark.parametrize("order", [(), DECODER_OUTPUTS[:3]])
+def test_a_hef_that_does_not_tell_the_order_of_its_outputs_is_refused(
+    simulator: Simulator, copied: Bundle, order: tuple[str, ...]
+) -> None:
+    simulator.plug()
+    write_decoder_hef(copied, LENGTHS["home"], order=order)
+    with pytest.raises(DeviceError, match="expected it to tell the order of decoder/conv"):
+        both(copied)
+
+
+def test_a_real_hef_tells_the_order_of_its_outputs_which_is_not_that_of_their_numbers() -> None:
+    file = Path(os.environ.get("ROOMSCRIBE_SHARED", "/nowhere")) / "data/hef/scrfd_2.5g_dc.hef"
+    if not file.exists():
+        pytest.skip("needs ROOMSCRIBE_SHARED with compiled HEFs")
+    hef = read_hef(file)
+    numbers = [int(name.removeprefix("scrfd_2_5g/conv")) for name in hef.output_order]
+    assert numbers == [43, 42, 44, 50, 49, 51, 56, 55, 57]
+    assert sorted(hef.output_order) == sorted(edge.name for edge in hef.outputs)
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a failed job": ({"fail_jobs": "all"}, "decoding: HailoRT failed inside"),
+    "a job given up": ({"fail_jobs": "all", "fail_status": 63}, "gave the work up"),
+    "a hang": ({"hang_jobs": "all"}, "did not answer in time"),
+    "numbers that are none": ({"nan_jobs": "all"}, "NaN or infinity"),
+    "a dead chip": ({"dead": True}, "gave the work up"),
+}
+CURED = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_chip_lost_in_the_middle_of_a_text_gives_the_cpus_text_and_comes_back(
+    simulator: Simulator, npu_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(hailo_npu, "FIRST_JOB_WITHIN_MS", 200)
+    monkeypatch.setattr(decoder_network, "STEP_WITHIN_MS", 200)
+    simulator.plug()
+    way = both(npu_bundle, Guards(npu_bundle.positions, 1.0, -1000.0))
+    states, settings = states_of(npu_bundle, 5), FAULTS[fault][0]
+    steps: list[int] = []
+    run = way.encoder.npu.decoder.model.run  # type: ignore[union-attr]
+
+    def strike(within_ms: int) -> None:
+        if len(steps) == 9:
+            simulator.set(**settings)
+        steps.append(within_ms)
+        run(within_ms)
+
+    monkeypatch.setattr(way.encoder.npu.decoder.model, "run", strike)  # type: ignore[union-attr]
+    found = way.npu.decode(states, 0.4)
+    assert len(steps) == 10 and found == way.cpu.decode(states, 0.4)
+    way.encoder.look_after(0.0)
+    assert way.encoder.name == "cpu" and way.encoder.npu is None
+    assert way.encoder.trouble and FAULTS[fault][1] in way.encoder.trouble
+    assert way.encoder.trouble.endswith("until then the CPU encodes and decodes")
+    assert way.npu.decode(states, 0.4) == found and len(steps) == 10
+    simulator.set(**CURED)
+    way.encoder.look_after(1e9)
+    assert way.encoder.trouble is None and way.encoder.name == "hailo8"
+    before = len(simulator.inner.history)
+    assert way.npu.decode(states, 0.4).tokens == found.tokens
+    assert len(simulator.inner.history) > before
+    way.close()
+
+
+def test_a_chip_that_the_encoder_lost_is_lost_to_the_decoder_too(
+    simulator: Simulator, npu_bundle: Bundle
+) -> None:
+    simulator.plug()
+    way = both(npu_bundle)
+    network = way.encoder.npu
+    simulator.unplug()
+    mel = np.zeros((npu_bundle.frames, npu_bundle.n_mels), np.float32)
+    assert way.encoder.encode(mel).any() and way.encoder.npu is None
+    way.encoder.look_after(0.0)
+    states = states_of(npu_bundle, 1)
+    assert way.npu.decode(states, 0.4) == way.cpu.decode(states, 0.4)
+    assert network and network.decoder
+    with pytest.raises(DeviceError, match="the chip was closed"):
+        network.decoder.logits(npu_bundle.prompt, (0,))
+    way.close()
+
+
+@pytest.mark.parametrize("dies_at", [None, 3, 10, 25])
+def test_one_thread_encodes_while_another_decodes_and_no_window_is_lost_with_the_chip(
+    simulator: Simulator, npu_bundle: Bundle, dies_at: int | None
+) -> None:
+    simulator.plug(latency_ms=2)
+    way = both(npu_bundle)
+    encode = CpuEncoder(npu_bundle, 1).encode
+    mels = [mel_of(npu_bundle, seed) for seed in range(12)]
+    wanted = [way.cpu.decode(encode(mel), 0.1).tokens for mel in mels]
+    if dies_at is not None:
+        first = len(simulator.inner.history) + dies_at
+        simulator.set(fail_jobs=list(range(first, first + 500)), fail_status=63)
+    heard: queue.Queue[States] = queue.Queue(1)
+
+    def work() -> None:
+        for number, mel in enumerate(mels):
+            heard.put(way.encoder.encode(mel))
+            way.encoder.look_after(float(number))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    found = [way.npu.decode(heard.get(timeout=20), 0.1).tokens for _ in mels]
+    thread.join()
+    assert found == wanted
+    way.encoder.look_after(100.0)
+    assert (way.encoder.trouble is None) == (dies_at is None)
+    way.close()
+
+
+def test_closing_frees_the_chip_whatever_happened(simulator: Simulator, copied: Bundle) -> None:
+    simulator.plug()
+    for _ in range(2):
+        way = both(copied)
+        way.npu.decode(states_of(copied, 1), 0.4)
+        way.close()
+    write_decoder_hef(copied, LENGTHS["home"], **transposed(copied))
+    kept = []
+    for _ in range(2):
+        with pytest.raises(DeviceError) as caught:  # a kept error must not keep the chip
+            both(copied)
+        kept.append(caught.value)
+    assert all("expected inputs" in str(error) for error in kept)
+    open_npu(copied, copied.folder / HEF_FILE, share=False).close()
+
+
+def test_without_a_chip_or_a_hef_the_start_says_why_and_what_to_do(
+    simulator: Simulator, npu_bundle: Bundle, copied: Bundle
+) -> None:
+    with pytest.raises(DeviceError, match="expected a Hailo, found none"):
+        both(npu_bundle)
+    simulator.plug(busy=True)
+    with pytest.raises(DeviceError, match="in use by"):
+        both(npu_bundle)
+    cpu = Decoder(npu_bundle, npu_bundle.guards, 1)
+    with pytest.raises(ConfigError, match=r"\[decoder\] backend: expected cpu where \[encoder\]"):
+        open_on_npu(npu_bundle, EncoderSettings(backend="cpu"), cpu)
+    for name in ("encoder.hef", "decoder.hef", TOKEN_TABLE, PLACE_TABLE):
+        files = tuple(file for file in npu_bundle.files if file != name)
+        with pytest.raises(ModelError, match=rf"expected {name} in the model.*--npu-decoder"):
+            both(replace(npu_bundle, files=files))
+    write_decoder_hef(copied, LENGTHS["home"], "HAILO10H")
+    with pytest.raises(ModelError, match=r"found one for Hailo-10H"):
+        both(copied)
+    assert simulator.inner.history == []
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "words"),
+    [
+        (TOKEN_TABLE, np.zeros((521, 64), np.float32), r"expected shape \(521, 128\)"),
+        (TOKEN_TABLE, np.zeros((521, 128), np.int32), "floating-point numbers, found int32"),
+        (TOKEN_TABLE, np.array([[None] * 128] * 521), "expected a table of numbers"),
+        (PLACE_TABLE, np.zeros((40, 64), np.float32), "expected rows of 128"),
+        (PLACE_TABLE, np.zeros((3, 128), np.float32), "expected 5 to 112 rows"),
+        (PLACE_TABLE, np.zeros((24, 128), np.float32), r"expected inputs .*\(24, 1, 128\)"),
+        (PLACE_TABLE, b"PK\x03\x04", "expected a table of numbers"),
+        (PLACE_TABLE, np.zeros((40, 128), np.float32).tobytes(), "expected a table of numbers"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused_by_their_headers(
+    copied: Bundle, name: str, table: np.ndarray | bytes, words: str
+) -> None:
+    if isinstance(table, bytes):
+        (copied.folder / name).write_bytes(table)
+    else:
+        np.save(copied.folder / name, table)
+    with pytest.raises(ModelError, match=words) as caught:
+        DecoderFiles(copied).verify()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_cut_short_is_refused(copied: Bundle) -> None:
+    content = (copied.folder / TOKEN_TABLE).read_bytes()
+    (copied.folder / TOKEN_TABLE).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ModelError, match="expected a table of numbers"):
+        DecoderFiles(copied)
+
+
+def test_a_table_with_a_batch_axis_is_as_good(copied: Bundle) -> None:
+    places = np.load(copied.folder / PLACE_TABLE)
+    wanted = DecoderFiles(copied).embed([5, 6])
+    np.save(copied.folder / PLACE_TABLE, places[None])
+    assert np.array_equal(DecoderFiles(copied).embed([5, 6]), wanted)
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Leaves no garbage of threads to later tests."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_configuration_alone_puts_the_whole_way_on_the_chip(
+    simulator: Simulator, npu_bundle: Bundle
+) -> None:
+    simulator.plug()
+    base = Settings()
+    base = replace(base, model=replace(base.model, bundle=str(npu_bundle.folder)))
+    window = Window("", 1, True, (np.arange(16000) % 700 * 40).astype(np.int16), 0.0, 1.0, 1.0)
+    texts = []
+    for backend in ("cpu", "hailo"):
+        settings = replace(base, decoder=replace(base.decoder, backend=backend, positions=100))
+        with open_transcriber(settings) as transcriber:
+            before = len(simulator.inner.history)
+            texts.append(transcriber.transcribe(window))
+            jobs = len(simulator.inner.history) - before
+    assert texts[0].tokens[:30] == texts[1].tokens[:30] and texts[0].tokens
+    assert jobs == 1 + len(texts[1].tokens) + texts[1].ended
+    assert texts[1].encoder == "hailo8"
+    assert ("token_limit" in texts[1].flags) == (not texts[1].ended)

@@ -1,0 +1,413 @@
+"""The encoder on a Hailo, against a simulator that refuses what HailoRT refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rigs.hailo import hef_bundle, mel_of, simulator
+from rigs.hailo_simulator.control import Simulator, with_hef
+
+from appliance.errors import DeviceError, ModelError
+from appliance.infer.encoder import CpuEncoder
+from appliance.infer.hailo import device, errors, npu as hailo_npu
+from appliance.infer.hailo.device import find_chip, identify, load_binding
+from appliance.infer.hailo.errors import NpuError, Situation, explain, status_of
+from appliance.infer.hailo.npu import Npu, open_npu
+from appliance.model.bundle import Bundle
+from appliance.model.hef import HEF_FILE
+
+__all__ = ["hef_bundle", "simulator"]
+
+HOLDER = """
+import sys, time
+from hailo_platform import VDevice
+parameters = VDevice.create_params()
+if "share" in sys.argv:
+    parameters.group_id, parameters.multi_process_service = "SHARED", True
+device = VDevice(parameters)
+print("holding", flush=True)
+time.sleep(60)
+"""
+CURE = r"; .*(sudo|restart|roomscribe model add|--hef|\[encoder\]|look|install|modprobe|cma=|use )"
+
+
+def open_here(bundle: Bundle, *, share: bool = False) -> Npu:
+    return open_npu(bundle, bundle.folder / HEF_FILE, share=share)
+
+
+def hold(machine: Simulator, *words: str) -> subprocess.Popen[str]:
+    """Another process that has the chip."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, *words],
+        env=os.environ | machine.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout and process.stdout.readline() == "holding\n"
+    return process
+
+
+def refusal(bundle: Bundle) -> NpuError:
+    with pytest.raises(NpuError) as caught:
+        open_here(bundle)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("version", "chip", "made_for", "name"),
+    [
+        ("4.18.0", "HAILO8", "HAILO8", "hailo8"),
+        ("4.20.1", "HAILO8", "HAILO8L", "hailo8"),
+        ("4.23.0", "HAILO8L", "HAILO8L", "hailo8l"),
+        ("5.2.0", "HAILO10H", "HAILO10H", "hailo10h"),
+    ],
+)
+def test_every_version_and_chip_gives_the_states_of_the_cpu(  # noqa: PLR0917
+    simulator: Simulator, hef_bundle: Bundle, tmp_path: Path, version: str, chip: str,
+    made_for: str, name: str,
+) -> None:  # fmt: skip
+    simulator.plug(version=version, driver=version, chip=chip)
+    simulator.forget()
+    bundle = with_hef(hef_bundle, tmp_path / "b", made_for)
+    npu, cpu = open_here(bundle), CpuEncoder(bundle, 1)
+    mels = [mel_of(bundle, seed) for seed in range(3)]
+    states = [npu.encode(mel) for mel in mels]
+    for mel, found in zip(mels, states, strict=True):
+        assert found.shape == (bundle.positions, bundle.d_model) and found.dtype == np.float32
+        assert np.allclose(found, cpu.encode(mel), atol=1e-5)
+    assert npu.chip == name == find_chip() and npu.identity.firmware.startswith(version)
+    npu.close()
+
+
+def test_what_was_encoded_before_stays_as_it_was(simulator: Simulator, hef_bundle: Bundle) -> None:
+    simulator.plug()
+    npu = open_here(hef_bundle)
+    first = npu.encode(mel_of(hef_bundle, 1))
+    kept = first.copy()
+    npu.encode(mel_of(hef_bundle, 2))
+    assert np.array_equal(first, kept)
+    npu.close()
+
+
+def test_a_strided_mel_or_one_of_another_shape_does_no_harm(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug()
+    npu = open_here(hef_bundle)
+    mel = mel_of(hef_bundle, 1)
+    assert np.array_equal(npu.encode(np.asfortranarray(mel)), npu.encode(mel))
+    with pytest.raises(ValueError, match="expected a mel of shape"):
+        npu.encode(mel.T)
+    npu.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "words"),
+    [
+        (4, "timeout", "did not answer in time"),
+        (8, "internal", "failed inside"),
+        (13, "hef missing", "readable HEF"),
+        (26, "hef refused", "refuses it"),
+        (36, "driver", "the driver refused"),
+        (62, "lost", "hung up"),
+        (63, "aborted", "gave the work up"),
+        (73, "busy", "in use by"),
+        (74, "busy", "in use by"),
+        (76, "versions differ", "HailoRT's version 4.23.0, found driver 4.23.0"),
+        (77, "service", "does not answer"),
+        (78, "service", "another version"),
+        (82, "queue full", "no more work"),
+        (87, "driver timeout", "waited in vain"),
+        (89, "service", "refuses the connection"),
+        (91, "hef damaged", "is damaged"),
+        (92, "hef too new", "newer compiler (compiler 3.31.0)"),
+        (93, "wrong chip", "it is for Hailo-8"),
+        (2, "unknown", "failed: invalid_argument"),
+    ],
+)
+def test_every_status_is_a_message_with_its_cure(
+    simulator: Simulator, hef_bundle: Bundle, status: int, cause: str, words: str
+) -> None:
+    simulator.plug(refuse_status=status)
+    error = refusal(hef_bundle)
+    assert error.cause == cause and words in str(error)
+    assert str(error).endswith(f"(HailoRT status {status})")
+    assert re.search(CURE, str(error))
+
+
+def test_messages_of_different_statuses_differ() -> None:
+    statuses = (4, 6, 8, 13, 26, 36, 62, 63, 69, 73, 74, 76, 77, 78, 81, 82, 87, 89, 91, 92, 93, 96)
+    situation = Situation("encoding", "4.23.0")
+    said = {str(explain(RuntimeError(str(status)), situation)) for status in statuses}
+    assert len({text.rsplit(" (HailoRT", 1)[0] for text in said}) == len(statuses)
+
+
+def test_status_6_names_numpy_2(
+    simulator: Simulator, hef_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulator.plug(empty_nbytes=True)
+    monkeypatch.setattr(np, "__version__", "2.2.4")
+    error = refusal(hef_bundle)
+    assert error.cause == "numpy" and "built for NumPy 1, found NumPy 2.2.4" in str(error)
+    monkeypatch.setattr(np, "__version__", "1.26.4")
+    assert refusal(hef_bundle).cause == "operation"
+
+
+def test_status_8_names_large_pages(
+    simulator: Simulator, hef_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    simulator.plug(refuse_status=8)
+    monkeypatch.setattr(errors, "page_size", lambda: 16384)
+    error = refusal(hef_bundle)
+    assert error.cause == "large pages"
+    assert "found 16384" in str(error) and "force_desc_page_size=4096" in str(error)
+    forced = simulator.folder / "sys/module/hailo_pci/parameters/force_desc_page_size"
+    forced.parent.mkdir(parents=True)
+    forced.write_text("4096\n")
+    assert refusal(hef_bundle).cause == "internal"
+    monkeypatch.setenv("HAILORT_LOGGER_PATH", str(tmp_path))
+    (tmp_path / "hailort.log").write_text("[error] desc_page_size must be <= max_desc_page_size")
+    assert refusal(hef_bundle).cause == "large pages"
+
+
+def test_driver_and_library_of_different_versions_are_both_named(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug(driver="4.22.0")
+    error = refusal(hef_bundle)
+    assert error.cause == "versions differ"
+    assert "version 4.23.0, found driver 4.22.0" in str(error) and "full-upgrade" in str(error)
+
+
+def test_a_node_that_may_not_be_opened_is_named_with_its_mode(
+    simulator: Simulator, hef_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulator.plug(forbidden=True)
+    (simulator.folder / "dev/hailo0").chmod(0o600)
+    monkeypatch.setattr(errors, "is_accessible", lambda _node: False)
+    error = refusal(hef_bundle)
+    assert error.cause == "forbidden"
+    assert "dev/hailo0, found its mode 0600" in str(error) and "udev" in str(error)
+
+
+def test_no_chip_and_a_chip_of_somebody_else_are_told_apart(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    assert refusal(hef_bundle).cause == "absent" and find_chip() is None
+    simulator.plug()
+    other = hold(simulator)
+    error = refusal(hef_bundle)
+    assert error.cause == "busy" and f"python3 (pid {other.pid})" in str(error).replace(
+        Path(f"/proc/{other.pid}/comm").read_text().strip(), "python3"
+    )
+    assert "share = true" in str(error)
+    assert identify(load_binding()).chip == "hailo8"
+    other.send_signal(signal.SIGKILL)
+    other.communicate()
+    open_here(hef_bundle).close()
+
+
+def test_the_chip_is_shared_through_the_service_where_all_agree(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug()
+    other = hold(simulator, "share")
+    npu = open_here(hef_bundle, share=True)
+    assert npu.encode(mel_of(hef_bundle, 1)).any()
+    npu.close()
+    other.kill()
+    other.communicate()
+    for settings, words in (
+        ({"service": False}, "does not answer"),
+        ({"service": True, "service_version": "4.20.0"}, "another version"),
+    ):
+        simulator.set(**settings)
+        with pytest.raises(NpuError, match=words):
+            open_here(hef_bundle, share=True)
+
+
+def test_closing_or_failing_to_open_frees_the_chip(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug()
+    for status in (0, 8, 0, 93, 0):
+        simulator.set(refuse_status=status)
+        if status:
+            kept = refusal(hef_bundle)  # a kept error must not keep the chip
+            assert kept.__context__ is None and kept.__cause__ is None
+        else:
+            npu = open_here(hef_bundle)
+            npu.encode(mel_of(hef_bundle, 1))
+            npu.close()
+            npu.close()
+            assert errors.owners() == []
+
+
+def test_a_second_model_in_this_process_finds_the_chip_busy_with_itself(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug()
+    npu = open_here(hef_bundle)
+    assert "in use by this very process" in str(refusal(hef_bundle))
+    npu.close()
+
+
+def test_a_failed_job_gives_an_error_and_never_its_garbage(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug()
+    npu = open_here(hef_bundle)
+    for settings, cause in (
+        ({"fail_jobs": "all", "fail_status": 8}, "internal"),
+        ({"fail_status": 63}, "aborted"),
+        ({"fail_status": 82}, "queue full"),
+        ({"fail_jobs": [], "nan_jobs": "all"}, "garbage"),
+        ({"nan_jobs": [], "dead": True}, "aborted"),
+    ):
+        simulator.set(**settings)
+        with pytest.raises(NpuError) as caught:
+            npu.encode(mel_of(hef_bundle, 1))
+        assert caught.value.cause == cause
+    npu.close()
+
+
+def test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip(
+    simulator: Simulator, hef_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hailo_npu, "JOB_WITHIN_MS", 50)
+    simulator.plug()
+    npu = open_here(hef_bundle)
+    simulator.set(hang_jobs="all", hang_s=30)
+    begun = time.monotonic()
+    with pytest.raises(NpuError, match="did not answer in time"):
+        npu.encode(mel_of(hef_bundle, 1))
+    npu.close()
+    assert time.monotonic() - begun < 5
+    simulator.set(hang_jobs=[])
+    monkeypatch.setattr(hailo_npu, "JOB_WITHIN_MS", 5000)
+    again = open_here(hef_bundle)
+    assert again.encode(mel_of(hef_bundle, 1)).any()
+    again.close()
+
+
+def test_a_damaged_hef_is_refused_before_hailort_is_loaded(
+    simulator: Simulator, hef_bundle: Bundle, tmp_path: Path
+) -> None:
+    simulator.plug()
+    bundle = with_hef(hef_bundle, tmp_path / "b")
+    content = bytearray((bundle.folder / HEF_FILE).read_bytes())
+    content[-1] ^= 1
+    (bundle.folder / HEF_FILE).write_bytes(content)
+    with pytest.raises(ModelError, match="CRC-32"):
+        open_here(bundle)
+    assert "hailo_platform" not in sys.modules
+
+
+def test_a_hef_for_another_chip_is_refused_before_the_chip_is_taken(
+    simulator: Simulator, hef_bundle: Bundle, tmp_path: Path
+) -> None:
+    simulator.plug(chip="HAILO8L", busy=True)
+    with pytest.raises(ModelError, match="expected a HEF for Hailo-8L, found one for Hailo-8;"):
+        open_here(hef_bundle)
+
+
+@pytest.mark.parametrize("shape", [(1, 128, 100), (100, 1, 128), (1, 50, 256)])
+def test_numbers_that_lie_otherwise_are_refused_though_they_are_as_many(
+    simulator: Simulator, hef_bundle: Bundle, tmp_path: Path, shape: tuple[int, int, int]
+) -> None:
+    simulator.plug()
+    bundle = with_hef(hef_bundle, tmp_path / "b")
+    from rigs.hailo_simulator.hef_files import write_hef
+
+    write_hef(bundle.folder / HEF_FILE, (1, bundle.frames, bundle.n_mels), shape)
+    error = refusal(bundle)
+    assert error.lasting and f"expected one of shape (1, 100, 128), found {shape}" in str(error)
+
+
+def test_a_binding_that_cannot_be_loaded_or_is_too_old_is_a_device_error(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug(import_error="_pyhailort version (4.22.0) does not match\npyhailort version")
+    error = refusal(hef_bundle)
+    assert error.cause == "binding" and "apt install hailo-all" in str(error)
+    with pytest.raises(DeviceError, match="say which chip it is: --hef hailo8"):
+        find_chip()
+    simulator.set(import_error="", version="4.17.0", driver="4.17.0")
+    simulator.forget()
+    assert "expected HailoRT 4.18 or newer, found 4.17.0" in str(refusal(hef_bundle))
+
+
+def test_without_the_package_it_is_a_device_error_too(
+    simulator: Simulator, hef_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulator.plug()
+    monkeypatch.setitem(sys.modules, "hailo_platform", None)
+    assert "apt install hailo-all" in str(refusal(hef_bundle))
+    monkeypatch.undo()
+    simulator.enter()
+
+
+def test_hailort_writes_no_log_into_the_working_directory(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HAILORT_LOGGER_PATH", raising=False)
+    load_binding()
+    assert os.environ["HAILORT_LOGGER_PATH"] == "NONE"
+    monkeypatch.setenv("HAILORT_LOGGER_PATH", "/var/log/hailo")
+    load_binding()
+    assert os.environ["HAILORT_LOGGER_PATH"] == "/var/log/hailo"
+
+
+@pytest.mark.parametrize(
+    ("chip", "name"), [("HAILO8", "hailo8"), ("HAILO8L", "hailo8l"), ("HAILO15H", "hailo10h")]
+)
+def test_the_chip_says_what_it_is(simulator: Simulator, chip: str, name: str) -> None:
+    simulator.plug(chip=chip)
+    assert find_chip() == name
+
+
+def test_a_chip_nobody_knows_is_named(simulator: Simulator) -> None:
+    simulator.plug(chip="HAILO8_A0")
+    with pytest.raises(DeviceError, match="found HAILO8_A0"):
+        find_chip()
+
+
+def test_the_chip_is_read_beside_the_running_model(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug(zone=1)
+    npu = open_here(hef_bundle)
+    found = device.read(npu.binding, npu.identity.device_id)
+    assert found == device.Readings(51.5, 1.6, 1, throttled=True)
+    simulator.set(power_w=None, health=False)
+    found = device.read(npu.binding, npu.identity.device_id)
+    assert found == device.Readings(51.5)
+    assert npu.encode(mel_of(hef_bundle, 1)).any()
+    simulator.unplug()
+    assert device.read(npu.binding, npu.identity.device_id) == device.Readings()
+    npu.close()
+
+
+def test_a_chip_in_the_red_zone_is_not_taken(simulator: Simulator, hef_bundle: Bundle) -> None:
+    simulator.plug(zone=2, temperature_c=118.0)
+    error = refusal(hef_bundle)
+    assert error.cause == "hot" and "118 °C" in str(error) and "heat sink" in str(error)
+
+
+def test_a_status_is_found_wherever_a_version_puts_it() -> None:
+    raw = RuntimeError("76")
+    wrapped = RuntimeError("See hailort.log")
+    wrapped.__cause__ = raw
+    text = RuntimeError("libhailort failed with error: 87 (HAILO_DRIVER_TIMEOUT)")
+    family = type("HailoRTTimeout", (Exception,), {})("Received a timeout")
+    assert [status_of(error) for error in (raw, wrapped, text, family)] == [76, 76, 87, 4]
+    assert status_of(RuntimeError("no idea")) is None

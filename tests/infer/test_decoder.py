@@ -1,0 +1,253 @@
+"""The decoder writes what its logits say, within its guards.
+
+Presets scale with the bundle, and single rules override them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from appliance.config import DecoderSettings
+from appliance.errors import ConfigError, ModelError
+from appliance.infer.decoder import Decoder, choose_guards
+from appliance.infer.guards import log_sum
+from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import Bundle, Guards, load_bundle
+
+PLAIN = Guards(positions=500, repetition_penalty=1.0, eot_boost=0.0)
+
+
+@pytest.fixture(scope="module")
+def decoder(bundle: Bundle) -> Decoder:
+    return Decoder(bundle, PLAIN, threads=1)
+
+
+@pytest.fixture(scope="module")
+def states(bundle: Bundle) -> NDArray[np.float32]:
+    rng = np.random.Generator(np.random.PCG64(5))
+    return (rng.random((bundle.positions, bundle.d_model)) * 4 - 2).astype(np.float32)
+
+
+def test_a_token_at_a_time_gives_the_logits_of_all_at_once(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    tokens = [*bundle.prompt, 40, 50, 60, 70, 80]
+    cache = decoder.start(states)
+    rows = [decoder.step(cache, bundle.prompt)]
+    rows += [decoder.step(cache, (token,)) for token in tokens[len(bundle.prompt) :]]
+    whole = decoder.step(decoder.start(states), tokens)
+    assert cache.length == len(tokens)
+    assert np.abs(np.vstack(rows) - whole).max() < 1e-4
+    assert whole.std() > 0.5
+
+
+def test_a_token_cannot_see_those_after_it(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    one = decoder.step(decoder.start(states), [*bundle.prompt, 40, 50])
+    other = decoder.step(decoder.start(states), [*bundle.prompt, 40, 51])
+    assert np.array_equal(one[:-1], other[:-1])
+    assert np.abs(one[-1] - other[-1]).max() > 0.1
+
+
+def test_the_order_of_tokens_and_the_states_matter(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    here = decoder.step(decoder.start(states), [*bundle.prompt, 40, 50, 60])[-1]
+    swapped = decoder.step(decoder.start(states), [*bundle.prompt, 50, 40, 60])[-1]
+    deaf = decoder.step(decoder.start(states * 0), [*bundle.prompt, 40, 50, 60])[-1]
+    assert np.abs(here - swapped).max() > 0.01
+    assert np.abs(here - deaf).max() > 0.01
+
+
+def test_one_window_does_not_change_the_next(decoder: Decoder, states: NDArray[np.float32]) -> None:
+    first = decoder.decode(states, 2.0)
+    decoder.decode(states[::-1].copy(), 2.0)
+    assert decoder.decode(states, 2.0) == first
+
+
+def test_the_cache_of_an_earlier_window_is_refused(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    early = decoder.start(states)
+    decoder.step(decoder.start(states), bundle.prompt)
+    with pytest.raises(ValueError, match="the window begun last"):
+        decoder.step(early, bundle.prompt)
+
+
+def test_a_context_that_is_full_takes_no_more(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    cache = decoder.start(states)
+    decoder.step(cache, [7] * bundle.max_tokens)
+    with pytest.raises(ValueError, match="at most 112 tokens"):
+        decoder.step(cache, [7])
+
+
+def test_the_log_probabilities_are_those_of_the_suppressed_logits(
+    bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    decoder = Decoder(bundle, Guards(500, 1.3, 0.5), threads=1)
+    decoded = decoder.decode(states, 0.5)
+    rows = decoder.step(decoder.start(states), [*bundle.prompt, *decoded.tokens])
+    rows = rows[len(bundle.prompt) - 1 :]
+    rows[:, list(bundle.suppressed)] = -np.inf
+    chosen = [*decoded.tokens, bundle.tokens.end_of_text][: len(decoded.logprobs)]
+    expected = [row[token] - log_sum(row) for row, token in zip(rows, chosen, strict=False)]
+    assert np.allclose(decoded.logprobs, expected, atol=1e-4)
+    assert decoded.avg_logprob == pytest.approx(sum(expected) / (len(decoded.tokens) + 1), abs=1e-4)
+
+
+def test_the_no_speech_probability_is_taken_after_the_start_token(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    row = decoder.step(decoder.start(states), bundle.prompt[:1])[0]
+    odds = np.exp(row - row.max())
+    assert bundle.tokens.no_speech is not None
+    expected = odds[bundle.tokens.no_speech] / odds.sum()
+    assert decoder.decode(states, 1.0).no_speech_prob == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_model_without_a_no_speech_token_never_says_so(
+    bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    mute = replace(bundle, tokens=replace(bundle.tokens, no_speech=None))
+    assert Decoder(mute, PLAIN, threads=1).decode(states, 1.0).no_speech_prob == 0.0
+
+
+def test_a_decode_that_never_ends_stops_at_the_limit_that_the_sound_sets(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    endless = Decoder(bundle, Guards(500, 1.0, -1000.0), threads=1)
+    short, long = endless.decode(states, 0.5), endless.decode(states, 30.0)
+    assert not short.ended and not long.ended
+    assert len(short.tokens) == len(short.logprobs) == endless.token_limit(0.5) == 24 + 8
+    assert len(long.tokens) == bundle.max_tokens - len(bundle.prompt)
+    assert decoder.token_limit(1.0) < decoder.token_limit(2.0)
+
+
+def test_end_of_text_ends_and_is_not_among_the_tokens(
+    bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    decoded = Decoder(bundle, Guards(500, 1.0, 1000.0), threads=1).decode(states, 5.0)
+    assert decoded.ended and decoded.tokens == () and len(decoded.logprobs) == 1
+
+
+def test_suppressed_tokens_are_never_written(
+    checkpoint_folder: Path, tmp_path: Path, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    free = Decoder(bundle, PLAIN, threads=1).decode(states, 5.0).tokens
+    banned = frozenset(free)
+    copy = Path(shutil.copytree(checkpoint_folder, tmp_path / "copy"))
+    generation = {"suppress_tokens": sorted(banned), "is_multilingual": True}
+    (copy / "generation_config.json").write_text(json.dumps(generation))
+    build_bundle(copy, tmp_path / "strict", Recipe("strict", 10.0))
+    strict = Decoder(load_bundle(tmp_path / "strict"), PLAIN, threads=1)
+    decoded = strict.decode(states, 5.0)
+    assert len(decoded.tokens) > 3 and not banned & set(decoded.tokens)
+    tokens = [*bundle.prompt, *free]
+    rows = strict.step(strict.start(states), tokens)
+    whole = Decoder(bundle, PLAIN, threads=1)
+    assert np.abs(rows - whole.step(whole.start(states), tokens)).max() < 1e-4
+
+
+def test_tokens_suppressed_first_come_later_only(
+    bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    first = Decoder(bundle, PLAIN, threads=1).decode(states, 5.0).tokens[0]
+    barred = replace(bundle, suppressed_first=tuple(i for i in range(512) if i != 7))
+    tokens = Decoder(barred, PLAIN, threads=1).decode(states, 5.0).tokens
+    assert first != 7 and tokens[0] == 7 and set(tokens[1:]) - {7}
+
+
+def test_the_penalty_makes_the_same_tokens_rarer(
+    bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    free = Decoder(bundle, PLAIN, threads=1).decode(states, 10.0).tokens
+    held = Decoder(bundle, Guards(500, 2.0, 0.0), threads=1).decode(states, 10.0).tokens
+    assert len(set(held)) / len(held) > len(set(free)) / len(free)
+
+
+def test_nan_from_the_encoder_is_an_error_not_a_text(
+    decoder: Decoder, states: NDArray[np.float32]
+) -> None:
+    broken = states.copy()
+    broken[3, 5] = np.nan
+    with pytest.raises(ModelError, match="expected finite encoder states, found NaN"):
+        decoder.decode(broken, 1.0)
+
+
+def test_states_of_another_shape_are_refused(decoder: Decoder) -> None:
+    for shape in ((500, 64), (501, 128)):
+        with pytest.raises(ModelError, match=r"expected shape \(500, 128\), found"):
+            decoder.start(np.zeros(shape, np.float32))
+
+
+def test_the_number_of_threads_does_not_change_the_tokens(
+    bundle: Bundle, decoder: Decoder, states: NDArray[np.float32]
+) -> None:
+    assert Decoder(bundle, PLAIN, threads=0).decode(states, 1.0).tokens == (
+        decoder.decode(states, 1.0).tokens
+    )
+
+
+def test_a_temperature_draws_the_same_each_time_and_not_the_best(
+    decoder: Decoder, states: NDArray[np.float32]
+) -> None:
+    drawn = decoder.decode(states, 2.0, temperature=1.0)
+    assert drawn == decoder.decode(states, 2.0, temperature=1.0)
+    greedy = decoder.decode(states, 2.0)
+    assert drawn.tokens != greedy.tokens and drawn.avg_logprob < greedy.avg_logprob
+
+
+NAMES = ("conservative", "balanced", "aggressive")
+
+
+def chosen(bundle: Bundle, positions: int, trained: int) -> list[Guards]:
+    sized = replace(bundle, positions=positions, trained_positions=trained)
+    return [choose_guards(sized, DecoderSettings(preset=name)) for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("positions", "trained", "padded"),
+    [
+        (500, 1500, (1500, 700, 500)),
+        (250, 1500, (1500, 500, 250)),
+        (1500, 1500, (1500, 1500, 1500)),
+        (500, 500, (500, 500, 500)),
+    ],
+)
+def test_a_preset_pads_by_what_the_model_was_trained_on(
+    bundle: Bundle, positions: int, trained: int, padded: tuple[int, ...]
+) -> None:
+    rules = chosen(bundle, positions, trained)
+    assert tuple(each.positions for each in rules) == padded
+    assert [each.repetition_penalty for each in rules] == [1.0, 1.1, 1.2]
+    assert [each.eot_boost for each in rules] == [0.0, 0.2, 0.5]
+
+
+def test_the_bundle_decides_unless_a_preset_is_named(bundle: Bundle) -> None:
+    advised = replace(bundle, guards=Guards(1500, 1.1, 0.7), trained_positions=1500)
+    assert choose_guards(advised, DecoderSettings()) == Guards(1500, 1.1, 0.7)
+    named = DecoderSettings(preset="aggressive")
+    assert choose_guards(advised, named) == Guards(500, 1.2, 0.5)
+
+
+def test_each_rule_can_be_set_by_itself(bundle: Bundle) -> None:
+    wide = replace(bundle, trained_positions=1500)
+    own = DecoderSettings(preset="balanced", repetition_penalty=1.0)
+    assert choose_guards(wide, own) == Guards(700, 1.0, 0.2)
+    own = DecoderSettings(preset="aggressive", positions=900, eot_boost=0.0)
+    assert choose_guards(wide, own) == Guards(900, 1.2, 0.0)
+
+
+def test_fewer_positions_than_the_encoder_gives_are_refused(bundle: Bundle) -> None:
+    with pytest.raises(ConfigError, match=r"\[decoder\] positions: expected 0 or at least 500"):
+        choose_guards(bundle, DecoderSettings(positions=499))

@@ -1,0 +1,331 @@
+"""The encoder runs on the NPU, and on the CPU while that cannot: no window is lost between them."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from infer.hailo.test_npu import hold
+from rigs.hailo import hef_bundle, mel_of, simulator
+from rigs.hailo_simulator.control import Simulator, with_hef
+
+from appliance.config import EncoderSettings
+from appliance.errors import DeviceError, ModelError
+from appliance.infer.encoder import CpuEncoder, Encoder, PlainEncoder
+from appliance.infer.hailo import failover, npu
+from appliance.infer.hailo.failover import FailoverEncoder
+from appliance.infer.hailo.npu import open_npu
+from appliance.infer.transcriber import open_encoder
+from appliance.model.bundle import ENCODER_FILE, Bundle
+from appliance.model.hef import HEF_FILE
+
+__all__ = ["hef_bundle", "simulator"]
+
+AUTO, HAILO, CPU = (EncoderSettings(backend=name, threads=1) for name in ("auto", "hailo", "cpu"))
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def on_clock(bundle: Bundle, clock: Clock) -> FailoverEncoder:
+    file = bundle.folder / HEF_FILE
+    cpu = CpuEncoder(bundle, 1)
+    return FailoverEncoder(lambda: open_npu(bundle, file, share=False), cpu, clock)
+
+
+def test_without_a_chip_the_cpu_encodes_and_nothing_is_said(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    encoder = open_encoder(hef_bundle, AUTO)
+    encoder.look_after(0.0)
+    assert encoder.encode(mel_of(hef_bundle, 1)).shape == (100, 128)
+    assert (encoder.name, encoder.trouble, encoder.facts()) == ("cpu", None, {})
+    encoder.close()
+
+
+def test_a_chip_that_comes_later_is_taken(simulator: Simulator, hef_bundle: Bundle) -> None:
+    encoder = open_encoder(hef_bundle, AUTO)
+    simulator.plug()
+    encoder.look_after(0.0)
+    assert encoder.name == "hailo8" and encoder.trouble is None
+    encoder.close()
+
+
+@pytest.mark.parametrize("settings", [AUTO, HAILO])
+def test_a_chip_that_is_there_is_used(
+    simulator: Simulator, hef_bundle: Bundle, settings: EncoderSettings
+) -> None:
+    simulator.plug()
+    encoder = open_encoder(hef_bundle, settings)
+    mel = mel_of(hef_bundle, 1)
+    assert np.allclose(encoder.encode(mel), CpuEncoder(hef_bundle, 1).encode(mel), atol=1e-5)
+    assert encoder.name == "hailo8" and encoder.trouble is None
+    facts = encoder.facts()
+    assert facts["chip"] == "hailo8" and facts["temperature_c"] == 51.5 and facts["power_w"] == 1.6
+    assert facts["driver"] == facts["library"] == "4.23.0" and "4.23.0" in facts["firmware"]
+    assert facts["hef"] == {"made_for": "Hailo-8", "compiler": "3.31.0"}
+    facts.clear()
+    assert encoder.facts()
+    encoder.close()
+
+
+def test_the_cpu_is_used_where_it_is_asked_for_or_there_is_no_hef(
+    simulator: Simulator, hef_bundle: Bundle, bundle: Bundle
+) -> None:
+    simulator.plug()
+    for encoder in (open_encoder(hef_bundle, CPU), open_encoder(bundle, AUTO)):
+        assert isinstance(encoder, PlainEncoder) and encoder.name == "cpu"
+        encoder.look_after(0.0)
+        assert (encoder.trouble, encoder.facts()) == (None, {})
+        encoder.close()
+    assert simulator.inner.history == []
+
+
+def test_with_hailo_alone_a_chip_that_cannot_be_used_stops_the_start(
+    simulator: Simulator, hef_bundle: Bundle, bundle: Bundle
+) -> None:
+    with pytest.raises(DeviceError, match="expected a Hailo, found none"):
+        open_encoder(hef_bundle, HAILO)
+    with pytest.raises(ModelError, match=r"expected encoder\.hef .* --hef hailo8, or backend = au"):
+        open_encoder(bundle, HAILO)
+    simulator.plug(busy=True)
+    with pytest.raises(DeviceError, match="in use by"):
+        open_encoder(hef_bundle, HAILO)
+
+
+def test_with_auto_a_chip_that_cannot_be_used_is_a_trouble_with_its_cure(
+    simulator: Simulator, hef_bundle: Bundle, tmp_path: Path
+) -> None:
+    simulator.plug(busy=True)
+    encoder = open_encoder(hef_bundle, AUTO)
+    assert encoder.trouble and "share = true" in encoder.trouble
+    assert encoder.trouble.endswith("until then the CPU encodes")
+    assert encoder.encode(mel_of(hef_bundle, 1)).any() and encoder.name == "cpu"
+    simulator.set(busy=False)
+    other = open_encoder(with_hef(hef_bundle, tmp_path / "b", "HAILO10H"), AUTO)
+    assert other.trouble and "found one for Hailo-10H" in other.trouble
+    for each in (encoder, other):
+        each.close()
+
+
+def test_a_model_without_an_encoder_for_the_cpu_needs_the_chip(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    files = tuple(name for name in hef_bundle.files if name != ENCODER_FILE)
+    alone = replace(hef_bundle, files=files)
+    with pytest.raises(DeviceError, match="found none"):
+        open_encoder(alone, AUTO)
+    with pytest.raises(ModelError, match=r"expected encoder\.onnx"):
+        open_encoder(replace(alone, files=()), AUTO)
+    simulator.plug()
+    encoder = open_encoder(alone, AUTO)
+    simulator.set(fail_jobs="all")
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="no encoder for the CPU"):
+            encoder.encode(mel_of(hef_bundle, 1))
+    encoder.close()
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a failed job": ({"fail_jobs": "all"}, "failed inside"),
+    "a full queue": ({"fail_jobs": "all", "fail_status": 82}, "takes no more work"),
+    "a job given up": ({"fail_jobs": "all", "fail_status": 63}, "gave the work up"),
+    "a hang": ({"hang_jobs": "all"}, "did not answer in time"),
+    "numbers that are none": ({"nan_jobs": "all"}, "NaN or infinity"),
+    "a dead chip": ({"dead": True}, "gave the work up"),
+}
+CURED = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_window_that_the_npu_fails_comes_from_the_cpu_at_once_and_the_npu_comes_back(
+    simulator: Simulator,
+    hef_bundle: Bundle,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    monkeypatch.setattr(npu, "JOB_WITHIN_MS", 100)
+    monkeypatch.setattr(npu, "FIRST_JOB_WITHIN_MS", 100)
+    simulator.plug()
+    encoder = on_clock(hef_bundle, clock)
+    encoder.open()
+    mel, cpu = mel_of(hef_bundle, 7), CpuEncoder(hef_bundle, 1)
+    settings, words = FAULTS[fault]
+    simulator.set(**settings)
+    assert np.array_equal(encoder.encode(mel), cpu.encode(mel))
+    assert encoder.name == "cpu" and encoder.trouble and words in encoder.trouble
+    assert encoder.facts() == {}
+    clock.now_s += 1.5
+    encoder.look_after(clock.now_s)
+    assert encoder.name == "cpu" and encoder.trouble, "the fault is still there"
+    simulator.set(**CURED)
+    clock.now_s += 2.5
+    encoder.look_after(clock.now_s)
+    assert encoder.name == "hailo8" and encoder.trouble is None and encoder.facts()
+    assert np.allclose(encoder.encode(mel), cpu.encode(mel), atol=1e-5)
+    encoder.close()
+
+
+def test_a_chip_that_is_pulled_out_is_taken_again_as_soon_as_it_is_back(
+    simulator: Simulator, hef_bundle: Bundle, clock: Clock
+) -> None:
+    simulator.plug()
+    encoder = on_clock(hef_bundle, clock)
+    encoder.open()
+    simulator.unplug()
+    assert encoder.encode(mel_of(hef_bundle, 1)).any() and encoder.name == "cpu"
+    for _ in range(100):
+        clock.now_s += 1
+        encoder.look_after(clock.now_s)
+        assert encoder.trouble
+    simulator.plug()
+    encoder.look_after(clock.now_s)
+    assert encoder.name == "hailo8" and encoder.trouble is None
+    encoder.close()
+
+
+def test_a_chip_that_another_program_had_is_taken_as_soon_as_it_is_free(
+    simulator: Simulator, hef_bundle: Bundle, clock: Clock
+) -> None:
+    simulator.plug()
+    other: subprocess.Popen[str] = hold(simulator)
+    encoder = on_clock(hef_bundle, clock)
+    with pytest.raises(DeviceError, match=f"pid {other.pid}"):
+        encoder.open()
+    encoder.look_after(clock.now_s)
+    assert encoder.name == "cpu"
+    other.kill()
+    other.communicate()
+    encoder.look_after(clock.now_s)
+    assert encoder.name == "hailo8"
+    encoder.close()
+
+
+def test_pauses_between_attempts_grow_to_half_a_minute_and_start_anew_after_steady_work(
+    simulator: Simulator, hef_bundle: Bundle, clock: Clock
+) -> None:
+    simulator.plug(refuse_status=8)
+    tried: list[float] = []
+
+    def refused() -> Any:
+        tried.append(clock.now_s)
+        return open_npu(hef_bundle, hef_bundle.folder / HEF_FILE, share=False)
+
+    encoder = FailoverEncoder(refused, CpuEncoder(hef_bundle, 1), clock)
+    with pytest.raises(DeviceError):
+        encoder.open()
+    for _ in range(300):
+        clock.now_s += 1
+        encoder.look_after(clock.now_s)
+    pauses = np.diff(tried).tolist()
+    assert pauses[:5] == [1, 2, 4, 8, 16] and set(pauses[5:]) == {30}
+    simulator.set(refuse_status=0)
+    clock.now_s += 60
+    encoder.look_after(clock.now_s)
+    for expected_s, windows in ((30, 3), (1, failover.STEADY_AFTER)):
+        assert encoder.name == "hailo8"
+        for seed in range(windows):
+            encoder.encode(mel_of(hef_bundle, seed % 3))
+        simulator.set(fail_jobs="all")
+        encoder.encode(mel_of(hef_bundle, 1))
+        simulator.set(fail_jobs=[])
+        begun_s = clock.now_s
+        while encoder.name == "cpu":
+            clock.now_s += 1
+            encoder.look_after(clock.now_s)
+        assert clock.now_s - begun_s == expected_s
+    encoder.close()
+
+
+def test_a_hef_for_another_chip_is_not_tried_again_and_again(
+    simulator: Simulator, hef_bundle: Bundle, clock: Clock
+) -> None:
+    simulator.plug(chip="HAILO8L")
+    encoder = on_clock(hef_bundle, clock)
+    with pytest.raises(ModelError, match="Hailo-8L"):
+        encoder.open()
+    simulator.set(chip="HAILO8")
+    clock.now_s += 10_000
+    encoder.look_after(clock.now_s)
+    assert encoder.name == "cpu" and encoder.trouble
+
+
+def test_a_chip_that_becomes_too_hot_is_let_go_until_it_has_cooled_down(
+    simulator: Simulator, hef_bundle: Bundle, clock: Clock
+) -> None:
+    simulator.plug()
+    encoder = on_clock(hef_bundle, clock)
+    encoder.open()
+    simulator.set(zone=2, temperature_c=121.0)
+    for _ in range(40):
+        clock.now_s += 1
+        encoder.look_after(clock.now_s)
+    assert encoder.name == "cpu" and encoder.trouble and "121 °C" in encoder.trouble
+    simulator.set(zone=0, temperature_c=70.0)
+    clock.now_s += 60
+    encoder.look_after(clock.now_s)
+    assert encoder.name == "hailo8" and encoder.facts()["temperature_c"] == 70.0
+    encoder.close()
+
+
+def test_closing_frees_the_chip_also_after_a_fault(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug()
+    every: tuple[list[int] | str, ...] = ([], "all")
+    for jobs in every:
+        simulator.set(fail_jobs=[])
+        encoder: Encoder = open_encoder(hef_bundle, HAILO)
+        simulator.set(fail_jobs=jobs)
+        encoder.encode(mel_of(hef_bundle, 1))
+        encoder.close()
+
+
+def test_a_stream_with_faults_everywhere_gives_what_the_cpu_alone_gives(
+    simulator: Simulator, hef_bundle: Bundle, clock: Clock
+) -> None:
+    simulator.plug()
+    encoder, cpu = on_clock(hef_bundle, clock), CpuEncoder(hef_bundle, 1)
+    encoder.open()
+    rng = np.random.Generator(np.random.PCG64(5))
+    used = []
+    for number in range(60):
+        strikes = rng.random() < 0.3
+        simulator.set(fail_jobs="all" if strikes else [], fail_status=int(rng.choice([4, 8, 63])))
+        mel = mel_of(hef_bundle, number)
+        assert np.allclose(encoder.encode(mel), cpu.encode(mel), atol=1e-5)
+        used.append(encoder.name)
+        simulator.set(fail_jobs=[])
+        clock.now_s += float(rng.random() * 60)
+        encoder.look_after(clock.now_s)
+    assert used.count("hailo8") > 20 and used.count("cpu") > 10
+    encoder.close()
+
+
+def test_rounding_on_the_chips_edges_moves_states_a_little(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug(round_int8=True)
+    encoder = open_encoder(hef_bundle, HAILO)
+    mel = mel_of(hef_bundle, 1)
+    found, exact = encoder.encode(mel), CpuEncoder(hef_bundle, 1).encode(mel)
+    off = np.abs(found - exact).max() / np.abs(exact).max()
+    assert 1e-4 < off < 0.1
+    encoder.close()

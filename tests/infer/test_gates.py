@@ -1,0 +1,143 @@
+"""What a window's transcription says that is new, how it is marked, and why it is discarded."""
+
+# ruff: noqa: RUF001 (letters of many scripts)
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from appliance.config import GateSettings
+from appliance.infer import gates
+from appliance.infer.gates import Gates, is_known
+from appliance.records import Transcription, Window
+
+GATES = GateSettings()
+
+
+def result(
+    text: str,
+    tokens: tuple[int, ...] = (1, 2, 3),
+    *,
+    avg_logprob: float = -0.3,
+    no_speech_prob: float = 0.1,
+) -> Transcription:
+    return Transcription(
+        text=text,
+        tokens=tokens,
+        language="en",
+        compression_ratio=gates.compression_ratio(text),
+        ended=True,
+        encoder="cpu",
+        encode_ms=1.0,
+        decode_ms=1.0,
+        avg_logprob=avg_logprob,
+        no_speech_prob=no_speech_prob,
+    )
+
+
+def window(index: int, overlap_s: float = 0.0) -> Window:
+    samples = np.zeros(16000, np.int16)
+    return Window("u", index, False, samples, 0.0, 1.0, 1.0, overlap_s=overlap_s)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Thanks for watching!",
+        "Thank you for watching.",
+        "Untertitel im Auftrag des ZDF für funk, 2017",
+        "Untertitelung des ZDF, 2020",
+        "SWR 2021",
+        "Untertitel der Amara.org-Community",
+        "Sous-titres réalisés par la communauté d'Amara.org",
+        "Субтитры сделал DimaTorzok",
+        "ご視聴ありがとうございました。",
+        "시청해 주셔서 감사합니다!",
+        "Gracias por ver el video.",
+        "Abone olmayı unutmayın.",
+    ],
+)
+def test_what_whisper_makes_of_silence_is_marked_and_kept(text: str) -> None:
+    heard, reason = Gates(GATES).on(window(1), result(text))
+    assert reason is None
+    assert heard.text == text
+    assert heard.flags == ("known_hallucination",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "yes",
+        "no",
+        "stop",
+        "thank you",
+        "Thank you.",
+        "thanks for watching the dog today",
+        "turn on the ZDF at eight",
+        "funk",
+        "bye",
+        "switch to the next video",
+    ],
+)
+def test_what_people_say_is_not_marked(text: str) -> None:
+    heard, reason = Gates(GATES).on(window(1), result(text))
+    assert (heard.text, heard.flags, reason) == (text, (), None)
+
+
+def test_thanks_that_the_model_doubts_are_marked() -> None:
+    assert is_known("Thank you.", doubtful=True)
+    heard, reason = Gates(GATES).on(window(1), result("thank you", no_speech_prob=0.7))
+    assert (heard.flags, reason) == (("known_hallucination",), None)
+    heard, reason = Gates(GATES).on(window(1), result("yes", no_speech_prob=0.7))
+    assert (heard.flags, reason) == ((), None)
+
+
+def test_a_suspicious_repetition_is_marked_and_kept() -> None:
+    in_the_middle = (1, 2, 3, 7, 8, 7, 8, 7, 8, 4, 5)
+    heard, reason = Gates(GATES).on(window(1), result("turn it off", in_the_middle))
+    assert (heard.flags, reason) == (("repetition",), None)
+    for tokens in ((1, 1, 1, 1), (7, 8, 7, 8), (1, 2, 3, 1, 2, 4, 1, 2, 5)):
+        heard, reason = Gates(GATES).on(window(1), result("no no no no", tokens))
+        assert (heard.flags, reason) == ((), None)
+
+
+def test_a_loop_in_the_middle_of_a_text_is_discarded() -> None:
+    looping = (1, 2, 3, *(7, 8, 9) * 5, 4, 5, 6)
+    assert Gates(GATES).on(window(1), result("well", looping))[1] == "repetition"
+
+
+def test_a_later_window_is_freed_of_what_it_repeats() -> None:
+    verdicts = Gates(GATES)
+    verdicts.on(window(1), result("turn on the light"))
+    heard, reason = verdicts.on(window(2, 0.8), result("the light in the kitchen"))
+    assert (heard.text, reason) == ("in the kitchen", None)
+
+
+def test_a_window_that_says_nothing_new_is_a_repetition() -> None:
+    verdicts = Gates(GATES)
+    verdicts.on(window(1), result("turn on the light"))
+    assert verdicts.on(window(2, 0.8), result("the light"))[1] == "repetition"
+    heard, reason = verdicts.on(window(3, 0.8), result("the light please"))
+    assert (heard.text, reason) == ("please", None)
+
+
+def test_the_words_of_a_window_that_was_discarded_are_not_taken_for_told() -> None:
+    verdicts = Gates(GATES)
+    verdicts.on(window(1), result("the light", avg_logprob=-5.0))
+    heard, reason = verdicts.on(window(2, 0.8), result("the light please"))
+    assert (heard.text, reason) == ("the light please", None)
+
+
+def test_the_window_before_is_recalled_where_another_process_wrote_it_down() -> None:
+    heard, reason = Gates(GATES).on(
+        window(2, 0.8), result("light please"), lambda: "turn on the light"
+    )
+    assert (heard.text, reason) == ("please", None)
+
+
+def test_marks_follow_one_another() -> None:
+    doubtful = replace(result("thank you", (5,) * 7), avg_logprob=-1.2)
+    assert gates.marks(doubtful, GATES) == ("low_confidence", "repetition", "known_hallucination")

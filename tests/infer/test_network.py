@@ -1,0 +1,99 @@
+"""Padding that is not computed is exact: against a plain decoder with every zero really there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from rigs.models import HOME, ODD, random_weights, sized, write_checkpoint
+from rigs.plain_decoder import PlainDecoder, pad
+
+from appliance.infer.decoder import Decoder
+from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import Bundle, Guards, load_bundle
+from appliance.model.shapes import WhisperConfig
+
+TOLERANCE = 1e-4
+WINDOWS = 200
+STEPS = 5
+LONG = sized(32, (1, 2), 2, 211, 1500, 40)
+"""Trained on 30 s, as the real ones are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same network twice."""
+
+    bundle: Bundle
+    decoder: Decoder
+    plain: PlainDecoder
+
+    def states(self, seed: int) -> NDArray[np.float32]:
+        """Random encoder states of a window."""
+        rng = np.random.Generator(np.random.PCG64(seed))
+        shape = (self.bundle.positions, self.bundle.d_model)
+        return (rng.random(shape) * 4 - 2).astype(np.float32)
+
+
+def build(folder: Path, config: WhisperConfig, window_s: float) -> Pair:
+    weights = random_weights(config, seed=31)
+    build_bundle(
+        write_checkpoint(folder / "checkpoint", config, weights),
+        folder / "bundle",
+        Recipe("pair", window_s),
+    )
+    bundle = load_bundle(folder / "bundle")
+    return Pair(bundle, Decoder(bundle, bundle.guards, 1), PlainDecoder(config, weights))
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return build(tmp_path_factory.mktemp("long"), LONG, 10.0)
+
+
+@pytest.mark.parametrize("positions", [500, 700, 1500])
+def test_200_windows_give_the_logits_and_the_tokens_of_real_padding(
+    long: Pair, positions: int
+) -> None:
+    long.decoder.rules = Guards(positions, 1.0, 0.0)
+    worst, closest = 0.0, np.inf
+    for seed in range(WINDOWS):
+        states = long.states(seed)
+        cache = long.decoder.start(states)
+        rows = [long.decoder.step(cache, long.bundle.prompt)]
+        tokens = [int(rows[-1][-1].argmax())]
+        while len(tokens) < STEPS:
+            rows.append(long.decoder.step(cache, tokens[-1:]))
+            tokens.append(int(rows[-1][-1].argmax()))
+        whole = long.plain.logits(pad(states, positions), [*long.bundle.prompt, *tokens[:-1]])
+        worst = max(worst, float(np.abs(np.vstack(rows) - whole).max()))
+        greedy = whole[len(long.bundle.prompt) - 1 :]
+        assert greedy.argmax(axis=-1).tolist() == tokens, f"window {seed}"
+        best = np.partition(greedy, -2, axis=-1)[:, -2:]
+        closest = min(closest, float((best[:, 1] - best[:, 0]).min()))
+    print(f"{positions}: largest difference {worst:.1e}, best two at least {closest:.1e} apart")
+    assert worst < TOLERANCE
+
+
+def test_the_padding_matters(long: Pair) -> None:
+    seen = []
+    for positions in (500, 700, 1500):
+        long.decoder.rules = Guards(positions, 1.0, 0.0)
+        seen.append(long.decoder.step(long.decoder.start(long.states(1)), long.bundle.prompt))
+    assert np.abs(seen[0] - seen[1]).max() > 0.01 and np.abs(seen[1] - seen[2]).max() > 0.01
+
+
+@pytest.mark.parametrize(("config", "window_s"), [(HOME, 10.0), (HOME, 2.0), (ODD, 2.5)])
+def test_every_shape_and_window_pads_exactly(
+    tmp_path: Path, config: WhisperConfig, window_s: float
+) -> None:
+    pair = build(tmp_path, config, window_s)
+    for positions in (pair.bundle.positions, pair.bundle.positions + 1, 777):
+        pair.decoder.rules = Guards(positions, 1.0, 0.0)
+        tokens = [*pair.bundle.prompt, 5, 6, 7]
+        found = pair.decoder.step(pair.decoder.start(pair.states(2)), tokens)
+        expected = pair.plain.logits(pad(pair.states(2), positions), tokens)
+        assert np.abs(found - expected).max() < TOLERANCE

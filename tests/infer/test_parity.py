@@ -1,0 +1,172 @@
+"""The graphs compute what transformers' Whisper computes: against golden values, and live."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from rigs.checkout import GOLDEN
+from rigs.models import fingerprint, random_mel, random_weights, write_checkpoint
+from rigs.parity_cases import CASES, INPUTS, STEPS, Case, log_sum
+from rigs.plain_decoder import pad
+
+from appliance.infer.decoder import Decoder
+from appliance.infer.encoder import CpuEncoder
+from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import Bundle, Guards, load_bundle
+from appliance.model.tensors import Weights
+
+TOLERANCE = 1e-4
+THREADS = 2
+LIVE_INPUTS = 2
+INT8_INPUTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """One case's bundle, open."""
+
+    case: Case
+    weights: Weights
+    bundle: Bundle
+    encoder: CpuEncoder
+    decoder: Decoder
+    checkpoint: Path
+
+    def rules(self, kind: str) -> Guards:
+        """Those of the golden values: bare or padded."""
+        return Guards(self.case.padded if kind == "padded" else self.case.positions, 1.0, 0.0)
+
+    def mel(self, index: int) -> NDArray[np.float32]:
+        """The case's input of that number."""
+        return random_mel(self.case.config, 2 * self.case.positions, 1000 * self.case.seed + index)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def built(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Built]:
+    """The bundle of one case, through the real build; taken away afterwards, for it is large."""
+    case: Case = request.param
+    folder = tmp_path_factory.mktemp(case.name)
+    weights = random_weights(case.config, case.seed)
+    checkpoint = write_checkpoint(folder / "checkpoint", case.config, weights)
+    build_bundle(checkpoint, folder / "bundle", Recipe(case.name, case.window_s))
+    bundle = load_bundle(folder / "bundle")
+    decoder = Decoder(bundle, Guards(case.positions, 1.0, 0.0), THREADS)
+    yield Built(case, weights, bundle, CpuEncoder(bundle, THREADS), decoder, checkpoint)
+    shutil.rmtree(folder)
+
+
+def write(
+    decoder: Decoder, states: NDArray[np.float32], prompt: tuple[int, ...]
+) -> tuple[NDArray[np.float32], list[int]]:
+    """Logits (len(prompt) - 1 + STEPS, vocabulary) and STEPS greedy tokens, none suppressed."""
+    cache = decoder.start(states)
+    rows = [decoder.step(cache, prompt)]
+    tokens = [int(rows[-1][-1].argmax())]
+    while len(tokens) < STEPS:
+        rows.append(decoder.step(cache, tokens[-1:]))
+        tokens.append(int(rows[-1][-1].argmax()))
+    return np.vstack(rows), tokens
+
+
+def test_the_model_of_the_golden_values_is_built_again(built: Built) -> None:
+    provenance = (GOLDEN / f"parity_{built.case.name}.txt").read_text()
+    assert f"weights sha256: {fingerprint(built.weights)}\n" in provenance
+    assert built.bundle.prompt == tuple(built.case.prompt)
+
+
+def test_golden_logits_are_of_a_sensible_size_and_the_tokens_differ(built: Built) -> None:
+    golden = load_golden(built.case)
+    assert 1.0 < golden["bare_logits"].std() < 10.0
+    assert len(np.unique(golden["bare_tokens"])) > 30
+    assert len(np.unique(golden["padded_tokens"])) > 30
+    assert not np.array_equal(golden["bare_tokens"], golden["padded_tokens"])
+
+
+def test_states_logits_and_tokens_equal_the_golden_ones(
+    built: Built, record_property: Callable[[str, object], None]
+) -> None:
+    golden, case = load_golden(built.case), built.case
+    worst = {"states": 0.0, "bare": 0.0, "padded": 0.0}
+    for index in range(INPUTS):
+        states = built.encoder.encode(built.mel(index))
+        worst["states"] = max(
+            worst["states"], distance(case.kept_states(states), golden["states"][index])
+        )
+        for kind in ("bare", "padded"):
+            built.decoder.rules = built.rules(kind)
+            logits, tokens = write(built.decoder, states, built.bundle.prompt)
+            assert tokens == golden[f"{kind}_tokens"][index].tolist(), f"{kind}, input {index}"
+            worst[kind] = max(
+                worst[kind],
+                distance(logits[:, case.kept_ids], golden[f"{kind}_logits"][index]),
+                distance(logits.max(axis=-1), golden[f"{kind}_peak"][index]),
+                distance(log_sum(logits), golden[f"{kind}_log_sum"][index]),
+            )
+    print(f"{case.name}: largest differences {worst}")
+    record_property(f"parity_{case.name}", worst)
+    assert max(worst.values()) < TOLERANCE, worst
+
+
+def test_all_states_logits_and_tokens_equal_transformers_run_live(built: Built) -> None:
+    pytest.importorskip("torch", reason="the live comparison needs torch and transformers")
+    pytest.importorskip("transformers", reason="the live comparison needs torch and transformers")
+    from rigs.reference_whisper import Reference
+
+    case = built.case
+    reference = Reference.build(case.config, built.weights, case.positions)
+    for index in range(LIVE_INPUTS):
+        mel = built.mel(INPUTS + index)
+        states = reference.encode(mel)
+        assert distance(built.encoder.encode(mel), states) < TOLERANCE
+        for kind in ("bare", "padded"):
+            built.decoder.rules = built.rules(kind)
+            heard = pad(states, built.decoder.rules.positions)
+            expected, expected_tokens = reference.write(heard, case.prompt, STEPS)
+            logits, tokens = write(built.decoder, states, built.bundle.prompt)
+            assert tokens == expected_tokens
+            assert distance(logits, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("scan", ["exact", "int4"])
+def test_int8_keeps_near_the_golden_logits_and_tiny_under_80_mb(
+    built: Built, tmp_path: Path, scan: str
+) -> None:
+    case, golden = built.case, load_golden(built.case)
+    recipe = Recipe(case.name, case.window_s, quantize="int8", vocabulary_scan=scan)
+    build_bundle(built.checkpoint, tmp_path / "int8", recipe)
+    bundle = load_bundle(tmp_path / "int8")
+    size = sum(file.stat().st_size for file in bundle.folder.iterdir())
+    assert case.name != "tiny" or size < 80e6
+    encoder, decoder = CpuEncoder(bundle, THREADS), Decoder(bundle, built.rules("padded"), THREADS)
+    off = []
+    for index in range(INT8_INPUTS):
+        states = encoder.encode(built.mel(index))
+        expected = golden["padded_logits"][index][len(case.prompt) - 1]
+        row = decoder.step(decoder.start(states), bundle.prompt)[-1]
+        off.append(float((row[case.kept_ids] - expected).std() / expected.std()))
+        first = golden["padded_tokens"][index][0]
+        if first not in bundle.suppressed:
+            assert decoder.decode(states, 0.01).tokens[0] == first
+    shutil.rmtree(bundle.folder)
+    print(f"{case.name} {scan}: {size / 1e6:.1f} MB, logits {np.mean(off):.1%} of their spread off")
+    assert np.mean(off) < (0.15 if scan == "int4" else 0.05)
+
+
+def load_golden(case: Case) -> dict[str, NDArray[Any]]:
+    """The golden arrays of one case."""
+    with np.load(GOLDEN / f"parity_{case.name}.npz") as arrays:
+        return dict(arrays)
+
+
+def distance(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """Largest absolute difference."""
+    return float(np.abs(found - expected).max())

@@ -1,0 +1,105 @@
+"""Token ids become text, byte by byte."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from appliance.errors import ModelError
+from appliance.infer.tokenizer import Tokenizer
+from appliance.model.bundle import Bundle
+
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
+LETTERS = [chr(b) if b in PRINTABLE else chr(256 + OTHERS.index(b)) for b in range(256)]
+
+
+def letters_of(data: bytes) -> str:
+    """Bytes as GPT-2 writes them, built here from its definition."""
+    return "".join(LETTERS[byte] for byte in data)
+
+
+@pytest.fixture
+def plain() -> Tokenizer:
+    """Token n is byte n; 256 is end-of-text."""
+    vocabulary = {letters_of(bytes([byte])): byte for byte in range(256)}
+    return Tokenizer({**vocabulary, "<|endoftext|>": 256}, first_special=256)
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The published vocabularies, which are not part of the repository."""
+    if not (folder := os.environ.get("ROOMSCRIBE_SHARED")):
+        pytest.skip("ROOMSCRIBE_SHARED is not set: no published vocabularies to compare with")
+    return Path(folder) / "data" / "whisper"
+
+
+@pytest.mark.parametrize("text", [" Hello, world", "naïve café", "日本語", "👩‍🚀", "می‌خواهم"])
+def test_every_language_comes_back_from_its_bytes(plain: Tokenizer, text: str) -> None:
+    assert plain.detokenize(text.encode()) == text
+
+
+def test_special_tokens_are_left_out(plain: Tokenizer) -> None:
+    assert plain.detokenize([256, 72, 256, 105, 999]) == "Hi"
+
+
+def test_bytes_that_are_no_utf_8_are_marked(plain: Tokenizer) -> None:
+    assert plain.detokenize([72, 0xFF, 105]) == "H\ufffdi"
+
+
+def test_a_character_cut_off_by_the_token_limit_is_dropped(plain: Tokenizer) -> None:
+    assert plain.detokenize("Tür für".encode()[:-2]) == "Tür f"
+    assert plain.detokenize("日本".encode()[:-1]) == "日"
+
+
+def test_a_text_is_one_line_without_control_characters(plain: Tokenizer) -> None:
+    assert plain.detokenize(b"a\nb\x1b[31m\0c\x7f") == "a b [31m c "
+
+
+def test_nothing_becomes_nothing(plain: Tokenizer) -> None:
+    assert plain.detokenize([]) == ""
+
+
+def test_a_gap_in_the_vocabulary_is_refused() -> None:
+    with pytest.raises(ModelError, match="found none for 1"):
+        Tokenizer({"a": 0, "c": 2}, first_special=3)
+
+
+def test_a_token_that_is_not_in_byte_letters_is_refused() -> None:
+    with pytest.raises(ModelError, match="expected token 1 in byte letters"):
+        Tokenizer({"a": 0, "日": 1}, first_special=2)
+
+
+def test_the_tokenizer_of_a_bundle_knows_its_tokens(bundle: Bundle) -> None:
+    tokenizer = Tokenizer.open(bundle)
+    assert tokenizer.detokenize([0, 9, 1]) == "a b"
+    assert tokenizer.detokenize(bundle.prompt) == ""
+
+
+def test_all_tokens_of_whispers_vocabulary_have_the_published_bytes(shared: Path) -> None:
+    vocabulary = json.loads((shared / "whisper_tiny_multilingual_hf" / "vocab.json").read_text())
+    tokenizer = Tokenizer(vocabulary, first_special=50257)
+    ranks = published_ranks(shared / "openai" / "multilingual.tiktoken")
+    assert len(ranks) == 50257
+    wrong = [number for number, data in ranks.items() if tokenizer.token_bytes(number) != data]
+    assert wrong == []
+
+
+def test_the_published_english_tokens_are_the_published_sentence(shared: Path) -> None:
+    ranks = published_ranks(shared / "openai" / "gpt2.tiktoken")
+    vocabulary = {letters_of(data): number for number, data in ranks.items()}
+    published = json.loads((shared / "expected_reference_values.json").read_text())
+    tokens = published["whisper_tiny_en_greedy_ids"]["values"]
+    text = Tokenizer(vocabulary, first_special=50256).detokenize(tokens)
+    whole = published["whisper_tiny_en_transcripts"]["mr_quilter"]["text"]
+    assert len(text) > 40 and whole.startswith(text)
+
+
+def published_ranks(file: Path) -> dict[int, bytes]:
+    """Ids and bytes of a .tiktoken file."""
+    lines = (line.split() for line in file.read_text().splitlines())
+    return {int(rank): b"" if data == "=" else base64.b64decode(data) for data, rank in lines}

@@ -1,0 +1,228 @@
+"""Windows go in, transcriptions come out, sized by the bundle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
+from appliance.errors import ConfigError, ModelError
+from appliance.infer.decoder import Decoded, Decoder
+from appliance.infer.gates import compression_ratio
+from appliance.infer.tokenizer import Tokenizer
+from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import Guards
+from appliance.records import SAMPLE_RATE, Window
+
+
+def settings(folder: Path, **decoder: float) -> Settings:
+    return Settings(
+        model=ModelSettings(bundle=str(folder)),
+        encoder=EncoderSettings(threads=1),
+        decoder=DecoderSettings(threads=1, **decoder),  # type: ignore[arg-type]
+    )
+
+
+def window(seconds: float, seed: int = 1) -> Window:
+    rng = np.random.Generator(np.random.PCG64(seed))
+    samples = (rng.random(round(seconds * SAMPLE_RATE)) * 20_000 - 10_000).astype(np.int16)
+    return Window("utterance", 1, True, samples, 0.0, seconds, seconds)
+
+
+@pytest.fixture(scope="module")
+def transcriber(bundle_folder: Path) -> Transcriber:
+    return open_transcriber(settings(bundle_folder))
+
+
+def test_a_window_becomes_a_transcription(transcriber: Transcriber) -> None:
+    result = transcriber.transcribe(window(3.0))
+    assert result.text and result.text == result.text.strip() and len(result.tokens) > 3
+    assert result.language == "en" and result.encoder == transcriber.encoder.name == "cpu"
+    assert result.avg_logprob < 0 and 0 < result.no_speech_prob < 1
+    assert result.compression_ratio == compression_ratio(result.text)
+    assert result.encode_ms > 0 and result.decode_ms > 0
+
+
+def test_the_demonstration_model_is_marked_on_every_transcription(
+    transcriber: Transcriber, checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    assert "demo_model" in transcriber.transcribe(window(1.0)).flags
+    build_bundle(checkpoint_folder, tmp_path / "real", Recipe("real", 10.0, demo_model=False))
+    real = open_transcriber(settings(tmp_path / "real"))
+    assert "demo_model" not in real.transcribe(window(1.0)).flags
+
+
+def test_a_decode_stopped_by_the_limit_is_marked(bundle_folder: Path) -> None:
+    eager = open_transcriber(settings(bundle_folder, eot_boost=5.0))
+    plain = open_transcriber(settings(bundle_folder))
+    for seed in range(5):
+        for result in (eager.transcribe(window(1.0, seed)), plain.transcribe(window(1.0, seed))):
+            assert ("token_limit" in result.flags) == (not result.ended)
+    assert not plain.transcribe(window(1.0)).ended
+
+
+def test_the_same_window_gives_the_same_transcription(transcriber: Transcriber) -> None:
+    first, _, again = (transcriber.transcribe(window(2.0, seed)) for seed in (1, 2, 1))
+    assert replace(first, encode_ms=0, decode_ms=0) == replace(again, encode_ms=0, decode_ms=0)
+
+
+def test_different_sounds_give_different_transcriptions(transcriber: Transcriber) -> None:
+    assert transcriber.transcribe(window(2.0)).tokens != transcriber.transcribe(window(9.0)).tokens
+
+
+def test_silence_behind_a_short_window_changes_nothing_but_the_limit(
+    transcriber: Transcriber,
+) -> None:
+    short = window(2.0)
+    long = replace(short, samples=np.pad(short.samples, (0, 8 * SAMPLE_RATE)))
+    tokens = transcriber.transcribe(short).tokens
+    assert transcriber.transcribe(long).tokens[: len(tokens)] == tokens
+
+
+def test_a_window_of_the_models_whole_length_is_taken_and_a_longer_one_refused(
+    transcriber: Transcriber,
+) -> None:
+    assert transcriber.transcribe(window(10.0)).tokens
+    with pytest.raises(ValueError, match=r"at most 10 s, found 10\.01 s"):
+        transcriber.transcribe(window(10.01))
+
+
+def test_warming_up_leaves_no_trace(bundle_folder: Path, transcriber: Transcriber) -> None:
+    warm = open_transcriber(settings(bundle_folder))
+    warm.warm_up()
+    assert warm.transcribe(window(1.0)).tokens == transcriber.transcribe(window(1.0)).tokens
+
+
+def test_the_shortest_and_the_emptiest_windows_do_no_harm(transcriber: Transcriber) -> None:
+    silence = np.zeros(SAMPLE_RATE, np.int16)
+    for samples in (silence, silence[:1], silence[:0], silence - 32767):
+        result = transcriber.transcribe(replace(window(1.0), samples=samples))
+        assert np.isfinite(result.avg_logprob)
+
+
+@pytest.mark.parametrize("seconds", [2.0, 5.0, 9.98])
+def test_the_length_of_the_window_comes_from_the_bundle(
+    checkpoint_folder: Path, tmp_path: Path, seconds: float
+) -> None:
+    build_bundle(checkpoint_folder, tmp_path / "other", Recipe("other", seconds))
+    other = open_transcriber(settings(tmp_path / "other"))
+    assert other.bundle.frames == round(seconds * 100)
+    assert other.transcribe(window(seconds)).tokens
+    with pytest.raises(ValueError, match=f"at most {seconds:g} s"):
+        other.transcribe(window(seconds + 0.1))
+
+
+def test_a_damaged_bundle_or_setting_stops_the_opening(bundle_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="positions"):
+        open_transcriber(settings(bundle_folder, positions=100))
+    broken = Path(shutil.copytree(bundle_folder, tmp_path / "broken"))
+    (broken / "vocabulary.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"vocabulary\.json"):
+        open_transcriber(settings(broken))
+
+
+class FailingDecoder:
+    """Loops at temperatures below `good_from`, then writes words."""
+
+    def __init__(self, good_from: float) -> None:
+        self.good_from = good_from
+        self.tried: list[float] = []
+
+    def decode(self, _states: object, _duration_s: float, temperature: float = 0.0) -> Decoded:
+        self.tried.append(temperature)
+        tokens = (5, 6, 7) if temperature >= self.good_from else (5,) * 60
+        return Decoded(tokens, (-0.1,) * (len(tokens) + 1), 0.1, ended=True)
+
+
+def with_decoder(plain: Transcriber, decoder: FailingDecoder, *, fallback: bool) -> Transcriber:
+    tokenizer = Tokenizer.open(plain.bundle)
+    return Transcriber(
+        plain.bundle,
+        plain.encoder,
+        cast(Decoder, decoder),
+        tokenizer,
+        plain.gates,
+        fallback=fallback,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fallback", "good_from", "tried"),
+    [
+        (False, 0.4, [0.0]),
+        (True, 0.0, [0.0]),
+        (True, 0.4, [0.0, 0.2, 0.4]),
+        (True, 9.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+    ],
+)
+def test_a_failed_decode_is_tried_again_at_higher_temperatures_if_wanted(
+    transcriber: Transcriber, fallback: bool, good_from: float, tried: list[float]
+) -> None:
+    decoder = FailingDecoder(good_from)
+    result = with_decoder(transcriber, decoder, fallback=fallback).transcribe(window(1.0))
+    assert decoder.tried == tried
+    assert (result.compression_ratio < 2.4) == (tried[-1] >= good_from)
+
+
+def test_the_two_halves_give_what_the_whole_gives(transcriber: Transcriber) -> None:
+    halves = [transcriber.encode(window(2.0, seed)) for seed in (1, 2)]
+    for seed, encoded in zip((1, 2), halves, strict=True):
+        half, whole = transcriber.write(encoded), transcriber.transcribe(window(2.0, seed))
+        assert (half.tokens, half.avg_logprob) == (whole.tokens, whole.avg_logprob)
+
+
+def test_two_threads_may_encode_and_write_at_once(transcriber: Transcriber) -> None:
+    expected = [transcriber.transcribe(window(2.0, seed)).tokens for seed in range(6)]
+    encoded = transcriber.encode(window(2.0, 0))
+    found = []
+    with ThreadPoolExecutor(1) as other:
+        for seed in range(6):
+            following = other.submit(transcriber.encode, window(2.0, seed + 1))
+            found.append(transcriber.write(encoded).tokens)
+            encoded = following.result()
+    assert found == expected
+
+
+def test_full_scale_noise_and_endless_repetition_end_within_the_limit(bundle_folder: Path) -> None:
+    endless = open_transcriber(settings(bundle_folder))
+    decoder = Decoder(endless.bundle, Guards(500, 1.0, -1e9), 1)
+    endless = Transcriber(
+        endless.bundle, endless.encoder, decoder, Tokenizer.open(endless.bundle), endless.gates
+    )
+    rng = np.random.Generator(np.random.PCG64(3))
+    noise = np.where(rng.random(10 * SAMPLE_RATE) < 0.5, -32768, 32767).astype(np.int16)
+    for samples in (noise, noise[:SAMPLE_RATE], noise[:1], noise * 0):
+        result = endless.transcribe(replace(window(1.0), samples=samples))
+        assert not result.ended and "token_limit" in result.flags
+        assert len(result.tokens) == decoder.token_limit(len(samples) / SAMPLE_RATE)
+
+
+def test_a_bundle_with_nan_in_it_is_an_error_not_a_text(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    for name, tensor in (
+        ("encoder.onnx", "model.encoder.layer_norm.bias"),
+        ("step.onnx", "model.decoder.layer_norm.bias"),
+    ):
+        broken = Path(shutil.copytree(bundle_folder, tmp_path / name))
+        graph = onnx.load(str(broken / name), load_external_data=False)
+        bias = next(each for each in graph.graph.initializer if each.name == tensor)
+        bias.CopyFrom(numpy_helper.from_array(np.full(128, np.nan, np.float32), tensor))
+        onnx.save(graph, str(broken / name))
+        manifest = json.loads((broken / "bundle.json").read_text())
+        data = (broken / name).read_bytes()
+        manifest["files"][name] = {"size": len(data), "sha256": sha256(data).hexdigest()}
+        (broken / "bundle.json").write_text(json.dumps(manifest))
+        with pytest.raises(ModelError, match=r"expected finite .*, found NaN"):
+            open_transcriber(settings(broken)).warm_up()

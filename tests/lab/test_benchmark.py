@@ -1,0 +1,383 @@
+"""The benchmark: every row writes what the others write, and figures come out as promised.
+
+The benchmark's rows on a Hailo, a simulated one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from rigs.hailo import npu_bundles, simulator
+from rigs.hailo_simulator.control import Simulator
+from rigs.models import random_mel
+
+from appliance.config import ModelSettings, Settings
+from appliance.errors import ConfigError, ModelError
+from appliance.lab.benchmark import options as offered, rows, rows as traffic
+from appliance.lab.benchmark.facts import CLOCKS
+from appliance.lab.benchmark.main import run
+from appliance.lab.benchmark.measure import Asked
+from appliance.lab.benchmark.options import add_arguments
+from appliance.lab.benchmark.ours import OurRunner
+from appliance.lab.benchmark.rivals import ExportedRunner, UncachedRunner
+from appliance.lab.benchmark.rows import KEYS, Row, RowMaker
+from appliance.lab.benchmark.subject import (
+    SHAPES,
+    Subject,
+    make_subject,
+    wanted_rows,
+    write_random_checkpoint,
+)
+from appliance.model.bundle import Bundle, load_bundle
+from appliance.model.checkpoint import load_checkpoint
+
+COUNT = 12
+
+
+def subject_of(checkpoint_folder: Path, window_s: float, folder: Path) -> Subject:
+    return make_subject("", checkpoint_folder, window_s, folder, quantize="none")
+
+
+def options(*given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(given)
+
+
+def states_of(runner: OurRunner, subject: Subject) -> np.ndarray:
+    facts = subject.facts
+    return runner.encode(random_mel(subject.checkpoint.config, facts.frames, seed=5))
+
+
+def test_reference_uncached_and_ours_write_the_same_tokens(
+    checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    subject = subject_of(checkpoint_folder, 10.0, tmp_path)
+    maker = RowMaker(subject, tmp_path, 1, COUNT)
+    facts = subject.facts
+    ours = OurRunner(subject.bundle.folder, "conservative", 1, encoder=True)
+    reference = ExportedRunner(
+        maker.encoder(facts.positions, int8=False),
+        maker.decoders(int8=False),
+        facts,
+        facts.frames,
+        1,
+    )
+    uncached = UncachedRunner(None, maker.uncached(), facts, 1)
+    mel = random_mel(subject.checkpoint.config, facts.frames, seed=5)
+    states = ours.encode(mel)
+    assert np.abs(reference.encode(mel) - states).max() < 1e-4
+    tokens = ours.decode(states, COUNT).tokens
+    assert len(tokens) == COUNT
+    assert len(set(tokens)) > 3
+    assert reference.decode(states, COUNT).tokens == tokens
+    assert uncached.decode(states, COUNT).tokens == tokens
+    assert ours.transcribe(states, 0)[:5] == reference.transcribe(states, 5)
+    assert uncached.transcribe(states, 5) == reference.transcribe(states, 5)
+
+
+def test_real_padding_writes_what_free_padding_writes(
+    checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    subject = subject_of(checkpoint_folder, 4.0, tmp_path)
+    maker = RowMaker(subject, tmp_path, 1, COUNT)
+    ours = OurRunner(subject.bundle.folder, "conservative", 1, encoder=True)
+    unpadded = OurRunner(subject.bundle.folder, "aggressive", 1, encoder=False)
+    facts = subject.facts
+    reference = ExportedRunner(None, maker.decoders(int8=False), facts, facts.frames, 1)
+    states = states_of(ours, subject)
+    tokens = ours.decode(states, COUNT).tokens
+    assert reference.decode(states, COUNT).tokens == tokens
+    assert unpadded.decode(states, COUNT).tokens != tokens
+
+
+def test_ctranslate2_in_float32_writes_the_same_tokens(
+    checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("ctranslate2")
+    from appliance.lab.benchmark.ctranslate import CTranslateRunner, write_model
+    from appliance.model.build import read_vocabulary
+
+    subject = subject_of(checkpoint_folder, 10.0, tmp_path)
+    write_model(subject.checkpoint, read_vocabulary(checkpoint_folder), "float32", tmp_path / "ct2")
+    facts = subject.facts
+    rival = CTranslateRunner(tmp_path / "ct2", facts, facts.frames, 1)
+    ours = OurRunner(subject.bundle.folder, "conservative", 1, encoder=True)
+    mel = random_mel(subject.checkpoint.config, facts.frames, seed=5)
+    tokens = ours.decode(ours.encode(mel), COUNT).tokens
+    assert rival.decode(rival.encode(mel), COUNT).tokens == tokens
+    assert rival.decode(rival.encode(mel), 1).tokens == tokens[:1]
+
+
+@pytest.fixture(scope="module")
+def benchmarked(
+    checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
+    """The JSON of one run over the rows that need no further package, and its folder."""
+    pytest.importorskip("onnxruntime.quantization")
+    folder = tmp_path_factory.mktemp("benchmark")
+    given = options(
+        "--checkpoint", str(checkpoint_folder), "--rows", "reference,balanced,balanced-int4,npu",
+        "--repeats", "2", "--tokens", "4", "--window", "4", "--json", str(folder / "out.json"),
+    )  # fmt: skip
+    assert run(given, Settings()) == 0
+    return json.loads((folder / "out.json").read_text()), folder
+
+
+def test_json_holds_every_figure_of_every_row(
+    benchmarked: tuple[dict[str, Any], Path],
+) -> None:
+    found, folder = benchmarked
+    assert found["schema"] == 1
+    assert (found["tokens"], found["threads"], found["repeats"]) == (4, 1, 2)
+    assert found["random_weights"] is False
+    assert found["memory_speed_gb_s"] > 0
+    assert [path.name for path in folder.iterdir()] == ["out.json"]
+    by_key = {row["key"]: row for row in found["rows"]}
+    assert list(by_key) == ["reference", "balanced", "balanced-int4", "npu"]
+    for key in ("reference", "balanced"):
+        row = by_key[key]
+        assert row["absent"] is None
+        assert row["total_ms"] > row["encoder_ms"] > 0
+        assert row["decoder_ms"] > 0
+        assert row["first_ms"] > 0
+        assert isinstance(row["later_ms"], float)
+        assert row["least"]["first_ms"] <= row["first_ms"]
+        assert row["peak_mb"] >= row["imports_mb"] > 10
+        assert row["decoder_peak_mb"] >= row["decoder_imports_mb"] > 10
+        assert row["token_mb"] > 0
+        assert row["real_time_factor"] == pytest.approx(row["total_ms"] / 4000, rel=0.01)
+    assert found["ratios"]["reference"].keys() == {
+        "decoder", "first_token", "later_tokens", "utterance", "peak_memory", "decoder_memory",
+    }  # fmt: skip
+
+
+def test_a_row_without_its_hailo_says_so(benchmarked: tuple[dict[str, Any], Path]) -> None:
+    if any(Path(node).exists() for node in ("/dev/hailo0", "/dev/h1x-0")):
+        pytest.skip("a Hailo is here")
+    row = benchmarked[0]["rows"][-1]
+    assert row["absent"] == "there is no Hailo in this machine"
+    assert "total_ms" not in row
+
+
+def test_table_names_the_rows_and_what_is_left_out(
+    checkpoint_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = options(
+        "--checkpoint", str(checkpoint_folder), "--rows", "uncached,conservative,hybrid",
+        "--repeats", "1", "--tokens", "3",
+    )  # fmt: skip
+    run(given, Settings())
+    text = capsys.readouterr().out
+    assert "real weights; window 10 s, 3 tokens" in text
+    assert "Roomscribe, CPU, conservative" in text
+    assert "left out: Roomscribe, hybrid" in text
+    assert "row / " not in text
+
+
+@pytest.mark.parametrize(("name", "key"), [("CTRANSLATE", "ct2-30s"), ("QUANTIZER", "reference")])
+def test_a_missing_package_leaves_its_row_out_by_name(
+    name: str, key: str, checkpoint_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, name, "no_such_package")
+    subject = subject_of(checkpoint_folder, 4.0, tmp_path)
+    [row] = RowMaker(subject, tmp_path, 1, COUNT).rows([key])
+    assert row.plan is None
+    assert row.absent == "the package no_such_package is not installed"
+
+
+def test_picture_is_drawn(checkpoint_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "bars.png"
+    given = options(
+        "--checkpoint", str(checkpoint_folder), "--rows", "balanced", "--repeats", "1",
+        "--tokens", "2", "--picture", str(file),
+    )  # fmt: skip
+    run(given, Settings())
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["bars.png"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "--random-weights tiny"),
+        (["--rows", "reference,fast"], "found fast"),
+        (["--random-weights", "tiny", "--recordings", "x"], "made-up weights"),
+        (["--checkpoint", "HOME", "--tokens", "110"], "expected at most 108"),
+        (["--random-weights", "tiny", "--json", "/no/such/place.json"], "/no/such: no such folder"),
+    ],
+)
+def test_wrong_usage_is_one_clear_message(
+    given: list[str], said: str, checkpoint_folder: Path
+) -> None:
+    given = [str(checkpoint_folder) if word == "HOME" else word for word in given]
+    with pytest.raises(ConfigError) as raised:
+        run(options(*given), Settings())
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_row_whose_process_dies_is_one_line_with_its_last_words(
+    checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    subject = subject_of(checkpoint_folder, 4.0, tmp_path)
+    [row] = RowMaker(subject, tmp_path, 1, COUNT).rows(["balanced"])
+    broken = Row(row.key, row.label, {**(row.plan or {}), "folder": str(tmp_path / "gone")})
+    with pytest.raises(ModelError) as raised:
+        Asked(broken, encoder=True)
+    assert "row balanced: its process ended" in str(raised.value)
+    assert "gone" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_random_checkpoint_is_a_multilingual_whisper_that_builds(tmp_path: Path) -> None:
+    config = replace(SHAPES["tiny"], d_model=96, encoder_layers=1, decoder_layers=1)
+    folder = write_random_checkpoint(config, tmp_path / "checkpoint")
+    assert load_checkpoint(folder).config == config
+    again = write_random_checkpoint(config, tmp_path / "again")
+    assert load_checkpoint(again).sha256 == load_checkpoint(folder).sha256
+    subject = subject_of(folder, 1.0, tmp_path)
+    assert subject.facts.prompt == (50258, 50259, 50359, 50363)
+    assert (subject.facts.end_of_text, subject.facts.longest_positions) == (50257, 1500)
+    assert load_bundle(subject.bundle.folder).tokens.no_speech == 50362
+
+
+def test_bytes_of_a_graph_count_tables_by_their_row(tmp_path: Path) -> None:
+    table = numpy_helper.from_array(np.zeros((10, 6), np.float32), "table")
+    matrix = numpy_helper.from_array(np.zeros((6, 5), np.int8), "matrix")
+    aside = numpy_helper.from_array(np.zeros(100, np.float32), "aside.left_out")
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("Cast", ["matrix"], ["cast"], to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["rows", "cast"], ["out"]),
+    ]
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, (1,))
+    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, (1, 5))
+    graph = helper.make_graph(nodes, "g", [ids], [out], [table, matrix, aside])
+    onnx.save(helper.make_model(graph), str(tmp_path / "g.onnx"))
+    assert traffic.bytes_of_graph(tmp_path / "g.onnx") == 6 * 4 + 30 + 400
+    assert traffic.bytes_of_graph(tmp_path / "g.onnx", unread=".left_out") == 6 * 4 + 30
+
+
+def test_memory_is_read_at_some_speed_by_several_threads() -> None:
+    assert traffic.memory_speed(2) > 1e8
+
+
+def test_all_rows_are_wanted_unless_some_are_named() -> None:
+    assert wanted_rows("", KEYS) == KEYS
+    assert wanted_rows("balanced, reference", KEYS) == ("balanced", "reference")
+
+
+def test_a_decoder_alone_is_measured_without_its_encoder(
+    checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    subject = subject_of(checkpoint_folder, 4.0, tmp_path)
+    [row] = RowMaker(subject, tmp_path, 1, 3).rows(["aggressive"])
+    with Asked(row, encoder=False) as worker:
+        answer = worker.warm_up()
+        assert len(answer["tokens"]) == 3
+        assert answer["encoder_ms"] < answer["decoder_ms"]
+        memory = worker.memory()
+    assert memory["peak_mb"] is not None
+    assert memory["peak_mb"] >= (memory["running_mb"] or 0) > 0
+
+
+def test_errors_are_counted_on_listed_recordings_that_fit_the_window(
+    checkpoint_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("jiwer")
+    pytest.importorskip("whisper_normalizer")
+    soundfile = pytest.importorskip("soundfile")
+    folder = tmp_path / "recordings"
+    folder.mkdir()
+    noise = np.random.default_rng(0).standard_normal(5 * 16_000) * 0.05
+    for name, length in (("short.wav", 16_000), ("long.wav", 5 * 16_000)):
+        soundfile.write(folder / name, noise[:length], 16_000)
+    lines = ["file\tvoice\ttext", "short.wav\tnobody\tTurn on the lamp.", "long.wav\tnobody\tYes"]
+    (folder / "transcripts.tsv").write_text("\n".join(lines))
+    given = options(
+        "--checkpoint", str(checkpoint_folder), "--rows", "balanced", "--repeats", "1",
+        "--tokens", "2", "--window", "4", "--recordings", str(folder),
+        "--json", str(tmp_path / "out.json"),
+    )  # fmt: skip
+    run(given, Settings())
+    shown = capsys.readouterr()
+    assert "1 recordings are longer" in shown.err
+    assert "WER" in shown.out
+    [row] = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert row["recordings"] == 1
+    assert row["wer"] > 0
+
+
+def test_errors_are_those_of_whispers_normalised_words() -> None:
+    pytest.importorskip("jiwer")
+    pytest.importorskip("whisper_normalizer")
+    from appliance.lab.benchmark.accuracy import Recorded, _score
+
+    said = [Recorded(np.zeros(1, np.float32), text) for text in ("It's twenty one!", "Uh, no")]
+    score = _score(["it is 21", "yes"], said)
+    assert score.wer == pytest.approx(1 / 4)
+    assert score.recordings == 2
+
+
+def test_the_command_line_offers_every_shape_and_clock_there_is() -> None:
+    assert set(offered.SHAPES) == set(SHAPES)
+    assert set(offered.CLOCKS) == set(CLOCKS)
+
+
+__all__ = ["npu_bundles", "simulator"]
+TOKENS = 5
+
+
+def measured(
+    model: str | Path, checkpoint: Path, folder: Path, window_s: str = "2"
+) -> dict[str, dict[str, Any]]:
+    """The rows of a benchmark of `checkpoint` while `model` is in use."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given = parser.parse_args(
+        [
+            *("--checkpoint", str(checkpoint), "--rows", "conservative,hybrid,npu"),
+            *("--repeats", "2", "--tokens", str(TOKENS), "--window", window_s),
+            *("--json", str(folder / "out.json")),
+        ]
+    )
+    assert run(given, replace(Settings(), model=ModelSettings(bundle=str(model)))) == 0
+    rows = json.loads((folder / "out.json").read_text())["rows"]
+    return {row["key"]: row for row in rows}
+
+
+def test_both_rows_run_one_after_the_other_on_the_one_chip(
+    simulator: Simulator,
+    npu_bundles: dict[str, Bundle],
+    checkpoint_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", simulator.environment["PYTHONPATH"])
+    simulator.plug(latency_ms=20)
+    rows = measured(npu_bundles["home"].folder, checkpoint_folder, tmp_path)
+    assert not rows["hybrid"].get("absent") and not rows["npu"].get("absent")
+    assert rows["hybrid"]["encoder_ms"] >= 20
+    assert rows["npu"]["decoder_ms"] >= TOKENS * 20
+    assert rows["hybrid"]["decoder_ms"] < rows["npu"]["decoder_ms"]
+
+
+def test_a_chip_without_a_fitting_hef_leaves_the_rows_out_with_the_reason(
+    simulator: Simulator, npu_bundles: dict[str, Bundle], checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    simulator.plug()
+    rows = measured("home-en", checkpoint_folder, tmp_path)
+    assert "home-en, has no encoder.hef" in rows["hybrid"]["absent"]
+    assert "decoder.hef" in rows["npu"]["absent"]
+    rows = measured(npu_bundles["home"].folder, checkpoint_folder, tmp_path, "4")
+    assert "another shape or window" in rows["hybrid"]["absent"]

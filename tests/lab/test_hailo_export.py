@@ -1,0 +1,419 @@
+"""An export holds all that Hailo's compiler needs, whole or not at all, and checks itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from rigs.models import ODD, random_mel, random_weights, write_checkpoint
+
+from appliance.errors import AudioError, ModelError
+from appliance.lab.hailo.export import Report, check_for_hailo, export_for_hailo
+from appliance.model.checkpoint import Checkpoint
+from appliance.model.whisper import write_encoder
+
+WINDOW_S, FRAMES, POSITIONS, LENGTH, WIDTH = 0.6, 60, 30, 32, ODD.d_model
+WEIGHTS = random_weights(ODD, 25)
+TOKENS = [1001, 1002, 5, 1000]
+
+FAKE_HAILO = """\
+#!/bin/sh
+printf '%s\\n' "$*" >> "$HAILO_LOG"
+"""
+FAKE_SDK = '''
+"""Takes the calls of the compiler's Python interface, and looks at what it is given."""
+
+import onnx
+
+
+class ClientRunner:
+    def __init__(self, hw_arch):
+        self.hw_arch = hw_arch
+
+    def translate_onnx_model(self, path, name, start_node_names, end_node_names):
+        graph = onnx.load(path).graph
+        names = {node.name for node in graph.node} | {tensor.name for tensor in graph.input}
+        assert not {*start_node_names, *end_node_names} - names
+        assert [node.name for node in graph.node][-4:] == end_node_names
+        self.name = name
+
+    def save_har(self, path):
+        open(path, "w").close()
+
+    def load_model_script(self, path):
+        open(path).close()
+
+    def optimize(self, calibration):
+        assert {name: array.shape for name, array in calibration.items()} == {
+            f"{self.name}/input_layer1": (3, 1, 30, 48),
+            f"{self.name}/input_layer2": (3, 32, 1, 48),
+        }
+
+    def compile(self):
+        return f"{self.hw_arch} {self.name}".encode()
+'''
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("from") / "odd", ODD, WEIGHTS)
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """An export with three windows in both calibration sets."""
+    out = tmp_path_factory.mktemp("export") / "odd-for-hailo"
+    return export_for_hailo(checkpoint, out, window_s=WINDOW_S, mels=mels(3), transcribe=transcribe)
+
+
+def mels(count: int) -> Iterator[NDArray[np.float32]]:
+    return (random_mel(ODD, FRAMES, seed) for seed in range(count))
+
+
+def transcribe(mel: NDArray[np.float32]) -> tuple[NDArray[np.float32], list[int]]:
+    """States that tell which mel they are of, and some tokens."""
+    return np.full((POSITIONS, WIDTH), mel.mean()), TOKENS
+
+
+def test_an_export_has_every_part_and_its_report_their_checksums(exported: Report) -> None:
+    report = json.loads((exported.folder / "report.json").read_bytes())
+    assert sorted(report["files"]) == [
+        "README.txt",
+        "calib_set.npy",
+        "compile_decoder.py",
+        "compile_encoder.sh",
+        "decoder.onnx",
+        "decoder_assets/onnx_add_input_odd.npy",
+        "decoder_assets/token_embedding_weight_odd.npy",
+        "decoder_calib_set.npz",
+        "encoder.onnx",
+    ]
+    for name, entry in report["files"].items():
+        content = (exported.folder / name).read_bytes()
+        assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert report["calibration_windows"] == {"encoder": 3, "decoder": 3}
+    assert report["checks"]["encoder.onnx"] == check_for_hailo(exported.folder / "encoder.onnx")
+    assert "input mel: (1, 128, 1, 60) float32" in report["checks"]["encoder.onnx"]
+    assert any("3 windows in the calibration set" in remark for remark in report["remarks"])
+
+
+def test_the_report_says_what_was_written_and_that_nothing_was_compiled(exported: Report) -> None:
+    said = str(exported)
+    assert str(exported.folder) in said
+    assert "encoder.onnx: output states: (1, 30, 48) float32" in said
+    assert "none of this was ever run through Hailo's compiler" in said
+    readme = (exported.folder / "README.txt").read_text()
+    assert "NOTHING HERE WAS EVER RUN THROUGH THE COMPILER" in readme
+    assert "The HEF takes (1, 60, 128)" in readme
+
+
+def test_a_row_of_the_encoders_calibration_set_is_its_input_with_channels_last(
+    exported: Report, tmp_path: Path
+) -> None:
+    rows = np.load(exported.folder / "calib_set.npy")
+    assert (rows.shape, rows.dtype) == ((3, 1, FRAMES, 128), np.float32)
+    write_encoder(Checkpoint(ODD, WEIGHTS, ""), POSITIONS, tmp_path / "cpu.onnx", int8=False)
+    for row, mel in zip(rows, mels(3), strict=True):
+        states = run(exported.folder / "encoder.onnx", row.transpose(2, 0, 1)[None])
+        expected = run(tmp_path / "cpu.onnx", mel[None])
+        assert np.abs(states[0] - expected[0]).max() < 1e-5
+
+
+def test_the_decoders_calibration_set_holds_states_and_what_the_host_looks_up(
+    exported: Report,
+) -> None:
+    assets = exported.folder / "decoder_assets"
+    embedding = np.load(assets / "token_embedding_weight_odd.npy")
+    places = np.load(assets / "onnx_add_input_odd.npy")
+    assert np.array_equal(embedding, WEIGHTS["model.decoder.embed_tokens.weight"])
+    assert np.array_equal(places, WEIGHTS["model.decoder.embed_positions.weight"][:LENGTH])
+    with np.load(exported.folder / "decoder_calib_set.npz") as arrays:
+        heard, written = arrays["odd_decoder/input_layer1"], arrays["odd_decoder/input_layer2"]
+    assert (heard.shape, written.shape) == ((3, 1, POSITIONS, WIDTH), (3, LENGTH, 1, WIDTH))
+    sequence = TOKENS + [0] * (LENGTH - len(TOKENS))
+    for states, embeddings, mel in zip(heard, written, mels(3), strict=True):
+        assert np.allclose(states, mel.mean())
+        assert np.array_equal(embeddings[:, 0], embedding[sequence] + places)
+    logits = run(exported.folder / "decoder.onnx", heard[0], written[0].transpose(1, 0, 2))
+    assert sum(part.shape[-1] for part in logits) == ODD.vocab_size
+
+
+def test_the_encoders_script_calls_the_three_steps_in_order(
+    exported: Report, tmp_path: Path
+) -> None:
+    log, script = tmp_path / "log", exported.folder / "compile_encoder.sh"
+    hailo = tmp_path / "bin" / "hailo"
+    hailo.parent.mkdir()
+    hailo.write_text(FAKE_HAILO)
+    hailo.chmod(0o755)
+    environment = {"PATH": f"{hailo.parent}:/usr/bin:/bin", "HAILO_LOG": str(log)}
+    subprocess.run([script, "hailo8l", "my script.alls"], env=environment, check=True)
+    assert log.read_text().splitlines() == [
+        "parser onnx encoder.onnx --net-name odd_encoder --hw-arch hailo8l "
+        "--har-path hailo8l/odd_encoder.har",
+        "optimize hailo8l/odd_encoder.har --hw-arch hailo8l --calib-set-path calib_set.npy "
+        "--model-script my script.alls --output-har-path hailo8l/odd_encoder_optimized.har",
+        "compiler hailo8l/odd_encoder_optimized.har --hw-arch hailo8l --output-dir hailo8l",
+    ]
+    refused = subprocess.run(
+        [script, "hailo9"], env=environment, check=False, capture_output=True, text=True
+    )
+    assert (refused.returncode, refused.stderr) == (
+        64,
+        "chip: expected hailo8, hailo8l, hailo10h, found hailo9\n",
+    )
+    missing = subprocess.run(
+        [script, "hailo8"],
+        env={"PATH": "/usr/bin:/bin"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert missing.returncode == 69
+    assert missing.stderr.startswith("hailo: command not found; activate")
+
+
+def test_the_decoders_script_names_nodes_that_are_in_the_graph(
+    exported: Report, tmp_path: Path
+) -> None:
+    (tmp_path / "hailo_sdk_client.py").write_text(FAKE_SDK)
+    subprocess.run(
+        [sys.executable, exported.folder / "compile_decoder.py", "hailo10h"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        check=True,
+    )
+    made = exported.folder / "hailo10h"
+    assert (made / "odd_decoder.hef").read_bytes() == b"hailo10h odd_decoder"
+    assert (made / "odd_decoder_optimized.har").exists()
+
+
+def test_without_recordings_the_graphs_are_written_and_the_lack_is_told(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    report = export_for_hailo(
+        checkpoint,
+        out,
+        window_s=WINDOW_S,
+        transcribe=transcribe,
+        length=7,
+        name="my model/2",
+        opset=17,
+    )
+    assert report.windows == (0, 0)
+    assert "no calibration set: give recordings" in str(report)
+    assert not list(out.glob("*calib*"))
+    assert "output logits_3: (1, 7, 253) float32" in report.checks["decoder.onnx"]
+    assert "opset 17, IR version 8" in report.checks["encoder.onnx"]
+    assert (out / "decoder_assets" / "onnx_add_input_my-model-2.npy").exists()
+    assert "--net-name my_model_2_encoder" in (out / "compile_encoder.sh").read_text()
+
+
+def test_an_earlier_export_and_an_empty_folder_are_replaced(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    export_for_hailo(checkpoint, out, window_s=WINDOW_S, mels=mels(2))
+    assert len(np.load(out / "calib_set.npy")) == 2
+    export_for_hailo(checkpoint, out, window_s=0.4)
+    assert not (out / "calib_set.npy").exists()
+    assert json.loads((out / "report.json").read_bytes())["positions"] == 20
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "no JSON", None])
+def test_what_is_not_an_export_is_left_alone(
+    checkpoint: Path, tmp_path: Path, content: str | None
+) -> None:
+    out = tmp_path / "out"
+    if content is None:
+        out.write_text("a file")
+    else:
+        out.mkdir()
+        (out / "report.json").write_text(content)
+    with pytest.raises(ModelError, match="expected an earlier export to replace or nothing"):
+        export_for_hailo(checkpoint, out, window_s=WINDOW_S)
+    assert out.is_file() if content is None else (out / "report.json").read_text() == content
+
+
+def short() -> Iterator[NDArray[np.float32]]:
+    yield from mels(1)
+    yield random_mel(ODD, FRAMES - 1, 0)
+
+
+def not_finite() -> Iterator[NDArray[np.float32]]:
+    yield np.full((FRAMES, 128), np.nan, np.float32)
+
+
+def double() -> Iterator[NDArray[np.float64]]:
+    yield np.zeros((FRAMES, 128))
+
+
+def unreadable() -> Iterator[NDArray[np.float32]]:
+    yield from mels(1)
+    raise AudioError("b.wav: expected sound")
+
+
+@pytest.mark.parametrize(
+    ("recordings", "message"),
+    [
+        (short, r"window 2: expected a mel \(60, 128\) float32, found \(59, 128\) float32"),
+        (double, r"window 1: expected a mel \(60, 128\) float32, found \(60, 128\) float64"),
+        (not_finite, "window 1: expected finite numbers, found NaN"),
+        (unreadable, "b.wav: expected sound"),
+    ],
+)
+def test_nothing_is_left_of_an_export_that_fails(
+    checkpoint: Path,
+    tmp_path: Path,
+    recordings: Callable[[], Iterator[NDArray[np.float32]]],
+    message: str,
+) -> None:
+    with pytest.raises((ModelError, AudioError), match=message):
+        export_for_hailo(checkpoint, tmp_path / "out", window_s=WINDOW_S, mels=recordings())
+    assert not list(tmp_path.iterdir())
+
+
+def test_states_of_another_window_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"expected states \(20, 48\), found \(30, 48\)"):
+        export_for_hailo(
+            checkpoint,
+            tmp_path / "out",
+            window_s=0.4,
+            mels=[random_mel(ODD, 40, 0)],
+            transcribe=transcribe,
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("window_s", [0.0, 0.02, 0.61, 6.68])
+def test_a_window_that_the_model_does_not_have_is_refused(
+    checkpoint: Path, tmp_path: Path, window_s: float
+) -> None:
+    with pytest.raises(ModelError, match=r"expected a multiple of 0\.02 s up to 6\.66 s"):
+        export_for_hailo(checkpoint, tmp_path / "out", window_s=window_s)
+
+
+def test_a_place_that_cannot_be_written_to_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match=r"file.*: expected room and leave to write"):
+        export_for_hailo(checkpoint, tmp_path / "file" / "out", window_s=WINDOW_S)
+
+
+def free_axis(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "frames"
+
+
+def gather(model: onnx.ModelProto) -> None:
+    model.graph.node[-1].output[0] = "gathered"
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(30), "every"))
+    model.graph.node.append(helper.make_node("Gather", ["gathered", "every"], ["states"], axis=1))
+
+
+def shape_arithmetic(model: onnx.ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Shape", ["mel"], ["size"]))
+
+
+def late_opset(model: onnx.ModelProto) -> None:
+    model.opset_import[0].version = 18
+
+
+def late_ir(model: onnx.ModelProto) -> None:
+    model.ir_version = 11
+
+
+def foreign_domain(model: onnx.ModelProto) -> None:
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+
+def not_a_number(model: onnx.ModelProto) -> None:
+    table = next(each for each in model.graph.initializer if each.name == "positions")
+    table.CopyFrom(numpy_helper.from_array(np.full((30, 48), np.nan, np.float32), "positions"))
+
+
+def half(model: onnx.ModelProto) -> None:
+    unused = numpy_helper.from_array(np.zeros(3, np.float16), "half")
+    model.graph.initializer.append(unused)
+
+
+def double_input(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+
+
+def broken(model: onnx.ModelProto) -> None:
+    model.graph.node[3].input[0] = "nowhere"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (free_axis, "mel: expected a fixed size on every axis, found a free one"),
+        (gather, "operators: expected none but Add, .*, found Gather"),
+        (shape_arithmetic, "operators: .* found Shape.*size: expected FLOAT, found INT64"),
+        (late_opset, "opset: expected 13 to 17, found 18"),
+        (late_ir, "IR version: expected at most 10, found 11"),
+        (foreign_domain, "expected ONNX's own, found the domain com.microsoft"),
+        (not_a_number, "constant positions: expected finite numbers, found NaN or infinity"),
+        (half, "constant half: expected FLOAT, found FLOAT16"),
+        (double_input, "expected a valid graph, found"),
+        (broken, "expected a valid graph, found: .*nowhere"),
+    ],
+)
+def test_a_graph_that_the_compiler_would_refuse_is_refused_with_the_reason(
+    exported: Report, tmp_path: Path, spoil: Callable[[onnx.ModelProto], None], fault: str
+) -> None:
+    model = onnx.load(exported.folder / "encoder.onnx")
+    spoil(model)
+    onnx.save(model, tmp_path / "spoilt.onnx")
+    with pytest.raises(ModelError, match=rf"spoilt\.onnx: .*{fault}"):
+        check_for_hailo(tmp_path / "spoilt.onnx")
+
+
+def test_a_graph_for_several_windows_at_once_is_refused(tmp_path: Path) -> None:
+    mel, states = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 3)) for name in ("mel", "states")
+    )
+    graph = helper.make_graph([helper.make_node("Erf", ["mel"], ["states"])], "g", [mel], [states])
+    opset = [helper.make_opsetid("", 13)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "x.onnx")
+    with pytest.raises(ModelError, match=r"mel: expected a batch of 1, found shape \(2, 3\)"):
+        check_for_hailo(tmp_path / "x.onnx")
+
+
+def test_all_faults_of_a_graph_are_told_at_once(exported: Report, tmp_path: Path) -> None:
+    model = onnx.load(exported.folder / "encoder.onnx")
+    for spoil in (late_ir, free_axis, not_a_number):
+        spoil(model)
+    onnx.save(model, tmp_path / "spoilt.onnx")
+    with pytest.raises(ModelError) as told:
+        check_for_hailo(tmp_path / "spoilt.onnx")
+    for fault in ("IR version", "mel: expected a fixed size", "constant positions", "more"):
+        assert fault in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("content", [None, b"no graph at all"])
+def test_what_is_no_graph_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "x.onnx").write_bytes(content)
+    with pytest.raises(ModelError, match=r"x\.onnx: expected an ONNX graph, found: "):
+        check_for_hailo(tmp_path / "x.onnx")
+
+
+def run(file: Path, *inputs: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    names = [tensor.name for tensor in session.get_inputs()]
+    outputs: list[NDArray[np.float32]] = session.run(None, dict(zip(names, inputs, strict=True)))
+    return outputs

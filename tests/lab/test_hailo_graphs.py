@@ -1,0 +1,249 @@
+"""The graphs for Hailo's compiler compute what transformers' Whisper does, in torch's own order."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from rigs.checkout import GOLDEN
+from rigs.models import ODD, random_mel, random_weights
+from rigs.parity_cases import CASES, Case, log_sum
+
+from appliance.errors import ModelError
+from appliance.lab.hailo.graphs import (
+    embed,
+    host_tables,
+    vocabulary_parts,
+    write_hailo_decoder,
+    write_hailo_encoder,
+)
+from appliance.model.checkpoint import Checkpoint
+from appliance.model.whisper import write_encoder
+
+LENGTH = {"tiny": 32, "base": 24, "odd": 24}
+INPUTS = {"tiny": 2, "base": 2, "odd": 20}
+"""Of the twenty inputs that have golden values."""
+STATES_TOLERANCE, LOGITS_TOLERANCE = 2e-4, 1e-4
+
+Run = Callable[..., list[NDArray[np.float32]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One case's two graphs, loaded."""
+
+    case: Case
+    checkpoint: Checkpoint
+    encode: Run
+    decode: Run
+
+    def states(self, index: int) -> NDArray[np.float32]:
+        """Encoder states (1, P, d_model) of the case's input of that number."""
+        config, case = self.case.config, self.case
+        mel = random_mel(config, 2 * case.positions, 1000 * case.seed + index)
+        return self.encode(mel.T[None, :, None])[0]
+
+
+def opened(file: Path) -> Run:
+    """Runs a graph on positional inputs."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    names = [tensor.name for tensor in session.get_inputs()]
+    return lambda *inputs: session.run(None, dict(zip(names, inputs, strict=True)))
+
+
+def odd_checkpoint() -> Checkpoint:
+    case = case_named("odd")
+    return Checkpoint(case.config, random_weights(case.config, case.seed), "")
+
+
+def case_named(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def written(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Written]:
+    case: Case = request.param
+    folder = tmp_path_factory.mktemp(case.name)
+    checkpoint = Checkpoint(case.config, random_weights(case.config, case.seed), "")
+    write_hailo_encoder(checkpoint, case.positions, folder / "encoder.onnx")
+    write_hailo_decoder(checkpoint, case.positions, LENGTH[case.name], folder / "decoder.onnx")
+    yield Written(
+        case,
+        checkpoint,
+        opened(folder / "encoder.onnx"),
+        opened(folder / "decoder.onnx"),
+    )
+    shutil.rmtree(folder)
+
+
+def test_states_equal_those_of_transformers(
+    written: Written, record_property: Callable[[str, object], None]
+) -> None:
+    case, golden = written.case, load_golden(written.case)
+    worst = max(
+        distance(case.kept_states(written.states(index)[0]), golden["states"][index])
+        for index in range(INPUTS[case.name])
+    )
+    print(f"{case.name}: largest difference of states {worst:.1e}")
+    record_property(f"hailo_states_{case.name}", worst)
+    assert worst < STATES_TOLERANCE
+
+
+def test_logits_equal_those_of_transformers(
+    written: Written, record_property: Callable[[str, object], None]
+) -> None:
+    case, golden, worst = written.case, load_golden(written.case), 0.0
+    length = LENGTH[case.name]
+    tables = host_tables(written.checkpoint, length)
+    for index in range(INPUTS[case.name]):
+        tokens = [*case.prompt, *golden["bare_tokens"][index][:-1]]
+        placed = embed(tables, tokens)[None]
+        logits = np.concatenate(written.decode(written.states(index), placed), axis=-1)
+        assert logits.shape == (1, length, case.config.vocab_size)
+        rows = logits[0, : len(tokens)]
+        assert rows[len(case.prompt) - 1 :].argmax(axis=-1).tolist() == (
+            golden["bare_tokens"][index].tolist()
+        )
+        worst = max(
+            worst,
+            distance(rows[:, case.kept_ids], golden["bare_logits"][index]),
+            distance(rows.max(axis=-1), golden["bare_peak"][index]),
+            distance(log_sum(rows), golden["bare_log_sum"][index]),
+        )
+    print(f"{case.name}: largest difference of logits {worst:.1e}")
+    record_property(f"hailo_logits_{case.name}", worst)
+    assert worst < LOGITS_TOLERANCE
+
+
+@pytest.mark.parametrize("opset", [13, 14, 15, 16, 17])
+@pytest.mark.parametrize("network", ["encoder", "decoder"])
+def test_operators_stand_in_the_order_of_torchs_simplified_export(
+    network: str, opset: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "graph.onnx"
+    write(network, file, opset)
+    golden = GOLDEN / f"hailo_{network}_opset{17 if opset == 17 else 13}.txt"
+    expected = [line for line in golden.read_text().splitlines() if not line.startswith("#")]
+    model = onnx.load(file)
+    assert [node.op_type for node in model.graph.node] == expected
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", opset)]
+
+
+def test_the_convolutions_are_over_an_image_of_height_one(tmp_path: Path) -> None:
+    write("encoder", tmp_path / "graph.onnx", 13)
+    graph = onnx.load(tmp_path / "graph.onnx").graph
+    found = [
+        {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+        for node in graph.node
+        if node.op_type == "Conv"
+    ]
+    common = {"kernel_shape": [1, 3], "pads": [0, 1, 0, 1], "dilations": [1, 1], "group": 1}
+    assert found == [common | {"strides": [1, 1]}, common | {"strides": [1, 2]}]
+    table = next(each for each in graph.initializer if each.name == "positions")
+    assert list(table.dims) == [125, 48]
+
+
+@pytest.mark.parametrize("network", ["encoder", "decoder"])
+def test_every_opset_computes_the_same(network: str, tmp_path: Path) -> None:
+    rng = np.random.Generator(np.random.PCG64(3))
+    case, results = case_named("odd"), []
+    every: dict[str, list[tuple[int, ...]]] = {
+        "encoder": [(1, 128, 1, 250)],
+        "decoder": [(1, 125, 48), (1, LENGTH["odd"], 48)],
+    }
+    assert (case.config.num_mel_bins, case.positions, case.config.d_model) == (128, 125, 48)
+    inputs = [rng.random(shape, np.float32) for shape in every[network]]
+    for opset in (13, 17):
+        write(network, tmp_path / f"{opset}.onnx", opset)
+        results.append(np.concatenate(opened(tmp_path / f"{opset}.onnx")(*inputs), axis=-1))
+    assert distance(*results) < 1e-5
+
+
+@pytest.mark.parametrize("positions", [1, 2, 77, 125, 250, 333])
+def test_a_window_of_any_length_is_encoded_as_by_the_cpu_form(
+    positions: int, tmp_path: Path
+) -> None:
+    checkpoint = odd_checkpoint()
+    write_hailo_encoder(checkpoint, positions, tmp_path / "hailo.onnx")
+    write_encoder(checkpoint, positions, tmp_path / "cpu.onnx", int8=False)
+    mel = random_mel(ODD, 2 * positions, 7)
+    (hailo,) = opened(tmp_path / "hailo.onnx")(mel.T[None, :, None])
+    (cpu,) = opened(tmp_path / "cpu.onnx")(mel[None])
+    assert hailo.shape == (1, positions, 48)
+    assert distance(hailo, cpu) < 1e-5
+
+
+def test_tokens_behind_a_row_do_not_change_it(tmp_path: Path) -> None:
+    checkpoint, rng = odd_checkpoint(), np.random.Generator(np.random.PCG64(4))
+    write_hailo_decoder(checkpoint, 5, 9, tmp_path / "decoder.onnx")
+    run, states = opened(tmp_path / "decoder.onnx"), rng.random((1, 5, 48), np.float32)
+    first = rng.random((1, 9, 48), np.float32)
+    second = first.copy()
+    second[:, 4:] = 5.0
+    one, other = (np.concatenate(run(states, x), axis=-1)[0] for x in (first, second))
+    assert np.array_equal(one[:4], other[:4])
+    assert not np.array_equal(one[4], other[4])
+
+
+def test_the_logits_are_four_parts_as_even_as_can_be() -> None:
+    for count in (51864, 51865, 51866, 1009, 521):
+        parts = vocabulary_parts(count)
+        widths = [end - begin for begin, end in parts]
+        assert len(widths) == 4
+        assert sum(widths) == count
+        assert max(widths) - min(widths) <= 1
+        assert [begin for begin, _ in parts[1:]] == [end for _, end in parts[:-1]]
+
+
+def test_the_host_adds_places_to_embeddings_and_pads_the_sequence() -> None:
+    checkpoint = odd_checkpoint()
+    embedding = checkpoint.weights["model.decoder.embed_tokens.weight"]
+    places = checkpoint.weights["model.decoder.embed_positions.weight"]
+    placed = embed(host_tables(checkpoint, 6), [1001, 7])
+    assert np.array_equal(placed[:2], embedding[[1001, 7]] + places[:2])
+    assert np.array_equal(placed[2:], embedding[[0, 0, 0, 0]] + places[2:6])
+    assert embed(host_tables(checkpoint, 6), range(20)).shape == (6, 48)
+
+
+@pytest.mark.parametrize("opset", [12, 18])
+def test_an_opset_that_the_compiler_does_not_read_is_refused(opset: int, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"opset: expected 13 to 17, found {opset}"):
+        write_hailo_encoder(odd_checkpoint(), 10, tmp_path / "encoder.onnx", opset=opset)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("length", [1, 62])
+def test_a_sequence_longer_than_the_model_knows_is_refused(length: int, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"length: expected 2 to 61 tokens, found {length}"):
+        write_hailo_decoder(odd_checkpoint(), 10, length, tmp_path / "decoder.onnx")
+
+
+def write(network: str, file: Path, opset: int) -> None:
+    """Writes one graph of the odd case."""
+    checkpoint, positions = odd_checkpoint(), case_named("odd").positions
+    if network == "encoder":
+        write_hailo_encoder(checkpoint, positions, file, opset=opset)
+    else:
+        write_hailo_decoder(checkpoint, positions, LENGTH["odd"], file, opset=opset)
+
+
+def load_golden(case: Case) -> dict[str, NDArray[Any]]:
+    with np.load(GOLDEN / f"parity_{case.name}.npz") as arrays:
+        return dict(arrays)
+
+
+def distance(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """Largest absolute difference."""
+    return float(np.abs(found - expected).max())

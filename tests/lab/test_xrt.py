@@ -1,0 +1,179 @@
+"""Packs in XRT buffers: against a strict fake of pyxrt, for no such device is at hand."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+from rigs.models import ODD, random_weights
+
+from appliance.errors import DeviceError
+from appliance.lab.packs import Pack, read_pack, write_pack
+from appliance.lab.xrt import open_device, place_blobs, place_pack
+from appliance.model.checkpoint import Checkpoint
+
+WORD = 4
+"""Bytes; an NPU's DMA moves whole words of 32 bits."""
+
+
+class Flags(enum.Enum):
+    """pyxrt.bo.flags."""
+
+    normal = 0
+    cacheable = 1 << 24
+    device_only = 1 << 28
+    host_only = 1 << 29
+
+
+class Direction(enum.Enum):
+    """pyxrt.xclBOSyncDirection."""
+
+    XCL_BO_SYNC_BO_TO_DEVICE = 0
+    XCL_BO_SYNC_BO_FROM_DEVICE = 1
+
+
+class Device:
+    """pyxrt.device: one with index 0 is there, with `room` bytes."""
+
+    room: ClassVar[int] = 10**9
+
+    def __init__(self, index: int) -> None:
+        if type(index) is not int or index < 0:
+            raise TypeError("incompatible constructor arguments")
+        if index:
+            raise RuntimeError(f"No such device\nwith index '{index}'")
+        self.free = self.room
+
+
+class Buffer:
+    """pyxrt.bo: what `sync` has not moved, the device does not see."""
+
+    flags = Flags
+    normal, cacheable, host_only = Flags.normal, Flags.cacheable, Flags.host_only
+
+    def __init__(self, device: Device, size: int, flags: Flags, group: int) -> None:
+        if not isinstance(device, Device) or not isinstance(flags, Flags):
+            raise TypeError("incompatible constructor arguments")
+        if type(size) is not int or type(group) is not int or group < 0:
+            raise TypeError("incompatible constructor arguments")
+        if size <= 0 or size % WORD:
+            raise RuntimeError(f"unaligned or empty buffer of {size} bytes")
+        if size > device.free:
+            raise RuntimeError("bo allocation failed:\nCannot allocate memory (errno 12)")
+        device.free -= size
+        self.chosen, self.group = flags, group
+        self._host, self.on_device = bytearray(size), bytearray(size)
+
+    def write(self, data: Any, seek: int) -> None:
+        view = memoryview(data)
+        if not view.c_contiguous:
+            raise AssertionError("pyxrt reads size * itemsize bytes from the first one on")
+        if type(seek) is not int or seek < 0:
+            raise TypeError("incompatible function arguments")
+        if seek + view.nbytes > len(self._host):
+            raise RuntimeError("attempting to write past buffer size")
+        self._host[seek : seek + view.nbytes] = view.cast("B")
+
+    def sync(self, direction: Direction, size: int, offset: int) -> None:
+        if not isinstance(direction, Direction) or type(size) is not int or type(offset) is not int:
+            raise TypeError("incompatible function arguments")
+        if offset + size > len(self._host):
+            raise RuntimeError("invalid size or offset")
+        if direction is Direction.XCL_BO_SYNC_BO_TO_DEVICE:
+            self.on_device[offset : offset + size] = self._host[offset : offset + size]
+        else:
+            self._host[offset : offset + size] = self.on_device[offset : offset + size]
+
+    def size(self) -> int:
+        return len(self._host)
+
+
+@pytest.fixture
+def pyxrt(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType("pyxrt")
+    vars(module).update(device=Device, bo=Buffer, xclBOSyncDirection=Direction)
+    monkeypatch.setitem(sys.modules, "pyxrt", module)
+    return module
+
+
+@pytest.fixture(scope="module", params=["bf16", "int8"])
+def pack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    folder: Path = tmp_path_factory.mktemp("xrt") / request.param
+    write_pack(Checkpoint(ODD, random_weights(ODD, 6), "0" * 64), folder, request.param)
+    return read_pack(folder)
+
+
+def test_the_device_has_every_byte_of_every_blob(pyxrt: ModuleType, pack: Pack) -> None:
+    buffers = place_pack(pack, group=3)
+    assert list(buffers) == [blob.file for blob in pack.index.blobs] and len(buffers) == 6
+    for name, buffer in buffers.items():
+        assert bytes(buffer.on_device) == (pack.folder / name).read_bytes()
+        assert buffer.chosen is Flags.host_only and buffer.group == 3
+
+
+def test_a_pack_is_placed_on_a_device_that_a_kernel_already_uses(
+    pyxrt: ModuleType, pack: Pack
+) -> None:
+    device = open_device(0)
+    buffers = place_blobs(pack, device)
+    assert Device.room - device.free == sum(buffer.size() for buffer in buffers.values())
+
+
+def test_a_device_that_is_not_there_is_one_line(pyxrt: ModuleType, pack: Pack) -> None:
+    with pytest.raises(DeviceError) as caught:
+        place_pack(pack, 2)
+    assert str(caught.value).startswith(
+        "XRT device 2: expected to open it, found: No such device with index '2'; xrt-smi examine"
+    )
+
+
+def test_a_device_without_room_is_one_line(
+    pyxrt: ModuleType, pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [blob.size for blob in pack.index.blobs]
+    monkeypatch.setattr(Device, "room", sum(sizes[:3]) - 1)
+    with pytest.raises(DeviceError) as caught:
+        place_pack(pack)
+    assert str(caught.value) == (
+        f"{pack.folder / 'layer_00.bin'}: expected a buffer of {sizes[2]} bytes on the XRT device, "
+        "found: bo allocation failed: Cannot allocate memory (errno 12); "
+        "free its memory or choose another group"
+    )
+
+
+def test_without_the_binding_the_error_says_what_to_install(
+    pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyxrt", None)
+    for attempt in (lambda: place_pack(pack), lambda: open_device(0)):
+        with pytest.raises(DeviceError, match=r"^XRT: expected [^\n]* apt install python3-xrt "):
+            attempt()
+
+
+Misused: Any = Buffer
+"""The fake as a program without types sees it."""
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda device: Misused(device, 64, 0, 0),
+        lambda device: Misused(device, 64.0, Flags.normal, 0),
+        lambda device: Misused(device, 63, Flags.normal, 0),
+        lambda device: Misused(0, 64, Flags.normal, 0),
+        lambda device: Misused(device, 64, Flags.normal, 0).write(bytes(65), 0),
+        lambda device: Misused(device, 64, Flags.normal, 0).write(bytes(64), 1),
+        lambda device: Misused(device, 64, Flags.normal, 0).write(bytes(64)),
+        lambda device: Misused(device, 64, Flags.normal, 0).sync(0, 64, 0),
+        lambda device: Misused(device, 64, Flags.normal, 0).sync(
+            Direction.XCL_BO_SYNC_BO_TO_DEVICE, 65, 0
+        ),
+    ],
+)
+def test_the_fake_refuses_what_pyxrt_refuses(misuse: Any) -> None:
+    with pytest.raises((TypeError, RuntimeError)):
+        misuse(Device(0))

@@ -1,0 +1,210 @@
+"""A checkpoint becomes a bundle, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import onnx
+import pytest
+from rigs.models import random_weights, sized, write_checkpoint
+
+from appliance.errors import ModelError
+from appliance.infer.tokenizer import Tokenizer
+from appliance.model.build import Recipe, build_bundle, main
+from appliance.model.bundle import Tokens, load_bundle
+
+RECIPE = Recipe("home", 10.0)
+
+
+@pytest.fixture
+def checkpoint(checkpoint_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the random checkpoint, to be damaged."""
+    return Path(shutil.copytree(checkpoint_folder, tmp_path / "copy"))
+
+
+def edit_json(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.json"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
+def test_a_damaged_checkpoint_leaves_nothing_behind(
+    checkpoint: Path, tmp_path: Path, name: str, damage: str
+) -> None:
+    file = checkpoint / name
+    if damage == "missing":
+        file.unlink()
+    else:
+        os.truncate(file, file.stat().st_size // 2 if damage == "truncated" else 0)
+    with pytest.raises(ModelError, match=name):
+        build_bundle(checkpoint, tmp_path / "out" / "home", RECIPE)
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_the_bundle_that_is_there_survives_a_failed_build(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bundles" / "home"
+    build_bundle(checkpoint, out, RECIPE)
+    before = load_bundle(out)
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(ModelError):
+        build_bundle(checkpoint, out, RECIPE)
+    assert load_bundle(out) == before
+    assert [file.name for file in out.parent.iterdir()] == ["home"]
+
+
+def test_building_again_replaces_the_bundle(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bundles" / "home"
+    build_bundle(checkpoint, out, RECIPE)
+    build_bundle(checkpoint, out, Recipe("second", 5.0))
+    assert load_bundle(out).name == "second"
+    assert [file.name for file in out.parent.iterdir()] == ["home"]
+
+
+def test_what_is_no_bundle_is_never_replaced(checkpoint: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "photos"
+    precious.mkdir()
+    (precious / "cat.jpg").write_text("cat")
+    for out in (precious, precious / "cat.jpg"):
+        with pytest.raises(ModelError, match="expected a bundle to replace or nothing"):
+            build_bundle(checkpoint, out, RECIPE)
+    assert (precious / "cat.jpg").read_text() == "cat"
+
+
+def test_the_same_checkpoint_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        build_bundle(checkpoint, tmp_path / name, RECIPE)
+    one, two = (tmp_path / name / "bundle.json" for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_the_embedded_models_shape_stays_under_eight_megabytes(bundle_folder: Path) -> None:
+    assert sum(file.stat().st_size for file in bundle_folder.iterdir()) < 8_000_000
+
+
+def test_graphs_load_on_debians_onnxruntime(bundle_folder: Path) -> None:
+    for file in bundle_folder.glob("*.onnx"):
+        graph = onnx.load(str(file))
+        assert graph.ir_version <= 10
+        assert {used.domain: used.version for used in graph.opset_import} == {
+            "": 17,
+            **({"com.microsoft": 1} if file.name != "cross.onnx" else {}),
+        }
+
+
+def test_the_vocabulary_matrix_is_stored_once(bundle_folder: Path) -> None:
+    graph = onnx.load(str(bundle_folder / "step.onnx"), load_external_data=False).graph
+    assert (bundle_folder / "embedding.bin").stat().st_size == 521 * 128 * 4
+    large = {
+        tensor.name: [entry.value for entry in tensor.external_data]
+        for tensor in graph.initializer
+        if {513, 8} & set(tensor.dims)
+    }
+    assert large == {
+        "model.decoder.embed_tokens.weight": ["embedding.bin", "0", str(513 * 512)],
+        "model.decoder.embed_tokens.weight.left_out": [
+            *("embedding.bin", str(513 * 512), str(8 * 512))
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (Recipe("x", 10.02), "window: expected a multiple of 0.02 s up to 10 s, found 10.02"),
+        (Recipe("x", 0.0), "window: expected"),
+        (Recipe("x", 5.01), "window: expected a multiple"),
+        (Recipe("x", 10.0, padded_positions=400), "padded positions: expected at least 500"),
+        (Recipe("x", 10.0, language="de"), r"expected the tokens <\|de\|>"),
+        (Recipe("x", 10.0, quantize="int2"), "quantize: expected none or int8, found int2"),
+        (Recipe("x", 10.0, vocabulary_scan="int4"), "expected exact, or int4 with quantize int8"),
+    ],
+)
+def test_a_recipe_that_does_not_fit_is_refused(
+    checkpoint: Path, tmp_path: Path, recipe: Recipe, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        build_bundle(checkpoint, tmp_path / "home", recipe)
+
+
+def test_special_tokens_before_the_text_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    edit_json(checkpoint / "vocab.json", **{"<|endoftext|>": 0})
+    added = json.loads((checkpoint / "added_tokens.json").read_text())
+    del added["<|endoftext|>"]
+    (checkpoint / "added_tokens.json").write_text(json.dumps(added))
+    with pytest.raises(ModelError, match="expected every special token behind the text"):
+        build_bundle(checkpoint, tmp_path / "home", RECIPE)
+
+
+def test_suppression_comes_from_the_generation_config_where_there_is_one(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    generation = {"suppress_tokens": [3, 9, 514], "begin_suppress_tokens": [5, 512]}
+    (checkpoint / "generation_config.json").write_text(json.dumps(generation))
+    build_bundle(checkpoint, tmp_path / "home", RECIPE)
+    bundle = load_bundle(tmp_path / "home")
+    assert bundle.suppressed == (3, 9, *range(513, 521))
+    assert bundle.suppressed_first == (5, 512)
+
+
+def test_an_english_only_model_is_prompted_without_language_and_task(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    (checkpoint / "generation_config.json").write_text('{"is_multilingual": false}')
+    build_bundle(checkpoint, tmp_path / "home", RECIPE)
+    bundle = load_bundle(tmp_path / "home")
+    assert bundle.prompt == (513, 520) and bundle.languages == ("en",)
+
+
+def test_timestamps_begin_behind_the_no_timestamps_token(tmp_path: Path) -> None:
+    config = sized(16, (1, 1), 2, 60, 50, 20)
+    folder = write_checkpoint(tmp_path / "checkpoint", config, random_weights(config, 2))
+    added = json.loads((folder / "added_tokens.json").read_text())
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    shifted = {name: number - 10 for name, number in added.items()}
+    (folder / "added_tokens.json").write_text(json.dumps(shifted))
+    kept = {piece: number for piece, number in vocabulary.items() if number < 41}
+    (folder / "vocab.json").write_text(json.dumps(kept))
+    build_bundle(folder, tmp_path / "stamped", Recipe("stamped", 1.0))
+    bundle = load_bundle(tmp_path / "stamped")
+    assert bundle.tokens.timestamp_begin == 50
+    assert set(range(50, 60)) <= set(bundle.suppressed)
+
+
+def test_whispers_own_vocabulary_and_generation_config_are_understood(tmp_path: Path) -> None:
+    if not (shared := os.environ.get("ROOMSCRIBE_SHARED")):
+        pytest.skip("ROOMSCRIBE_SHARED is not set: no published vocabulary to build with")
+    published = Path(shared) / "data" / "whisper" / "whisper_tiny_multilingual_hf"
+    config = sized(8, (1, 1), 2, 51865, 1500, 448)
+    folder = write_checkpoint(tmp_path / "checkpoint", config, random_weights(config, 4))
+    for name in ("vocab.json", "added_tokens.json", "generation_config.json"):
+        (folder / name).write_bytes((published / name).read_bytes())
+    build_bundle(folder, tmp_path / "tiny", Recipe("tiny", 10.0, language="de"))
+    bundle = load_bundle(tmp_path / "tiny")
+    assert bundle.prompt == (50258, 50261, 50359, 50363)
+    assert bundle.tokens == Tokens(50258, 50257, 50362, 50363, 50257, 50364)
+    assert bundle.suppressed_first == (220, 50257) and 50257 not in bundle.suppressed
+    assert {1, 2, 7, 50258, 50362, 50364, 51864} <= set(bundle.suppressed)
+    assert len(bundle.languages) == 99 and bundle.guards.positions == 1500
+    assert Tokenizer.open(bundle).detokenize([2425, 11, 1002, 50257]) == " Hello, world"
+
+
+def test_the_command_builds_a_bundle_and_says_its_size(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "home-en"
+    options = ["--name", "home-en", "--window", "10", "--demo", "--positions", "700"]
+    assert main([str(checkpoint), str(out), *options, "--licence", "Apache-2.0"]) == 0
+    bundle = load_bundle(out)
+    assert bundle.demo_model and bundle.guards.positions == 700 and bundle.licence == "Apache-2.0"
+    assert "MB" in capsys.readouterr().out
+
+
+def test_the_command_says_in_one_line_why_it_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main([str(tmp_path), str(tmp_path / "out"), "--name", "x", "--window", "10"])
+    assert status == 78
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,263 @@
+"""A bundle is whole and right, or it is refused with a message that says what to do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.errors import ModelError
+from appliance.infer.decoder import Decoder
+from appliance.infer.encoder import CpuEncoder
+from appliance.model.bundle import Bundle, installed_bundles, load_bundle
+
+FILES = ("encoder.onnx", "cross.onnx", "step.onnx", "embedding.bin", "vocabulary.json")
+
+
+@pytest.fixture
+def folder(bundle_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the random bundle, to be damaged."""
+    return Path(shutil.copytree(bundle_folder, tmp_path / "copy"))
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Changes keys of bundle.json; a dotted key is inside a table, None takes a key out."""
+    file = folder / "bundle.json"
+    manifest = json.loads(file.read_text())
+    for dotted, value in changes.items():
+        *tables, key = dotted.split("__")
+        table = manifest
+        for name in tables:
+            table = table[name]
+        table[key] = value
+    file.write_text(json.dumps(manifest))
+
+
+def replace_file(folder: Path, name: str, data: bytes) -> None:
+    """Another file with a manifest that vouches for it."""
+    (folder / name).write_bytes(data)
+    manifest = json.loads((folder / "bundle.json").read_text())
+    manifest["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "bundle.json").write_text(json.dumps(manifest))
+
+
+def test_a_bundle_says_what_it_was_built_from(bundle: Bundle) -> None:
+    assert bundle.name == "random" and bundle.demo_model
+    assert (bundle.d_model, bundle.heads, bundle.head_size) == (128, 4, 32)
+    assert (bundle.frames, bundle.positions, bundle.window_s) == (1000, 500, 10.0)
+    assert bundle.prompt == (513, 514, 516, 520)
+    assert bundle.tokens.end_of_text == 512 and bundle.tokens.no_speech == 519
+    assert bundle.suppressed == tuple(range(513, 521))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_flipped_bit_in_a_file_is_found(folder: Path, name: str) -> None:
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(bytes(data))
+    with pytest.raises(ModelError, match=rf"bundle.json: files.{name}.sha256: expected \w+, found"):
+        load_bundle(folder)
+
+
+def test_a_truncated_file_is_found_by_its_size(folder: Path) -> None:
+    size = (folder / "step.onnx").stat().st_size
+    os.truncate(folder / "step.onnx", size - 1)
+    found = rf"step.onnx.size: expected {size} bytes, found {size - 1} bytes; .*install it again"
+    with pytest.raises(ModelError, match=found):
+        load_bundle(folder)
+
+
+def test_a_missing_file_is_named(folder: Path) -> None:
+    (folder / "cross.onnx").unlink()
+    with pytest.raises(
+        ModelError, match=r"files\.cross\.onnx: expected a readable file, found No such"
+    ):
+        load_bundle(folder)
+
+
+def test_a_file_that_the_manifest_does_not_list_is_not_trusted(folder: Path) -> None:
+    manifest = json.loads((folder / "bundle.json").read_text())
+    del manifest["files"]["encoder.onnx"]
+    (folder / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(ModelError, match=r"files\.encoder\.onnx: expected a table, found nothing"):
+        load_bundle(folder)
+
+
+def test_a_manifest_cannot_name_files_elsewhere(folder: Path) -> None:
+    edit(folder, files={"../encoder.onnx": {"size": 1, "sha256": "0"}})
+    manifest = json.loads((folder / "bundle.json").read_text())
+    genuine = {
+        name: {
+            "size": (folder / name).stat().st_size,
+            "sha256": hashlib.sha256((folder / name).read_bytes()).hexdigest(),
+        }
+        for name in FILES
+    }
+    edit(folder, files={**genuine, **manifest["files"]})
+    with pytest.raises(ModelError, match=r"\.\./encoder\.onnx: expected the name of a file"):
+        load_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 1}, "schema: expected 2, found 1"),
+        ({"quantize": "int2"}, "quantize: expected one of none, int8, found 'int2'"),
+        ({"vocabulary_scan": 4}, "vocabulary_scan: expected one of exact, int4, found 4"),
+        ({"trained_positions": 499}, "trained_positions: expected a whole number from 500"),
+        ({"d_model": "128"}, "d_model: expected a whole number from 1, found '128'"),
+        ({"d_model": True}, "d_model: expected a whole number from 1, found True"),
+        ({"heads": 3}, "heads: expected a divisor of d_model 128, found 3"),
+        ({"positions": 400}, "positions: expected 500 for 10 s, found 400"),
+        ({"window_s": 31}, "window_s: expected a number from 0.04 to 30, found 31"),
+        ({"prompt": [513, 521]}, "prompt: expected a list of token ids less than 521, found 521"),
+        ({"prompt": []}, "prompt: expected 1 to 111 tokens, found 0"),
+        ({"prompt": [514]}, "prompt: expected tokens.start 513 in it, found"),
+        ({"suppressed": [512]}, "suppressed: expected a list without end_of_text, found 512"),
+        ({"suppressed": 5}, "suppressed: expected a list of token ids less than 521, found 5"),
+        ({"language": "de"}, "language: expected one of en, found de"),
+        ({"languages": []}, "languages: expected a list of texts, found"),
+        ({"demo_model": 1}, "demo_model: expected true or false, found 1"),
+        ({"name": None}, "name: expected a text, found None"),
+        ({"tokens__no_speech": 600}, "tokens.no_speech: expected a whole number from 0 to 520"),
+        ({"tokens": []}, r"tokens: expected a table, found \[\]"),
+        (
+            {"guards__positions": 499},
+            "guards.positions: expected a whole number from 500, found 499",
+        ),
+        ({"guards__repetition_penalty": 9}, "repetition_penalty: expected a number from 0.5 to 2"),
+    ],
+)
+def test_a_wrong_value_in_the_manifest_is_named(
+    folder: Path, change: dict[str, Any], message: str
+) -> None:
+    edit(folder, **change)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_bundle(folder)
+    assert str(folder / "bundle.json") in str(caught.value)
+    assert "roomscribe model add tiny" in str(caught.value)
+    assert "\n" not in str(caught.value) and caught.value.exit_status == 78
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00\xff"])
+def test_a_manifest_that_is_no_json_table_is_refused(folder: Path, text: str) -> None:
+    (folder / "bundle.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError, match=r"bundle.json: expected (JSON|a JSON table), found"):
+        load_bundle(folder)
+
+
+def test_a_missing_key_is_named(folder: Path) -> None:
+    manifest = json.loads((folder / "bundle.json").read_text())
+    del manifest["prompt"]
+    (folder / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(ModelError, match=r"prompt: expected a list of token ids.*found nothing"):
+        load_bundle(folder)
+
+
+def test_a_folder_without_a_bundle_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="found no such file in it"):
+        load_bundle(tmp_path)
+    with pytest.raises(ModelError, match="found no such folder"):
+        load_bundle(str(tmp_path / "nowhere"))
+
+
+def test_an_unknown_name_lists_the_places_and_the_installed_ones(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROOMSCRIBE_MODELS", str(folder.parent))
+    with pytest.raises(ModelError) as caught:
+        load_bundle("hom-en")
+    assert str(folder.parent) in str(caught.value) and "copy" in str(caught.value)
+
+
+def test_a_bundle_is_found_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROOMSCRIBE_MODELS", str(folder.parent))
+    assert installed_bundles()["copy"] == folder
+    assert load_bundle("copy").folder == folder
+
+
+def test_a_graph_of_another_width_than_the_manifest_says_is_refused(folder: Path) -> None:
+    edit(folder, d_model=64)
+    bundle = load_bundle(folder)
+    wrong = r"output states: expected shape \(1, 500, 64\), found \(1, 500, 128\)"
+    with pytest.raises(ModelError, match=wrong):
+        CpuEncoder(bundle, 1)
+    with pytest.raises(ModelError, match=r"embedding.bin: expected 521 rows of 64 numbers of 4"):
+        Decoder(bundle, bundle.guards, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"window_s": 5, "positions": 250}, r"input mel: expected shape \(1, 500, 80\)"),
+        ({"n_mels": 128}, r"input mel: expected shape \(1, 1000, 128\), found \(1, 1000, 80\)"),
+    ],
+)
+def test_a_graph_for_another_window_is_refused(
+    folder: Path, change: dict[str, Any], wrong: str
+) -> None:
+    edit(folder, **change)
+    with pytest.raises(ModelError, match=wrong):
+        CpuEncoder(load_bundle(folder), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"decoder_layers": 2}, "output cross_keys_1: .* found none of that name"),
+        ({"vocabulary_size": 522}, "embedding.bin: expected 522 rows of 128 numbers of 4 bytes"),
+        ({"suppressed": [513]}, r"output logits: expected shape \(any, 520\), found \(any, 513\)"),
+        ({"vocabulary_scan": "int4"}, "output best: expected shape .* found none of that name"),
+        ({"heads": 8}, r"output cross_keys_0: expected shape \(8, 16, 501\)"),
+    ],
+)
+def test_decoder_graphs_of_another_shape_are_refused(
+    folder: Path, change: dict[str, Any], wrong: str
+) -> None:
+    edit(folder, **change)
+    bundle = load_bundle(folder)
+    with pytest.raises(ModelError, match=wrong):
+        Decoder(bundle, bundle.guards, 1)
+
+
+def test_a_surplus_layer_is_refused(folder: Path) -> None:
+    replace_file(folder, "cross.onnx", (folder / "encoder.onnx").read_bytes())
+    bundle = load_bundle(folder)
+    with pytest.raises(ModelError, match=r"cross\.onnx: input states: .* found none of that name"):
+        Decoder(bundle, bundle.guards, 1)
+
+
+@pytest.mark.parametrize("data", [b"", b"no graph", b"\x08\x07" * 50])
+def test_a_file_that_is_no_graph_is_refused_in_one_line(folder: Path, data: bytes) -> None:
+    replace_file(folder, "encoder.onnx", data)
+    bundle = load_bundle(folder)
+    with pytest.raises(
+        ModelError, match=r"encoder\.onnx: expected a graph that onnxruntime"
+    ) as caught:
+        CpuEncoder(bundle, 1)
+    assert "\n" not in str(caught.value)
+
+
+def test_standard_error_works_again_after_the_first_session(bundle_folder: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "from appliance.model.bundle import load_bundle\n"
+        "from appliance.infer.encoder import CpuEncoder\n"
+        "from appliance.infer.decoder import Decoder\n"
+        "before = os.fstat(2).st_ino\n"
+        "bundle = load_bundle(sys.argv[1])\n"
+        "CpuEncoder(bundle, 1); Decoder(bundle, bundle.guards, 1)\n"
+        "assert os.fstat(2).st_ino == before\n"
+        "print('heard', file=sys.stderr); os.write(2, b'raw\\n')\n"
+    )
+    command = [sys.executable, "-c", program, str(bundle_folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "heard\nraw\n"

@@ -1,0 +1,508 @@
+"""A checkpoint folder is loaded with every number as it is, or refused in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import struct
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from rigs.models import HOME, random_weights, sized, write_checkpoint
+from safetensors.numpy import load_file, save_file
+
+from appliance.errors import ModelError
+from appliance.model.checkpoint import load_checkpoint
+from appliance.model.shapes import expected_shapes, sinusoids
+from appliance.model.tensors import Weights
+
+SMALL = sized(8, (1, 2), 2, 30, 12, 10, n_mels=4)
+TABLE = "model.encoder.embed_positions.weight"
+EMBEDDING = "model.decoder.embed_tokens.weight"
+NORM = "model.decoder.layer_norm.weight"
+
+
+@pytest.fixture
+def weights() -> dict[str, NDArray[np.float32]]:
+    """Of a network of a few hundred numbers."""
+    return dict(random_weights(SMALL, 7))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, weights: Weights) -> Path:
+    """The same as a checkpoint, to be damaged."""
+    return write_checkpoint(tmp_path / "checkpoint", SMALL, weights)
+
+
+def write_safetensors(
+    file: Path,
+    weights: Weights,
+    dtype: str = "F32",
+    change: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
+    """A file by the format's description, its header changed at will."""
+    encode: dict[str, Callable[[NDArray[np.float32]], bytes]] = {
+        "F32": lambda array: array.astype("<f4").tobytes(),
+        "F16": lambda array: array.astype("<f2").tobytes(),
+        "F64": lambda array: array.astype("<f8").tobytes(),
+        "BF16": lambda array: (array.view(np.uint32) >> 16).astype("<u2").tobytes(),
+        "I64": lambda array: array.astype("<i8").tobytes(),
+    }
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    body = b""
+    for name, array in weights.items():
+        data = encode[dtype](array)
+        offsets = [len(body), len(body) + len(data)]
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
+        body += data
+    if change:
+        change(header)
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+def write_shards(folder: Path, weights: Weights, count: int = 3) -> dict[str, str]:
+    """The weights in `count` files and their index, in place of model.safetensors."""
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    places: dict[str, str] = {}
+    for number in range(count):
+        file = f"model-{number + 1:05}-of-{count:05}.safetensors"
+        part = {name: weights[name] for name in sorted(weights)[number::count]}
+        save_file(part, folder / file)
+        places |= dict.fromkeys(part, file)
+    write_index(folder, places)
+    return places
+
+
+def write_index(folder: Path, places: object) -> None:
+    index = {"metadata": {"total_size": 0}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def refusal(folder: Path) -> str:
+    """The one line with which a folder is refused."""
+    with pytest.raises(ModelError) as caught:
+        load_checkpoint(folder)
+    message = str(caught.value)
+    assert message.isprintable() and str(folder) in message
+    return message
+
+
+def assert_same(loaded: Weights, wanted: Weights) -> None:
+    assert set(loaded) == set(wanted)
+    for name, array in loaded.items():
+        assert array.dtype == np.float32 and array.flags.c_contiguous
+        assert np.array_equal(array, wanted[name]), name
+
+
+def test_a_checkpoint_has_the_weights_of_whisper() -> None:
+    shapes = expected_shapes(HOME)
+    assert len(shapes) == 7 + 4 * 15 + 24 + 4
+    assert shapes["model.encoder.layers.3.self_attn_layer_norm.bias"] == (128,)
+    assert shapes["model.decoder.layers.0.encoder_attn.k_proj.weight"] == (128, 128)
+    assert "model.decoder.layers.0.self_attn.k_proj.bias" not in shapes
+
+
+def test_every_number_arrives_and_the_file_is_identified(folder: Path, weights: Weights) -> None:
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.config == SMALL
+    assert_same(checkpoint.weights, weights)
+    data = (folder / "model.safetensors").read_bytes()
+    assert checkpoint.sha256 == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F64"])
+def test_other_precisions_become_float32(folder: Path, weights: Weights, dtype: str) -> None:
+    write_safetensors(folder / "model.safetensors", weights, dtype)
+    precisions: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
+        "F16": lambda array: array.astype(np.float16).astype(np.float32),
+        "BF16": lambda array: (array.view(np.uint32) & 0xFFFF0000).view(np.float32),
+        "F64": lambda array: array,
+    }
+    rounded = precisions[dtype]
+    wanted = {name: rounded(array) for name, array in weights.items()}
+    assert_same(load_checkpoint(folder).weights, wanted)
+    assert not dtype.endswith("16") or not np.array_equal(wanted[NORM], weights[NORM])
+
+
+def test_other_types_are_refused_by_name(folder: Path, weights: Weights) -> None:
+    write_safetensors(folder / "model.safetensors", weights, "I64")
+    assert f"{NORM}: expected F32, F16, BF16, F64, found I64" in refusal(folder)
+
+
+def test_weights_are_read_when_asked_for_and_not_kept(folder: Path) -> None:
+    loaded = load_checkpoint(folder).weights
+    first = loaded[NORM]
+    first[:] = 5.0
+    assert not np.array_equal(loaded[NORM], first)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model\.safetensors: expected a readable file"):
+        loaded[NORM]
+
+
+def test_a_file_that_shrinks_after_loading_is_noticed(folder: Path) -> None:
+    loaded = load_checkpoint(folder).weights
+    os.truncate(folder / "model.safetensors", 2000)
+    with pytest.raises(ModelError, match="expected a file that stays as it is, found it shorter"):
+        list(loaded.values())
+
+
+def test_loading_needs_the_memory_of_one_tensor_and_not_of_all(tmp_path: Path) -> None:
+    config = sized(64, (6, 6), 2, 2000, 100, 50)
+    weights = random_weights(config, 3)
+    folder = write_checkpoint(tmp_path / "checkpoint", config, weights)
+    largest = max(array.nbytes for array in weights.values())
+    everything = sum(array.nbytes for array in weights.values())
+    del weights
+    tracemalloc.start()
+    loaded = load_checkpoint(folder).weights
+    for name in loaded:
+        loaded[name].sum()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * largest + 500_000 < everything / 2
+
+
+def test_everything_wrong_with_the_weights_is_told_at_once(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.encoder.conv1.bias"]
+    weights["model.decoder.layers.0.self_attn.k_proj.bias"] = np.zeros(8, np.float32)
+    weights["model.encoder.layer_norm.weight"] = np.ones(7, np.float32)
+    weights["model.encoder.conv2.bias"][5] = np.nan
+    weights["model.encoder.conv2.weight"][1, 1, 1] = -np.inf
+    weights["model.decoder.layer_norm.bias"] = np.zeros(8, np.int64)
+    save_file(weights, folder / "model.safetensors")
+    message = refusal(folder)
+    assert f"{folder / 'model.safetensors'}: 6 wrong weights: " in message
+    for fault in (
+        "model.encoder.conv1.bias: missing",
+        "model.decoder.layers.0.self_attn.k_proj.bias: not expected",
+        "model.encoder.layer_norm.weight: expected shape (8,), found (7,)",
+        "model.encoder.conv2.bias: expected finite numbers, found NaN or infinity",
+        "model.encoder.conv2.weight: expected finite numbers, found NaN or infinity",
+        "model.decoder.layer_norm.bias: expected F32, F16, BF16, F64, found I64",
+    ):
+        assert fault in message
+
+
+def test_numbers_too_large_for_float32_are_refused(folder: Path, weights: Weights) -> None:
+    large = {name: array.astype(np.float64) for name, array in weights.items()}
+    large[NORM][0] = 1e300
+    save_file(large, folder / "model.safetensors")
+    assert f"1 wrong weights: {NORM}: expected finite numbers" in refusal(folder)
+
+
+def test_names_without_the_models_prefix_are_understood(folder: Path, weights: Weights) -> None:
+    short = {name.removeprefix("model."): array for name, array in weights.items()}
+    save_file(short, folder / "model.safetensors")
+    assert_same(load_checkpoint(folder).weights, weights)
+
+
+def test_an_output_projection_equal_to_the_embedding_is_left_out(
+    folder: Path, weights: dict[str, NDArray[np.float32]]
+) -> None:
+    edit_config(folder, tie_word_embeddings=False)
+    save_file(
+        weights | {"proj_out.weight": weights[EMBEDDING].copy()}, folder / "model.safetensors"
+    )
+    assert_same(load_checkpoint(folder).weights, weights)
+
+
+def test_an_output_projection_of_its_own_is_refused(
+    folder: Path, weights: dict[str, NDArray[np.float32]]
+) -> None:
+    other = weights[EMBEDDING].copy()
+    other[29, 7] += 0.01
+    save_file(weights | {"proj_out.weight": other}, folder / "model.safetensors")
+    assert f"proj_out.weight: expected the same numbers as {EMBEDDING}, found oth" in refusal(
+        folder
+    )
+
+
+def test_an_untied_model_without_its_output_projection_is_refused(folder: Path) -> None:
+    edit_config(folder, tie_word_embeddings=False)
+    assert "proj_out.weight: missing, though tie_word_embeddings is false" in refusal(folder)
+
+
+def test_a_missing_position_table_is_computed_as_whisper_does(
+    folder: Path, weights: dict[str, NDArray[np.float32]]
+) -> None:
+    del weights[TABLE]
+    save_file(weights, folder / "model.safetensors")
+    table = load_checkpoint(folder).weights[TABLE]
+    assert np.array_equal(table, sinusoids(12, 8))
+    # frequencies 1, 10000^(-1/3), 10000^(-2/3), 1/10000: first the sines, then the cosines
+    angles = 11 * np.array([1.0, 0.0464158883, 0.00215443469, 0.0001])
+    assert np.allclose(table[11], [*np.sin(angles), *np.cos(angles)], atol=1e-6)
+    assert np.array_equal(table[0], [0, 0, 0, 0, 1, 1, 1, 1])
+
+
+def test_the_position_table_of_tiny_has_known_values() -> None:
+    table = sinusoids(1500, 384)
+    assert table.shape == (1500, 384) and table.dtype == np.float32
+    # transformers 4.57.6, modeling_whisper.sinusoids(1500, 384), in places
+    known = {(1, 0): 0.8414710, (1, 192): 0.5403023, (2, 1): 0.9443943, (700, 100): -0.604121}
+    for place, value in known.items():
+        assert table[place] == pytest.approx(value, abs=2e-4), place
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"d_model": None}, "d_model: expected a whole number from 1, found None"),
+        ({"d_model": "a\nb"}, r"d_model: expected a whole number from 1, found 'a\nb'"),
+        ({"encoder_layers": 10**9}, "encoder_layers: expected at most 256, found more"),
+        ({"vocab_size": True}, "vocab_size: expected a whole number from 1, found True"),
+        ({"activation_function": "relu"}, "activation_function: expected gelu, found relu"),
+        ({"activation_function": ["gelu"]}, "activation_function: expected gelu, found"),
+        ({"encoder_attention_heads": 4}, "decoder_attention_heads: expected as many as"),
+        ({"scale_embedding": True}, "scale_embedding: expected false"),
+        ({"max_source_positions": 9}, f"{TABLE}: expected shape (9, 8), found (12, 8)"),
+        ({"model_type": "bert", "d_model": 0}, "model_type: expected whisper, found bert; only"),
+        ({"model_type": 5}, "model_type: expected whisper, found 5"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(
+    folder: Path, changes: dict[str, object], message: str
+) -> None:
+    edit_config(folder, **changes)
+    assert message in refusal(folder)
+
+
+def test_all_missing_keys_are_told_at_once(folder: Path) -> None:
+    values = asdict(SMALL)
+    del values["d_model"], values["vocab_size"]
+    (folder / "config.json").write_text(json.dumps(values))
+    assert refusal(folder).endswith("config.json: d_model: missing; vocab_size: missing")
+
+
+def test_a_configuration_without_model_type_is_taken(folder: Path, weights: Weights) -> None:
+    (folder / "config.json").write_text(json.dumps(asdict(SMALL)))
+    assert_same(load_checkpoint(folder).weights, weights)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"[" * 200_000, b"\xff\xfe", b"9" * 5000])
+def test_a_damaged_configuration_is_refused(folder: Path, text: bytes) -> None:
+    (folder / "config.json").write_bytes(text)
+    assert "config.json: expected " in refusal(folder)
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 500, -1])
+def test_half_a_file_is_refused(folder: Path, size: int) -> None:
+    file = folder / "model.safetensors"
+    os.truncate(file, size if size >= 0 else file.stat().st_size - 1)
+    assert "model.safetensors: " in refusal(folder) and "get the file again" in refusal(folder)
+
+
+def test_a_longer_file_is_refused(folder: Path) -> None:
+    with (folder / "model.safetensors").open("ab") as stream:
+        stream.write(b"\0" * 10)
+    assert "10 unused bytes at the end" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (struct.pack("<Q", 100_000_000_000) + b"{}", "the header would take 100000000000"),
+        (struct.pack("<Q", 2**64 - 1) + b"{}", "the header would take 18446744073709551615"),
+        (
+            struct.pack("<Q", 5_000_000) + b" " * 5_000_000,
+            "a header of 5000000 bytes where 4000000",
+        ),
+        (struct.pack("<Q", 300_000) + b"[" * 300_000, "a header nested too deep"),
+        (struct.pack("<Q", 4) + b"[{}]", "a header that is no JSON table"),
+        (struct.pack("<Q", 16) + b'{"a":{},"a":{}} ', "a twice in the header"),
+        (struct.pack("<Q", 2) + b"\xff\xff", "expected weights in safetensors, found"),
+        (b"PK\x03\x04" + b"\0" * 100, "a pickle (PyTorch's own format) under this name"),
+        (b"\x80\x04" + b"\0" * 100, "a pickle (PyTorch's own format) under this name"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "expected weights in safetensors, found"),
+        (b"<!DOCTYPE html><html>", "expected weights in safetensors, found"),
+    ],
+)
+def test_a_hostile_header_is_refused(folder: Path, data: bytes, message: str) -> None:
+    (folder / "model.safetensors").write_bytes(data)
+    assert message in refusal(folder)
+
+
+def set_offsets(name: str, first: object, last: object) -> Callable[[dict[str, Any]], None]:
+    def change(header: dict[str, Any]) -> None:
+        header[name]["data_offsets"] = [first, last]
+
+    return change
+
+
+def set_key(name: str, key: str, value: object) -> Callable[[dict[str, Any]], None]:
+    def change(header: dict[str, Any]) -> None:
+        header[name][key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_offsets(NORM, 0, 32), "overlaps the one before it"),
+        (set_offsets(NORM, 10**9, 10**9 + 32), f"{NORM}: expected offsets up to"),
+        (set_offsets(NORM, -32, 0), f"{NORM}: expected two offsets from 0"),
+        (set_offsets(NORM, 40, 8), f"{NORM}: expected offsets up to"),
+        (set_offsets(NORM, 0, 8), f"{NORM}: expected 32 bytes for its shape, found 8"),
+        (set_offsets(NORM, 0, "8"), f"{NORM}: expected two offsets from 0"),
+        (set_key(NORM, "shape", [2**70]), f"{NORM}: expected a shape of whole numbers"),
+        (
+            set_key(NORM, "shape", [2**62, 2**62]),
+            f"{NORM}: expected 850705917302346158658436518579",
+        ),
+        (set_key(NORM, "shape", [1] * 1000), f"{NORM}: expected a shape of whole numbers"),
+        (set_key(NORM, "shape", None), f"{NORM}: expected a shape of whole numbers"),
+        (set_key(NORM, "shape", [True]), f"{NORM}: expected a shape of whole numbers"),
+        (set_key(NORM, "dtype", 5), f"{NORM}: expected a dtype"),
+        (set_key(NORM, "dtype", "F8\n"), f"{NORM}: expected F32, F16, BF16, F64, found 'F8\\n'"),
+        (lambda header: header.update({NORM: 5}), f"{NORM}: expected a table with dtype"),
+        (lambda header: header.pop(NORM), "unused bytes before it"),
+    ],
+)
+def test_entries_that_lie_are_refused(
+    folder: Path, weights: Weights, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    write_safetensors(folder / "model.safetensors", weights, change=change)
+    assert message in refusal(folder)
+
+
+def test_a_name_made_for_terminals_is_shown_harmless(
+    folder: Path, weights: dict[str, NDArray[np.float32]]
+) -> None:
+    weights["\x1b[2J\n" + "x" * 1000] = np.zeros(3, np.float32)
+    save_file(weights, folder / "model.safetensors")
+    message = refusal(folder)
+    assert r"1 wrong weights: '\x1b[2J\n" in message and len(message) < 500
+
+
+def test_shards_are_one_checkpoint(folder: Path, weights: Weights) -> None:
+    places = write_shards(folder, weights)
+    checkpoint = load_checkpoint(folder)
+    assert_same(checkpoint.weights, weights)
+    lines = [
+        f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n"
+        for name in sorted(set(places.values()))
+    ]
+    assert checkpoint.sha256 == hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def test_a_single_file_goes_before_shards(folder: Path, weights: Weights) -> None:
+    write_index(folder, {NORM: "gone.safetensors"})
+    assert_same(load_checkpoint(folder).weights, weights)
+
+
+def test_a_shard_that_is_missing_is_named(folder: Path, weights: Weights) -> None:
+    write_shards(folder, weights)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    assert "model-00002-of-00003.safetensors: expected a readable file" in refusal(folder)
+
+
+def test_everything_in_which_index_and_shards_differ_is_told(
+    folder: Path, weights: Weights
+) -> None:
+    places = write_shards(folder, weights)
+    first, second = "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"
+    held = load_file(folder / second)
+    twice = next(name for name, place in places.items() if place == first)
+    gone = next(iter(held))
+    held[twice], held["stray"] = weights[twice], np.zeros(2, np.float32)
+    del held[gone]
+    save_file(held, folder / second)
+    message = refusal(folder)
+    assert "index.json: 3 wrong entries" in message
+    assert f"{twice}: in {first} and in {second}" in message
+    assert f"stray: in {second}, but not in the index" in message
+    assert f"{gone}: not in {second}" in message
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "../model.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "pytorch_model-00001.bin",
+        "..",
+        "",
+        "a\\b.safetensors",
+        "a\nb.safetensors",
+        5,
+    ],
+)
+def test_a_shard_outside_the_folder_is_refused(
+    folder: Path, weights: Weights, place: object
+) -> None:
+    write_index(folder, write_shards(folder, weights) | {NORM: place})
+    assert "weight_map: expected names of safetensors files in the same folder" in refusal(folder)
+
+
+@pytest.mark.parametrize("places", [{}, [], None])
+def test_an_index_without_its_table_is_refused(folder: Path, places: object) -> None:
+    (folder / "model.safetensors").unlink()
+    write_index(folder, places)
+    assert "weight_map: expected a table of weights and their files" in refusal(folder)
+
+
+class Trap:
+    """Leaves a trace when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.trace),)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "tiny.pt", "model.ckpt", "model.pth"])
+def test_a_pickle_is_refused_with_the_cure_and_never_opened(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    (folder / "model.safetensors").unlink()
+    trap = pickle.dumps(Trap(tmp_path / "sprung"))
+    (folder / name).write_bytes(trap)
+    message = refusal(folder)
+    assert f"found {name}, a pickle, which could run code of its author" in message
+    assert "get model.safetensors in its place" in message and "safe_serialization=True" in message
+    (folder / "model.safetensors").write_bytes(trap)
+    assert "a pickle (PyTorch's own format) under this name" in refusal(folder)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "found an empty folder; get the model again"),
+        ("README.md", "found neither; get the model again"),
+        ("tf_model.h5", "found tf_model.h5; get the model in one of the two kinds"),
+        ("adapter_model.safetensors", "an adapter; merge it into its model and save that"),
+        ("bundle.json", "found a bundle, which is already built"),
+    ],
+)
+def test_a_folder_without_weights_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    if name:
+        (folder / name).write_text("{}")
+    assert message in refusal(folder)
+
+
+def test_a_file_in_place_of_a_folder_is_refused(folder: Path) -> None:
+    assert "expected a folder with a checkpoint, found none" in refusal(
+        folder / "model.safetensors"
+    )
+    assert "expected a folder with a checkpoint, found none" in refusal(folder / "nowhere")

@@ -1,0 +1,144 @@
+"""Hailo's HEFs: which there are, and that nothing but a whole HEF is kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rigs.hub import Fault, LocalHub, local_hub
+
+from appliance.errors import ModelError
+from appliance.model.download import Backoff
+from appliance.model.hailo_store import (
+    CHIPS,
+    MAGIC,
+    STORE,
+    HefSource,
+    decoder_hef,
+    encoder_hef,
+    explain_none,
+    fetch_hef,
+    published,
+)
+
+HEF = MAGIC + bytes(4) + bytes(range(256)) * 1000
+
+
+@pytest.fixture
+def hub() -> Iterator[LocalHub]:
+    with local_hub() as running:
+        yield running
+
+
+def source(hub: LocalHub, chip: str = "hailo8", checkpoint: str = "tiny") -> HefSource:
+    found = encoder_hef(chip, checkpoint, hub.environment())
+    assert found is not None
+    hub.hefs[found.address.removeprefix(f"{hub.store}/")] = HEF
+    return found
+
+
+def fetch(found: HefSource, folder: Path) -> Path:
+    return fetch_hef(found, folder, patience=Backoff(pauses_s=(0.0, 0.0)))
+
+
+@pytest.mark.parametrize(
+    ("chip", "checkpoint", "window_s", "path"),
+    [
+        ("hailo8", "tiny", 10, "h8/tiny-whisper-encoder-10s_15dB.hef"),
+        ("hailo8", "openai/whisper-base", 5, "h8/base-whisper-encoder-5s.hef"),
+        ("hailo8l", "base", 5, "h8l/base-whisper-encoder-5s_h8l.hef"),
+        ("hailo10h", "base", 10, "h10h/base-whisper-encoder-10s.hef"),
+        ("hailo10h", "openai/whisper-tiny.en", 10, "h10h/tiny_en-whisper-encoder-10s.hef"),
+    ],
+)
+def test_an_encoder_is_known_with_its_window(
+    chip: str, checkpoint: str, window_s: float, path: str
+) -> None:
+    found = encoder_hef(chip, checkpoint, {})
+    assert found is not None
+    assert (found.window_s, found.address) == (window_s, f"{STORE}/whisper/{path}")
+    assert found.file_name == path.rsplit("/", 1)[-1]
+
+
+@pytest.mark.parametrize(
+    ("chip", "checkpoint"),
+    [("hailo8", "tiny.en"), ("hailo8", "small"), ("hailo15", "tiny"), ("hailo8", "me/tiny")],
+)
+def test_what_hailo_does_not_publish_is_none(chip: str, checkpoint: str) -> None:
+    assert encoder_hef(chip, checkpoint, {}) is None
+    assert decoder_hef(chip, checkpoint, {}) is None
+
+
+def test_decoders_come_with_their_tables() -> None:
+    found = decoder_hef("hailo10h", "tiny.en", {})
+    assert found is not None
+    tables = f"{STORE}/npy%20files/whisper/decoder_assets/tiny.en/decoder_tokenization"
+    assert found.address == f"{STORE}/whisper/h10h/tiny_en-whisper-decoder-fixed-sequence.hef"
+    assert found.embedding == f"{tables}/token_embedding_weight_tiny.en.npy"
+    assert found.positions == f"{tables}/onnx_add_input_tiny.en.npy"
+    assert found.tokens == 32
+
+
+def test_why_there_is_none_says_what_there_is() -> None:
+    assert published("hailo8") == "tiny (10 s), base (5 s)"
+    message = explain_none("hailo8", "base", 10.0)
+    assert "base with a window of 10 s on hailo8" in message
+    assert "only tiny (10 s), base (5 s)" in message
+    assert explain_none("hailo9", "tiny", 10.0) == f"chip 'hailo9': expected {', '.join(CHIPS)}"
+
+
+def test_a_hef_is_fetched_once(hub: LocalHub, tmp_path: Path) -> None:
+    found = source(hub)
+    file = fetch(found, tmp_path)
+    assert file == tmp_path / "tiny-whisper-encoder-10s_15dB.hef"
+    assert file.read_bytes() == HEF
+    assert fetch(found, tmp_path) == file
+    assert [seen.method for seen in hub.requests] == ["HEAD", "GET", "HEAD"]
+
+
+def test_another_store_is_named_in_the_environment(hub: LocalHub, tmp_path: Path) -> None:
+    found = encoder_hef("hailo8", "tiny", {"ROOMSCRIBE_HAILO_STORE": f"{hub.store}/"})
+    assert found is not None
+    assert found.address == f"{hub.store}/whisper/h8/tiny-whisper-encoder-10s_15dB.hef"
+
+
+def test_a_broken_hef_goes_on(hub: LocalHub, tmp_path: Path) -> None:
+    found = source(hub)
+    hub.misbehave(found.file_name, Fault(break_after=100_000))
+    assert fetch(found, tmp_path).read_bytes() == HEF
+    assert "Range" in hub.requests[-1].headers
+
+
+def test_what_is_no_hef_is_not_kept(hub: LocalHub, tmp_path: Path) -> None:
+    found = source(hub)
+    hub.hefs[found.address.removeprefix(f"{hub.store}/")] = b"<html>please log in</html>"
+    with pytest.raises(ModelError, match=r"begins with b'\\x01HEF', found b'<htm'") as caught:
+        fetch(found, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hef_that_is_gone_is_one_line_with_its_cure(hub: LocalHub, tmp_path: Path) -> None:
+    found = source(hub)
+    hub.hefs.clear()
+    with pytest.raises(ModelError, match=r"found answer 403; .*\(--hef FILE\), or none") as caught:
+        fetch(found, tmp_path)
+    assert found.address in str(caught.value)
+
+
+def test_a_store_out_of_reach_is_one_line_with_its_cure(tmp_path: Path) -> None:
+    found = HefSource("hailo8", "tiny", 10.0, "http://127.0.0.1:1/whisper/h8/x.hef")
+    with pytest.raises(ModelError, match=r"Connection refused, 3 times; check the network"):
+        fetch(found, tmp_path)
+
+
+def test_the_magic_is_that_of_real_hefs() -> None:
+    shared = Path(os.environ.get("ROOMSCRIBE_SHARED", "/nowhere"))
+    files = sorted(shared.glob("data/hef/*.hef"))
+    if not files:
+        pytest.skip("needs ROOMSCRIBE_SHARED with compiled HEFs")
+    for file in files:
+        with file.open("rb") as stream:
+            assert stream.read(len(MAGIC)) == MAGIC

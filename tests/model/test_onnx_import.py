@@ -1,0 +1,395 @@
+"""Weights are found in exported ONNX files, whatever the exporter called them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from rigs.exported_onnx import Style, write_export
+from rigs.models import random_mel, random_weights, sized, write_checkpoint
+
+from appliance.errors import ModelError
+from appliance.infer.encoder import CpuEncoder
+from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import load_bundle
+from appliance.model.checkpoint import Checkpoint, load_checkpoint
+from appliance.model.onnx_import import find_onnx, open_onnx_weights
+from appliance.model.shapes import sinusoids
+from appliance.model.tensors import Weights
+
+SIZES = sized(12, (2, 2), 3, 40, 20, 9, n_mels=5, feed_forward=10)
+"""Matrices between layers are square, so that a turned one is not seen by its shape."""
+WEIGHTS = random_weights(SIZES, 11)
+TABLE = "model.encoder.embed_positions.weight"
+EMBEDDING = "model.decoder.embed_tokens.weight"
+STYLES = {
+    "as optimum writes it": Style(),
+    "without module paths": Style(scoped=False),
+    "with older norms": Style(norms_apart=True),
+    "with older norms and without module paths": Style(norms_apart=True, scoped=False),
+    "with Gemm": Style(linear="gemm", scoped=False),
+    "with named matrices": Style(linear="named", scoped=False, table="named"),
+    "with named matrices stored turned": Style(linear="stored", scoped=False),
+    "with weights in nodes": Style(in_nodes=True, scoped=False),
+    "merged": Style(merged=True),
+    "merged without module paths": Style(merged=True, scoped=False),
+    "with other prefixes": Style(
+        encoder_prefix="wrapper.model.encoder.", decoder_prefix="decoder.", table="named"
+    ),
+}
+
+
+def write(folder: Path, weights: Weights = WEIGHTS, style: Style | None = None) -> Path:
+    """A folder with an exported model and its configuration."""
+    write_export(folder, SIZES, weights, style)
+    values = {"model_type": "whisper", **asdict(SIZES)}
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+def edit(file: Path, change: Callable[[Any], None]) -> None:
+    """Changes a model in its file."""
+    model = onnx.load(str(file))
+    change(model)
+    onnx.save(model, str(file))
+
+
+def refusal(folder: Path) -> str:
+    """The one line with which a folder is refused."""
+    with pytest.raises(ModelError) as caught:
+        load_checkpoint(folder)
+    message = str(caught.value)
+    assert message.isprintable() and str(folder) in message
+    return message
+
+
+def assert_same(checkpoint: Checkpoint, wanted: Weights) -> None:
+    assert set(checkpoint.weights) == set(wanted)
+    for name, array in checkpoint.weights.items():
+        assert array.dtype == np.float32 and array.flags.c_contiguous
+        assert np.array_equal(array, wanted[name]), name
+
+
+@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES.keys())
+def test_every_weight_is_found_as_it_was(tmp_path: Path, style: Style) -> None:
+    folder = write(tmp_path, style=style)
+    for file in folder.glob("*.onnx"):
+        onnx.checker.check_model(str(file), full_check=True)
+    assert_same(load_checkpoint(folder), WEIGHTS)
+
+
+def test_no_matrix_that_the_exporter_folded_carries_its_name(tmp_path: Path) -> None:
+    write(tmp_path)
+    names = [
+        tensor.name
+        for file in tmp_path.glob("*.onnx")
+        for tensor in onnx.load(str(file)).graph.initializer
+    ]
+    assert not [name for name in names if "proj.weight" in name or "fc1.weight" in name]
+    assert TABLE not in names and len(names) == len(WEIGHTS) + 1
+
+
+def test_a_bundle_from_an_export_computes_what_the_export_computes(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoint", SIZES, WEIGHTS)
+    (folder / "model.safetensors").unlink()
+    write_export(folder, SIZES, WEIGHTS)
+    build_bundle(folder, tmp_path / "bundle", Recipe("exported", 0.4))
+    mel = random_mel(SIZES, 40, 5)
+    session = onnxruntime.InferenceSession(str(folder / "encoder_model.onnx"))
+    (expected,) = session.run(None, {"input_features": mel.T[None].copy()})
+    states = CpuEncoder(load_bundle(tmp_path / "bundle"), 1).encode(mel)
+    assert np.abs(states - expected[0]).max() < 1e-5
+
+
+def test_the_folder_onnx_and_half_precision_are_understood(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "onnx").mkdir()
+    write_export(tmp_path / "onnx", SIZES, WEIGHTS, Style(half=True))
+    for file in tmp_path.glob("*.onnx"):
+        file.unlink()
+    for name in ("encoder_model", "decoder_model"):
+        file = tmp_path / "onnx" / f"{name}.onnx"
+        file.rename(file.with_name(f"{name}_fp16.onnx"))
+    half = {name: array.astype(np.float16).astype(np.float32) for name, array in WEIGHTS.items()}
+    assert_same(load_checkpoint(tmp_path), half)
+
+
+def test_safetensors_go_before_onnx(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoint", SIZES, WEIGHTS)
+    write_export(folder, SIZES, random_weights(SIZES, 12))
+    assert_same(load_checkpoint(folder), WEIGHTS)
+
+
+def test_the_checksum_covers_every_file(tmp_path: Path) -> None:
+    write(tmp_path)
+    names = ("decoder_model.onnx", "encoder_model.onnx")
+    lines = [f"{hashlib.sha256((tmp_path / n).read_bytes()).hexdigest()}  {n}\n" for n in names]
+    expected = hashlib.sha256("".join(lines).encode()).hexdigest()
+    assert load_checkpoint(tmp_path).sha256 == expected
+
+
+def test_a_shared_bias_is_told_apart_by_the_modules_paths(tmp_path: Path) -> None:
+    """Exporters store equal tensors once, under the first one's name."""
+    first, second = (f"model.decoder.layers.{i}.self_attn.q_proj.bias" for i in (0, 1))
+    weights = {**WEIGHTS, second: WEIGHTS[first]}
+
+    def share(model: Any) -> None:
+        for node in model.graph.node:
+            for place, name in enumerate(node.input):
+                if name == second:
+                    node.input[place] = first
+        kept = [tensor for tensor in model.graph.initializer if tensor.name != second]
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(kept)
+
+    edit(write(tmp_path / "scoped", weights) / "decoder_model.onnx", share)
+    assert_same(load_checkpoint(tmp_path / "scoped"), weights)
+    older = write(tmp_path / "older", weights, Style(scoped=False))
+    edit(older / "decoder_model.onnx", share)
+    message = refusal(older)
+    assert "model.decoder.layers.0.self_attn.q_proj.weight: claimed by two constants" in message
+
+
+def test_a_position_table_that_was_left_out_is_computed(tmp_path: Path) -> None:
+    write(tmp_path, style=Style(table="gone"))
+    computed = {**WEIGHTS, TABLE: sinusoids(20, 12)}
+    assert_same(load_checkpoint(tmp_path), computed)
+
+
+def test_an_output_projection_of_its_own_is_refused(tmp_path: Path) -> None:
+    own = WEIGHTS[EMBEDDING].copy()
+    own[3, 3] += 1
+    write(tmp_path, {**WEIGHTS, "proj_out.weight": own})
+    message = refusal(tmp_path)
+    assert f"1 wrong weights: proj_out.weight: expected the same numbers as {EMBEDDING}" in message
+
+
+def test_an_embedding_that_is_called_after_the_output_projection_is_found(tmp_path: Path) -> None:
+    def rename(model: Any) -> None:
+        for tensor in model.graph.initializer:
+            if tensor.name == EMBEDDING:
+                tensor.name = "proj_out.weight"
+        for node in model.graph.node:
+            for place, name in enumerate(node.input):
+                if name == EMBEDDING:
+                    node.input[place] = "proj_out.weight"
+
+    edit(write(tmp_path) / "decoder_model.onnx", rename)
+    assert_same(load_checkpoint(tmp_path), WEIGHTS)
+
+
+def test_everything_wrong_with_the_weights_is_told_at_once(tmp_path: Path) -> None:
+    wrong = {name: array.copy() for name, array in WEIGHTS.items()}
+    wrong["model.decoder.layers.1.encoder_attn.k_proj.weight"][0, 0] = np.nan
+    wrong["model.encoder.layers.0.fc1.weight"] = np.ones((11, 12), np.float32)
+    write(tmp_path, wrong)
+    message = refusal(tmp_path)
+    assert "2 wrong weights" in message
+    assert "layers.1.encoder_attn.k_proj.weight: expected finite numbers, found NaN" in message
+    assert "layers.0.fc1.weight: expected shape (10, 12), found (11, 12)" in message
+
+
+def test_a_graph_without_a_layer_lacks_its_weights(tmp_path: Path) -> None:
+    write(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text()) | {"encoder_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    message = refusal(tmp_path)
+    assert "15 wrong weights" in message and "encoder.layers.2.fc2.weight: missing" in message
+
+
+def test_quantised_models_are_refused_with_the_cure(tmp_path: Path) -> None:
+    def quantise(model: Any) -> None:
+        model.graph.node[0].op_type = "MatMulInteger"
+
+    edit(write(tmp_path) / "decoder_model.onnx", quantise)
+    message = refusal(tmp_path)
+    assert "decoder_model.onnx: expected float weights, found a quantised model" in message
+    assert "(MatMulInteger); get the float32 or float16 files" in message
+
+
+def test_fused_models_are_refused_with_the_cure(tmp_path: Path) -> None:
+    node = helper.make_node("Attention", ["a"], ["b"], domain="com.microsoft")
+    edit(write(tmp_path) / "encoder_model.onnx", lambda model: model.graph.node.append(node))
+    assert "found one that was optimised (Attention); get or make it without" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["encoder_model.onnx"], "expected encoder_model.onnx and decoder_model.onnx, found enc"),
+        (
+            ["encoder_model.onnx", "decoder_with_past_model.onnx"],
+            "(decoder_with_past_model.onnx has no keys and values of the sound), found",
+        ),
+        (["encoder_model_int8.onnx", "decoder_model_int8.onnx"], "get the float32 or float16"),
+        (["tiny-encoder.onnx", "tiny-decoder.onnx"], "found tiny-decoder.onnx, tiny-encoder.onnx"),
+    ],
+)
+def test_other_sets_of_files_are_refused(tmp_path: Path, names: list[str], message: str) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    assert message in refusal(tmp_path)
+
+
+def test_a_built_bundle_is_no_checkpoint(bundle_folder: Path) -> None:
+    assert "expected a checkpoint, found a bundle, which is already built" in refusal(bundle_folder)
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "text", "json"])
+def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
+    file = write(tmp_path) / "decoder_model.onnx"
+    data = file.read_bytes()
+    file.write_bytes(
+        {
+            "empty": b"",
+            "half": data[: len(data) // 2],
+            "text": b"version https://git-lfs.github.com/spec/v1\n",
+            "json": b"{}" * 1000,
+        }[damage]
+    )
+    message = refusal(tmp_path)
+    assert "decoder_model.onnx: expected an ONNX model, found" in message
+
+
+def test_graphs_nested_without_end_are_refused(tmp_path: Path) -> None:
+    message = b""
+    for field in (6, 5, 1) * 40 + (7,):  # graph of an attribute of a node of a graph, ..., model
+        length, size = len(message), b""
+        while length > 127:
+            length, size = length >> 7, size + bytes([length & 127 | 128])
+        message = bytes([field << 3 | 2]) + size + bytes([length]) + message
+    (write(tmp_path) / "encoder_model.onnx").write_bytes(message)
+    assert "found graphs nested too deep" in refusal(tmp_path)
+
+
+def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    file = write(tmp_path) / "decoder_model.onnx"
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b"/model/decoder/Add", b"/model/decoder/\xffdd"))
+    assert "expected an ONNX model, found something else" in refusal(tmp_path)
+
+
+def test_nonsense_in_a_graph_does_no_harm(tmp_path: Path) -> None:
+    def scribble(model: Any) -> None:
+        for operator, inputs, outputs in (
+            ("Identity", ["a"], ["b"]),
+            ("Transpose", ["b"], ["a"]),
+            ("MatMul", ["a", "b"], ["c"]),
+            ("Mul", ["c", "d"], ["d"]),
+            ("Identity", [], ["e"]),
+            ("Add", ["e", "f"], ["g"]),
+            ("MatMul", [], []),
+            ("MatMul", ["a", "b"], []),
+            ("Gemm", ["c"], ["h"]),
+        ):
+            model.graph.node.append(helper.make_node(operator, inputs, outputs))
+
+    edit(write(tmp_path) / "encoder_model.onnx", scribble)
+    assert_same(load_checkpoint(tmp_path), WEIGHTS)
+
+
+def test_weights_in_a_form_of_their_own_are_refused(tmp_path: Path) -> None:
+    def spell_out(model: Any) -> None:
+        for tensor in model.graph.initializer:
+            if tensor.name == "layer_norm.bias":
+                values = np.array([1.5] * 12, np.float16).view(np.uint16).tolist()
+                tensor.ClearField("raw_data")
+                tensor.data_type = TensorProto.FLOAT16
+                tensor.int32_data.extend(values)
+
+    edit(write(tmp_path) / "encoder_model.onnx", spell_out)
+    assert "layer_norm.bias: expected F32, F16, BF16, F64, found F16 in a form of" in refusal(
+        tmp_path
+    )
+
+
+def test_numbers_that_are_not_raw_are_read(tmp_path: Path) -> None:
+    def unpack(model: Any) -> None:
+        for tensor in model.graph.initializer:
+            values = numpy_helper.to_array(tensor).ravel()
+            tensor.ClearField("raw_data")
+            tensor.float_data.extend(values.tolist())
+
+    edit(write(tmp_path) / "encoder_model.onnx", unpack)
+    assert_same(load_checkpoint(tmp_path), WEIGHTS)
+
+
+def spread(folder: Path, *, together: bool) -> None:
+    """Moves the decoder's weights into files of their own."""
+    file = folder / "decoder_model.onnx"
+    onnx.save(
+        onnx.load(str(file)),
+        str(file),
+        save_as_external_data=True,
+        all_tensors_to_one_file=together,
+        location="decoder_model.onnx_data" if together else None,
+        size_threshold=0,
+    )
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_weights_beside_the_graph_are_read(tmp_path: Path, together: bool) -> None:
+    before = load_checkpoint(write(tmp_path)).sha256
+    spread(tmp_path, together=together)
+    assert (tmp_path / "decoder_model.onnx_data").exists() == together
+    checkpoint = load_checkpoint(tmp_path)
+    assert_same(checkpoint, WEIGHTS)
+    assert checkpoint.sha256 != before
+    known = WEIGHTS["model.decoder.layer_norm.bias"].tobytes()
+    (place,) = (file for file in tmp_path.iterdir() if known in file.read_bytes())
+    assert place.suffix != ".onnx"
+    place.write_bytes(place.read_bytes().replace(known, bytes(48)))
+    changed = load_checkpoint(tmp_path)
+    assert not changed.weights["model.decoder.layer_norm.bias"].any()
+    assert changed.sha256 != checkpoint.sha256
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("location", "../model", "in ../model, which is not in the same folder"),
+        ("location", "/etc/passwd", "in /etc/passwd, which is not in the same folder"),
+        ("location", "sub/model", "in sub/model, which is not in the same folder"),
+        ("location", "..", "in .., which is not in the same folder"),
+        ("location", "", "in , which is not in the same folder"),
+        ("location", "gone.data", "in gone.data, which is not there"),
+        ("offset", "999999999", "beyond the end of decoder_model.onnx_data"),
+        ("offset", "END", "beyond the end of decoder_model.onnx_data"),
+        ("offset", "-4", "at -4, 48 bytes of 48"),
+        ("length", "47", ", 47 bytes of 48"),
+    ],
+)
+def test_places_that_lie_are_refused(tmp_path: Path, key: str, value: str, message: str) -> None:
+    spread(write(tmp_path), together=True)
+    file = tmp_path / "decoder_model.onnx"
+    end = (tmp_path / "decoder_model.onnx_data").stat().st_size
+    model = onnx.load(str(file), load_external_data=False)
+    (tensor,) = (
+        each for each in model.graph.initializer if each.name.endswith("der.layer_norm.bias")
+    )
+    for entry in tensor.external_data:
+        if entry.key == key:
+            entry.value = value.replace("END", str(end - 47))
+    file.write_bytes(model.SerializeToString())
+    told = refusal(tmp_path)
+    assert "expected an ONNX model, found model.decoder.layer_norm.bias " in told
+    assert message in told
+
+
+def test_files_of_any_size_are_opened_without_loading_them(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    spread(folder, together=True)
+    with (folder / "decoder_model.onnx_data").open("ab") as stream:
+        stream.truncate(3_000_000_000)  # a hole, which takes no room on the disk
+    tensors, files = open_onnx_weights(find_onnx(folder), SIZES)
+    assert np.array_equal(tensors[EMBEDDING].read(), WEIGHTS[EMBEDDING])
+    assert [file.name for file in files][1] == "decoder_model.onnx_data"

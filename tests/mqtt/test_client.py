@@ -1,0 +1,358 @@
+"""What a broker, or somebody behind it, can do to the publisher; on a real Mosquitto."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paho.mqtt.client import Client, MQTTv5
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from rigs import broker as rig_broker
+from rigs.broker import Broker
+from rigs.publishing import STATE, Subscriber, properties_of, running, transcript, until
+
+from appliance.config import HistorySettings, MqttSettings, StoreSettings
+from appliance.mqtt import commands
+from appliance.mqtt.publisher import Publisher
+from appliance.store.store import Store
+
+pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
+
+
+class Switch:
+    """A mute that notes how it was turned."""
+
+    def __init__(self) -> None:
+        self.turned: list[bool] = []
+
+    def set(self, on: bool, who: str = "") -> None:
+        self.turned.append(on)
+
+
+class Asker:
+    """A client of the house that asks and gets answers."""
+
+    def __init__(self, port: int) -> None:
+        self.answers: list[tuple[str, dict[str, Any], bytes | None]] = []
+        self._client = Client(CallbackAPIVersion.VERSION2, "asker", protocol=MQTTv5)
+        self._client.on_message = self._heard
+        subscribed = threading.Event()
+        self._client.on_subscribe = lambda *_: subscribed.set()
+        self._client.on_connect = lambda c, *_: c.subscribe("roomscribe/kitchen/response/#", 1)
+        self._client.connect("127.0.0.1", port)
+        self._client.loop_start()
+        assert subscribed.wait(5)
+
+    def ask(
+        self,
+        request: object,
+        response: str | None = "roomscribe/kitchen/response/asker",
+        correlation: bytes = b"\x00one",
+        name: str = "history",
+    ) -> tuple[str, dict[str, Any], bytes | None]:
+        """Topic, payload and correlation data of the answer."""
+        before = len(self.answers)
+        self.send(request, response, correlation, name)
+        until(lambda: len(self.answers) > before)
+        return self.answers[-1]
+
+    def send(
+        self,
+        request: object,
+        response: str | None = None,
+        correlation: bytes = b"",
+        name: str = "history",
+        retain: bool = False,
+    ) -> None:
+        """Asks, and does not wait."""
+        properties = properties_of(PacketTypes.PUBLISH)
+        if response:
+            properties.ResponseTopic = response
+            properties.CorrelationData = correlation
+        payload = request if isinstance(request, bytes) else json.dumps(request).encode()
+        topic = f"roomscribe/kitchen/command/{name}"
+        self._client.publish(topic, payload, 1, retain, properties).wait_for_publish(5)
+
+    def publish(self, name: str, payload: bytes, *, retain: bool = False) -> None:
+        """Any message on one of the node's topics."""
+        topic = f"roomscribe/kitchen/{name}"
+        self._client.publish(topic, payload, 1, retain).wait_for_publish(5)
+
+    def _heard(self, _client: Client, _data: Any, message: Any) -> None:
+        correlation = getattr(message.properties, "CorrelationData", None)
+        self.answers.append((message.topic, json.loads(message.payload), correlation))
+
+    def __enter__(self) -> Asker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+class House:
+    """A publisher that obeys, its broker and who asks it."""
+
+    def __init__(self, broker: Broker, store: Store, switch: Switch, asker: Asker) -> None:
+        self.broker, self.store, self.switch, self.asker = broker, store, switch, asker
+        self.publisher: Publisher
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def house(store: Store) -> Iterator[House]:
+    switch = Switch()
+    with Broker() as broker, Asker(broker.port) as asker:
+        one = House(broker, store, switch, asker)
+        wanted = commands.subscriptions(
+            HistorySettings(enabled=True, limit=50), "kitchen", store, switch
+        )
+        chosen = MqttSettings(host=broker.host, port=broker.port)
+        with running(chosen, store, subscriptions=wanted) as one.publisher:
+            until(lambda: "kitchen/command/+" in broker.log())
+            yield one
+
+
+def texts(answer: dict[str, Any]) -> list[str]:
+    return [event["text"] for event in answer["transcripts"]]
+
+
+def test_history_answers_where_asked_with_the_correlation_data(house: House) -> None:
+    stored = [house.store.append(transcript(str(number))) for number in range(5)]
+    since = {"since_id": stored[1].transcript.id, "limit": 2}
+    topic, answer, correlation = house.asker.ask(since, correlation=b"\x00\xff7")
+    assert (topic, correlation) == ("roomscribe/kitchen/response/asker", b"\x00\xff7")
+    assert (answer["status"], texts(answer), answer["more"]) == ("ok", ["2", "3"], True)
+    assert all(event["late"] for event in answer["transcripts"])
+    _, answer, _ = house.asker.ask({"since_id": answer["transcripts"][-1]["id"]})
+    assert (texts(answer), answer["more"]) == (["4"], False)
+    _, answer, _ = house.asker.ask({"since": "2026-11-21T08:14:06.480Z"})
+    assert len(answer["transcripts"]) == 5
+    _, answer, _ = house.asker.ask({"since": "2026-11-21T09:14:06.481+01:00"})
+    assert answer["transcripts"] == []
+
+
+def test_history_goes_on_behind_an_id_that_the_retention_has_deleted(house: House) -> None:
+    for text in ("one", "two"):
+        house.store.append(transcript(text))
+    _, answer, _ = house.asker.ask({"since_id": "0" * 26})
+    assert texts(answer) == ["one", "two"]
+    _, answer, _ = house.asker.ask({"since_id": "7" + "Z" * 25})
+    assert texts(answer) == []
+
+
+def test_a_long_history_comes_in_answers_of_a_bounded_size(house: House) -> None:
+    for number in range(40):
+        house.store.append(transcript(f"{number} " + "word " * 1000))
+    found: list[str] = []
+    since = "0" * 26
+    more = True
+    while more:
+        _, answer, _ = house.asker.ask({"since_id": since})
+        assert len(json.dumps(answer)) < 64_000
+        found += texts(answer)
+        since, more = answer["transcripts"][-1]["id"], answer["more"]
+    assert [text.split()[0] for text in found] == [str(number) for number in range(40)]
+
+
+MALFORMED: list[tuple[object, str]] = [
+    (b"", "expected a JSON object"),
+    (b"\xff\xfe{", "expected a JSON object"),
+    (b"[" * 1000, "expected a JSON object"),
+    (b"1" * 1000, "expected a JSON object"),
+    (b"{" + b" " * 2000 + b"}", "expected at most 1024 bytes"),
+    ([], "expected a JSON object"),
+    ({}, "expected one of since and since_id"),
+    ({"since": "2026-11-21T08:00:00Z", "since_id": "0" * 26}, "expected one of"),
+    ({"since": "yesterday"}, "since: expected a time with its zone"),
+    ({"since": "2026-11-21T08:00:00"}, "since: expected a time with its zone"),
+    ({"since": "0001-01-01T00:00:00+23:59"}, "since: expected a time"),
+    ({"since": 5}, "since: expected a time"),
+    ({"since_id": "'; DROP TABLE transcripts"}, "since_id: expected the id"),
+    ({"since_id": None}, "since_id: expected the id"),
+    ({"since_id": "0" * 26, "limit": True}, "limit: expected a whole number"),
+    ({"since_id": "0" * 26, "limit": 0}, "limit: expected a whole number"),
+    ({"since_id": "0" * 26, "limit": 10**30}, ""),
+    ({"since_id": "0" * 26, "delete": True}, "expected no other keys"),
+]
+
+
+def test_a_malformed_request_gets_an_error_and_the_next_one_an_answer(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "ANSWERS_PER_S", 1000.0)
+    house.store.append(transcript("still there"))
+    for request, expected in MALFORMED:
+        _, answer, correlation = house.asker.ask(request)
+        assert correlation == b"\x00one"
+        assert expected in answer.get("error", ""), request
+        assert (answer["status"] == "error") is bool(expected)
+    assert house.asker.ask({}, name="reboot")[1]["error"].startswith("unknown command")
+    assert texts(house.asker.ask({"since_id": "0" * 26})[1]) == ["still there"]
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "zigbee2mqtt/lock/set",
+        "roomscribe/kitchen/mute/set",
+        "roomscribe/kitchen/responses",
+        "roomscribe/kitchen/response/../x",
+        "roomscribe/hall/response/x",
+        "homeassistant/status",
+    ],
+)
+def test_an_answer_goes_nowhere_but_below_our_own_response_topic(house: House, topic: str) -> None:
+    where, answer, _ = house.asker.ask({"since_id": "0" * 26}, topic)
+    assert where == "roomscribe/kitchen/response"
+    assert "expected a response topic below roomscribe/kitchen/response" in answer["error"]
+    time.sleep(0.2)
+    assert house.switch.turned == []
+
+
+def test_a_request_without_a_response_topic_is_answered_on_our_own(house: House) -> None:
+    assert house.asker.ask({"since_id": "0" * 26}, None)[0] == "roomscribe/kitchen/response"
+
+
+def test_a_flood_of_requests_is_not_answered_for_ever(house: House) -> None:
+    for _ in range(60):
+        house.asker.send({})
+    time.sleep(1)
+    assert 20 <= len(house.asker.answers) < 35
+    house.store.append(transcript("still there"))
+
+
+def test_history_is_off_unless_enabled(store: Store) -> None:
+    wanted = commands.subscriptions(HistorySettings(), "kitchen", store, Switch())
+    assert list(wanted) == ["mute/set"]
+
+
+def test_mute_set_obeys_two_words_and_nothing_retained(house: House) -> None:
+    for payload in (b"on", b"ON\n", b"", b"TOGGLE", b"\xff", b"1", b"ON" * 1000):
+        house.asker.publish("mute/set", payload)
+    house.asker.publish("mute/set", b"ON", retain=True)
+    house.asker.publish("mute/set", b"", retain=True)
+    house.asker.publish("mute/set", b"OFF")
+    until(lambda: house.switch.turned)
+    # to a client that is subscribed a retained message comes like any other
+    assert house.switch.turned == [True, False]
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_retained_garbage_on_every_topic_that_is_listened_on_does_nothing(
+    store: Store, protocol: str
+) -> None:
+    switch = Switch()
+    enabled = HistorySettings(enabled=True)
+    wanted = commands.subscriptions(enabled, "kitchen", store, switch)
+    with Broker() as broker, Asker(broker.port) as asker:
+        for name, payload in (
+            ("mute/set", b"ON"),
+            ("command/history", b'{"since_id": "00000000000000000000000000"}'),
+            ("command/x", b"\xff" * 5000),
+        ):
+            asker.publish(name, payload, retain=True)
+        chosen = MqttSettings(host=broker.host, port=broker.port, protocol=protocol)
+        with (
+            running(chosen, store, subscriptions=wanted) as publisher,
+            Subscriber(broker.port) as heard,
+        ):
+            until(lambda: publisher.status().connected)
+            store.append(transcript("as ever"))
+            publisher.notify()
+            until(lambda: heard.texts() == ["as ever"])
+            asker.publish("mute/set", b"OFF")
+            until(lambda: switch.turned)
+        assert switch.turned == [False]
+        assert asker.answers == []
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_a_command_of_a_megabyte_disturbs_nothing(store: Store, protocol: str) -> None:
+    switch = Switch()
+    enabled = HistorySettings(enabled=True)
+    wanted = commands.subscriptions(enabled, "kitchen", store, switch)
+    with Broker() as broker, Asker(broker.port) as asker, Subscriber(broker.port) as heard:
+        chosen = MqttSettings(host=broker.host, port=broker.port, protocol=protocol)
+        with running(chosen, store, subscriptions=wanted) as publisher:
+            until(lambda: "kitchen/command/+" in broker.log())
+            for name in ("mute/set", "command/history"):
+                asker.publish(name, b"x" * 1_000_000)
+            asker.publish("mute/set", b"ON")
+            until(lambda: switch.turned == [True])
+            store.append(transcript("as ever"))
+            publisher.notify()
+            until(lambda: heard.texts() == ["as ever"])
+            assert publisher.status().connected
+    assert heard.payloads("availability") == [b"online", b"offline"]
+    assert asker.answers == []
+
+
+def test_one_topic_that_the_access_list_refuses_is_named_and_the_rest_works(
+    store: Store, tmp_path: Path
+) -> None:
+    allowed = ("availability", "transcript", "mute", "microphone", "speech")
+    rules = tmp_path / "acl"
+    rules.write_text(
+        "".join(f"topic write roomscribe/kitchen/{name}\n" for name in allowed)
+        + "topic write homeassistant/device/kitchen/config\n"
+        + "user listener\ntopic read #\n",
+        encoding="utf-8",
+    )
+    with (
+        Broker(config=f"acl_file {rules}") as broker,
+        Subscriber(broker.port, "listener") as heard,
+        running(MqttSettings(host=broker.host, port=broker.port), store) as publisher,
+    ):
+        store.append(transcript("told all the same"))
+        publisher.notify()
+        until(heard.events)
+        until(publisher.reasons)
+        (why,) = publisher.reasons()
+        assert "does not let us write to some topics" in why
+        assert why.endswith(": roomscribe/kitchen/state")
+        assert store.depth() == 0
+
+
+def test_two_appliances_with_one_client_id_say_so_and_leave_each_other_alone(
+    store: Store, tmp_path: Path
+) -> None:
+    with Broker() as broker, Store.open(StoreSettings(path=str(tmp_path / "other"))) as other:
+        chosen = MqttSettings(host=broker.host, port=broker.port)
+        with running(chosen, store) as one, running(chosen, other) as two:
+
+            def reasons() -> str:
+                return "".join(one.status().reasons + two.status().reasons)
+
+            until(lambda: "probably another client uses the client id" in reasons(), 20)
+            count = broker.log().count("New client connected")
+            assert count < 10
+            time.sleep(3)
+            assert broker.log().count("New client connected") == count
+            assert "'roomscribe-kitchen'" in reasons()
+
+
+def test_a_broker_that_restarts_again_and_again_is_not_taken_for_another_client(
+    store: Store,
+) -> None:
+    with Broker() as broker, running(replace(MqttSettings(), port=broker.port), store) as one:
+        for _ in range(5):
+            until(lambda: one.status().connected)
+            time.sleep(0.1)
+            broker.stop()
+            broker.start()
+            until(lambda: not one.status().connected)
+            assert "another client" not in "".join(one.status().reasons)
+    assert STATE.status == "running"

@@ -1,0 +1,270 @@
+"""Brokers and networks that go wrong without saying so: all is noticed, nothing is lost."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from rigs import broker as rig_broker
+from rigs.broker import Broker
+from rigs.proxy import Proxy
+from rigs.publishing import Subscriber, running, transcript, until
+
+import appliance.mqtt.outbox
+from appliance.config import MqttSettings, StoreSettings
+from appliance.mqtt import client, connection
+from appliance.mqtt.publisher import Publisher
+from appliance.store.store import Store
+
+real_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
+
+WELCOME = b"\x20\x03\x00\x00\x00"
+"""CONNACK of MQTT 5."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience is cut, so that tests need none."""
+    monkeypatch.setattr(connection, "ATTEMPT_S", 1.0)
+    monkeypatch.setattr(connection, "REFUSAL_DELAY_S", 2.0)
+    monkeypatch.setattr(appliance.mqtt.outbox, "ANSWER_S", -4.0)
+    monkeypatch.setattr(client, "ANSWER_S", -1.0)
+
+
+def say(store: Store, publisher: Publisher, *texts: str) -> None:
+    for text in texts:
+        store.append(transcript(text))
+        publisher.notify()
+
+
+@contextmanager
+def impostor(serve: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[float]]]:
+    """A server in a broker's place: its port, and when it was connected to."""
+    moments: list[float] = []
+    over = threading.Event()
+    held: list[socket.socket] = []
+
+    def accept(server: socket.socket) -> None:
+        while not over.is_set():
+            try:
+                connection, _ = server.accept()
+            except TimeoutError:
+                continue
+            held.append(connection)
+            connection.settimeout(0.5)
+            with suppress(OSError):
+                if connection.recv(1000):  # else it only looked whether we are there
+                    moments.append(time.monotonic())
+                    serve(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        thread = threading.Thread(target=accept, args=(server,), daemon=True)
+        thread.start()
+        try:
+            yield server.getsockname()[1], moments
+        finally:
+            over.set()
+            thread.join(5)
+            for connection in held:
+                connection.close()
+
+
+def close_at_once(connection: socket.socket) -> None:
+    connection.close()
+
+
+def say_nothing(connection: socket.socket) -> None:
+    """Takes the CONNECT and leaves it unanswered."""
+
+
+def half_a_welcome(connection: socket.socket) -> None:
+    connection.sendall(WELCOME[:3])
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("serve", [say_nothing, half_a_welcome, close_at_once])
+def test_a_broker_that_does_not_let_us_in_is_away_and_tried_again(
+    store: Store, serve: Callable[[socket.socket], None]
+) -> None:
+    with (
+        impostor(serve) as (port, moments),
+        running(MqttSettings(host="127.0.0.1", port=port), store) as publisher,
+    ):
+        say(store, publisher, "kept")
+        until(lambda: len(moments) >= 3, 30)
+        assert "is away; transcripts wait in the log" in publisher.reasons()[0]
+        assert not publisher.status().connected
+    assert store.depth() == 1
+
+
+@real_broker
+@pytest.mark.usefixtures("soon")
+def test_a_broker_that_hung_during_the_attempt_is_found_when_it_wakes(store: Store) -> None:
+    with Broker() as broker, Subscriber(broker.port) as subscriber:
+        broker.signal(signal.SIGSTOP)
+        with running(MqttSettings(host=broker.host, port=broker.port), store) as publisher:
+            say(store, publisher, "kept")
+            until(lambda: "no answer" in "".join(publisher.reasons()))
+            broker.signal(signal.SIGCONT)
+            until(lambda: store.depth() == 0)
+            until(subscriber.events)
+        assert subscriber.texts() == ["kept"]
+
+
+@real_broker
+@pytest.mark.usefixtures("soon")
+def test_a_connection_that_died_without_a_word_is_given_up_and_nothing_is_lost(
+    store: Store,
+) -> None:
+    with (
+        Broker() as broker,
+        Subscriber(broker.port) as subscriber,
+        Proxy(broker.port) as proxy,
+    ):
+        here = MqttSettings(host="127.0.0.1", port=proxy.port, keepalive_s=5)
+        with running(here, store) as publisher:
+            until(lambda: publisher.status().connected)
+            say(store, publisher, "before")
+            until(lambda: store.depth() == 0)
+            proxy.freeze()
+            say(store, publisher, *(f"during {number}" for number in range(30)))
+            until(lambda: "messages stay unacknowledged" in "".join(publisher.reasons()))
+            assert store.depth() == 30
+            proxy.thaw()
+            until(lambda: store.depth() == 0)
+            say(store, publisher, "after")
+            until(lambda: len(subscriber.events()) == 32)
+        during = [f"during {number}" for number in range(30)]
+        assert subscriber.texts() == ["before", *during, "after"]
+        assert [event["late"] for event in subscriber.events()] == [False, *[True] * 30, False]
+
+
+@real_broker
+def test_an_idle_connection_that_died_is_given_up_and_another_one_begun(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "ANSWER_S", 1.0)
+    with Broker() as broker, Proxy(broker.port) as proxy:
+        here = MqttSettings(host="127.0.0.1", port=proxy.port, keepalive_s=5)
+        with running(here, store) as publisher:
+            until(lambda: publisher.status().connected)
+            proxy.freeze()
+            until(publisher.reasons, 30)
+            proxy.thaw()
+            until(lambda: publisher.status().connected)
+
+
+def test_an_idle_connection_is_asked_after_so_that_its_end_is_noticed_in_time() -> None:
+    for keepalive_s in (5, 10, 30, 3600):
+        asked_s = client.ping_s(MqttSettings(keepalive_s=keepalive_s))
+        assert 0 < asked_s <= keepalive_s
+        assert 2 * asked_s <= keepalive_s + client.ANSWER_S
+
+
+@real_broker
+@pytest.mark.usefixtures("soon")
+def test_what_was_taken_and_not_acknowledged_comes_again_under_its_id(store: Store) -> None:
+    """The broker has it, the acknowledgement is lost."""
+    with Broker() as broker, Subscriber(broker.port) as subscriber:
+        deaf = OneWay(broker.port)
+        with (
+            deaf,
+            running(
+                MqttSettings(host="127.0.0.1", port=deaf.port, keepalive_s=5), store
+            ) as publisher,
+        ):
+            until(lambda: publisher.status().connected)
+            deaf.deaf = True
+            say(store, publisher, "one")
+            until(subscriber.events)
+            until(publisher.reasons)
+            deaf.deaf = False
+            until(lambda: store.depth() == 0)
+            say(store, publisher, "two")
+            until(lambda: len(subscriber.events()) == 3)
+        assert subscriber.texts() == ["one", "one", "two"]
+        first, again, other = subscriber.events()
+        assert first["id"] == again["id"] != other["id"]
+        assert (first["seq"], again["seq"]) == (1, 1)
+        assert (first["late"], again["late"]) == (False, True)
+
+
+class OneWay(Proxy):
+    """A proxy that, while `deaf`, forwards to the broker and nothing back."""
+
+    deaf = False
+
+    def _pass_on(self, connection: socket.socket) -> None:
+        if self.deaf and connection.getpeername()[1] == self._broker_port:
+            connection.recv(65536)
+        else:
+            super()._pass_on(connection)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(
+    "packets",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\x00" * 64,
+        b"\xff" * 64,
+        b"\x20\xff\xff\xff\xff\x7f",
+        WELCOME + b"\xf0\x00",
+        WELCOME + b"\x30\x05\x00\x02\xff\xfe\x00",
+        WELCOME + b"\x40\x02\x00",
+        WELCOME + b"\x90\x04\x00\x01\x05\x11",
+    ],
+    ids=["http", "zeros", "ones", "length", "AUTH", "topic", "PUBACK", "SUBACK"],
+)
+def test_a_broker_that_talks_nonsense_is_left_and_tried_again(
+    store: Store, packets: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        impostor(lambda connection: connection.sendall(packets)) as (port, moments),
+        running(MqttSettings(host="127.0.0.1", port=port, keepalive_s=5), store) as publisher,
+    ):
+        say(store, publisher, "kept")
+        until(lambda: len(moments) >= 2, 30)
+        until(publisher.reasons, 30)
+    assert store.depth() == 1
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_host_name_that_is_none_is_one_line(store: Store) -> None:
+    with running(MqttSettings(host="x" * 64 + ".home"), store) as publisher:
+        until(publisher.reasons)
+        assert "is away" in publisher.reasons()[0]
+        assert "UnicodeError" in publisher.reasons()[0]
+
+
+def pauses(outages: int, chance: random.Random) -> float:
+    """When the attempt after so many vain ones begins, seconds after the connection broke."""
+    delays = connection.OUTAGE_DELAYS_S
+    return sum(
+        delays[min(number, len(delays) - 1)] * chance.uniform(*connection.SPREAD)
+        for number in range(outages)
+    )
+
+
+def test_a_house_full_of_clients_does_not_come_back_at_once_and_comes_back_soon() -> None:
+    chance = random.Random(1)
+    for outages in (2, 5):
+        moments = [pauses(outages, chance) for _ in range(100)]
+        assert statistics.stdev(moments) > 0.2 * outages**0.5
+    longest = max(connection.OUTAGE_DELAYS_S) * max(connection.SPREAD)
+    assert longest <= 4.0, "with the connection itself, the first event comes within 5 s"

@@ -1,0 +1,250 @@
+"""The public contract: names, forms and units of what subscribers receive.
+
+Every payload is as its JSON Schema, which ships with the product, says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rigs import broker as rig_broker
+from rigs.checkout import ROOT
+from rigs.publishing import STATE, Subscriber, running, transcript, until
+
+from appliance.config import MqttSettings, StoreSettings
+from appliance.mqtt import commands, events
+from appliance.records import ApplianceStats, Discarded, Transcript, new_id
+from appliance.store.store import Store
+from appliance.store.tables import StoredTranscript
+
+MOMENT = datetime(2026, 11, 21, 8, 14, 7, 20000, UTC)
+
+
+def event_of(heard: Transcript, late: bool = False) -> dict[str, object]:
+    stored = StoredTranscript(4182, heard, MOMENT, "", 0.0)
+    encoded = events.encode(events.transcript(stored, "kitchen", MOMENT, late))
+    return dict(json.loads(encoded))
+
+
+def test_an_event_has_exactly_the_fields_of_the_contract_in_its_order() -> None:
+    heard = transcript(id="01J0", utterance_id="01J1", flags=())
+    assert list(event_of(heard).items()) == [
+        ("schema", 1),
+        ("event_type", "transcript"),
+        ("id", "01J0"),
+        ("seq", 4182),
+        ("node", "kitchen"),
+        ("utterance_id", "01J1"),
+        ("window", 1),
+        ("windows", 1),
+        ("start", "2026-11-21T08:14:03.120Z"),
+        ("end", "2026-11-21T08:14:06.480Z"),
+        ("published", "2026-11-21T08:14:07.020Z"),
+        ("text", "turn on the light"),
+        ("language", "en"),
+        ("confidence", 0.811),
+        ("avg_logprob", -0.21),
+        ("no_speech_prob", 0.03),
+        ("compression_ratio", 1.1),
+        ("flags", []),
+        ("duration_s", 3.36),
+        ("model", "tiny"),
+        ("encoder", "hailo8"),
+        ("latency_ms", 540),
+        ("encode_ms", 95),
+        ("decode_ms", 310),
+        ("queue_ms", 20),
+        ("late", False),
+    ]
+
+
+def test_flags_lateness_and_an_unfinished_utterance_are_told() -> None:
+    event = event_of(transcript(windows=None, flags=("demo_model", "cut_at_window")), late=True)
+    assert event["windows"] is None
+    assert event["flags"] == ["demo_model", "cut_at_window"]
+    assert event["late"] is True
+
+
+def test_times_of_any_zone_are_told_in_utc_with_milliseconds() -> None:
+    berlin = timezone(timedelta(hours=1))
+    assert events.timestamp(datetime(2026, 1, 1, 0, 30, tzinfo=berlin)) == (
+        "2025-12-31T23:30:00.000Z"
+    )
+
+
+def test_a_number_that_json_cannot_say_becomes_null() -> None:
+    event = event_of(transcript(avg_logprob=-math.inf, no_speech_prob=math.nan))
+    assert event["avg_logprob"] is None
+    assert event["no_speech_prob"] is None
+    assert event["confidence"] == 0
+
+
+def test_text_beyond_ascii_survives() -> None:
+    assert event_of(transcript('“Grüße”, 日本, 🎤 \\ "'))["text"] == '“Grüße”, 日本, 🎤 \\ "'
+
+
+def test_the_state_has_exactly_the_fields_of_the_contract() -> None:
+    ill = replace(STATE, status="degraded", reasons=("microphone unplugged",), queue_depth=2)
+    assert events.state(ill, outbox_depth=7) == {
+        "status": "degraded",
+        "reasons": ["microphone unplugged"],
+        "encoder": "cpu",
+        "model": "home-en",
+        "microphone": "Null Output",
+        "queue_depth": 2,
+        "outbox_depth": 7,
+        "version": "0.1.0",
+        "uptime_s": 12,
+    }
+
+
+def test_discarded_speech_is_told_without_a_text() -> None:
+    assert events.discarded(Discarded("no_speech", "01J1", 1.23456)) == {
+        "reason": "no_speech",
+        "utterance_id": "01J1",
+        "duration_s": 1.235,
+    }
+
+
+def test_topics_live_under_the_node() -> None:
+    assert events.topic("kitchen", events.TRANSCRIPT) == "roomscribe/kitchen/transcript"
+
+
+jsonschema = pytest.importorskip("jsonschema")
+referencing = pytest.importorskip("referencing")
+
+FOLDER = ROOT / "config" / "schemas"
+SCHEMAS = {file.stem: json.loads(file.read_text("utf-8")) for file in FOLDER.glob("*.json")}
+REGISTRY = referencing.Registry().with_resources(
+    (f"{name}.json", referencing.Resource.from_contents(schema)) for name, schema in SCHEMAS.items()
+)
+
+TEXTS = {"availability", "microphone", "speech", "mute", "mute-set"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
+        yield opened
+
+
+def check(name: str, payload: bytes) -> None:
+    """Fails unless the payload is valid and every field of it is described."""
+    schema = SCHEMAS[name]
+    found = payload.decode() if name in TEXTS else json.loads(payload)
+    jsonschema.Draft202012Validator(schema, registry=REGISTRY).validate(found)
+    if isinstance(found, dict):
+        assert set(found) <= set(schema["properties"]), f"{name}: a field that is not described"
+
+
+def is_valid(name: str, found: object) -> bool:
+    validator = jsonschema.Draft202012Validator(SCHEMAS[name], registry=REGISTRY)
+    return bool(validator.is_valid(found))
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMAS))
+def test_a_schema_is_one_and_says_what_it_is_of(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+    assert SCHEMAS[name]["title"].startswith("roomscribe/<node>/")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"windows": None, "flags": ()},
+        {"avg_logprob": -math.inf, "no_speech_prob": math.nan, "latency_ms": math.inf},
+        {"text": "“Grüße”, 日本 🎤\n", "language": "de", "encoder": "cpu"},
+    ],
+    ids=["plain", "unfinished", "not numbers", "beyond ascii"],
+)
+def test_a_transcript_is_as_its_schema_says(changes: dict[str, Any]) -> None:
+    stored = StoredTranscript(7, transcript(**changes), MOMENT, "", 0.0)
+    event = events.transcript(stored, "kitchen", MOMENT, late=True)
+    check("transcript", events.encode(event))
+    assert set(event) == set(SCHEMAS["transcript"]["required"])
+
+
+def test_state_stats_and_discarded_are_as_their_schemas_say() -> None:
+    ill = replace(STATE, status="degraded", reasons=("unplugged",), uptime_s=math.nan)
+    for state in (STATE, ill, replace(STATE, status="muted", muted=True)):
+        check("state", events.encode(events.state(state, 3, ("faulty",), ("waiting",))))
+    bare, full = (
+        ApplianceStats({}, 1.0),
+        ApplianceStats({"transcripts": 4, "discarded_muted": 1}, 1.0, 51.26, 60.0, ("throttled",)),
+    )
+    check("stats", events.encode(events.stats(bare, [])))
+    check("stats", events.encode(events.stats(full, [300.2, 100.0, 200.0])))
+    check("discarded", events.encode(events.discarded(Discarded("muted", new_id(), 0.5))))
+
+
+def test_the_statistics_are_counted_right() -> None:
+    found = events.stats(ApplianceStats({}, 1.0), [float(n) for n in range(100, 0, -1)])
+    assert (found["latency_ms_p50"], found["latency_ms_p95"]) == (50, 95)
+    assert events.stats(ApplianceStats({}, 1.0), [7.0, math.inf])["latency_ms_p95"] == 7
+
+
+def test_the_schemas_refuse_what_is_wrong() -> None:
+    stored = StoredTranscript(7, transcript(), MOMENT, "", 0.0)
+    event = events.transcript(stored, "kitchen", MOMENT, late=False)
+    assert is_valid("transcript", event)
+    for field, wrong in {"id": "x", "late": "no", "confidence": 2, "start": "today"}.items():
+        assert not is_valid("transcript", event | {field: wrong}), field
+    for field in event:
+        assert not is_valid("transcript", {k: v for k, v in event.items() if k != field}), field
+    assert not is_valid("mute", "on")
+
+
+def test_history_is_asked_and_answered_as_its_schemas_say(store: Store) -> None:
+    first = store.append(transcript("one")).transcript.id
+    store.append(transcript("two"))
+    for request in ({"since_id": first}, {"since": "2026-11-21T08:00:00Z", "limit": 1}):
+        assert is_valid("history-request", request)
+        wanted = commands.parse(json.dumps(request).encode(), 100)
+        answer = commands.answer(store, "kitchen", wanted)
+        check("history-response", answer)
+        assert len(json.loads(answer)["transcripts"]) == 1
+    check("history-response", commands.refusal("kitchen", "no"))
+    for wrong in ({}, {"since": "x", "since_id": first}, {"since_id": first, "more": 1}):
+        assert not is_valid("history-request", wrong)
+
+
+@pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing() or "")
+def test_every_message_on_a_real_broker_has_its_schema(store: Store) -> None:
+    stats = ApplianceStats({"transcripts": 1}, 9.0)
+    with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
+        settings = MqttSettings(host=broker.host, port=broker.port, retain_last=True)
+        with running(settings, store, stats_source=lambda: stats) as publisher:
+            until(lambda: heard.payloads("state"))
+            publisher.speech(True)
+            publisher.discarded(Discarded("no_speech", new_id(), 0.5))
+            store.append(transcript())
+            publisher.notify()
+            until(lambda: heard.payloads("last") and heard.payloads("discarded"))
+        until(lambda: heard.payloads("availability")[-1] == b"offline")
+        seen = set()
+        for message in heard.messages:
+            name = message.topic.removeprefix("roomscribe/kitchen/")
+            check(
+                "transcript" if name == "last" else name.replace("/", "-"), bytes(message.payload)
+            )
+            seen.add(name)
+            assert len(message.payload) < 8192, "Home Assistant's recorder drops long attributes"
+        incoming = {"mute-set", "history-request", "history-response"}
+        assert seen == set(SCHEMAS) - incoming | {"last"}
+
+
+def test_the_examples_of_the_documentation_are_as_the_schemas_say() -> None:
+    text = (ROOT / "docs" / "mqtt.md").read_text("utf-8")
+    examples = re.findall(r"<!-- ([a-z-]+) -->\n```json\n(.*?)```", text, re.DOTALL)
+    assert {"transcript", "state", "stats", "discarded"} <= {name for name, _ in examples}
+    for name, example in examples:
+        check(name, example.encode())

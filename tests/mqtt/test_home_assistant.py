@@ -1,0 +1,398 @@
+"""Home Assistant: the discovery message, and a house that comes late, goes, and misses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rigs import broker as rig_broker
+from rigs.broker import Broker
+from rigs.checkout import GOLDEN
+from rigs.home_assistant import DISCOVERY, STATUS, Bystander, HomeAssistant, say
+from rigs.publishing import STATE, Subscriber, running, transcript, until
+
+from appliance.config import HomeAssistantSettings, MqttSettings, StoreSettings
+from appliance.mqtt import events, home_assistant, publisher as presence
+from appliance.mqtt.client import Message
+from appliance.mqtt.publisher import Presence, Publisher
+from appliance.records import ApplianceStats
+from appliance.store.store import Store
+
+EXPECTED = GOLDEN / "home_assistant_discovery.json"
+ACCEPTED = (
+    Path(os.environ.get("ROOMSCRIBE_SHARED", "/nowhere"))
+    / "reference"
+    / "home-assistant-discovery.json"
+)
+PI = replace(STATE, machine="Raspberry Pi 5", encoder="hailo8")
+
+needs_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing() or "")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The announcement after a birth message comes almost at once."""
+    monkeypatch.setattr(presence, "ANNOUNCE_S", (0.2, 0.3))
+
+
+def settings(broker: Broker, **changes: Any) -> MqttSettings:
+    return replace(MqttSettings(host=broker.host, port=broker.port), **changes)
+
+
+def is_connected(publisher: Publisher) -> bool:
+    return publisher.status().connected
+
+
+def say_all(store: Store, publisher: Publisher, *texts: str) -> list[str]:
+    """Stores transcripts, returns their ids."""
+    ids = []
+    for text in texts:
+        ids.append(store.append(transcript(text)).transcript.id)
+        publisher.notify()
+    return ids
+
+
+# the message
+
+
+def test_the_discovery_message_is_the_golden_one() -> None:
+    assert home_assistant.discovery("kitchen", PI) == json.loads(EXPECTED.read_text("utf-8"))
+
+
+@pytest.mark.skipif(not ACCEPTED.exists(), reason="no message that Home Assistant has accepted")
+def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None:
+    accepted = json.loads(ACCEPTED.read_text("utf-8").replace("@NODE@", "kitchen"))
+    del accepted["origin"]["support_url"]
+    assert home_assistant.discovery("kitchen", PI) == accepted
+
+
+def test_a_component_of_an_older_version_is_removed_by_its_platform_alone() -> None:
+    message = home_assistant.discovery("kitchen", STATE, {"loudness": "sensor"})
+    assert message["components"]["loudness"] == {"platform": "sensor"}
+    assert len(message["components"]) == 11
+
+
+def test_no_component_is_both_announced_and_removed() -> None:
+    announced = home_assistant.discovery("kitchen", STATE, {})["components"]
+    assert not set(home_assistant.FORMER) & set(announced)
+
+
+def test_every_component_has_what_home_assistant_insists_on() -> None:
+    message = home_assistant.discovery("kitchen", STATE)
+    assert set(message) == {"device", "origin", "availability", "availability_mode", "components"}
+    components = message["components"].values()
+    assert all(
+        c["platform"] and c["unique_id"].startswith("roomscribe_kitchen_") for c in components
+    )
+    assert len({c["unique_id"] for c in components}) == len(components)
+    assert all(
+        c.get("qos", 0) == (0 if c["state_topic"].endswith(("speech", "stats")) else 1)
+        for c in components
+    )
+    assert "~" not in json.dumps(message)
+
+
+def test_the_device_is_called_after_what_it_runs_on() -> None:
+    assert home_assistant.model(PI) == "Raspberry Pi 5 + Hailo-8"
+    assert home_assistant.model(replace(PI, encoder="cpu")) == "Raspberry Pi 5"
+    assert home_assistant.model(replace(STATE, encoder="cpu")) == "Computer"
+
+
+def test_the_templates_name_fields_that_the_events_have() -> None:
+    message = json.dumps(home_assistant.discovery("kitchen", STATE))
+    told = set(events.state(STATE, 0)) | set(events.stats(ApplianceStats({}, 1.0), []))
+    fields = set(re.findall(r"value_json\.(\w+)", message))
+    heard = {"text", "id", "late", "language", "confidence", "latency_ms"}
+    assert fields - heard <= told
+    assert heard <= fields
+
+
+# presence, without a broker
+
+
+def status(payload: bytes, retained: bool = False) -> Message:
+    return Message(STATUS, payload, retained)
+
+
+def test_a_house_that_was_never_seen_is_not_waited_for() -> None:
+    quiet = Presence(HomeAssistantSettings())
+    quiet.connected(0.0, discovery=1)
+    quiet.acknowledged(0.1, 1, nobody=True)
+    assert not quiet.holds(0.2)
+
+
+def test_transcripts_wait_between_offline_and_the_announcement_after_online() -> None:
+    watch = Presence(HomeAssistantSettings())
+    watch.told(10.0, status(b"offline"))
+    assert watch.holds(300.0)
+    watch.told(300.0, status(b"online"))
+    assert 301.0 <= watch.announce_s <= 310.0
+    assert watch.holds(watch.announce_s - 0.1)
+    watch.announced()
+    assert not watch.holds(300.1)
+
+
+def test_a_house_that_stays_away_is_not_waited_for_for_ever() -> None:
+    watch = Presence(HomeAssistantSettings(hold_s=60))
+    watch.told(10.0, status(b"offline"))
+    assert (watch.holds(69.9), watch.holds(70.1)) == (True, False)
+    brief = Presence(HomeAssistantSettings(hold_s=600), longest_s=5.0)
+    brief.told(10.0, status(b"offline"))
+    assert not brief.holds(15.1)
+
+
+def test_with_a_hold_of_0_nothing_waits() -> None:
+    watch = Presence(HomeAssistantSettings(hold_s=0))
+    watch.told(10.0, status(b"offline"))
+    watch.connected(11.0, discovery=1)
+    assert not watch.holds(11.0)
+
+
+def test_after_a_reconnection_a_house_that_was_seen_has_to_say_that_it_is_there() -> None:
+    watch = Presence(HomeAssistantSettings())
+    watch.connected(0.0, discovery=1)
+    watch.acknowledged(0.1, 1, nobody=False)
+    watch.connected(100.0, discovery=2)
+    watch.acknowledged(100.1, 2, nobody=False)
+    assert (watch.holds(119.0), watch.holds(121.0)) == (True, False)
+    watch.connected(200.0, discovery=3)
+    watch.acknowledged(200.1, 3, nobody=True)
+    assert watch.holds(700.0), "nobody subscribes to announcements: it is known to be away"
+
+
+def test_a_house_that_came_back_before_us_is_not_taken_for_away() -> None:
+    watch = Presence(HomeAssistantSettings())
+    watch.told(10.0, status(b"offline"))
+    watch.connected(12.0, discovery=1)
+    watch.acknowledged(12.1, 1, nobody=False)
+    assert (watch.holds(31.0), watch.holds(33.0)) == (True, False)
+
+
+def test_reconnections_do_not_make_the_wait_for_a_house_longer() -> None:
+    watch = Presence(HomeAssistantSettings(hold_s=60))
+    watch.told(10.0, status(b"offline"))
+    for moment in (20.0, 40.0, 49.0):
+        watch.connected(moment, discovery=1)
+        watch.acknowledged(moment, 1, nobody=True)
+    assert (watch.holds(69.0), watch.holds(70.5)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"ONLINE", b"offline ", b"\xff\xfe", b"{}", b"x" * 60000], ids=range(6)
+)
+def test_other_words_on_the_status_topic_mean_nothing(payload: bytes) -> None:
+    watch = Presence(HomeAssistantSettings())
+    watch.told(10.0, status(payload))
+    watch.told(10.0, status(b"offline", retained=True))
+    assert not watch.holds(10.1)
+    assert watch.announce_s == float("inf")
+
+
+# with a real broker
+
+
+@needs_broker
+def test_everything_is_told_in_order_after_a_connection(store: Store) -> None:
+    store.append(transcript("from before"))
+    told = "homeassistant/#", "roomscribe/#"
+    with Broker() as broker, Subscriber(broker.port, topics=told) as everybody:
+        stats = ApplianceStats({"transcripts": 1, "discarded_no_speech": 2}, 9.6, 51.23)
+        with running(settings(broker), store, stats_source=lambda: stats):
+            until(everybody.events)
+        order = list(dict.fromkeys(m.topic for m in everybody.messages))
+        below = "roomscribe/kitchen/"
+        names = ("availability", "", "state", "mute", "microphone", "stats", "speech", "transcript")
+        assert order == [below + name if name else DISCOVERY for name in names]
+        found = json.loads(everybody.payloads("stats")[0])
+        assert found["discarded"] == {"no_speech": 2}
+        assert (found["transcripts"], found["npu_temperature_c"]) == (1, 51.2)
+        assert (found["latency_ms_p50"], found["soc_temperature_c"]) == (None, None)
+        kept = {m.topic.removeprefix(below): m.qos for m in everybody.messages}
+        assert (kept["stats"], kept["speech"], kept["mute"]) == (0, 0, 1)
+    with Broker() as broker, Subscriber(broker.port, topics=told) as everybody:
+        never = HomeAssistantSettings(enabled=False)
+        with running(settings(broker), store, house=never):
+            until(lambda: everybody.payloads("state"))
+            time.sleep(0.3)
+        assert not any(m.topic.startswith("homeassistant") for m in everybody.messages)
+
+
+@needs_broker
+@pytest.mark.usefixtures("soon")
+def test_a_house_that_starts_later_finds_every_entity_and_its_value(store: Store) -> None:
+    stats = ApplianceStats({}, 1.0, 50.0)
+    with Broker() as broker, running(settings(broker), store, stats_source=lambda: stats) as p:
+        until(lambda: p.status().connected)
+        with HomeAssistant(broker.port) as house:
+            until(lambda: house.discoveries == 2)
+            until(lambda: "roomscribe/kitchen/stats" in house.values)
+            until(lambda: "roomscribe/kitchen/speech" in house.values)
+            assert len(house.components) == 10
+            assert all(house.is_available(name) for name in house.components)
+            topics = {c["state_topic"] for c in house.components.values()}
+            assert topics - set(house.values) == {"roomscribe/kitchen/transcript"}
+            ids = say_all(store, p, "turn on the light")
+            until(lambda: house.fired == ids)
+
+
+@needs_broker
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "with a bystander"])
+def test_a_house_that_subscribes_seconds_after_the_brokers_restart_misses_nothing(
+    store: Store, alone: bool
+) -> None:
+    with (
+        Broker() as broker,
+        running(settings(broker), store) as publisher,
+        HomeAssistant(broker.port, subscribes_after_s=2.0, birth_after_s=0.5) as house,
+    ):
+        until(lambda: house.discoveries >= 2)
+        ids = say_all(store, publisher, "before")
+        until(lambda: len(house.events) == 1)
+        with nullcontext() if alone else Bystander(broker.port):
+            broker.stop()
+            ids += say_all(store, publisher, "during", "the outage")
+            broker.start()
+            until(lambda: publisher.status().connected)
+            ids += say_all(store, publisher, "after it")
+            until(lambda: publisher.status().reasons)
+            until(lambda: store.depth() == 0, 20)
+            until(lambda: len(house.events) == 4)
+    assert [event["id"] for event in house.events] == ids
+    assert house.missed == []
+
+
+@needs_broker
+@pytest.mark.usefixtures("soon")
+def test_what_is_said_while_the_house_restarts_waits_for_it_and_is_late(store: Store) -> None:
+    with (
+        Broker() as broker,
+        running(settings(broker), store) as publisher,
+        HomeAssistant(broker.port) as house,
+        Subscriber(broker.port) as everybody,
+    ):
+        until(lambda: house.discoveries >= 2)
+        house.leave()
+        time.sleep(0.3)
+        ids = say_all(store, publisher, "to nobody")
+        until(lambda: "Home Assistant is away" in "".join(publisher.status().reasons))
+        until(lambda: any(b"is away" in p for p in everybody.payloads("state")))
+        state = json.loads(everybody.payloads("state")[-1])
+        assert (state["status"], everybody.events()) == ("running", [])
+        house.come_back()
+        until(lambda: len(house.events) == 1)
+        ids += say_all(store, publisher, "and again at once")
+        until(lambda: len(house.events) == 2)
+        assert [event["id"] for event in house.events] == ids
+        assert house.missed == []
+        until(lambda: not json.loads(everybody.payloads("state")[-1])["reasons"])
+
+
+@needs_broker
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_where_no_house_was_ever_seen_nobody_is_waited_for(store: Store, protocol: str) -> None:
+    with (
+        Broker() as broker,
+        Bystander(broker.port),
+        running(settings(broker, protocol=protocol), store) as publisher,
+    ):
+        until(lambda: publisher.status().connected)
+        time.sleep(0.3)
+        broker.stop()
+        say_all(store, publisher, "during the outage")
+        broker.start()
+        until(lambda: store.depth() == 0)
+        assert publisher.status().reasons == ()
+
+
+@needs_broker
+@pytest.mark.usefixtures("soon")
+def test_a_house_is_waited_for_on_a_broker_of_mqtt_3_too(store: Store) -> None:
+    with (
+        Broker() as broker,
+        running(settings(broker, protocol="3.1.1"), store) as publisher,
+        HomeAssistant(broker.port, subscribes_after_s=1.0) as house,
+    ):
+        until(lambda: house.discoveries >= 2)
+        broker.stop()
+        ids = say_all(store, publisher, "during the outage")
+        broker.start()
+        until(lambda: len(house.events) == 1, 15)
+        assert [event["id"] for event in house.events] == ids
+
+
+@needs_broker
+def test_a_house_that_does_not_come_back_is_waited_for_no_longer_than_configured(
+    store: Store,
+) -> None:
+    short = HomeAssistantSettings(hold_s=1)
+    with (
+        Broker() as broker,
+        running(settings(broker), store, house=short) as publisher,
+        Subscriber(broker.port) as everybody,
+    ):
+        until(lambda: publisher.status().connected)
+        say(broker.port, STATUS, b"offline")
+        time.sleep(0.2)
+        say_all(store, publisher, "for the others")
+        until(lambda: publisher.status().reasons)
+        assert everybody.events() == []
+        until(everybody.events)
+        assert publisher.status().reasons == ()
+
+
+@needs_broker
+def test_without_a_hold_nobody_is_waited_for(store: Store) -> None:
+    with Broker() as broker, running(settings(broker, hold=False), store) as publisher:
+        until(lambda: publisher.status().connected)
+        say_all(store, publisher, "into the log alone")
+        until(lambda: store.depth() == 0)
+        assert publisher.status().reasons == ()
+
+
+@needs_broker
+def test_the_last_transcript_stays_at_the_broker_only_when_asked_for(store: Store) -> None:
+    with Broker() as broker, Subscriber(broker.port, name="first") as heard:
+        with running(settings(broker), store) as publisher:
+            say_all(store, publisher, "not kept")
+            until(heard.events)
+        with Subscriber(broker.port, name="newcomer") as newcomer:
+            until(lambda: newcomer.payloads("state"))
+            assert newcomer.payloads("last") == []
+            assert newcomer.events() == []
+        with running(settings(broker, retain_last=True), store) as publisher:
+            say_all(store, publisher, "kept", "kept, too")
+            until(lambda: len(heard.payloads("last")) == 2)
+        with Subscriber(broker.port, name="latecomer") as latecomer:
+            until(lambda: latecomer.payloads("last"))
+            assert json.loads(latecomer.payloads("last")[0])["text"] == "kept, too"
+            assert latecomer.payloads("last")[0] == heard.payloads("transcript")[-1]
+
+
+@needs_broker
+@pytest.mark.usefixtures("soon")
+def test_a_retained_hello_of_the_house_changes_nothing(store: Store) -> None:
+    with Broker() as broker:
+        for payload in (b"offline", b"\xff\x00garbage"):
+            say(broker.port, STATUS, payload, retain=True)
+            with running(settings(broker), store) as publisher, Subscriber(broker.port) as heard:
+                until(partial(is_connected, publisher))
+                time.sleep(0.3)
+                say_all(store, publisher, "at once")
+                until(heard.events)
+                assert not heard.events()[0]["late"]

@@ -1,0 +1,231 @@
+"""The outbox: its bound, its cursor while the store refuses, and what it takes for late."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rigs import broker as rig_broker
+from rigs.broker import Broker
+from rigs.publishing import Subscriber, running, transcript, until
+from rigs.stores import connection_of
+
+import appliance.mqtt.outbox
+import appliance.mqtt.publisher
+from appliance.config import MqttSettings, StoreSettings
+from appliance.errors import PublishError
+from appliance.mqtt.outbox import Outbox
+from appliance.records import ApplianceStats
+from appliance.store.store import Store
+
+real_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
+        yield opened
+
+
+def say(store: Store, *numbers: int) -> None:
+    for number in numbers:
+        store.append(transcript(str(number)))
+
+
+def due(outbox: Outbox, limit: int = 20) -> list[str]:
+    """Takes what is due, as sent in messages of the transcript's number."""
+    found = []
+    for stored in outbox.due(limit):
+        outbox.sent(stored.seq, stored.seq)
+        found.append(stored.transcript.text)
+    return found
+
+
+def test_the_oldest_beyond_the_bound_are_passed_over_and_counted(store: Store) -> None:
+    say(store, *range(8))
+    outbox = Outbox(store, 3600, 3)
+    outbox.bound()
+    outbox.commit()
+    assert (outbox.passed_over, outbox.expired, outbox.full) == (5, 0, True)
+    assert (store.depth(), store.cursor(), len(store.after(0))) == (3, 5, 8)
+    assert due(outbox) == ["5", "6", "7"]
+
+
+def test_one_more_passes_one_over_and_nothing_twice(store: Store) -> None:
+    say(store, *range(4))
+    outbox = Outbox(store, 3600, 3)
+    for number in (4, 5):
+        outbox.bound()
+        outbox.bound()
+        say(store, number)
+    outbox.bound()
+    assert outbox.passed_over == 3
+    assert due(outbox) == ["3", "4", "5"]
+
+
+def test_a_long_backlog_is_passed_over_in_pages(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appliance.mqtt.outbox, "PAGE", 3)
+    say(store, *range(11))
+    outbox = Outbox(store, 3600, 1)
+    outbox.bound()
+    assert outbox.passed_over == 10
+    assert due(outbox) == ["10"]
+
+
+def test_a_bound_of_0_is_none(store: Store) -> None:
+    say(store, *range(5))
+    outbox = Outbox(store, 3600, 0)
+    outbox.bound()
+    assert (outbox.passed_over, len(due(outbox))) == (0, 5)
+
+
+def test_what_is_on_its_way_is_not_passed_over(store: Store) -> None:
+    say(store, *range(3))
+    outbox = Outbox(store, 3600, 3)
+    assert due(outbox, 2) == ["0", "1"]
+    say(store, 3)
+    outbox.bound()
+    assert outbox.passed_over == 0
+    outbox.rewind()
+    outbox.bound()
+    assert outbox.passed_over == 1
+    assert due(outbox) == ["1", "2", "3"]
+
+
+def test_the_outbox_is_full_until_there_is_room(store: Store) -> None:
+    say(store, *range(4))
+    outbox = Outbox(store, 3600, 3)
+    outbox.bound()
+    outbox.bound()
+    assert outbox.full
+    due(outbox, 1)
+    outbox.acknowledged(2)
+    outbox.bound()
+    assert not outbox.full
+
+
+def test_a_deleted_transcript_leaves_a_gap_that_counts_for_nothing(store: Store) -> None:
+    say(store, *range(6))
+    connection_of(store).execute("DELETE FROM transcripts WHERE seq IN (2, 3)")
+    outbox = Outbox(store, 3600, 3)
+    outbox.bound()
+    assert outbox.passed_over == 1
+    assert due(outbox) == ["3", "4", "5"]
+
+
+class FailingStore:
+    """A store that can be read and not written for a while."""
+
+    def __init__(self, store: Store) -> None:
+        self.after, self.cursor, self.depth = store.after, store.cursor, store.depth
+        self._store = store
+        self.refuses = False
+
+    def move_cursor(self, seq: int) -> None:
+        if self.refuses:
+            raise PublishError("the disk is full")
+        self._store.move_cursor(seq)
+
+
+def test_a_cursor_that_cannot_be_written_is_written_later_and_nothing_is_sent_again(
+    store: Store,
+) -> None:
+    say(store, *range(4))
+    failing = FailingStore(store)
+    outbox = Outbox(failing, 3600)  # type: ignore[arg-type]
+    failing.refuses = True
+    assert due(outbox, 2) == ["0", "1"]
+    outbox.acknowledged(1)
+    outbox.acknowledged(2)
+    for _ in range(3):
+        with pytest.raises(PublishError):
+            outbox.commit()
+        assert store.cursor() == 0
+    assert due(outbox, 2) == ["2", "3"]
+    outbox.rewind()
+    assert due(outbox, 2) == ["2", "3"]
+    failing.refuses = False
+    outbox.commit()
+    assert store.cursor() == 2
+
+
+@real_broker
+def test_a_backlog_beyond_the_bound_is_told_from_its_newest_end(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    say(store, *range(40))
+    with (
+        caplog.at_level(logging.WARNING),
+        Broker(start=False) as broker,
+    ):
+        bounded = MqttSettings(host=broker.host, port=broker.port, outbox_limit=30)
+        counted = ApplianceStats({}, 1.0)
+        with running(bounded, store, stats_source=lambda: counted) as publisher:
+            until(lambda: publisher.status().passed_over == 10)
+            say(store, 40, 41)
+            publisher.notify()
+            until(lambda: publisher.status().passed_over == 12)
+            assert any("mqtt.outbox_limit" in reason for reason in publisher.reasons())
+            broker.start()
+            with Subscriber(broker.port) as subscriber:
+                until(lambda: len(subscriber.events()) == 30)
+                until(lambda: not publisher.reasons(), 12)
+                assert subscriber.texts() == [str(number) for number in range(12, 42)]
+                assert b"(12 so far)" in subscriber.payloads("state")[0]
+                until(lambda: b"(12 so far)" not in subscriber.payloads("state")[-1])
+                assert b'"passed_over": 12' in subscriber.payloads("stats")[0]
+            status = publisher.status()
+            assert (status.outbox_depth, status.expired, status.passed_over) == (0, 0, 12)
+    assert len(store.after(0)) == 42
+    said = [entry for entry in caplog.messages if "outbox_limit" in entry]
+    assert len(said) == 1
+
+
+@real_broker
+@pytest.mark.parametrize(("latency_ms", "late"), [(29_000.0, False), (31_000.0, True)])
+def test_speech_that_ended_long_before_it_could_be_told_is_late(
+    store: Store, latency_ms: float, late: bool
+) -> None:
+    with (
+        Broker() as broker,
+        Subscriber(broker.port) as subscriber,
+        running(MqttSettings(host=broker.host, port=broker.port), store) as publisher,
+    ):
+        until(lambda: publisher.status().connected)
+        store.append(transcript("a", latency_ms=latency_ms))
+        publisher.notify()
+        until(subscriber.events)
+        assert [event["late"] for event in subscriber.events()] == [late]
+
+
+@real_broker
+def test_a_store_that_refuses_the_cursor_for_a_while_sends_nothing_twice(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appliance.mqtt.publisher, "STORE_DELAY_S", 0.1)
+    real = store.move_cursor
+    refusing = True
+
+    def move_cursor(seq: int) -> None:
+        if refusing:
+            raise PublishError("the disk is full; free some space")
+        real(seq)
+
+    monkeypatch.setattr(store, "move_cursor", move_cursor)
+    say(store, *range(30))
+    with (
+        Broker() as broker,
+        Subscriber(broker.port) as subscriber,
+        running(MqttSettings(host=broker.host, port=broker.port), store) as publisher,
+    ):
+        until(lambda: len(subscriber.events()) >= 30)
+        until(lambda: "the disk is full" in "".join(publisher.reasons()))
+        assert store.depth() == 30
+        refusing = False
+        until(lambda: store.depth() == 0)
+        until(lambda: not publisher.reasons())
+        assert subscriber.texts() == [str(number) for number in range(30)]

@@ -1,0 +1,377 @@
+"""Store to subscriber through a real Mosquitto: order, outages, refusals, the last will."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rigs import broker as rig_broker
+from rigs.broker import Broker
+from rigs.checkout import TESTS
+from rigs.publishing import STATE, Subscriber, running, transcript, until
+
+import appliance.mqtt.outbox
+from appliance.config import MqttSettings, StoreSettings
+from appliance.errors import ConfigError
+from appliance.mqtt import tls
+from appliance.mqtt.publisher import Publisher
+from appliance.records import Discarded
+from appliance.store.store import Store
+
+pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
+        yield opened
+
+
+def settings(broker: Broker, **changes: Any) -> MqttSettings:
+    return replace(MqttSettings(host=broker.host, port=broker.port), **changes)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def add(store: Store, publisher: Publisher, *texts: str) -> None:
+    for text in texts:
+        store.append(transcript(text))
+        publisher.notify()
+
+
+def test_a_stored_transcript_reaches_subscribers_at_once(store: Store) -> None:
+    with Broker() as broker, Subscriber(broker.port) as subscriber:
+        with running(settings(broker), store) as publisher:
+            until(lambda: publisher.status().connected)
+            add(store, publisher, "turn on the light")
+            until(subscriber.events)
+            stored = store.after(0)[0]
+            event = subscriber.events()[0]
+            assert (event["id"], event["seq"]) == (stored.transcript.id, stored.seq)
+            assert (event["text"], event["late"]) == ("turn on the light", False)
+            until(lambda: store.cursor() == stored.seq)
+            message = next(m for m in subscriber.messages if m.topic.endswith("/transcript"))
+            assert (message.qos, message.retain) == (1, False)
+            properties: Any = message.properties  # paho makes its attributes up
+            assert properties is not None
+            assert 3590 <= properties.MessageExpiryInterval <= 3600
+        until(lambda: subscriber.payloads("availability") == [b"online", b"offline"])
+
+
+def test_availability_comes_before_everything_and_state_is_retained(store: Store) -> None:
+    store.append(transcript("from before"))
+    with Broker() as broker, Subscriber(broker.port) as subscriber:
+        with running(settings(broker), store):
+            until(lambda: subscriber.events() and subscriber.payloads("state"))
+        assert subscriber.messages[0].topic == "roomscribe/kitchen/availability"
+        state = json.loads(subscriber.payloads("state")[0])
+        assert (state["status"], state["outbox_depth"]) == ("running", 1)
+        assert subscriber.payloads("microphone") == [b"online"]
+        until(lambda: subscriber.payloads("availability")[-1] == b"offline")
+        with Subscriber(broker.port, name="newcomer") as newcomer:
+            until(lambda: newcomer.payloads("state") and newcomer.payloads("microphone"))
+            assert newcomer.payloads("availability") == [b"offline"]
+            assert newcomer.events() == []
+
+
+def test_a_change_of_state_is_told_at_once_and_only_once(store: Store) -> None:
+    states = [STATE]
+    with Broker() as broker, Subscriber(broker.port) as subscriber:
+        with running(settings(broker), store, lambda: states[-1]) as publisher:
+            until(lambda: subscriber.payloads("state"))
+            states.append(
+                replace(STATE, status="degraded", reasons=("unplugged",), microphone_online=False)
+            )
+            publisher.notify()
+            until(lambda: len(subscriber.payloads("state")) == 2)
+            states.append(replace(states[-1], uptime_s=99.0, queue_depth=3))
+            publisher.notify()
+            publisher.speech(True)
+            publisher.discarded(Discarded("no_speech", "01J", 0.5))
+            publisher.speech(False)
+            until(lambda: subscriber.payloads("speech") == [b"OFF", b"ON", b"OFF"])
+        assert [json.loads(p)["status"] for p in subscriber.payloads("state")] == [
+            "running",
+            "degraded",
+        ]
+        assert subscriber.payloads("microphone") == [b"online", b"offline"]
+        assert json.loads(subscriber.payloads("discarded")[0])["reason"] == "no_speech"
+
+
+def test_what_is_heard_before_the_broker_is_there_comes_late_in_order_and_once(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = [f"sentence {number}" for number in range(50)]
+    with Broker(start=False) as broker, running(settings(broker), store) as publisher:
+        add(store, publisher, *texts)
+        until(lambda: "is away" in "".join(publisher.status().reasons))
+        time.sleep(1.5)
+        assert publisher.status().outbox_depth == 50
+        broker.start()
+        with Subscriber(broker.port) as subscriber:
+            until(lambda: len(subscriber.events()) >= 50)
+            add(store, publisher, "at once")
+            until(lambda: store.depth() == 0)
+            assert subscriber.texts() == [*texts, "at once"]
+            assert [event["late"] for event in subscriber.events()] == [True] * 50 + [False]
+            assert publisher.status().reasons == ()
+    assert sum("is away" in line for line in caplog.messages) == 1
+
+
+def test_a_broker_restart_in_the_middle_loses_nothing_and_keeps_the_order(store: Store) -> None:
+    texts = [f"sentence {number}" for number in range(120)]
+    with (
+        Broker(persistent=True) as broker,
+        running(settings(broker), store) as publisher,
+        Subscriber(broker.port) as subscriber,
+    ):
+        until(lambda: publisher.status().connected)
+        add(store, publisher, *texts[:60])
+        until(lambda: len(subscriber.events()) > 20)
+        broker.stop()
+        add(store, publisher, *texts[60:])
+        broker.start()
+        until(lambda: store.depth() == 0)
+        until(lambda: subscriber.texts()[-1:] == texts[-1:])
+        assert list(dict.fromkeys(subscriber.texts())) == texts
+
+
+def test_transcripts_wait_for_a_subscriber_that_comes_after_the_broker(store: Store) -> None:
+    texts = [str(number) for number in range(30)]
+    with Broker() as broker, running(settings(broker), store) as publisher:
+        add(store, publisher, *texts)
+        until(lambda: "nobody subscribes" in "".join(publisher.status().reasons))
+        time.sleep(0.5)
+        assert publisher.status().outbox_depth == 30
+        with Subscriber(broker.port) as subscriber:
+            until(lambda: store.depth() == 0)
+            until(lambda: len(subscriber.events()) >= 30)
+            assert subscriber.texts() == texts
+            assert publisher.status().reasons == ()
+
+
+def test_a_broker_that_hangs_is_left_and_sent_again_what_it_had_not_taken(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appliance.mqtt.outbox, "ANSWER_S", -4.0)
+    with Broker() as broker, Subscriber(broker.port) as subscriber:
+        with running(settings(broker, keepalive_s=5), store) as publisher:
+            until(lambda: publisher.status().connected)
+            broker.signal(signal.SIGSTOP)
+            add(store, publisher, "said into the void")
+            until(lambda: "messages stay unacknowledged" in "".join(publisher.status().reasons))
+            assert publisher.status().outbox_depth == 1
+            broker.signal(signal.SIGCONT)
+            until(lambda: store.depth() == 0)
+        assert {event["id"] for event in subscriber.events()} == {store.after(0)[0].transcript.id}
+
+
+def test_a_stop_does_not_wait_for_a_broker_that_hangs(store: Store) -> None:
+    with Broker() as broker:
+        with running(settings(broker), store) as publisher:
+            until(lambda: publisher.status().connected)
+            broker.signal(signal.SIGSTOP)
+            add(store, publisher, "kept")
+            began = time.monotonic()
+        assert time.monotonic() - began < 2.5
+        assert store.depth() == 1
+        broker.signal(signal.SIGCONT)
+
+
+def test_a_wrong_password_is_told_apart_and_not_hammered(store: Store, tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("hunter2-wrong\n")
+    with Broker(users={"ada": "right"}) as broker:
+        wrong = settings(broker, username="ada", password_file=str(secret))
+        with running(wrong, store) as publisher:
+            add(store, publisher, "kept")
+            until(lambda: publisher.status().reasons)
+            time.sleep(3)
+            status = publisher.status()
+            assert (status.connected, status.outbox_depth) == (False, 1)
+            assert re.search(r"refuses user 'ada' .*make mqtt\.username and", status.reasons[0])
+            assert "hunter2" not in repr((status, vars(publisher)))
+        assert broker.log().count("Sending CONNACK") == 1
+
+        secret.write_text("right\n")
+        with running(wrong, store) as publisher, Subscriber(broker.port, "ada", "right") as heard:
+            until(heard.events)
+            assert publisher.status().reasons == ()
+
+
+def test_a_broker_that_wants_a_user_says_so_to_a_client_without(store: Store) -> None:
+    with Broker(users={"ada": "right"}) as broker, running(settings(broker), store) as publisher:
+        until(lambda: publisher.status().reasons)
+        assert "refuses a client without mqtt.username" in publisher.status().reasons[0]
+
+
+def answer(store: Store, *packets: bytes) -> str:
+    """The publisher's reason when a broker of few words answers its CONNECT with `packets`."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = MqttSettings(host="127.0.0.1", port=server.getsockname()[1])
+        with running(there, store) as publisher:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"".join(packets))
+                until(lambda: publisher.status().reasons)
+                assert not publisher.status().connected
+                return publisher.status().reasons[0]
+
+
+def test_a_broker_of_mqtt_3_is_named_as_such(store: Store) -> None:
+    assert "refuses MQTT 5" in answer(store, b"\x20\x02\x00\x01")
+
+
+def test_another_client_of_the_same_id_is_named(store: Store) -> None:
+    # with a reason text: paho 2.1 takes a DISCONNECT without one for a normal end
+    welcome, taken_over = b"\x20\x03\x00\x00\x00", b"\xe0\x06\x8e\x04\x1f\x00\x01x"
+    reason = answer(store, welcome, taken_over)
+    assert reason.startswith("another client uses the client id 'roomscribe-kitchen'")
+
+
+def test_a_broker_that_is_only_busy_is_taken_for_away(store: Store) -> None:
+    assert "is away" in answer(store, b"\x20\x03\x00\x89\x00")
+
+
+def test_a_topic_refused_by_the_access_list_holds_the_outbox(store: Store, tmp_path: Path) -> None:
+    rules = tmp_path / "acl"
+    rules.write_text("topic write roomscribe/kitchen/availability\n")
+    with Broker(config=f"acl_file {rules}") as broker, running(settings(broker), store) as p:
+        until(lambda: p.status().connected)
+        add(store, p, "kept")
+        until(lambda: p.status().reasons)
+        assert "does not let us write to some topics (Not authorized)" in p.status().reasons[0]
+        until(lambda: "kitchen/transcript" in p.status().reasons[0])
+        time.sleep(0.5)
+        assert (p.status().connected, p.status().outbox_depth) == (True, 1)
+
+
+def test_the_last_will_tells_that_the_process_was_killed(store: Store, tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from publishing import *\n"
+        "from appliance.config import StoreSettings\n"
+        "store = Store.open(StoreSettings(path=sys.argv[2]))\n"
+        "store.append(transcript('before the end'))\n"
+        "mqtt = MqttSettings(host='127.0.0.1', port=int(sys.argv[3]))\n"
+        "MqttPublisher(mqtt, 'kitchen', store, lambda: STATE).run()\n"
+    )
+    with Broker() as broker, Subscriber(broker.port) as subscriber:
+        arguments = [str(TESTS), str(tmp_path / "other"), str(broker.port)]
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, *arguments], cwd=TESTS.parent, env=os.environ
+        )
+        try:
+            until(subscriber.events, 15)
+        finally:
+            process.kill()
+            process.wait()
+        until(lambda: subscriber.payloads("availability") == [b"online", b"offline"])
+
+
+def test_what_is_too_old_is_passed_over_and_counted(store: Store) -> None:
+    with Broker(start=False) as broker:
+        store.append(transcript("stale"))
+        time.sleep(1.1)
+        with running(settings(broker, expiry_s=1), store) as publisher:
+            broker.start()
+            with Subscriber(broker.port) as subscriber:
+                until(lambda: publisher.status().connected)
+                add(store, publisher, "fresh")
+                until(lambda: store.depth() == 0)
+                until(subscriber.events)
+                assert subscriber.texts() == ["fresh"]
+                assert publisher.status().expired == 1
+        assert len(store.after(0)) == 2
+
+
+def test_a_stop_delivers_what_is_stored_and_ends_soon(store: Store) -> None:
+    with Broker() as broker, Subscriber(broker.port) as subscriber:
+        publisher = Publisher(settings(broker), "kitchen", store, lambda: STATE)
+        thread = threading.Thread(target=publisher.run)
+        thread.start()
+        until(lambda: publisher.status().connected)
+        for number in range(40):
+            store.append(transcript(str(number)))
+        began = time.monotonic()
+        publisher.stop()
+        thread.join()
+        assert time.monotonic() - began < 2
+        until(lambda: subscriber.payloads("availability")[-1] == b"offline")
+        assert subscriber.texts() == [str(number) for number in range(40)]
+        assert store.depth() == 0
+
+
+def test_a_stop_without_a_broker_ends_at_once(store: Store) -> None:
+    with Broker(start=False) as broker, running(settings(broker), store) as publisher:
+        add(store, publisher, "kept")
+        until(lambda: publisher.status().reasons)
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.5
+    assert store.depth() == 1
+
+
+def test_more_than_the_broker_takes_at_once_still_comes_in_order(store: Store) -> None:
+    texts = [str(number) for number in range(60)]
+    for text in texts:
+        store.append(transcript(text))
+    with (
+        Broker(config="max_inflight_messages 3") as broker,
+        Subscriber(broker.port) as subscriber,
+        running(settings(broker), store) as publisher,
+    ):
+        until(lambda: store.depth() == 0)
+        until(lambda: len(subscriber.events()) >= 60)
+        assert subscriber.texts() == texts
+        assert publisher.status().connected
+
+
+def test_failed_attempts_leave_no_threads_and_files_behind(store: Store) -> None:
+    with Broker(start=False) as broker, running(settings(broker), store) as publisher:
+        until(lambda: publisher.status().reasons)
+        time.sleep(0.2)
+        threads, files = threading.active_count(), open_files()
+        time.sleep(4.3)
+        assert threading.active_count() <= threads
+        assert open_files() <= files
+
+
+def test_a_password_file_that_is_not_there_is_a_mistake_with_its_cure(store: Store) -> None:
+    lost = MqttSettings(username="ada", password_file="/nowhere/password")
+    with pytest.raises(ConfigError) as caught:
+        Publisher(lost, "kitchen", store, lambda: STATE)
+    assert str(caught.value) == (
+        "mqtt.password_file: expected a file holding the broker's password, found "
+        "/nowhere/password: No such file or directory; write the password into it, readable for "
+        "this user alone, or leave the key out"
+    )
+
+
+def test_the_password_comes_from_its_file_or_systemds_credential(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tls.password(MqttSettings()) is None
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert tls.password(MqttSettings()) is None
+    (tmp_path / tls.PASSWORD_CREDENTIAL).write_text(" from systemd \n")
+    assert tls.password(MqttSettings()) == " from systemd "
+    (tmp_path / "file").write_bytes(b"from file\r\n")
+    assert tls.password(MqttSettings(password_file=str(tmp_path / "file"))) == "from file"
+    (tmp_path / "file").write_bytes(b"\n")
+    with pytest.raises(ConfigError, match="found it empty"):
+        tls.password(MqttSettings(password_file=str(tmp_path / "file")))

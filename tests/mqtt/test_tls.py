@@ -1,0 +1,195 @@
+"""TLS to a real Mosquitto: its certificate and name are checked, ours is shown."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rigs import broker as rig_broker, certificates
+from rigs.broker import Broker
+from rigs.certificates import Authority
+from rigs.publishing import running, transcript, until
+
+from appliance.config import MqttSettings, StoreSettings, parse
+from appliance.errors import ConfigError
+from appliance.mqtt import tls, tls as credentials
+from appliance.store.store import Store
+
+WHY_NOT = rig_broker.missing() or certificates.missing()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("house"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("stranger"), "stranger")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
+        yield opened
+
+
+def secure_broker(authority: Authority, name: str = "IP:127.0.0.1", more: str = "") -> Broker:
+    """A broker that speaks TLS alone, under that name."""
+    certificate, key = authority.sign("broker", name)
+    lines = f"cafile {authority.certificate}\ncertfile {certificate}\nkeyfile {key}\n{more}"
+    return Broker(config=lines)
+
+
+def settings(broker: Broker, **changes: Any) -> MqttSettings:
+    return replace(MqttSettings(host=broker.host, port=broker.port, tls=True), **changes)
+
+
+def delivered(broker: Broker, chosen: MqttSettings, store: Store) -> str:
+    """What a subscriber of TLS hears of one transcript."""
+    command = ["stdbuf", "-oL", "mosquitto_sub", "-d", "-V", "5", "-q", "1"]
+    command += ["-h", broker.host, "-p", str(broker.port)]
+    command += ["--cafile", chosen.ca_file, "-t", "roomscribe/kitchen/transcript", "-C", "1"]
+    if chosen.cert_file:
+        command += ["--cert", chosen.cert_file, "--key", chosen.key_file]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as subscriber:
+        assert subscriber.stdout
+        # by MQTT 3.1.1 nobody is told that nobody subscribes yet
+        while not (line := subscriber.stdout.readline()).startswith("Subscribed"):
+            assert line, "mosquitto_sub ended"
+        store.append(transcript("in private"))
+        with running(chosen, store):
+            try:
+                return subscriber.communicate(timeout=10)[0]
+            finally:
+                subscriber.kill()
+
+
+def trouble(chosen: MqttSettings, store: Store) -> str:
+    """The one thing that is wrong."""
+    with running(chosen, store) as publisher:
+        until(lambda: publisher.status().reasons)
+        time.sleep(2.5)
+        status = publisher.status()
+        assert not status.connected
+        assert len(status.reasons) == 1
+        return status.reasons[0]
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_a_broker_of_our_own_authority_is_trusted(
+    house: Authority, store: Store, protocol: str
+) -> None:
+    with secure_broker(house) as broker:
+        chosen = settings(broker, ca_file=str(house.certificate), protocol=protocol)
+        assert '"text": "in private"' in delivered(broker, chosen, store)
+
+
+def test_a_broker_of_another_authority_is_refused_in_one_line(
+    house: Authority, stranger: Authority, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with secure_broker(stranger) as broker:
+        chosen = settings(broker, ca_file=str(house.certificate))
+        why = trouble(chosen, store)
+        log = broker.log()
+    assert log.count("unknown ca") == 1, log
+    assert why.startswith(f"broker 127.0.0.1:{broker.port} shows a certificate that is not to be")
+    assert "let mqtt.ca_file be the authority that signed it" in why
+    assert [line for line in caplog.messages if "certificate" in line] == [why]
+
+
+def test_the_systems_authorities_do_not_know_ours(house: Authority, store: Store) -> None:
+    with secure_broker(house) as broker:
+        assert "not to be trusted" in trouble(settings(broker), store)
+
+
+def test_a_certificate_for_another_name_is_refused(house: Authority, store: Store) -> None:
+    with secure_broker(house, "DNS:other.lan") as broker:
+        why = trouble(settings(broker, ca_file=str(house.certificate)), store)
+    assert "IP address mismatch" in why
+    assert "mqtt.host a name in it" in why
+
+
+def test_a_broker_without_tls_is_named_as_such(store: Store, house: Authority) -> None:
+    with Broker() as broker:
+        why = trouble(settings(broker, ca_file=str(house.certificate)), store)
+    assert "mqtt.port is its TLS port" in why or "is away" in why
+
+
+def test_a_client_certificate_is_shown_to_a_broker_that_asks(
+    house: Authority, store: Store
+) -> None:
+    certificate, key = house.sign("kitchen")
+    asks = "require_certificate true\nuse_identity_as_username true\n"
+    with secure_broker(house, more=asks) as broker:
+        ours = {"cert_file": str(certificate), "key_file": str(key)}
+        chosen = settings(broker, ca_file=str(house.certificate), **ours)
+        assert '"text": "in private"' in delivered(broker, chosen, store)
+        assert "u'kitchen'" in broker.log()
+
+
+def test_a_broker_that_misses_our_certificate_is_named(house: Authority, store: Store) -> None:
+    with secure_broker(house, more="require_certificate true\n") as broker:
+        why = trouble(settings(broker, ca_file=str(house.certificate)), store)
+    assert "mqtt.cert_file" in why
+
+
+def test_the_key_may_be_a_credential_of_systemd(
+    house: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = house.sign("hall")
+    chosen = MqttSettings(tls=True, cert_file=str(certificate))
+    with pytest.raises(ConfigError, match=r"mqtt\.cert_file: expected a certificate and its key"):
+        tls.context(chosen)
+    (tmp_path / credentials.KEY_CREDENTIAL).write_bytes(key.read_bytes())
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert tls.context(chosen)
+
+
+def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(
+    house: Authority, tmp_path: Path
+) -> None:
+    certificate, key = house.sign("cellar")
+    locked = tmp_path / "locked.key"
+    subprocess.run(
+        ["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:secret", "-out", locked],
+        check=True,
+    )
+    chosen = MqttSettings(tls=True, cert_file=str(certificate), key_file=str(locked))
+    with pytest.raises(ConfigError, match="expected a key without a passphrase"):
+        tls.context(chosen)
+
+
+@pytest.mark.parametrize(
+    ("key", "naming"),
+    [
+        ("ca_file", lambda file: MqttSettings(tls=True, ca_file=str(file))),
+        ("cert_file", lambda file: MqttSettings(tls=True, cert_file=str(file))),
+    ],
+)
+def test_a_file_that_is_missing_or_wrong_is_a_mistake_with_its_cure(
+    tmp_path: Path, key: str, naming: Callable[[Path], MqttSettings]
+) -> None:
+    for file, found in ((tmp_path / "none", "No such file"), (tmp_path / "text", "")):
+        if not found:
+            file.write_text("no certificate", encoding="utf-8")
+        with pytest.raises(ConfigError) as caught:
+            tls.context(naming(file))
+        assert str(caught.value).startswith(f"mqtt.{key}: expected ")
+        assert found in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_without_tls_there_is_no_context_and_its_keys_are_a_mistake() -> None:
+    assert tls.context(MqttSettings()) is None
+    for key in ("ca_file", "cert_file"):
+        with pytest.raises(ConfigError, match=rf"mqtt\.{key}: expected mqtt.tls = true beside it"):
+            parse(f'[mqtt]\n{key} = "x.pem"\n', "house.toml")
+    with pytest.raises(ConfigError, match=r"expected mqtt\.cert_file beside it"):
+        parse('[mqtt]\ntls = true\nkey_file = "x.pem"\n', "house.toml")

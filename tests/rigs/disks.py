@@ -1,0 +1,119 @@
+"""A small disk for tests of full ones.
+
+A disk that refuses, a folder in memory, and the daemon's log on them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from appliance.config import StoreSettings
+from appliance.mqtt.outbox import Outbox
+from appliance.store import standin
+from appliance.store.folders import FILE_NAME
+from appliance.store.standin import LastingDatabase
+from appliance.store.store import Store
+
+
+@contextmanager
+def mounted(disk: Path, size: str) -> Iterator[Path]:
+    """A disk of `size` (400k, 1m) on the new folder `disk`; skips the test where none can be."""
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "roomscribe-test", str(disk)]
+    if (
+        os.geteuid() != 0
+        or subprocess.run(command, check=False, capture_output=True).returncode != 0
+    ):
+        pytest.skip("mounting a small disk needs root and CAP_SYS_ADMIN")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+class Folder:
+    """A shelter without a lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def take(self) -> None:
+        self.path.mkdir(exist_ok=True)
+
+    def leave(self) -> None:
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
+
+class House:
+    """A disk, a folder in memory, and the daemon's log on them."""
+
+    def __init__(self, disk: Path, memory: Path) -> None:
+        self.disk, self.shelter = disk, Folder(memory / "log")
+        self.settings = StoreSettings(path=str(disk / "state"))
+        self.told: list[str | None] = []
+
+    def read_only(self, on: bool = True) -> None:
+        how = f"remount,{'ro' if on else 'rw'}"
+        subprocess.run(["mount", "-o", how, str(self.disk)], check=True)
+
+    @contextmanager
+    def log(self) -> Iterator[tuple[Store, LastingDatabase]]:
+        lasting = LastingDatabase(self.disk / "state" / FILE_NAME, self.shelter, self.told.append)
+        with Store(lasting, self.settings) as store:
+            yield store, lasting
+
+    def numbers(self) -> dict[str, int]:
+        """What the file holds: numbers by text."""
+        with Store.open(self.settings, read_only=True) as store:
+            return {one.transcript.text: one.seq for one in store.after(0, 10_000)}
+
+
+@pytest.fixture
+def house(tmp_path: Path, memory: Path) -> Iterator[House]:
+    with mounted(tmp_path / "disk", "2m") as disk:
+        found = House(disk, memory)
+        yield found
+        found.read_only(False)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standin, "TRY_EVERY_S", 0.0)
+    monkeypatch.setattr(standin, "REFUSES_S", 0.0)
+
+
+def deliver(store: Store) -> list[str]:
+    """What a publisher tells the broker now, and the broker has."""
+    return tell(Outbox(store, 1e9))
+
+
+def tell(outbox: Outbox) -> list[str]:
+    """What a publisher that goes on tells the broker, which has all of it then."""
+    texts = []
+    for number, stored in enumerate(outbox.due(10_000)):
+        outbox.sent(number, stored.seq)
+        texts.append(stored.transcript.text)
+    for number in range(len(texts)):
+        outbox.acknowledged(number)
+    outbox.commit()
+    return texts
+
+
+def fill(disk: Path) -> None:
+    with (disk / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+
+
+def refuses(_path: Path) -> None:
+    raise OSError(5, "cannot delete")

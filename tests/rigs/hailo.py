@@ -1,0 +1,75 @@
+"""A simulated Hailo for one test, and a bundle with a HEF for it."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rigs.hailo_simulator.control import Simulator, with_decoder, with_hef
+from rigs.models import HOME, ODD, random_weights, write_checkpoint
+
+from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import Bundle, load_bundle
+from appliance.records import Mel
+
+
+@pytest.fixture
+def simulator(tmp_path: Path) -> Iterator[Simulator]:
+    """A machine without a chip yet; at the end nothing must have gone wrong unnoticed."""
+    simulator = Simulator(tmp_path / "machine")
+    simulator.enter()
+    gc.freeze()  # as the real classes do, the simulated ones collect garbage again and again
+    try:
+        simulator.set(latency_ms=1)
+        yield simulator
+        assert simulator.inner.violations == []
+    finally:
+        gc.unfreeze()
+        simulator.leave()
+
+
+@pytest.fixture(scope="session")
+def hef_bundle(tmp_path_factory: pytest.TempPathFactory, checkpoint_folder: Path) -> Bundle:
+    """A bundle of 2 s windows with a HEF for a Hailo-8. Not to be changed."""
+    folder = tmp_path_factory.mktemp("hailo")
+    build_bundle(checkpoint_folder, folder / "plain", Recipe("small", 2.0))
+    return with_hef(load_bundle(folder / "plain"), folder / "small")
+
+
+LENGTHS = {"home": 40, "odd": 45}
+"""Tokens in the sequence of the decoders below."""
+
+
+@pytest.fixture(scope="session")
+def npu_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """Bundles of 2 s windows with both HEFs for a Hailo-8. Not to be changed."""
+    bundles = {}
+    for name, config, seed in (("home", HOME, 1), ("odd", ODD, 3)):
+        folder = tmp_path_factory.mktemp(name)
+        checkpoint = write_checkpoint(folder / "checkpoint", config, random_weights(config, seed))
+        build_bundle(checkpoint, folder / "plain", Recipe(name, 2.0))
+        encoding = with_hef(load_bundle(folder / "plain"), folder / name)
+        bundles[name] = with_decoder(encoding, checkpoint, LENGTHS[name])
+    return bundles
+
+
+@pytest.fixture
+def npu_bundle(npu_bundles: dict[str, Bundle]) -> Bundle:
+    """One of them."""
+    return npu_bundles["home"]
+
+
+@pytest.fixture
+def copied(npu_bundle: Bundle, tmp_path: Path) -> Bundle:
+    """The same, to be changed."""
+    return load_bundle(shutil.copytree(npu_bundle.folder, tmp_path / "copied"))
+
+
+def mel_of(bundle: Bundle, seed: int) -> Mel:
+    """A mel (W, n_mels) of noise."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return (rng.random((bundle.frames, bundle.n_mels)) * 2 - 1).astype(np.float32)

@@ -1,0 +1,166 @@
+"""Whispers with random weights: the same on every machine, made without torch.
+
+Both sides of the parity tests build their model from here. Only PCG64's uniform doubles are used,
+whose stream numpy keeps; `fingerprint` tells a changed stream from a wrong graph.
+
+Bundles with random weights, built once a session by the real build: for tests of infer/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import Bundle, load_bundle
+from appliance.model.shapes import WhisperConfig, expected_shapes
+from appliance.model.tensors import Weights
+
+SPECIALS = (
+    "<|endoftext|>",
+    "<|startoftranscript|>",
+    "<|en|>",
+    "<|translate|>",
+    "<|transcribe|>",
+    "<|startoflm|>",
+    "<|startofprev|>",
+    "<|nospeech|>",
+    "<|notimestamps|>",
+)
+
+
+def sized(  # noqa: PLR0917
+    d_model: int,
+    layers: tuple[int, int],
+    heads: int,
+    vocabulary: int,
+    positions: int,
+    context: int,
+    *,
+    n_mels: int = 80,
+    feed_forward: int = 0,
+) -> WhisperConfig:
+    """A network's sizes; `layers` of encoder and decoder."""
+    return WhisperConfig(
+        d_model=d_model,
+        encoder_layers=layers[0],
+        decoder_layers=layers[1],
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=feed_forward or 4 * d_model,
+        decoder_ffn_dim=feed_forward or 4 * d_model,
+        num_mel_bins=n_mels,
+        vocab_size=vocabulary,
+        max_source_positions=positions,
+        max_target_positions=context,
+    )
+
+
+TINY = sized(384, (4, 4), 6, 51865, 1500, 448)
+"""openai/whisper-tiny's shape."""
+BASE = sized(512, (6, 6), 8, 51865, 1500, 448)
+"""openai/whisper-base's shape."""
+ODD = sized(48, (3, 2), 3, 1009, 333, 61, n_mels=128, feed_forward=100)
+"""A small one in which no two sizes agree."""
+HOME = sized(128, (4, 1), 4, 521, 500, 112)
+"""The embedded model's shape."""
+
+
+def random_weights(config: WhisperConfig, seed: int) -> Weights:
+    """Weights by which each layer changes its input and logits spread over some units."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return {
+        name: _scale(name, shape, _uniform(rng, shape))
+        for name, shape in expected_shapes(config).items()
+    }
+
+
+def random_mel(config: WhisperConfig, frames: int, seed: int) -> NDArray[np.float32]:
+    """A mel (frames, n_mels) float32 in Whisper's range that is rough in time and frequency."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return (0.8 * _uniform(rng, (frames, config.num_mel_bins))).astype(np.float32)
+
+
+def fingerprint(weights: Weights) -> str:
+    """SHA-256 over all weights in order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(np.ascontiguousarray(weights[name]).data)
+    return digest.hexdigest()
+
+
+def write_checkpoint(folder: Path, config: WhisperConfig, weights: Weights) -> Path:
+    """A checkpoint folder as the training writes it, with made-up pieces and Whisper's tokens."""
+    folder.mkdir(parents=True)
+    save_file(weights, folder / "model.safetensors")
+    settings = {"model_type": "whisper", "activation_function": "gelu", **asdict(config)}
+    (folder / "config.json").write_text(json.dumps(settings))
+    first_special = config.vocab_size - len(SPECIALS)
+    (folder / "vocab.json").write_text(json.dumps(_pieces(first_special)))
+    added = {name: first_special + index for index, name in enumerate(SPECIALS)}
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+    return folder
+
+
+def _pieces(count: int) -> dict[str, int]:
+    """`count` pieces in byte letters: ten letters first, then pairs, triples and so on of them."""
+    letters, pieces = "abcdefghi\u0120", [""]
+    while len(pieces) <= count:
+        pieces = [""] + [old + letter for old in pieces for letter in letters]
+    return {piece: number for number, piece in enumerate(pieces[1 : count + 1])}
+
+
+def _uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Of mean 0 and variance 1."""
+    numbers: NDArray[np.float32] = ((rng.random(shape) - 0.5) * np.sqrt(12.0)).astype(np.float32)
+    return numbers
+
+
+def _scale(name: str, shape: tuple[int, ...], noise: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Noise in the size that keeps the signal of order one through the network."""
+    if name == "model.decoder.layer_norm.weight":
+        return (0.7 + 0.1 * noise).astype(np.float32)
+    if "layer_norm.weight" in name:
+        return (1.0 + 0.2 * noise).astype(np.float32)
+    if name.endswith("bias"):
+        return (0.03 * noise).astype(np.float32)
+    scaled: NDArray[np.float32]
+    if "decoder.embed_tokens" in name:
+        scaled = (3.0 * noise / np.sqrt(shape[1])).astype(np.float32)
+        return scaled
+    if "embed_positions" in name:
+        return (noise if "decoder" in name else 0.5 * noise).astype(np.float32)
+    gain = 1.5 if "q_proj" in name or "k_proj" in name else 0.8
+    scaled = (gain * noise / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+    return scaled
+
+
+RANDOM_RECIPE = Recipe(name="random", window_s=10.0, description="random weights", demo_model=True)
+
+
+@pytest.fixture(scope="session")
+def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the embedded model's shape. Not to be changed."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "random"
+    return write_checkpoint(folder, HOME, random_weights(HOME, seed=1))
+
+
+@pytest.fixture(scope="session")
+def bundle_folder(tmp_path_factory: pytest.TempPathFactory, checkpoint_folder: Path) -> Path:
+    """A bundle of the embedded model's shape. Not to be changed."""
+    folder = tmp_path_factory.mktemp("bundle") / "random"
+    build_bundle(checkpoint_folder, folder, RANDOM_RECIPE)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bundle(bundle_folder: Path) -> Bundle:
+    """The same, loaded."""
+    return load_bundle(bundle_folder)

@@ -1,0 +1,45 @@
+"""A transcriber that says what it is told to say, for tests of what is made of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from appliance.config import Settings
+from appliance.infer.transcriber import Encoded
+from appliance.records import Transcription, Window
+
+HEARD = Transcription(
+    text="turn on the light",
+    tokens=(1, 2, 3),
+    language="en",
+    avg_logprob=-0.2,
+    no_speech_prob=0.01,
+    compression_ratio=0.7,
+    ended=True,
+    encoder="cpu",
+    encode_ms=20.0,
+    decode_ms=5.0,
+)
+
+
+class FakeTranscriber:
+    """Says what it is told to say, or fails."""
+
+    def __init__(self) -> None:
+        self.bundle = SimpleNamespace(name="fake")
+        self.encoder = SimpleNamespace(name="cpu")
+        self.gates = Settings().gates
+        self.answer: Transcription | Exception = HEARD
+        self.fault: Exception | None = None
+
+    def encode(self, window: Window) -> Encoded:
+        if isinstance(self.fault, Exception):
+            raise self.fault
+        return Encoded(np.zeros((1, 1), np.float32), window.duration_s, "cpu", 20.0)
+
+    def write(self, _encoded: Encoded) -> Transcription:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer

@@ -1,0 +1,160 @@
+"""A store that is deleted, replaced, locked or made read-only heals by itself."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rigs.disks import mounted
+from rigs.publishing import transcript
+from rigs.stores import checked, tmp_path
+
+from appliance.config import StoreSettings
+from appliance.errors import PublishError
+from appliance.store import database
+from appliance.store.database import Database
+from appliance.store.folders import FILE_NAME
+from appliance.store.store import Store
+
+__all__ = ["tmp_path"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> StoreSettings:
+    return StoreSettings(path=str(tmp_path / "state"))
+
+
+def test_a_deleted_file_is_begun_again_with_what_the_broker_waits_for(
+    settings: StoreSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Store.open(settings) as store:
+        assert store.cursor() == 0
+        for number in range(1, 9):
+            store.append(transcript(f"sentence {number} "))
+        store.move_cursor(5)
+        for file in store.path.parent.iterdir():
+            file.unlink()
+        assert store.append(transcript("sentence 9 ")).seq == 9
+        assert checked(store) == [6, 7, 8, 9]
+        assert (store.cursor(), store.depth()) == (5, 4)
+        assert store.append(transcript("sentence 10 ")).seq == 10
+    with Store.open(settings) as store:
+        assert checked(store) == [6, 7, 8, 9, 10]
+    assert [line for line in caplog.messages if "deleted while it was open" in line] == [
+        f"{store.path} was deleted while it was open: going on in it with number 9; "
+        "3 transcripts that no broker has were carried over"
+    ]
+
+
+def test_a_deleted_file_stays_deleted_where_there_is_no_broker(settings: StoreSettings) -> None:
+    with Store.open(settings) as store:
+        store.append(transcript("sentence 1 "))
+        store.path.unlink()
+        store.append(transcript("sentence 2 "))
+        assert checked(store) == [2]
+    assert b"sentence 1" not in store.path.read_bytes()
+
+
+def test_the_deleted_folder_is_made_again(settings: StoreSettings) -> None:
+    with Store.open(settings) as store:
+        store.cursor()
+        store.append(transcript("sentence 1 "))
+        shutil.rmtree(settings.path)
+        assert store.append(transcript("sentence 2 ")).seq == 2
+        assert checked(store) == [1, 2]
+        assert Path(settings.path).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_replaced_file_is_gone_on_with_and_numbers_are_not_given_twice(
+    settings: StoreSettings, tmp_path: Path
+) -> None:
+    other = replace(settings, path=str(tmp_path / "other"))
+    with Store.open(other) as elsewhere:
+        for number in range(1, 4):
+            elsewhere.append(transcript(f"sentence {number} "))
+        elsewhere.move_cursor(3)
+    with Store.open(settings) as store:
+        store.cursor()
+        for number in range(1, 3):
+            store.append(transcript(f"here {number}"))
+        (tmp_path / "other" / FILE_NAME).rename(store.path)
+        assert store.append(transcript("here 3")).seq == 6
+        assert [(one.seq, one.transcript.text.strip()) for one in store.after(2)] == [
+            (3, "sentence 3"),
+            (4, "here 1"),
+            (5, "here 2"),
+            (6, "here 3"),
+        ]
+        assert store.depth() == 3
+    with Store.open(settings) as store:
+        assert len(store.after(0)) == 6
+
+
+def test_a_deleted_wal_file_costs_nothing(settings: StoreSettings, tmp_path: Path) -> None:
+    with Store.open(settings) as store:
+        store.append(transcript("sentence 1 "))
+        store.path.with_name(f"{FILE_NAME}-wal").unlink()
+        store.append(transcript("sentence 2 "))
+        copy = tmp_path / "copy"
+        shutil.copytree(settings.path, copy)
+    with Store.open(replace(settings, path=str(copy))) as after_a_crash:
+        assert checked(after_a_crash) == [1, 2]
+
+
+def test_the_numbers_go_on_when_the_new_file_cannot_be_made_at_once(tmp_path: Path) -> None:
+    with (
+        mounted(tmp_path / "disk", "1m") as disk,
+        Store.open(StoreSettings(path=str(disk / "state"))) as store,
+    ):
+        store.cursor()
+        store.append(transcript("sentence 1 "))
+        shutil.rmtree(disk / "state")
+        (disk / "state").touch()
+        with pytest.raises(PublishError, match="folder and file that this user may write"):
+            store.append(transcript("sentence 2 "))
+        (disk / "state").unlink()
+        assert store.append(transcript("sentence 2 ")).seq == 2
+        assert checked(store) == [1, 2]
+
+
+def test_a_disk_turned_read_only_refuses_and_heals(tmp_path: Path) -> None:
+    def remount(option: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{option}", str(tmp_path / "disk")], check=True)
+
+    with (
+        mounted(tmp_path / "disk", "1m") as disk,
+        Store.open(StoreSettings(path=str(disk))) as store,
+    ):
+        store.append(transcript("sentence 1 "))
+        # the file's own descriptors stay writable on tmpfs; a fresh connection meets the disk
+        assert isinstance(store._database, Database)
+        store._database._let_go()
+        remount("ro")
+        with pytest.raises(PublishError, match=r"[Rr]ead-only"):
+            store.append(transcript("sentence 2 "))
+        remount("rw")
+        assert store.append(transcript("sentence 2 ")).seq == 2
+        assert checked(store) == [1, 2]
+
+
+def test_a_lock_held_for_too_long_refuses_and_heals(
+    settings: StoreSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_BUSY_S", 0.1)
+    with Store.open(settings) as store:
+        store.append(transcript("sentence 1 "))
+        with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            begun_s = time.monotonic()
+            with pytest.raises(PublishError, match=r"locked by another program .*; end that"):
+                store.append(transcript("sentence 2 "))
+            assert time.monotonic() - begun_s < 60
+            assert len(store.after(0)) == 1
+        assert store.append(transcript("sentence 2 ")).seq == 2
+        assert checked(store) == [1, 2]

@@ -1,0 +1,34 @@
+"""The power cut at many moments: what was promised is there. For more: torture_power.py."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+from rigs.checkout import ROOT
+
+SCRIPT = ROOT / "scripts" / "resilience" / "power.py"
+
+
+def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), "--cuts", "60", "--transcripts", "50", *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+    if "skipped" in done.stdout:
+        pytest.skip(done.stdout.strip())
+    return done
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+def test_after_a_power_cut_everything_promised_is_there_in_a_whole_file() -> None:
+    done = torture()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "60 among" in done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+def test_the_cuts_find_the_losses_of_a_store_that_does_not_sync() -> None:
+    done = torture("--without-sync")
+    assert done.returncode == 1
+    assert "is lost" in done.stderr

@@ -1,0 +1,201 @@
+"""The store's promises: committed before told, all or nothing, clear words about trouble."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from rigs.checkout import TESTS
+from rigs.disks import mounted
+from rigs.publishing import transcript
+from rigs.stores import connection_of
+
+from appliance.config import StoreSettings
+from appliance.errors import PublishError
+from appliance.store.folders import store_folder
+from appliance.store.store import Store
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> StoreSettings:
+    return StoreSettings(path=str(tmp_path / "state"))
+
+
+@pytest.fixture
+def store(settings: StoreSettings) -> Iterator[Store]:
+    with Store.open(settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 400 kB."""
+    with mounted(tmp_path / "disk", "400k") as disk:
+        yield disk
+
+
+def texts(store: Store) -> list[str]:
+    return [stored.transcript.text for stored in store.after(0)]
+
+
+def test_a_transcript_comes_back_with_every_field(store: Store) -> None:
+    first = transcript("Grüße 🎤", windows=None, flags=())
+    second = transcript(flags=("demo_model", "clipped"))
+    assert [store.append(first).seq, store.append(second).seq] == [1, 2]
+    assert [stored.transcript for stored in store.after(0)] == [first, second]
+
+
+def test_the_same_id_is_stored_once(store: Store) -> None:
+    heard = transcript()
+    assert store.append(heard) == store.append(heard)
+    assert len(store.after(0)) == 1
+
+
+def test_what_append_returned_survives_kill_9(settings: StoreSettings) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from publishing import transcript\n"
+        "from appliance.store.store import Store\n"
+        "from appliance.config import StoreSettings\n"
+        "store = Store.open(StoreSettings(path=sys.argv[2]))\n"
+        "while True: print(store.append(transcript()).seq, flush=True)\n"
+    )
+    command = [sys.executable, "-c", program, str(TESTS), settings.path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=TESTS.parent) as process:
+        assert process.stdout is not None
+        for _ in range(5):
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        told = 5 + len(process.stdout.read().split(b"\n")) - 1
+    with Store.open(settings) as again:
+        assert [stored.seq for stored in again.after(0)][:told] == list(range(1, told + 1))
+
+
+def test_the_cursor_is_kept_and_never_moves_back(settings: StoreSettings) -> None:
+    with Store.open(settings) as store:
+        for _ in range(3):
+            store.append(transcript())
+        assert (store.cursor(), store.depth()) == (0, 3)
+        store.move_cursor(2)
+        store.move_cursor(1)
+    with Store.open(settings) as store:
+        assert (store.cursor(), store.depth()) == (2, 1)
+        assert [stored.seq for stored in store.after(store.cursor())] == [3]
+
+
+def test_another_process_reads_beside_the_daemon(settings: StoreSettings, store: Store) -> None:
+    store.append(transcript("first"))
+    with Store.open(settings, read_only=True) as reader:
+        assert texts(reader) == ["first"]
+        store.append(transcript("second"))
+        assert texts(reader) == ["first", "second"]
+        with pytest.raises(PublishError, match="read-only"):
+            reader.append(transcript())
+
+
+def test_threads_share_one_store(store: Store) -> None:
+    def append_some() -> None:
+        for _ in range(15):
+            store.append(transcript())
+            store.move_cursor(store.cursor() + 1)
+
+    threads = [threading.Thread(target=append_some) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [stored.seq for stored in store.after(0)] == list(range(1, 61))
+
+
+def test_age_does_not_follow_a_step_of_the_clock(store: Store) -> None:
+    stored = store.append(transcript())
+    stepped = replace(stored, stored=stored.stored - timedelta(days=40))
+    assert stepped.age_s() < 5
+    assert replace(stepped, boot="another run").age_s() > 39 * 86400
+
+
+def test_nobody_else_may_read_the_folder_and_file(settings: StoreSettings, store: Store) -> None:
+    store.append(transcript())
+    assert Path(settings.path).stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in store.path.parent.iterdir()} == {0o600}
+
+
+def test_the_folder_is_systemds_when_none_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/roomscribe:/var/lib/other")
+    assert store_folder(StoreSettings()) == Path("/var/lib/roomscribe")
+    monkeypatch.delenv("STATE_DIRECTORY")
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert store_folder(StoreSettings()) == Path("/home/ada/.local/state/roomscribe")
+
+
+def test_a_full_database_refuses_whole_transcripts_and_recovers(store: Store) -> None:
+    store.append(transcript("before"))
+    connection = connection_of(store)
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(PublishError, match="full disk") as caught:
+        store.append(transcript("x" * 100_000))
+    assert "\n" not in str(caught.value)
+    assert str(store.path) in str(caught.value)
+    assert texts(store) == ["before"]
+    connection.execute("PRAGMA max_page_count = 1000000")
+    store.append(transcript("after"))
+    assert texts(store) == ["before", "after"]
+
+
+def test_a_full_disk_loses_nothing_and_heals(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    with Store.open(StoreSettings(path=str(small_disk / "state"))) as store:
+        store.append(transcript("before"))
+        with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+            while True:
+                file.write(bytes(1024))
+        refused = transcript("y" * 20_000)
+        with pytest.raises(PublishError, match=r"full disk.*free some space"):
+            store.append(refused)
+        assert texts(store) == ["before"]
+        filler.unlink()
+        store.append(refused)
+        assert texts(store) == ["before", refused.text]
+        assert connection_of(store).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_full_disk_at_start_is_one_clear_line(small_disk: Path) -> None:
+    with (
+        (small_disk / "filler").open("wb", buffering=0) as file,
+        pytest.raises(OSError, match="No space"),
+    ):
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(PublishError, match=r"expected .* found .*; ") as caught:
+        Store.open(StoreSettings(path=str(small_disk)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_read_only_disk_is_one_clear_line(small_disk: Path) -> None:
+    settings = StoreSettings(path=str(small_disk))
+    Store.open(settings).close()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(PublishError, match=r"[Rr]ead-only.*store\.path"):
+        Store.open(settings)
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PublishError, match=r"found: .*; give this user the folder, or set"):
+        Store.open(StoreSettings(path=str(tmp_path / "file" / "state")))
+
+
+def test_reading_a_log_that_is_not_there_says_where_it_was_expected(
+    settings: StoreSettings,
+) -> None:
+    with pytest.raises(PublishError, match=r"no such file; .*`roomscribe run`"):
+        Store.open(settings, read_only=True)
+    assert not Path(settings.path).exists()

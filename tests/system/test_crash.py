@@ -1,0 +1,233 @@
+"""Windows over the death of the daemon: `roomscribe run`, for real, killed while it transcribes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import soundfile
+from rigs.command import ROOT, SPEECH
+from rigs.publishing import until
+from rigs.windows import a_window, memory, needs_memory
+
+from appliance.config import Settings, SpoolSettings, StoreSettings
+from appliance.daemon.health import Health
+from appliance.daemon.spool import Spool, note
+from appliance.errors import PublishError
+from appliance.records import Window
+from appliance.store.store import Store
+
+__all__ = ["memory"]
+
+pytestmark = needs_memory
+
+WITHIN_S = 60.0
+
+
+class House:
+    """A configuration, its store and its spool."""
+
+    def __init__(self, folder: Path, memory: Path) -> None:
+        self.spool = memory / "spool"
+        self.folder = folder
+        self.state = folder / "state"
+        self.config = folder / "roomscribe.toml"
+        self.config.write_text(
+            f'[mqtt]\nenabled = false\n[store]\npath = "{self.state}"\n'
+            f'[spool]\npath = "{self.spool}"\n',
+            encoding="utf-8",
+        )
+
+    def hears(self, number: int) -> list[Window]:
+        """Puts so many spoken windows into the spool, as a process would that dies then."""
+        windows = []
+        with Spool.open(Settings(spool=SpoolSettings(path=str(self.spool))), Health()) as spool:
+            for index in range(number):
+                sound, _ = soundfile.read(SPEECH / f"{index:02}.flac", dtype="int16")
+                windows.append(a_window(f"utterance {index}", 1.0, samples=sound))
+                assert spool.put(windows[-1])
+        return windows
+
+    def poison(self, deaths: int) -> Window:
+        """Puts a window into the spool that kills what transcribes it."""
+        with Spool.open(Settings(spool=SpoolSettings(path=str(self.spool))), Health()) as spool:
+            window = a_window("poison", 2.0)
+            assert spool.put(window)
+        note(max(self.spool.glob("*.window")), deaths)
+        return window
+
+    def stored(self) -> list[str]:
+        """Ids in the log, in its order."""
+        try:
+            with Store.open(StoreSettings(path=str(self.state)), read_only=True) as store:
+                return [row.transcript.id for row in store.query()]
+        except PublishError:
+            return []
+
+    def waiting(self) -> int:
+        return len(list(self.spool.glob("*.window")))
+
+    @contextmanager
+    def daemon(self, *program: str) -> Iterator[subprocess.Popen[bytes]]:
+        """`roomscribe run` in silence; its log is added to the file `log`."""
+        command = program or ("-m", "appliance")
+        with Path("/dev/zero").open("rb") as silence, (self.folder / "log").open("ab") as log:
+            running = subprocess.Popen(
+                [sys.executable, *command, "run", "--config", self.config, "--recording", "-"],
+                stdin=silence,
+                stderr=log,
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+            )
+        try:
+            yield running
+        finally:
+            running.kill()
+            running.wait(10)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def house(tmp_path: Path, memory: Path) -> House:
+    return House(tmp_path, memory)
+
+
+def test_what_a_killed_daemon_had_heard_is_transcribed_once_and_in_order(house: House) -> None:
+    heard = [window.id for window in house.hears(12)]
+    kills = 0
+
+    def more_than(done: int) -> bool:
+        return len(house.stored()) > done
+
+    while house.waiting() > 6:
+        done = len(house.stored())
+        with house.daemon() as running:
+            until(partial(more_than, done), WITHIN_S)
+            running.send_signal(signal.SIGKILL)
+            kills += 1
+    with house.daemon() as running:
+        until(lambda: house.waiting() == 0, WITHIN_S)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 0
+    assert kills >= 1
+    assert house.stored() == heard
+    assert not list(house.spool.glob("*")), "nothing of the sound is left"
+
+
+POISON = """
+import os, sys
+from appliance import second_try
+from appliance.infer.transcriber import Transcriber
+
+encode = Transcriber.encode
+
+def poisoned(self, window):
+    if window.utterance_id.startswith("poison"):
+        {effect}
+    return encode(self, window)
+
+Transcriber.encode = poisoned
+second_try.WITHIN_S = 10.0
+if sys.argv[0] == "-c":
+    second_try.main()
+    sys.exit()
+second_try.CHILD = ("-c", open(__file__).read())
+from appliance import cli
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("effect", "in_parent", "cause"),
+    [
+        ("os.kill(os.getpid(), 9)", True, "its process ended with SIGKILL"),
+        ("import time; time.sleep(99)", False, "no answer after 10 s"),
+    ],
+)
+def test_a_window_that_kills_every_process_is_set_aside_and_said(
+    house: House, effect: str, in_parent: bool, cause: str
+) -> None:
+    before, poison, after = (
+        house.hears(1),
+        house.poison(deaths=0 if in_parent else 2),
+        house.hears(3),
+    )
+    program = house.folder / "poisoned.py"
+    program.write_text(POISON.format(effect=effect), encoding="utf-8")
+    for _ in range(2 if in_parent else 0):
+        with house.daemon(str(program)) as running:
+            assert running.wait(WITHIN_S) == -signal.SIGKILL
+    with house.daemon(str(program)) as running:
+        until(lambda: house.waiting() == 0, WITHIN_S)
+        assert running.poll() is None
+    assert house.stored() == [window.id for window in (*before, *after)]
+    assert poison.id not in house.stored()
+    assert house.log.count(f"is set aside: {cause}") == 1
+
+
+def test_an_innocent_window_that_met_two_deaths_is_transcribed_in_its_turn(house: House) -> None:
+    heard = house.hears(4)
+    for deaths, file in enumerate(sorted(house.spool.glob("*.window"))):
+        note(file, deaths)
+    with house.daemon():
+        until(lambda: house.waiting() == 0, WITHIN_S)
+    assert house.stored() == [window.id for window in heard]
+    assert house.log.count("it is tried apart") == 2
+    assert "set aside" not in house.log
+
+
+SLOW = """
+import sys, time
+from appliance.infer.transcriber import Transcriber
+from appliance.__main__ import main
+
+encode = Transcriber.encode
+
+def slow(self, window):
+    if window.utterance_id:
+        time.sleep(1.0)
+    return encode(self, window)
+
+Transcriber.encode = slow
+sys.exit(main())
+"""
+
+
+def test_what_there_is_no_time_for_at_a_stop_is_taken_up_by_the_next_start(house: House) -> None:
+    heard = [window.id for window in house.hears(9)]
+    program = house.folder / "slow.py"
+    program.write_text(SLOW, encoding="utf-8")
+    with house.daemon(str(program)) as running:
+        until(lambda: "listening to" in house.log, WITHIN_S)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 0
+    assert "windows are left to the next start" in house.log
+    assert "untranscribed" not in house.log, "nothing is lost, and nothing of that is said"
+    assert len(house.stored()) < 9
+    with house.daemon():
+        until(lambda: house.waiting() == 0, WITHIN_S)
+    assert house.stored() == heard
+
+
+def test_a_reload_hands_what_waits_to_the_new_pipeline(house: House) -> None:
+    with house.daemon() as running:
+        until(lambda: "listening to" in house.log, WITHIN_S)
+        text = house.config.read_text(encoding="utf-8")
+        house.config.write_text(text + "[voice]\nwebrtc_mode = 3\n", encoding="utf-8")
+        running.send_signal(signal.SIGHUP)
+        until(lambda: house.log.count("listening to") == 2, WITHIN_S)
+        assert "no spool" not in house.log
+        time.sleep(0.2)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 0

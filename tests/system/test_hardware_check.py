@@ -1,0 +1,122 @@
+"""scripts/hardware-check: one report, and nothing in it of whose machine it is."""
+
+from __future__ import annotations
+
+import json
+import platform
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hardware import check
+from rigs.command import ROOT
+
+from appliance.lab.benchmark.rows import KEYS
+
+DOCTOR = """#!/bin/sh
+case "$1" in
+doctor) exec {python} -m appliance doctor {arguments} ;;
+*) echo "roomscribe: no benchmark for $USER at 192.168.7.41" >&2; exit 2 ;;
+esac
+"""
+
+
+def report(tmp_path: Path, command: str, config: Path, *more: str) -> dict[str, Any]:
+    out = tmp_path / "report.json"
+    subprocess.run(
+        [
+            ROOT / "scripts/hardware-check",
+            *("--command", command),
+            *("--config", config),
+            *("--out", out),
+            *more,
+        ],
+        check=True,
+        capture_output=True,
+        timeout=120,
+        cwd=ROOT,
+    )
+    assert sorted(file.name for file in tmp_path.glob("*report*")) == ["report.json"]
+    read: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return read
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A configuration full of things that are nobody's business."""
+    (tmp_path / "secret-password").write_text("correct horse\n", encoding="utf-8")
+    config = tmp_path / "aunt-ednas-house.toml"
+    config.write_text(
+        '[appliance]\nnode = "ednas_kitchen"\n'
+        '[mqtt]\nhost = "127.0.0.9"\nport = 9\nusername = "edna"\n'
+        f'password_file = "{tmp_path}/secret-password"\n'
+        '[capture]\ndevice = "Ednas Headset"\n'
+        f'[store]\npath = "{tmp_path}/ednas-log"\n',
+        encoding="utf-8",
+    )
+    return config
+
+
+def test_the_report_tells_what_was_found_and_not_whose_it_is(tmp_path: Path, config: Path) -> None:
+    script = tmp_path / "roomscribe"
+    python = sys.executable
+    arguments = f"--json --config '{config}'"
+    script.write_text(DOCTOR.format(python=python, arguments=arguments), encoding="utf-8")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    found = report(tmp_path, str(script), config)
+    checks = {one["name"]: one for one in found["doctor"]["checks"]}
+    assert checks["broker"]["found"].startswith("broker <mqtt.host>:9 does not answer")
+    assert "'<capture.device>' in its name" in checks["microphone"]["found"] or (
+        "found none" in checks["microphone"]["found"]
+    )
+    assert checks["self-test on the CPU"]["status"] == "ok"
+    assert found["benchmark"]["status"] == 2
+    assert "at <address>" in found["benchmark"]["errors"][0]
+    assert found["machine"]["cores"] >= 1
+    assert [one["when"] for one in found["heat"]] == [
+        "at the start",
+        "after the doctor",
+        "after the benchmark",
+    ]
+    everything = json.dumps(found)
+    for word in ("dna", "correct horse", str(tmp_path), "127.0.0.9", "192.168."):
+        assert word not in everything
+
+
+def test_a_command_that_is_not_there_is_in_the_report(tmp_path: Path, config: Path) -> None:
+    found = report(tmp_path, "/nowhere/roomscribe", config, "--no-benchmark")
+    assert "FileNotFoundError" in found["doctor"]["errors"][0]
+    assert "benchmark" not in found
+
+
+def test_names_addresses_and_homes_are_replaced() -> None:
+    hidden = {"oak": "<host>", "oak.lan": "<host>", "/srv/oak": "<store.path>"}
+    assert check.redact(
+        {"a": ["oak and oak.lan, soak", 5, None], "b": "/srv/oak/x of /home/tom/y"}, hidden
+    ) == {"a": ["<host> and <host>, soak", 5, None], "b": "<store.path>/x of /home/<user>/y"}
+    for address in (
+        "10.0.0.7",
+        "fe80::1c2b:3a4d",
+        "2001:db8:0:1:2:3:4:5",
+        "d8:3a:dd:01:02:03",
+        "D8_3A_DD_01_02_03",
+    ):
+        assert "address>" in check.redact(f"at {address} now", {})
+    for harmless in ("HailoRT 4.23.0", "12:30:05", "127.0.0.1:1883", "0001:01:00.0", "(hw:1,0)"):
+        assert check.redact(harmless, {}) == harmless
+
+
+def test_the_names_of_this_machine_are_among_the_hidden(config: Path) -> None:
+    hidden = check.secrets(config)
+    if platform.node() not in ("", "localhost", "pi", "default", "root"):
+        assert platform.node() in hidden
+    assert hidden["ednas_kitchen"] == "<appliance.node>"
+    assert hidden["edna"] == "<mqtt.username>"
+    assert "localhost" not in hidden
+
+
+def test_the_benchmark_is_asked_for_rows_that_it_has() -> None:
+    assert set(check.ROWS.split(",")) <= set(KEYS)

@@ -1,0 +1,175 @@
+"""Speech longer than a window goes through whole: as sound, and as text."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from appliance.capture.frames import FRAME_SAMPLES, Framer
+from appliance.capture.recording import Recording
+from appliance.capture.segmenter import Segmenter, choose_cut, is_pause
+from appliance.capture.voice import Judgement, VoiceDetector
+from appliance.config import SegmenterSettings, VoiceSettings
+from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
+
+SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED", ""), "data/audio")
+needs_recordings = pytest.mark.skipif(
+    "ROOMSCRIBE_SHARED" not in os.environ,
+    reason="ROOMSCRIBE_SHARED names no folder with recordings",
+)
+FRAME_S = 0.03
+
+
+class ToldVoice:
+    """Takes every frame for what it is told; opens at the third of speech in a row."""
+
+    def __init__(self, speech: list[bool]) -> None:
+        self.told = iter(speech)
+        self.in_a_row = 0
+
+    def push(self, _frame: Frame) -> Judgement:
+        speech = next(self.told)
+        self.in_a_row = self.in_a_row + 1 if speech else 0
+        return Judgement(self.in_a_row >= 3, speech, FRAME_S if speech else 0.0)
+
+    def reset(self) -> None:
+        self.in_a_row = 0
+
+
+def numbered(frames: int, level: list[int]) -> Samples:
+    """Sound in which every frame carries its number in its first sample."""
+    signs = np.where(np.arange(FRAME_SAMPLES) % 2, -1, 1)
+    sound = np.concatenate([signs * one for one in level]).astype(np.int16)
+    sound[::FRAME_SAMPLES] = np.arange(frames)
+    return sound
+
+
+def numbers(window: Window) -> list[int]:
+    return [int(one) for one in window.samples[::FRAME_SAMPLES]]
+
+
+STRETCHES = st.lists(
+    st.tuples(st.booleans(), st.integers(1, 250), st.sampled_from([3, 30, 300, 3000, 20000])),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(STRETCHES, st.sampled_from([2.0, 5.0, 10.0]), st.sampled_from([0, 400, 1000, 2000]))
+@settings(max_examples=150, deadline=None)
+def test_every_sample_of_an_utterance_is_in_one_window_but_for_overlaps(
+    stretches: list[tuple[bool, int, int]], window_s: float, overlap_ms: int
+) -> None:
+    speech = [voice for voice, frames, _ in stretches for _ in range(frames)]
+    level = [loud for _, frames, loud in stretches for _ in range(frames)]
+    chosen = replace(SegmenterSettings(), overlap_ms=overlap_ms)
+    segmenter = Segmenter(ToldVoice(speech), chosen, window_s)
+    found: list[Window | Discarded] = []
+    for frame in Framer().push(numbered(len(level), level), 0.0):
+        found += segmenter.push(frame)
+    windows = [one for one in (*found, *segmenter.flush()) if isinstance(one, Window)]
+    for window in windows:
+        assert len(window.samples) <= window_s * SAMPLE_RATE
+        heard = numbers(window)
+        assert heard == list(range(heard[0], heard[-1] + 1))
+        assert window.start_s == pytest.approx(heard[0] * FRAME_S)
+        new = heard[round(window.overlap_s / FRAME_S) :]
+        assert new, "an overlap alone is no window"
+        assert window.voiced_s == pytest.approx(FRAME_S * sum(speech[one] for one in new))
+        assert heard[0] * FRAME_S < window.speech_end_s <= (heard[-1] + 1.5) * FRAME_S
+        assert window.overlap_s <= overlap_ms / 1000
+    for one, other in pairwise(windows):
+        first_new = numbers(other)[round(other.overlap_s / FRAME_S)]
+        if one.utterance_id == other.utterance_id:
+            assert (one.last, other.index) == (False, one.index + 1)
+            assert first_new == numbers(one)[-1] + 1, "nothing between them, nothing twice"
+        else:
+            assert one.last and other.index == 1 and other.overlap_s == 0
+            assert first_new > numbers(one)[-1]
+    assert not windows or windows[-1].last
+
+
+def powers(*stretches: tuple[int, float]) -> np.ndarray:
+    return np.concatenate([np.full(frames, power) for frames, power in stretches])
+
+
+def test_a_cut_in_a_pause_repeats_nothing() -> None:
+    speech = powers((100, 1e6), (6, 100.0), (50, 1e6))
+    cut = choose_cut(speech, 50.0, 80, 150, (16, 33))
+    assert (cut.end, cut.begin) == (104, 104)
+
+
+def test_a_pause_in_noise_is_told_by_the_noise_floor() -> None:
+    speech = powers((100, 1e6), (6, 6e4), (50, 1e6))
+    assert is_pause(speech, 103, 5e4)
+    assert not is_pause(speech, 103, 1e3), "softer speech, not the noise"
+    assert not is_pause(speech, 103, 5e5), "a floor that what lies there is far below is none"
+
+
+def test_a_cut_in_the_middle_of_speech_repeats_half_a_second_to_a_second() -> None:
+    speech = powers((79, 1e6), (1, 1e5), (30, 1e6), (4, 2e5), (50, 1e6))
+    cut = choose_cut(speech, 50.0, 100, 150, (16, 33))
+    assert (cut.end, cut.begin) == (112, 81), "where that is softest"
+    assert choose_cut(speech, 50.0, 100, 150, (0, 0)).begin == 112, "switched off"
+
+
+@needs_recordings
+def test_five_minutes_of_reading_lose_and_double_nothing() -> None:
+    """Read sentences on end, each with its own short silences; a second before and after."""
+    sounds = [np.zeros(SAMPLE_RATE, np.int16)]
+    for path in sorted((SHARED / "librispeech_test_other").glob("*.flac")):
+        sounds.append(recorded(path))
+        if sum(map(len, sounds)) > 301 * SAMPLE_RATE:
+            break
+    sound = np.concatenate([*sounds, np.zeros(SAMPLE_RATE, np.int16)])
+    windows = heard(sound)
+    assert sum(one.duration_s - one.overlap_s for one in windows) > 0.9 * len(sound) / SAMPLE_RATE
+    in_order_and_whole(sound, windows)
+
+
+@needs_recordings
+@pytest.mark.parametrize(("name", "recall"), [("dev00", 0.95), ("trn01", 0.0)])
+def test_a_meeting_goes_through_whole(name: str, recall: float) -> None:
+    """Of the second, three seconds of it short words far away, the detector hears nothing."""
+    sound = recorded(SHARED / "ami_60s" / f"{name}.wav")
+    windows = heard(sound)
+    in_order_and_whole(sound, windows)
+    spoken, inside = np.zeros(len(sound), bool), np.zeros(len(sound), bool)
+    for line in (SHARED / "ami_60s" / f"{name}.rttm").read_text(encoding="utf-8").splitlines():
+        begin_s, length_s = (float(one) for one in line.split()[3:5])
+        spoken[int(begin_s * SAMPLE_RATE) : int((begin_s + length_s) * SAMPLE_RATE)] = True
+    for window in windows:
+        begin = round(window.start_s * SAMPLE_RATE)
+        inside[begin : begin + len(window.samples)] = True
+    assert (spoken & inside).sum() >= recall * spoken.sum()
+
+
+def recorded(path: Path) -> Samples:
+    with Recording(str(path), real_time=False) as recording:
+        return np.concatenate([frame.samples for frame in recording.frames()])
+
+
+def heard(sound: Samples) -> list[Window]:
+    segmenter = Segmenter(VoiceDetector(VoiceSettings()), SegmenterSettings(), 10.0)
+    found = [one for frame in Framer().push(sound, 0.0) for one in segmenter.push(frame)]
+    return [one for one in (*found, *segmenter.flush()) if isinstance(one, Window)]
+
+
+def in_order_and_whole(sound: Samples, windows: list[Window]) -> None:
+    """Each window is the sound of its time, and goes on where the one before it ended."""
+    for window in windows:
+        assert len(window.samples) <= 10 * SAMPLE_RATE
+        begin = round(window.start_s * SAMPLE_RATE)
+        assert np.array_equal(window.samples, sound[begin : begin + len(window.samples)])
+    for one, other in pairwise(windows):
+        new_s = other.start_s + other.overlap_s
+        if one.utterance_id == other.utterance_id:
+            assert new_s == pytest.approx(one.start_s + one.duration_s)
+        else:
+            assert one.last and new_s >= one.start_s + one.duration_s - 1e-6

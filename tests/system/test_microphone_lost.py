@@ -1,0 +1,47 @@
+"""The daemon and a microphone that goes in the middle of a sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+from rigs import microphone as rig_microphone
+from rigs.publishing import until
+from system.test_pipeline import (
+    FIRST,
+    SECOND,
+    listening_house,
+    needs_broker,
+    needs_microphone,
+    state_of,
+)
+
+
+@needs_broker
+@needs_microphone
+def test_a_sentence_that_was_begun_when_the_microphone_went_is_published_and_flagged(
+    tmp_path: Path,
+) -> None:
+    with listening_house(tmp_path) as (microphone, heard, running):
+        with subprocess.Popen(
+            ["paplay", f"--device={rig_microphone.SINK}", str(FIRST)],
+            env=microphone.environment,
+            stderr=subprocess.DEVNULL,
+        ) as speaker:
+            until(lambda: heard.payloads("speech")[-1:] == [b"ON"], 20)
+            time.sleep(0.8)
+            microphone.unplug()
+            speaker.kill()
+        until(lambda: len(heard.events()) == 1, 20)
+        until(lambda: heard.payloads("microphone")[-1] == b"offline", 20)
+        assert state_of(heard)["status"] == "degraded"
+        microphone.plug()
+        until(lambda: heard.payloads("microphone")[-1] == b"online", 20)
+        until(lambda: state_of(heard)["status"] == "running", 20)
+        microphone.speak(SECOND)
+        until(lambda: len(heard.events()) == 2, 20)
+        assert running.poll() is None, "the daemon is the same one"
+        first, second = heard.events()
+    assert "interrupted" in first["flags"]
+    assert "interrupted" not in second["flags"]

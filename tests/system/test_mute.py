@@ -1,0 +1,122 @@
+"""Muted, for real: the daemon lets go of a PulseAudio microphone, however it is asked."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rigs import broker as rig_broker, microphone as rig_microphone
+from rigs.command import roomscribe
+from rigs.publishing import Subscriber, until
+from system.test_pipeline import (
+    FIRST,
+    READY_WITHIN_S,
+    daemon,
+    listening_house,
+    needs_broker,
+    needs_microphone,
+    state_of,
+    write_config,
+)
+
+
+def listeners(microphone: rig_microphone.PulseMicrophone) -> int:
+    """How many programs have the microphone open, as the sound server sees it."""
+    told = subprocess.run(
+        ["pactl", "list", "short", "source-outputs"],
+        env=microphone.environment,
+        capture_output=True,
+        check=True,
+        timeout=10,
+    )
+    return len(told.stdout.splitlines())
+
+
+def command(heard: Subscriber, payload: bytes) -> None:
+    heard.publish("roomscribe/kitchen/mute/set", payload)
+
+
+@needs_broker
+@needs_microphone
+def test_a_mute_by_mqtt_ends_the_sentence_closes_the_microphone_and_is_undone(
+    tmp_path: Path,
+) -> None:
+    with listening_house(tmp_path) as (microphone, heard, running):
+        assert listeners(microphone) == 1
+        assert heard.payloads("mute") == [b"OFF"]
+        speaker = subprocess.Popen(
+            ["paplay", f"--device={rig_microphone.SINK}", str(FIRST)], env=microphone.environment
+        )
+        until(lambda: heard.payloads("speech")[-1:] == [b"ON"])
+        time.sleep(0.3)
+        command(heard, b"ON")
+        until(lambda: heard.payloads("mute")[-1] == b"ON", 1)
+        assert listeners(microphone) == 0
+        until(lambda: state_of(heard)["status"] == "muted")
+        until(heard.events, 15)
+        assert heard.payloads("speech")[-1] == b"OFF"
+        speaker.wait(20)
+        microphone.speak(FIRST)
+        time.sleep(1)
+        assert len(heard.events()) == 1, "heard something while muted"
+        command(heard, b"OFF")
+        until(lambda: heard.payloads("mute")[-1] == b"OFF")
+        until(lambda: listeners(microphone) == 1)
+        time.sleep(1)
+        microphone.speak(FIRST)
+        until(lambda: len(heard.events()) == 2, 15)
+        assert running.poll() is None
+    assert "interrupted" in heard.events()[0]["flags"]
+    assert state_of(heard)["status"] == "running"
+
+
+@contextmanager
+def quiet_house(folder: Path) -> Iterator[tuple[Subscriber, Path]]:
+    """A broker and a configuration of a daemon that hears silence from standard input."""
+    with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
+        yield (
+            heard,
+            write_config(folder, broker.port, f'[capture]\nrecording = "{silence(folder)}"\n'),
+        )
+
+
+def silence(folder: Path) -> Path:
+    """An hour of it."""
+    import numpy as np
+    import soundfile
+
+    file = folder / "silence.wav"
+    soundfile.write(file, np.zeros(16_000 * 600, np.int16), 16_000)
+    return file
+
+
+@needs_broker
+def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_path: Path) -> None:
+    with quiet_house(tmp_path) as (heard, config):
+        with daemon("--config", config) as running:
+            until(lambda: heard.payloads("microphone") == [b"online"], READY_WITHIN_S)
+            done = roomscribe("mute", "on", "--config", config)
+            assert done.stdout == "muted: the microphone is closed\n"
+            until(lambda: heard.payloads("mute")[-1] == b"ON")
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(10) == 0
+        assert roomscribe("mute", "--config", config).returncode == 0
+        before = len(heard.payloads("state"))
+        with daemon("--config", config) as running:
+            until(lambda: len(heard.payloads("state")) > before, READY_WITHIN_S)
+            told = [json.loads(state) for state in heard.payloads("state")[before:]]
+            assert {state["status"] for state in told} == {"muted"}
+            running.send_signal(signal.SIGUSR1)
+            until(lambda: heard.payloads("microphone")[-1] == b"online")
+            assert heard.payloads("mute")[-1] == b"OFF"
+            running.send_signal(signal.SIGUSR1)
+            until(lambda: heard.payloads("mute")[-1] == b"ON")
+            done = roomscribe("mute", "off", "--config", config)
+            assert done.stdout.startswith("not muted")
+            until(lambda: heard.payloads("mute")[-1] == b"OFF")
+            assert running.poll() is None

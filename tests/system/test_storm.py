@@ -1,0 +1,34 @@
+"""Broker restarts at random while somebody speaks: nothing lost, nothing told twice for nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rigs import broker
+from rigs.storm import Outcome, storm
+
+from appliance.mqtt import publisher
+
+pytestmark = pytest.mark.skipif(bool(broker.missing()), reason=broker.missing() or "")
+
+
+def judge(outcome: Outcome) -> None:
+    assert outcome.lost == 0
+    assert outcome.in_order
+    assert outcome.doubled_for_nothing() == 0
+    assert max(outcome.runs_of_an_automation().values(), default=1) == 1
+
+
+def test_restarts_in_a_stream_of_sentences_lose_none(tmp_path: Path) -> None:
+    judge(storm(tmp_path, restarts=3, utterances=60, house=False, seconds=1.0))
+
+
+def test_a_house_that_comes_late_hears_each_sentence_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "ANNOUNCE_S", (0.2, 0.5))
+    monkeypatch.setattr(publisher, "BIRTH_S", 4.0)
+    outcome = storm(tmp_path, restarts=2, utterances=40, house=True, bystander=True, seconds=1.0)
+    judge(outcome)
+    assert outcome.missed == 0

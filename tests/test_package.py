@@ -1,0 +1,188 @@
+"""The unit, the package's files and the texts made from the command line, as far as files tell."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rigs.command import ROOT
+
+from appliance import __version__
+from appliance.cli import main
+from appliance.config import DEFAULT_PATH, keys
+from appliance.daemon import service
+from appliance.daemon.pipeline import STOP_WITHIN_S
+from appliance.errors import ConfigError, ModelError
+from appliance.mqtt.tls import PASSWORD_CREDENTIAL
+
+DEBIAN = ROOT / "debian"
+
+
+@pytest.fixture(scope="module")
+def unit() -> dict[str, list[str]]:
+    """Key -> values of every line of the unit."""
+    text = (ROOT / "systemd" / "roomscribe.service").read_text(encoding="utf-8")
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        name, sign, value = line.partition("=")
+        if sign and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the package's build writes manual pages and completion."""
+    folder = tmp_path_factory.mktemp("texts")
+    subprocess.run([sys.executable, ROOT / "scripts" / "deb_texts.py", folder], check=True)
+    return folder
+
+
+def test_a_wrong_configuration_or_model_is_not_tried_again(unit: dict[str, list[str]]) -> None:
+    statuses = {str(ConfigError.exit_status), str(ModelError.exit_status)}
+    assert statuses == set(unit["RestartPreventExitStatus"])
+    assert unit["Restart"] == ["always"]
+
+
+def test_the_unit_gives_the_daemon_the_time_that_it_takes(unit: dict[str, list[str]]) -> None:
+    assert float(unit["TimeoutStopSec"][0]) > STOP_WITHIN_S + 1
+    assert float(unit["WatchdogSec"][0]) > service.STILL_S
+
+
+def test_speech_that_waits_outlives_a_restart_and_not_a_stop(unit: dict[str, list[str]]) -> None:
+    assert unit["RuntimeDirectory"] == ["roomscribe"]
+    assert unit["RuntimeDirectoryMode"] == ["0700"]
+    assert unit["RuntimeDirectoryPreserve"] == ["restart"]
+
+
+def test_the_end_of_one_of_its_processes_is_the_daemons_affair(unit: dict[str, list[str]]) -> None:
+    assert unit["KillMode"] == ["mixed"]
+    assert unit["OOMPolicy"] == ["continue"]
+
+
+def test_the_unit_reloads_by_the_protocol_that_the_daemon_speaks(
+    unit: dict[str, list[str]],
+) -> None:
+    assert unit["Type"] == ["notify-reload"]
+    assert "ExecReload" not in unit
+
+
+def test_the_brokers_password_comes_in_as_a_credential(unit: dict[str, list[str]]) -> None:
+    pattern = unit["ImportCredential"][0]
+    assert PASSWORD_CREDENTIAL.startswith(pattern.removesuffix("*"))
+
+
+def test_nothing_that_the_sandbox_needs_was_taken_out(unit: dict[str, list[str]]) -> None:
+    assert unit["DeviceAllow"] == ["char-alsa rw", "char-hailo* rw"]
+    families = set(unit["RestrictAddressFamilies"][0].split())
+    assert families == {"AF_INET", "AF_INET6", "AF_UNIX"}
+    assert unit["Wants"][0] in unit["After"][0].split(), "char-alsa is unknown before snd is loaded"
+    assert "ProcSubset" not in unit, "onnxruntime reads /proc/cpuinfo"
+
+
+def test_the_package_has_the_programs_version() -> None:
+    first = (DEBIAN / "changelog").read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith(f"roomscribe ({__version__}) ")
+
+
+def test_every_library_that_the_program_needs_is_depended_on_or_vendored() -> None:
+    names = {"paho-mqtt": "python3-paho-mqtt", "systemd-python": "python3-systemd"}
+    control = (DEBIAN / "control").read_text(encoding="utf-8")
+    vendored = (DEBIAN / "vendored.txt").read_text(encoding="utf-8")
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    wanted = project.partition("dependencies = [")[2].partition("]")[0]
+    for requirement in re.findall(r'"([a-z-]+)', wanted):
+        package = names.get(requirement, f"python3-{requirement}")
+        assert f" {package}" in control or f"\n{requirement}==" in vendored, requirement
+
+
+def test_every_vendored_library_has_its_licence_in_the_copyright_file() -> None:
+    text = (DEBIAN / "copyright").read_text(encoding="utf-8")
+    for name in re.findall(r"^([a-z-]+)==", (DEBIAN / "vendored.txt").read_text("utf-8"), re.M):
+        assert f"debian/vendor/*/{name.replace('-', '_')}-*.whl" in text, name
+
+
+def test_purging_removes_what_the_unit_lets_the_daemon_write(unit: dict[str, list[str]]) -> None:
+    script = (DEBIAN / "roomscribe.postrm").read_text(encoding="utf-8")
+    assert f"/var/lib/{unit['StateDirectory'][0]} " in script
+    assert "/etc/credstore/roomscribe.*" in script
+
+
+def test_the_manual_has_every_command_and_every_key(texts: Path) -> None:
+    page = (texts / "roomscribe-texts" / "roomscribe.1").read_text(encoding="utf-8")
+    for name in subcommands():
+        assert f".SS \\fBroomscribe {name}\\fR" in page, name
+    page = (texts / "roomscribe-texts" / "roomscribe.toml.5").read_text(encoding="utf-8")
+    for section, entry in keys():
+        assert f".SH [{section}]\n" in page
+        assert f".B {entry.name}\n" in page
+    assert str(DEFAULT_PATH) in page
+
+
+def test_a_usage_in_the_manual_breaks_between_arguments_only(texts: Path) -> None:
+    page = (texts / "roomscribe-texts" / "roomscribe.1").read_text(encoding="utf-8")
+    usages = [line for line in page.splitlines() if line.startswith("usage: roomscribe")]
+    assert len(usages) >= len(subcommands())
+    assert any(r"[\-\-recording\ FILE]" in line for line in usages)
+
+
+def test_bash_completes_commands_options_values_and_files(texts: Path, tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash")
+    (tmp_path / "talk.wav").touch()
+    (tmp_path / "tapes").mkdir()
+    wanted = {
+        "mod": "model",
+        "model ad": "add",
+        "log --si": "--since",
+        "mute of": "off",
+        "model add --quantize in": "int8",
+        "transcribe talk": "talk.wav",
+        "run --config ta": "talk.wav tapes",
+        "model export ta": "tapes",
+    }
+    script = f"""
+    source {texts}/bash-completion/completions/roomscribe
+    for typed in "$@"; do
+        COMP_WORDS=(roomscribe $typed); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=()
+        _shtab_roomscribe
+        printf '%s\\n' "${{COMPREPLY[@]}}" | sort | paste -sd ' '
+    done
+    complete -p roomscribe"""
+    done = subprocess.run(
+        [bash, "-c", script, "_", *wanted], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    *found, registered = done.stdout.splitlines()
+    assert dict(zip(wanted, found, strict=True)) == wanted
+    assert "-o default" in registered, "files are not offered where nothing else is"
+
+
+def test_zsh_completes_files_where_files_are_wanted(texts: Path) -> None:
+    script = (texts / "zsh" / "vendor-completions" / "_roomscribe").read_text(encoding="utf-8")
+    assert script.startswith("#compdef roomscribe\n")
+    for name in subcommands():
+        assert re.search(rf"\b{name.split()[-1]}\b", script), name
+    assert re.search(r'"--config\[configuration .*:_files"', script)
+    assert re.search(r'"--checkpoint\[.*:_files -/"', script)
+
+
+def subcommands() -> list[str]:
+    """Every command that does something: `run`, `model add`..."""
+
+    def below(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> list[str]:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                return [
+                    name
+                    for word, one in action.choices.items()
+                    for name in below(one, (*words, word))
+                ]
+        return [" ".join(words)]
+
+    return below(main.parser(), ())
