@@ -50,7 +50,7 @@ EXIT_STATUS = """\
 
 def page() -> str:
     """The whole page: head, one section a command in the order of --help, exit status."""
-    from appliance.cli import parser
+    from appliance.cli.main import parser
 
     top = parser()
     sections = [HEAD, _what_there_is(top)]

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
-from rig_broker import Broker, missing
+from rigs.broker import Broker, missing
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
