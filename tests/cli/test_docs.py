@@ -195,6 +195,24 @@ def test_every_page_of_docs_is_in_the_index_and_every_link_leads_somewhere() -> 
                 assert (file.parent / target).exists(), f"{file.name}: {target}"
 
 
+def test_every_place_that_the_table_of_places_names_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("| I want to change")[2].partition("\n\n")[0]
+    named = 0
+    for cell in re.split(r"[|\n]", table):
+        folder = ROOT
+        for place in re.findall(r"`([\w./-]+)[^`]*`", cell):
+            if "/" not in place and not place.endswith(".py"):
+                continue
+            found = [
+                one / place for one in (ROOT, ROOT / "appliance", folder) if (one / place).exists()
+            ]
+            assert found, f"CONTRIBUTING.md: {place} is not there"
+            folder = found[0] if found[0].is_dir() else found[0].parent
+            named += 1
+    assert named > 50
+
+
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         sys.exit(f"usage: {WRITE}")
