@@ -5,9 +5,10 @@ import json
 import sys
 
 from paho.mqtt import subscribe
+from paho.mqtt.client import MQTTMessage
 
 
-def show(_client: object, _userdata: object, message: subscribe.paho.MQTTMessage) -> None:
+def show(_client: object, _userdata: object, message: MQTTMessage) -> None:
     """Prints one transcript."""
     event = json.loads(message.payload)
     print(f"{event['node']}: {event['text']}{' (late)' if event['late'] else ''}", flush=True)
