@@ -1,9 +1,11 @@
-# Sourced by scripts/demo and scripts/test: installs what is missing, sets $PYTHON to the
-# environment's interpreter. Needs Debian (or a relative) with apt, as root or with sudo.
+# Sourced by the programs beside it, which stand in the checkout then: installs what is missing, sets
+# $PYTHON to the environment's interpreter. Needs Debian (or a relative) with apt, as root or with sudo.
 #   set_up demo|dev
 
 PACKAGES=(python3 python3-venv mosquitto mosquitto-clients pulseaudio pulseaudio-utils
           libasound2-plugins libportaudio2)
+# for `python -m figures.demo` and the like, and for what they start
+export PYTHONPATH=$PWD:$PWD/tests:$PWD/scripts
 
 say() { printf '%s\n' "$*" >&2; }
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rigs.command import ROOT
+from rigs.checkout import ROOT, environment
 
 from appliance import __version__
 from appliance.cli import main
@@ -39,7 +39,7 @@ def unit() -> dict[str, list[str]]:
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which the package's build writes manual pages and completion."""
     folder = tmp_path_factory.mktemp("texts")
-    subprocess.run([sys.executable, ROOT / "scripts" / "deb_texts.py", folder], check=True)
+    subprocess.run([sys.executable, "-m", "deb.texts", folder], check=True, env=environment())
     return folder
 
 

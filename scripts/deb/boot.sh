@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# deb_boot.sh TOOLS LOWER WORK: boots the root LOWER with a real systemd, in the foreground. Nothing
+# boot.sh TOOLS LOWER WORK: boots the root LOWER with a real systemd, in the foreground. Nothing
 # is written to TOOLS and LOWER: changes go to WORK/upper. WORK/share is /share inside.
 # nspawn runs from a root of its own (pivot_root) with a fresh cgroup2, so that a machine without
 # systemd, or with cgroup v1, boots it as well.

@@ -65,7 +65,7 @@ class Container:
         self._write("etc/systemd/system/subscriber.service", SUBSCRIBER_UNIT)
         self.share.mkdir(parents=True, exist_ok=True)
         shutil.copytree(SPEECH, self.share / "speech", dirs_exist_ok=True)
-        command = [HERE / "deb_boot.sh", self._tools, self._root, self._work]
+        command = [HERE / "boot.sh", self._tools, self._root, self._work]
         with self._console.open("wb") as console:
             self._nspawn = subprocess.Popen(
                 [str(part) for part in command],

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Installs the package in a booted container and runs every check; scripts/test-deb calls it.
 
-deb_test.py DEB TOOLS_ROOT TEST_ROOT WORK [CHECK...]
+python -m deb.main DEB TOOLS_ROOT TEST_ROOT WORK [CHECK...]
 """
 
 from __future__ import annotations

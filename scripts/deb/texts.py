@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Writes the manual pages and the shells' completions from the command line and the settings.
 
-deb_texts.py SHARE    writes, below SHARE, roomscribe-texts/roomscribe.{1,toml.5},
-                      bash-completion/completions/roomscribe and zsh/vendor-completions/_roomscribe
+python -m deb.texts SHARE    writes, below SHARE, roomscribe-texts/roomscribe.{1,toml.5},
+        bash-completion/completions/roomscribe and zsh/vendor-completions/_roomscribe
 
 The page of the commands is argparse-manpage's, the completions are shtab's (both of them in
 Debian); the page of the settings is made here, since no tool knows them.

@@ -1,9 +1,9 @@
-#!/usr/bin/env python3
 """Unpacks the vendored wheels of one architecture into the package's private folder.
 
-deb_vendor.py WHEELS TRIPLET TARGET            TRIPLET such as aarch64-linux-gnu
-deb_vendor.py WHEELS TRIPLET TARGET --links    only the links to Debian's own libraries, after
-                                               dh_python3, which removes links that dangle here
+python -m deb.vendor WHEELS TRIPLET TARGET [--links]
+
+TRIPLET is such as aarch64-linux-gnu; --links makes only the links to Debian's own libraries, after
+dh_python3, which removes links that dangle here.
 """
 
 from __future__ import annotations

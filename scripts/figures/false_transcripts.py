@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """False transcripts per hour of sound in which nobody speaks, through the appliance's own path.
 
     nice scripts/figures/false_transcripts.py [--bundle home-en] [--recordings FOLDER] [--kept FILE]

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """What faults of the NPU do to a stream of speech, and what the backend costs: one table.
 
     scripts/figures/hailo.py [--windows 300] [--faults 100] [--bundle home-en] [--only overlap]

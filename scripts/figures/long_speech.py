@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """What cutting long speech into windows costs in words: one table.
 
     scripts/figures/long_speech.py [--bundle home-en]

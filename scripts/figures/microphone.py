@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """How soon the appliance hears again after its microphone was gone, stalled, or its reader killed.
 
     scripts/figures/microphone.py [TIMES] [--idle SECONDS]

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """How well a bundle hears, through the appliance's own path: one table.
 
     scripts/figures/model.py [--bundle home-en] [--recordings FOLDER]

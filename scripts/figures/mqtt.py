@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """What broker restarts cost, and how soon subscribers know: figures on a real Mosquitto.
 
     scripts/figures/mqtt.py [--restarts 20] [--utterances 200] [--seconds 4] [--house] [--bystander]

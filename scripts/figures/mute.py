@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """How long it takes from `mute/set` to the microphone being closed, and to that being told.
 
     scripts/figures/mute.py [TIMES]

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Writes appliance/infer/arithmetic.onnx, the products that the check of a processor computes.
 
 Usage: scripts/generate/arithmetic.py [FILE]. Wanted again when the INT8 graphs get other operators;

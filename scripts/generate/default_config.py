@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Writes config/roomscribe.toml from the settings tree, so that file and code cannot differ."""
 
 from __future__ import annotations

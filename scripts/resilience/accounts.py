@@ -1,11 +1,8 @@
-"""What became of sentences that were said in a known order: lost, doubled, out of order, wrong.
+"""What became of what was said.
 
-Nothing here knows where the texts come from; tests/system/test_accounts.py shows that nothing
-slips by.
-
-The soak's truth against its transcripts: what was heard of speech, and what of noise.
-
-What a daemon left behind, read without touching it: its store and its spool.
+`compare` counts sentences that were lost, doubled, out of order or wrong; `Hearing` judges the
+soak's scenes, speech and noise, by their transcripts; `stored` and `spooled` read what a daemon
+left behind without touching it. tests/system/test_accounts.py shows that nothing slips by.
 """
 
 from __future__ import annotations
@@ -29,6 +26,12 @@ COST = {LOST: 2, DOUBLED: 2, WRONG: 3}
 """A wrong text is dearer than one loss and cheaper than a loss and an intruder together."""
 NEAR = 50
 """A sentence lost here and found so many places away is out of order; beyond it is two faults."""
+CLOSES_S = 0.6
+"""The silence that ends an utterance has been heard when its window comes."""
+SLACK_S = 0.6
+"""A window begins so long before what was said in it, and ends so long after it, at most."""
+KINDS = ("known", "command", "other")
+_SPOOL_FRONT = struct.Struct("<6sBBII")
 
 
 @dataclass
@@ -121,13 +124,6 @@ class Sentences:
     def of(self, texts: Iterable[str]) -> list[int]:
         """Numbers of the sentences; -1 for a text that none of them gave."""
         return [self.names.get(text, -1) for text in texts]
-
-
-CLOSES_S = 0.6
-"""The silence that ends an utterance has been heard when its window comes."""
-SLACK_S = 0.6
-"""A window begins so long before what was said in it, and ends so long after it, at most."""
-KINDS = ("known", "command", "other")
 
 
 @dataclass(frozen=True)
@@ -253,9 +249,6 @@ class Waiting:
     id: str
     attempts: int
     """How often a process died while it transcribed it, this one included."""
-
-
-_SPOOL_FRONT = struct.Struct("<6sBBII")
 
 
 def spooled(spool: Path) -> list[Waiting]:

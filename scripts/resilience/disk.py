@@ -1,9 +1,7 @@
 """Whatever a disk does while sentences come: full, read-only, locked, file gone, file damaged.
 
 Every sentence that was spoken must reach a subscriber; the trouble must be in `state`, and heal
-without a restart. Each case has a disk, a daemon and a broker of its own.
-
-A small disk, a daemon on it, a broker and a subscriber: where the disk's troubles are played.
+without a restart. Each case has a small ext4 disk, a daemon and a broker of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +26,8 @@ from rigs.publishing import Subscriber
 
 HEALS_WITHIN_S = 60.0
 SIZE_MIB = 6
+LOCKED_S = 8.0
+"""Longer than a statement waits for another process."""
 
 
 @dataclass
@@ -152,10 +152,6 @@ def disk(image: Path, folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
-LOCKED_S = 8.0
-"""Longer than a statement waits for another process."""
-
-
 def full(place: Scenery) -> None:
     """The disk is full, and has room again."""
     place.start()
@@ -275,8 +271,6 @@ CASES: dict[str, Callable[[Scenery], None]] = {
     "damaged while running": damaged_running,
     "damaged between runs": damaged_between,
 }
-
-
 SHORT = ["full", "deleted", "damaged between runs"]
 
 

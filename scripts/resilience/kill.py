@@ -3,8 +3,6 @@
 A sentence that the dead process had not heard to its end is spoken again; one that it had is in
 the store or in the spool, or lost. In the end the store and a subscriber with a kept session hold
 what a run without faults gives, in order.
-
-A broker that comes and goes at random.
 """
 
 from __future__ import annotations
@@ -24,6 +22,18 @@ from resilience.accounts import Sentences, Verdict, compare, first_times, spoole
 from resilience.rig import BYTES_PER_S, Daemon, Place, Said, reference_texts, sentences, until
 from rigs.broker import Broker
 from rigs.publishing import Subscriber
+
+HEARD_AFTER = int(0.35 * BYTES_PER_S)
+"""A sentence is heard to its end once so much of the next one's silence has been read: one read
+of the pipe, and the frames that wait for the segmenter."""
+STARTING_SHARE, AIMED_SHARE = 0.2, 0.4
+"""Of the kills: those during the start, and those a moment after a window came into the spool."""
+START_S, LIFE_S, AIMED_S = 0.8, 2.0, 0.03
+"""Longest time to a kill: during the start, after READY, after the window came."""
+AIM_S = 5.0
+"""After so long one kills without a window, too."""
+POISON = 2
+"""A window that kills twice is set aside, and rightly: no kill is to make one of a good window."""
 
 
 class Weather:
@@ -59,19 +69,6 @@ class Weather:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-
-
-HEARD_AFTER = int(0.35 * BYTES_PER_S)
-"""A sentence is heard to its end once so much of the next one's silence has been read: one read
-of the pipe, and the frames that wait for the segmenter."""
-STARTING_SHARE, AIMED_SHARE = 0.2, 0.4
-"""Of the kills: those during the start, and those a moment after a window came into the spool."""
-START_S, LIFE_S, AIMED_S = 0.8, 2.0, 0.03
-"""Longest time to a kill: during the start, after READY, after the window came."""
-AIM_S = 5.0
-"""After so long one kills without a window, too."""
-POISON = 2
-"""A window that kills twice is set aside, and rightly: no kill is to make one of a good window."""
 
 
 @dataclass

@@ -18,7 +18,6 @@ import numpy as np
 from resilience.rig import (
     NODE,
     RATE,
-    SPEECH as FOLDER,
     Place,
     Said,
     Sound,
@@ -27,6 +26,7 @@ from resilience.rig import (
     sentences,
 )
 from rigs.broker import Broker
+from rigs.checkout import SPEECH
 from rigs.subscriber import subscribe
 
 import appliance.daemon.listening
@@ -219,7 +219,7 @@ def split(moments: dict[str, float], end_s: float, told_s: float) -> dict[str, f
 def run(count: int = 40) -> Outcome:
     """Says so many sentences in real time."""
     spoken: list[Said] = sentences()[:count]
-    sounds = [between_silences(read(FOLDER / f"{one.number:02}.flac")) for one in spoken]
+    sounds = [between_silences(read(SPEECH / f"{one.number:02}.flac")) for one in spoken]
     mouth, clock, outcome = Mouth(sounds), Clock(), Outcome(said=count)
     with Broker() as broker, Place() as place, ExitStack() as stack:
         place.configure(broker.port)

@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Tries to break what Roomscribe promises; one line of figures each, status 1 when one is broken.
 
     scripts/torture [--short] [kill] [disk] [broker] [power] [fuzz] [latency] [soak]
 
-kill      kill -9 at random moments of a stream of sentences, a broker that comes and goes
+kill      kill -9 at random moments of a stream of sentences, while the broker restarts at random
 disk      full, read-only, locked, deleted, damaged under the running daemon (as root)
 broker    restarts of the broker: lost, doubled, and how soon the first event follows
 power     the store's files as a power cut leaves them
@@ -28,12 +27,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests")]
+from rigs.checkout import ROOT
 
 BACK_WITHIN_S = 5.0
 """From the broker's return to the first event."""
-FUZZ_TESTS = "tests/test_fuzz_*.py"
 
 
 def main() -> int:
@@ -67,9 +64,9 @@ def main() -> int:
 
 def kill(given: argparse.Namespace) -> bool:
     """Kills of the daemon."""
-    from resilience import kill as torture_kill
+    from resilience import kill as ordeal
 
-    outcome = torture_kill.run(
+    outcome = ordeal.run(
         given.kills or (8 if given.short else 200),
         given.seed,
         spool=not given.without_spool,
@@ -81,10 +78,10 @@ def kill(given: argparse.Namespace) -> bool:
 
 def disk(given: argparse.Namespace) -> bool:
     """Troubles of the disk; skipped where no disk can be mounted."""
-    from resilience import disk as torture_disk
+    from resilience import disk as ordeal
 
     try:
-        cases = torture_disk.run(torture_disk.SHORT if given.short else None)
+        cases = ordeal.run(ordeal.SHORT if given.short else None)
     except OSError as error:
         print(f"disk: SKIPPED: mounting a small disk needs root and CAP_SYS_ADMIN ({error})")
         return True
@@ -123,28 +120,22 @@ def broker(given: argparse.Namespace) -> bool:
 
 def power(given: argparse.Namespace) -> bool:
     """Power cuts: a program of its own."""
-    return _program("scripts/resilience/power.py", *(["--cuts", "30"] if given.short else []))
+    command = [sys.executable, "-m", "resilience.power", *(["--cuts", "30"] if given.short else [])]
+    return subprocess.run(command, check=False).returncode == 0
 
 
 def fuzz(given: argparse.Namespace) -> bool:
     """The fuzzing tests, with more examples; a short run leaves them to the tests, unless named."""
     if given.short and "fuzz" not in given.ordeals:
         return True
-    tests = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(FUZZ_TESTS))
     examples = "50" if given.short else "1000"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/fuzz"]
     done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"ROOMSCRIBE_FUZZ": examples},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+        command, cwd=ROOT, env=os.environ | {"ROOMSCRIBE_FUZZ": examples},
+        stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
     lines = done.stdout.strip().splitlines() or ["no tests"]
-    print(
-        f"fuzz: {examples} examples each in {len(tests)} files: {lines[-1].strip('= ')}", flush=True
-    )
+    print(f"fuzz: {examples} examples each: {lines[-1].strip('= ')}", flush=True)
     if done.returncode:
         print(done.stdout)
     return done.returncode == 0
@@ -152,29 +143,23 @@ def fuzz(given: argparse.Namespace) -> bool:
 
 def latency(given: argparse.Namespace) -> bool:
     """Where the time goes between speech and subscriber."""
-    from resilience import latency as torture_latency
+    from resilience import latency as ordeal
 
-    outcome = torture_latency.run(3 if given.short else 40)
+    outcome = ordeal.run(3 if given.short else 40)
     print(outcome, flush=True)
     return not outcome.broken
 
 
 def soak(given: argparse.Namespace) -> bool:
     """Hours of sound through one daemon."""
-    from resilience import soak as torture_soak
+    from resilience import soak as ordeal
 
     named = "soak" in given.ordeals and not given.short
     hours = given.hours or (1.0 if named else 0.04)
     with tempfile.TemporaryDirectory() as folder:
-        outcome = torture_soak.run(hours, given.out or Path(folder), given.seed)
+        outcome = ordeal.run(hours, given.out or Path(folder), given.seed)
     print(outcome, flush=True)
     return not outcome.broken
-
-
-def _program(*arguments: str) -> bool:
-    """Runs a program of our own; its output is ours."""
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
 ORDEALS: dict[str, Callable[[argparse.Namespace], bool]] = {

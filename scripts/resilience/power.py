@@ -1,19 +1,18 @@
-#!/usr/bin/env python3
 """Cuts the power at random moments of the store's life and looks for what was lost.
 
 A child process stores transcripts (after an update from the first layout), moves the cursor,
 deletes, checkpoints and restarts, while strace writes down every write and every fsync. Each cut is
-one of the states that a disk may be left in (see torture_power_disk), opened by Store.open, which
-must find every transcript whose `append` had returned, unchanged, in a file that is whole.
+one of the states that a disk may be left in, opened by Store.open, which must find every transcript
+whose `append` had returned, unchanged, in a file that is whole.
 
-Prints one line of figures; exit status 1 with any loss, 0 also when strace cannot be used.
-
-A disk that forgets: what may lie on it after a power cut, from the trace of a program's writes.
-
-The model: what was written to a file before its last fsync is there. Of later writes and
+The disk's model: what was written to a file before its last fsync is there. Of later writes and
 truncations any subset is there, in order; the last of them may be torn at a sector. A name that was
 made, changed or deleted is safe with an fsync of its folder; of later changes of names any first
 part is there. That is what POSIX lets a disk do, and more than most do.
+
+Prints one line of figures; exit status 1 with any loss, 0 also when strace cannot be used.
+
+    python -m resilience.power [--cuts 300] [--transcripts 200] [--seed 0]
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resilience import power_child
 from resilience.power_child import OLD, connection_of, make_old_file, sentence
 
 from appliance.config import StoreSettings
@@ -216,11 +214,6 @@ def _inside(path: bytes, folder: Path) -> str:
     return found.name if found.parent == folder else ""
 
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "scripts"))
-
-
 def main() -> int:
     """Parses the command line; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -244,7 +237,7 @@ def torture(options: argparse.Namespace, place: Path) -> int:
     trace = place / "trace"
     command = [
         *("strace", "-y", "-xx", "-s", "10000000", "-o", str(trace), "-e", f"trace={CALLS}"),
-        *(sys.executable, power_child.__file__, str(state), str(options.transcripts)),
+        *(sys.executable, "-m", "resilience.power_child", str(state), str(options.transcripts)),
         *(["--without-sync"] if options.without_sync else []),
     ]
     if not shutil.which("strace"):

@@ -1,6 +1,6 @@
 """The program whose power is cut: lives with its store, and says what the store has promised.
 
-torture_power_child.py FOLDER TRANSCRIPTS [--without-sync]
+python -m resilience.power_child FOLDER TRANSCRIPTS [--without-sync]
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from appliance.store import tables
 from appliance.store.database import Database
 from appliance.store.store import Store
 from appliance.store.tables import Wanted
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 OLD = 30
 """Transcripts in the file of the first layout that it begins with."""

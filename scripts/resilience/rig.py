@@ -1,4 +1,4 @@
-"""What the ordeals share: sentences, a daemon that hears a pipe, and what it left behind."""
+"""What the ordeals share: sentences between silences, a daemon's folder, a daemon fed by a pipe."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
+from rigs import recordings
+from rigs.checkout import ROOT, environment
 from rigs.word_errors import words
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-SPEECH = ROOT / "tests" / "speech"
-FAST = ROOT / "scripts" / "torture_fast.py"
 RATE = 16_000
 BYTES_PER_S = 2 * RATE
 STEP = 7680
@@ -66,11 +65,9 @@ def between_silences(samples: Sound, tail_s: float = 1.5) -> Sound:
 
 def sentences() -> list[Said]:
     """The 40 sentences of tests/speech."""
-    lines = (SPEECH / "transcripts.tsv").read_text(encoding="utf-8").splitlines()[1:]
-    rows = [line.split("\t") for line in lines]
     return [
-        Said(number, row[-1], between_silences(read(SPEECH / row[0])).tobytes())
-        for number, row in enumerate(rows)
+        Said(number, one.text, between_silences(read(one.file)).tobytes())
+        for number, one in enumerate(recordings.sentences())
     ]
 
 
@@ -111,7 +108,8 @@ class Place:
 class Daemon:
     """A running `roomscribe run --recording -` and the pipe that it hears."""
 
-    def __init__(self, place: Place, *, fast: bool = True, **environment: str) -> None:
+    def __init__(self, place: Place, *, fast: bool = True, **more: str) -> None:
+        """Without `fast` the plain daemon, which hears in real time; `more` is its environment."""
         self.begun_s = time.monotonic()
         self.ready_s: float | None = None
         """Seconds from the start to READY."""
@@ -119,7 +117,7 @@ class Daemon:
         """What it told systemd."""
         self.written = 0
         """Bytes of sound put into the pipe."""
-        command = [str(FAST)] if fast else ["-m", "appliance"]
+        module = "resilience.fast" if fast else "appliance"
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         address = f"\0roomscribe-torture-{os.getpid()}-{self.begun_s}"
         self._notify.bind(address)
@@ -127,11 +125,11 @@ class Daemon:
         told = {"NOTIFY_SOCKET": "@" + address[1:], "ROOMSCRIBE_MODELS": str(place.folder / "no")}
         with place.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *command, "run", "--config", place.config, "--recording", "-"],
+                [sys.executable, "-m", module, "run", "--config", place.config, "--recording", "-"],
                 stdin=subprocess.PIPE,
                 stderr=log,
                 stdout=log,
-                env=os.environ | told | environment,
+                env=environment(**told, **more),
                 cwd=ROOT,
             )
         assert self.process.stdin is not None

@@ -7,8 +7,6 @@ the sentences of tests/speech and made noise alone.
 
 from __future__ import annotations
 
-import csv
-import os
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
-from resilience.rig import RATE, SPEECH, Sound
+from resilience.rig import RATE, Sound
+from rigs.recordings import SHARED_AUDIO, manifest, sentences
 
 Wave = NDArray[np.float32]
 """(n,) float32 at 16 kHz, full scale 1."""
@@ -77,16 +76,11 @@ class Sounds:
     """Every recording, in memory from the start, so that it does not grow."""
 
     def __init__(self) -> None:
-        lines = (SPEECH / "transcripts.tsv").read_text(encoding="utf-8").splitlines()[1:]
-        rows = [line.split("\t") for line in lines]
-        self.speech = [Clip("known", _wave(SPEECH / row[0]), row[-1]) for row in rows]
+        self.speech = [Clip("known", _wave(one.file), one.text) for one in sentences()]
         self.noise: list[Wave] = [_made(60, 0.0), _made(60, 1.0)]
-        shared = os.environ.get("ROOMSCRIBE_SHARED")
-        folder = Path(shared or "/nonexistent") / "data" / "audio"
-        if (folder / "MANIFEST.tsv").exists():
-            with (folder / "MANIFEST.tsv").open(encoding="utf-8", newline="") as file:
-                for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
-                    self._take(folder / row["path"], row["category"])
+        if SHARED_AUDIO.is_dir():
+            for file, row in manifest(SHARED_AUDIO):
+                self._take(file, row["category"])
 
     def _take(self, path: Path, kind: str) -> None:
         if kind in NOISE_KINDS:

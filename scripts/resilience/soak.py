@@ -1,10 +1,9 @@
 """Hours of sound through one daemon, as fast as it digests them: what grows, what is missed.
 
-The daemon is a process of its own that hears a pipe (torture_fast), so that its memory, file
+The daemon is a process of its own that hears a pipe (resilience.fast), so that its memory, file
 descriptors and threads are its own. A line of measures is added to FOLDER/soak.jsonl each minute;
-started again in the same folder, the hours go on where they stood with a new process.
-
-The soak's picture: memory, descriptors, threads and the database over the hours of sound.
+started again in the same folder, the hours go on where they stood with a new process. In the end
+FOLDER/soak.png shows memory, descriptors, threads and the database over the hours of sound.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The power cut at many moments: what was promised is there. For more: torture_power.py."""
+"""The power cut at many moments: what was promised is there. For more: scripts/torture power."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import subprocess
 import sys
 
 import pytest
-from rigs.checkout import ROOT
-
-SCRIPT = ROOT / "scripts" / "resilience" / "power.py"
+from rigs.checkout import ROOT, environment
 
 
 def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), "--cuts", "60", "--transcripts", "50", *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+    command = [sys.executable, "-m", "resilience.power", "--cuts", "60", "--transcripts", "50"]
+    done = subprocess.run(
+        [*command, *arguments], check=False, capture_output=True, text=True, timeout=600,
+        cwd=ROOT, env=environment(),
+    )  # fmt: skip
     if "skipped" in done.stdout:
         pytest.skip(done.stdout.strip())
     return done

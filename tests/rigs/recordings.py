@@ -1,0 +1,39 @@
+"""Recordings of speech: the 40 sentences of tests/speech, and those that a MANIFEST.tsv lists."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rigs.checkout import SPEECH
+
+SHARED_AUDIO = Path(os.environ.get("ROOMSCRIBE_SHARED", "/nonexistent")) / "data" / "audio"
+"""Recordings of real speech and noise, where $ROOMSCRIBE_SHARED names a folder that has them."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A recording of tests/speech."""
+
+    file: Path
+    text: str
+    demo: bool
+    """One of the five that the demonstration speaks."""
+
+
+def sentences() -> list[Sentence]:
+    """All of tests/speech, in the order of its list."""
+    with (SPEECH / "transcripts.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    return [Sentence(SPEECH / row["file"], row["text"], row["demo"] == "yes") for row in rows]
+
+
+def manifest(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """File and columns (path, category, transcript ...) of each recording in the folder's list."""
+    with (folder / "MANIFEST.tsv").open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\")
+        for row in rows:
+            yield folder / row["path"], row
