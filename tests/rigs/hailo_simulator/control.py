@@ -85,7 +85,7 @@ class Simulator:
     @property
     def inner(self) -> Any:
         """The module that plays the C++ part: `violations`, `history`."""
-        from rigs.hailo_simulator.hailo_platform.pyhailort import _pyhailort
+        from hailo_platform.pyhailort import _pyhailort
 
         return _pyhailort
 
