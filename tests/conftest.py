@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""What all tests share: the rigs' fixtures, and the model that they run with."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from rigs.models import bundle, bundle_folder, checkpoint_folder
-
-__all__ = ["bundle", "bundle_folder", "checkpoint_folder"]
+pytest_plugins = ["rigs.models", "rigs.windows", "rigs.disks", "rigs.hailo"]
 
 # whatever model this machine's user has chosen, the tests run with the built-in one
 os.environ["ROOMSCRIBE_MODELS"] = str(Path(tempfile.gettempdir()) / "roomscribe-tests-no-models")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from cli.test_log import following
-from rigs.disks import impatient, mounted
+from rigs.disks import mounted
 from rigs.publishing import transcript
-from rigs.windows import memory, needs_memory
+from rigs.windows import needs_memory
 from system.test_refusing_disk import remount
 
 from appliance.cli import main
@@ -22,8 +22,7 @@ from appliance.store.folders import FILE_NAME
 from appliance.store.standin import LastingDatabase, MemoryFolder
 from appliance.store.store import Store
 
-__all__ = ["impatient", "memory"]
-pytestmark = needs_memory
+pytestmark = [needs_memory, pytest.mark.usefixtures("impatient")]
 
 
 @pytest.fixture

@@ -321,8 +321,6 @@ def test_an_export_holds_what_hailos_compiler_needs(desk: Desk, tmp_path: Path) 
     assert len(list(out.rglob("*.onnx"))) == 2
 
 
-__all__ = ["desk"]
-
 ADD = ("add", "tiny", "--hef", "hailo8", "--npu-decoder")
 LENGTH = 32
 H8 = "whisper/h8/tiny-whisper-"

@@ -7,15 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from rigs.windows import a_window, memory, needs_memory
+from rigs.windows import a_window, needs_memory
 
 from appliance.config import Settings, SpoolSettings
 from appliance.daemon.backlog import HELD, UNSPOOLED, Backlog
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
 from appliance.records import Discarded, Window
-
-__all__ = ["memory"]
 
 WINDOW_S = 6.0
 

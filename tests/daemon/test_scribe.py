@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 import pytest
 from rigs.transcriber import HEARD, FakeTranscriber
-from rigs.windows import a_window, memory, needs_memory
+from rigs.windows import a_window, needs_memory
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.health import Health
@@ -22,8 +22,6 @@ from appliance.infer.transcriber import Transcriber
 from appliance.records import Discarded, Transcript, Transcription, Window
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
-
-__all__ = ["memory"]
 
 
 class FullDisk(Store):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from rigs.checkout import ROOT, TESTS
-from rigs.windows import a_window, memory, needs_memory
+from rigs.windows import a_window, needs_memory
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon import spool as spool_module
@@ -28,8 +28,6 @@ from appliance.daemon.health import Health
 from appliance.daemon.spool import ATTEMPTS_AT, Moment, Spool, pack, parse
 from appliance.records import Window
 from appliance.store import folders
-
-__all__ = ["memory"]
 
 pytestmark = needs_memory
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from infer.hailo.test_npu import hold
-from rigs.hailo import hef_bundle, mel_of, simulator
+from rigs.hailo import mel_of
 from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.config import EncoderSettings
@@ -22,8 +22,6 @@ from appliance.infer.hailo.npu import open_npu
 from appliance.infer.transcriber import open_encoder
 from appliance.model.bundle import ENCODER_FILE, Bundle
 from appliance.model.hef import HEF_FILE
-
-__all__ = ["hef_bundle", "simulator"]
 
 AUTO, HAILO, CPU = (EncoderSettings(backend=name, threads=1) for name in ("auto", "hailo", "cpu"))
 

@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from rigs.hailo import npu_bundles, simulator
 from rigs.hailo_simulator.control import Simulator
 from rigs.models import random_mel
 
@@ -334,7 +333,6 @@ def test_the_command_line_offers_every_shape_and_clock_there_is() -> None:
     assert set(offered.CLOCKS) == set(CLOCKS)
 
 
-__all__ = ["npu_bundles", "simulator"]
 TOKENS = 5
 
 

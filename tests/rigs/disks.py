@@ -83,8 +83,9 @@ def house(tmp_path: Path, memory: Path) -> Iterator[House]:
         found.read_only(False)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that refuses is tried again at once."""
     monkeypatch.setattr(standin, "TRY_EVERY_S", 0.0)
     monkeypatch.setattr(standin, "REFUSES_S", 0.0)
 

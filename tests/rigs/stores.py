@@ -1,24 +1,11 @@
-"""What the tests of the log share: a place in memory, and that a file is whole."""
+"""Looks into a log's file that is open."""
 
 from __future__ import annotations
 
 import sqlite3
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from appliance.store.database import Database
 from appliance.store.store import Store
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """A folder in memory, for hundreds of commits."""
-    shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=shared) as folder:
-        yield Path(folder)
 
 
 def connection_of(store: Store) -> sqlite3.Connection:

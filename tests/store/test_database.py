@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rigs.disks import mounted
 from rigs.publishing import transcript
-from rigs.stores import checked, tmp_path
+from rigs.stores import checked
 
 from appliance.config import StoreSettings
 from appliance.errors import PublishError
@@ -21,8 +21,6 @@ from appliance.store import database
 from appliance.store.database import Database
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
-
-__all__ = ["tmp_path"]
 
 
 @pytest.fixture

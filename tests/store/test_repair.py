@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 from rigs.publishing import transcript
-from rigs.stores import checked, connection_of, tmp_path
+from rigs.stores import checked, connection_of
 
 from appliance.config import StoreSettings
 from appliance.errors import PublishError
 from appliance.store import repair
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
-
-__all__ = ["tmp_path"]
 
 PAGE = 4096
 

@@ -13,15 +13,13 @@ from pathlib import Path
 
 import pytest
 from rigs.publishing import transcript
-from rigs.stores import connection_of, tmp_path
+from rigs.stores import connection_of
 
 from appliance.config import StoreSettings
 from appliance.store import repair
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
 from appliance.store.tables import Wanted
-
-__all__ = ["tmp_path"]
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 

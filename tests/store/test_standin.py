@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 
 import pytest
-from rigs.disks import House, deliver, fill, house, impatient, refuses, tell
+from rigs.disks import House, deliver, fill, refuses, tell
 from rigs.publishing import transcript
 from rigs.stores import connection_of
-from rigs.windows import memory, needs_memory
+from rigs.windows import needs_memory
 
 from appliance.config import StoreSettings
 from appliance.errors import PublishError
@@ -23,8 +23,7 @@ from appliance.store.standin import LastingDatabase
 from appliance.store.store import Store
 from appliance.store.tables import Wanted
 
-__all__ = ["house", "impatient", "memory"]
-pytestmark = needs_memory
+pytestmark = [needs_memory, pytest.mark.usefixtures("impatient")]
 
 
 def test_a_read_only_disk_at_the_start_is_stood_in_for_and_has_all_of_it_later(

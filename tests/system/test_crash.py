@@ -16,7 +16,7 @@ import pytest
 import soundfile
 from rigs.command import ROOT, SPEECH
 from rigs.publishing import until
-from rigs.windows import a_window, memory, needs_memory
+from rigs.windows import a_window, needs_memory
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.health import Health
@@ -24,8 +24,6 @@ from appliance.daemon.spool import Spool, note
 from appliance.errors import PublishError
 from appliance.records import Window
 from appliance.store.store import Store
-
-__all__ = ["memory"]
 
 pytestmark = needs_memory
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from rigs.command import HOME_EN, SPEECH
-from rigs.hailo import copied, npu_bundle, npu_bundles
 from rigs.hailo_simulator.control import Simulator, enlist, with_hef, write_decoder_hef
 
 from appliance.cli.doctor import npu
@@ -21,8 +20,6 @@ from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, DeviceError, ModelError, RoomscribeError
 from appliance.model.bundle import Bundle, load_bundle
-
-__all__ = ["copied", "npu_bundle", "npu_bundles"]
 
 EVERY = (npu.device, npu.library, npu.chip, npu.owner, npu.hef, npu.self_test)
 

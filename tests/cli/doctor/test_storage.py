@@ -8,9 +8,9 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from rigs.disks import House, house
+from rigs.disks import House
 from rigs.publishing import transcript
-from rigs.windows import memory, needs_memory
+from rigs.windows import needs_memory
 
 from appliance.cli.doctor import publishing
 from appliance.cli.doctor.outcome import Surroundings
@@ -20,8 +20,6 @@ from appliance.daemon.pipeline import lasting_log
 from appliance.errors import PublishError
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
-
-__all__ = ["house", "memory"]
 
 
 def around(folder: Path) -> Surroundings:

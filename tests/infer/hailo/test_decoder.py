@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rigs.hailo import LENGTHS, copied, mel_of, npu_bundle, npu_bundles, simulator
+from rigs.hailo import LENGTHS, mel_of
 from rigs.hailo_simulator.control import DECODER_OUTPUTS, Simulator, enlist, write_decoder_hef
 
 from appliance.config import EncoderSettings, Settings
@@ -29,8 +29,6 @@ from appliance.infer.transcriber import open_transcriber
 from appliance.model.bundle import Bundle, Guards
 from appliance.model.hef import HEF_FILE, read_hef
 from appliance.records import States, Window
-
-__all__ = ["copied", "npu_bundle", "npu_bundles", "simulator"]
 
 ON_HAILO = EncoderSettings(threads=1)
 LONG_S = 60.0

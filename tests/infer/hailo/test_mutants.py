@@ -11,13 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from rigs.hailo import copied, hef_bundle, npu_bundle, npu_bundles, simulator
 from rigs.hailo_simulator.control import Simulator
 
 import appliance.infer
 from appliance.model.bundle import Bundle
-
-__all__ = ["copied", "hef_bundle", "npu_bundle", "npu_bundles", "simulator"]
 
 INFER = Path(appliance.infer.__file__).parent
 MODULES = (

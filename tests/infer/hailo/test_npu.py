@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rigs.hailo import hef_bundle, mel_of, simulator
+from rigs.hailo import mel_of
 from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.errors import DeviceError, ModelError
@@ -23,8 +23,6 @@ from appliance.infer.hailo.errors import NpuError, Situation, explain, status_of
 from appliance.infer.hailo.npu import Npu, open_npu
 from appliance.model.bundle import Bundle
 from appliance.model.hef import HEF_FILE
-
-__all__ = ["hef_bundle", "simulator"]
 
 HOLDER = """
 import sys, time

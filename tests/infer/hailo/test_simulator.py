@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rigs.hailo import hef_bundle, simulator
 from rigs.hailo_simulator.control import Simulator
 
 from appliance.model.bundle import Bundle
 from appliance.model.hef import HEF_FILE
-
-__all__ = ["hef_bundle", "simulator"]
 
 
 class Opened:
