@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 SAMPLE_RATE = 16_000
 """Samples per second of everything behind capture/; Whisper's and both voice detectors' rate."""
+FULL_SCALE = 32_768.0
+"""An int16 sample over this is the same sample in -1..1."""
 
 Samples = NDArray[np.int16]
 """(n,) int16 mono at SAMPLE_RATE."""

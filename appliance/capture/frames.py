@@ -11,7 +11,7 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from appliance.records import SAMPLE_RATE, Frame, Samples
+from appliance.records import FULL_SCALE, SAMPLE_RATE, Frame, Samples
 
 FRAME_MS = 30
 """webrtcvad takes 10, 20 or 30 ms and nothing else; the longest costs least."""
@@ -94,9 +94,6 @@ class SampleClock:
         self.began_s += self._late_s
         self._late_s = None
         return True
-
-
-FULL_SCALE = 32768.0
 
 
 class Resampler:

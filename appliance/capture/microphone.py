@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.devices import Device, stable_name
-from appliance.capture.frames import FULL_SCALE, Framer, Resampler, SampleClock
+from appliance.capture.frames import Framer, Resampler, SampleClock
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
 from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
-from appliance.records import SAMPLE_RATE, Frame
+from appliance.records import FULL_SCALE, SAMPLE_RATE, Frame
 
 LOUD_SHARE = 0.001
 """As the segmenter has it: more samples than this at full scale are heard as distortion."""

@@ -285,7 +285,7 @@ def _calibration_mels(recordings: list[str], window_s: float, n_mels: int) -> It
     import numpy as np
 
     from appliance.capture import Recording
-    from appliance.infer import log_mel
+    from appliance.infer import window_mel
     from appliance.records import FRAMES_PER_SECOND, HOP
 
     frames = round(window_s * FRAMES_PER_SECOND)
@@ -293,8 +293,7 @@ def _calibration_mels(recordings: list[str], window_s: float, n_mels: int) -> It
         with Recording(name, real_time=False) as recording:
             samples = np.concatenate([frame.samples for frame in recording.frames()])
         for start in range(0, len(samples), frames * HOP):
-            window = samples[start : start + frames * HOP].astype(np.float32) / np.float32(32_768)
-            yield log_mel(window, n_mels, frames)
+            yield window_mel(samples[start : start + frames * HOP], n_mels, frames)
 
 
 def _sound_files(names: list[str]) -> Iterator[str]:

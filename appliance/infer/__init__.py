@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from appliance.infer.hailo.device import find_chip as find_chip
     from appliance.infer.hailo.errors import NpuError as NpuError
     from appliance.infer.hailo.npu import open_npu as open_npu
-    from appliance.infer.mel import log_mel as log_mel
+    from appliance.infer.mel import log_mel as log_mel, window_mel as window_mel
     from appliance.infer.tokenizer import Tokenizer as Tokenizer
     from appliance.infer.transcriber import (
-        FULL_SCALE as FULL_SCALE,
         Encoded as Encoded,
         Transcriber as Transcriber,
         open_encoder as open_encoder,

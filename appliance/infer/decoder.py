@@ -1,6 +1,6 @@
-"""Encoder states to tokens: step, guards in order, choose, stop.
+"""Encoder states to tokens: step, guards in order, choose, stop; and which guards a decoder has.
 
-Which guards the decoder runs with: the bundle's, a preset's, or single ones of one's own.
+The loop is the same for the network on the CPU and for the one on a Hailo.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from appliance.config import DecoderSettings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer import guards
-from appliance.infer.network import Network, Step
+from appliance.infer.network import Network, Step, StepNetwork
 from appliance.model import STEP_FILE, Bundle, Guards
 from appliance.records import Logits, States
 
@@ -25,6 +25,8 @@ TOKENS_AT_LEAST = 24
 224 in 30 s, half as many; the fastest English speech gives about 8."""
 SEED = 0
 """Of the draws at a temperature above 0, afresh for each decode: the same sound, the same text."""
+BALANCED_SHARE = 0.2
+"""Of the positions that the model was trained on and the window does not fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +72,41 @@ class Cache:
 
 
 class Decoder:
-    """The decoder on the CPU. One thread."""
+    """The decoder with its network on the CPU. One thread."""
 
     def __init__(self, bundle: Bundle, rules: Guards, threads: int) -> None:
         """Loads both graphs; `threads` 0 is one for each core. Raises ModelError."""
         self.rules = rules
         """May be changed between windows: every choice costs the same time."""
         self._bundle, self._network = bundle, Network(bundle, threads)
-        self._kept = self._network.embedding.kept
-        columns_of = self._network.embedding.columns_of
-        self._end = int(columns_of([bundle.tokens.end_of_text])[0])
-        self._barred_first = columns_of(bundle.suppressed_first)
+        self._kept, self._left_out = bundle.kept, bundle.left_out
+        self._end = int(self._columns_of([bundle.tokens.end_of_text])[0])
+        self._barred_first = self._columns_of(bundle.suppressed_first)
         self._start = bundle.prompt.index(bundle.tokens.start)
-        self._rough = bundle.vocabulary_scan == "int4"
         self._every = np.arange(len(self._kept))
         self._cache = Cache()
 
-    def decode(self, states: States, duration_s: float, temperature: float = 0.0) -> Decoded:
+    def decode(
+        self,
+        states: States,
+        duration_s: float,
+        temperature: float = 0.0,
+        network: StepNetwork | None = None,
+    ) -> Decoded:
         """Tokens for states (P, d_model) of `duration_s` of sound, greedy at `temperature` 0.
 
-        Raises ModelError.
+        `network` is used in place of the CPU's. Raises ModelError, and what `network` raises.
         """
+        network = network or self._network
+        self._cache = Cache()  # whatever cache `start` gave is over
         rng = np.random.Generator(np.random.PCG64(SEED))
-        self.start(states)
+        network.begin(states, self.rules.positions)
         prompt = self._bundle.prompt
-        step = self._network.advance(prompt, (self._start, len(prompt) - 1), (0,))
+        step = network.advance(prompt, (self._start, len(prompt) - 1), (0,))
         no_speech_prob = self._no_speech_prob(step)
         columns: list[int] = []
         logprobs: list[float] = []
-        limit = self.token_limit(duration_s)
+        limit = min(network.capacity - len(prompt), self.token_limit(duration_s))
         for _ in range(limit):
             offer = self._offer(step, columns, everything=temperature > 0)
             scores = guards.penalise(offer.logits, offer.written, self.rules.repetition_penalty)
@@ -110,7 +118,7 @@ class Decoder:
                 break
             columns.append(column)
             if len(columns) < limit:
-                step = self._network.advance((int(self._kept[column]),), (0,))
+                step = network.advance((int(self._kept[column]),), (0,))
         tokens = tuple(int(self._kept[column]) for column in columns)
         return Decoded(tokens, tuple(logprobs), no_speech_prob, len(logprobs) > len(tokens))
 
@@ -124,7 +132,7 @@ class Decoder:
 
         The logits are those of states with zeros behind, up to the rules' positions.
         """
-        self._network.listen(states, self.rules.positions)
+        self._network.begin(states, self.rules.positions)
         self._cache = Cache()
         return self._cache
 
@@ -140,7 +148,7 @@ class Decoder:
         cache.length = self._network.length
         logits = np.empty((len(tokens), self._bundle.vocabulary_size), np.float32)
         logits[:, self._kept] = step.logits
-        logits[:, self._network.embedding.left_out] = step.left_out
+        logits[:, self._left_out] = step.left_out
         return logits
 
     def _offer(self, step: Step, columns: Sequence[int], *, everything: bool) -> Offer:
@@ -154,7 +162,7 @@ class Decoder:
         logits: Logits = step.logits[-1]
         if first := not columns and len(self._barred_first) > 0:
             logits = guards.suppress(logits, self._barred_first)
-        if self._rough:
+        if step.best.size:
             return self._rescored(logits, step, written, first=first)
         if everything:
             return Offer(self._every, logits, written, self._end, guards.log_sum(logits))
@@ -187,12 +195,16 @@ class Decoder:
         kept = _total(logits[best : best + 1], step.odds[0, best : best + 1])
         with np.errstate(invalid="ignore"):  # NaN is told by `_finite`
             total = float(np.logaddexp(kept, guards.log_sum(step.left_out[0])))
-        among = self._network.embedding
-        if token in among.left_out:
-            logit = step.left_out[0, np.searchsorted(among.left_out, token)]
+        if token in self._left_out:
+            logit = step.left_out[0, np.searchsorted(self._left_out, token)]
         else:
-            logit = logits[among.columns_of([token])[0]]
+            logit = logits[self._columns_of([token])[0]]
         return math.exp(float(logit) - total)
+
+    def _columns_of(self, tokens: Sequence[int]) -> NDArray[np.intp]:
+        """Where token ids stand among the kept ones; those left out are dropped."""
+        wanted = np.array(tokens, np.intp)
+        return np.searchsorted(self._kept, wanted[np.isin(wanted, self._kept)])
 
     def _finite(self, logprob: float) -> float:
         if not math.isfinite(logprob):
@@ -207,10 +219,6 @@ def _total(logits: Logits, odds: NDArray[np.float32]) -> float:
     """Logarithm of the sum of exp(logit) of all tokens, from some with their softmax."""
     best = int(np.argmax(logits))
     return float(logits[best]) - math.log(float(odds[best]) or math.nan)
-
-
-BALANCED_SHARE = 0.2
-"""Of the positions that the model was trained on and the window does not fill."""
 
 
 def preset_guards(bundle: Bundle, preset: str) -> Guards:

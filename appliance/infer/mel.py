@@ -12,18 +12,19 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.records import HOP
+from appliance.records import FULL_SCALE, HOP, SAMPLE_RATE, Mel, Samples
 
-SAMPLE_RATE = 16_000
 N_FFT = 400
-
 FLOOR = 1e-10
 DYNAMIC_RANGE = 8.0
 
 
-def log_mel(
-    samples: NDArray[np.float32], n_mels: int = 80, frames: int | None = None
-) -> NDArray[np.float32]:
+def window_mel(samples: Samples, n_mels: int, frames: int) -> Mel:
+    """`log_mel` of samples (n,) int16, cut or zero-padded to a model's window."""
+    return log_mel(samples.astype(np.float32) / np.float32(FULL_SCALE), n_mels, frames)
+
+
+def log_mel(samples: NDArray[np.float32], n_mels: int = 80, frames: int | None = None) -> Mel:
     """Log-mel of `samples`, (n,) float32 in -1..1, as (frames, n_mels) float32, C-contiguous.
 
     `frames` cuts or zero-pads the samples to frames * 160 first; left out, it is n // 160.

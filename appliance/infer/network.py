@@ -1,18 +1,18 @@
-"""The decoder's two graphs and all that they read and write, allocated once.
+"""The decoder's network on the CPU: encoder states and token ids in, logits out.
 
 cross.onnx makes keys and values of the encoder states, once a window; step.onnx makes logits of
-tokens and adds their keys and values to those of the tokens before.
-
-The token embedding: a file from which a step needs one row.
+tokens and adds their keys and values to those of the tokens before (the KV cache). All arrays are
+allocated once. The token embedding stays in its file, from which a step reads one row.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,42 @@ from appliance.errors import ModelError
 from appliance.infer.sessions import Bound, Session, Shape
 from appliance.model import BEST, CROSS_FILE, EMBEDDING_FILE, STEP_FILE, Bundle
 from appliance.records import States
+
+NONE_PADDED = np.float32(-1e9)
+"""Score of the virtual position that stands for no position: its weight is exactly 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step gives for w tokens; K tokens can be written. Overwritten by the next step."""
+
+    logits: NDArray[np.float32]
+    """(w, K)."""
+    odds: NDArray[np.float32]
+    """(w, K), softmax of the logits."""
+    left_out: NDArray[np.float32]
+    """(s, vocabulary - K), the logits of all other tokens."""
+    best: NDArray[np.int64]
+    """(w, BEST + 1), columns of the greatest logits, the greatest first, end-of-text's behind;
+    (w, 0) where the logits are exact."""
+    exact: NDArray[np.float32]
+    """(w, BEST + 1), the exact logits there; (w, 0) where all are exact."""
+
+
+class StepNetwork(Protocol):
+    """What the decode loop asks of a network, whatever that runs on."""
+
+    capacity: int
+    """Tokens that a text can have, prompt included."""
+
+    def begin(self, states: States, positions: int) -> None:
+        """Begins a window."""
+
+    def advance(
+        self, tokens: Sequence[int], wanted: Sequence[int], started: Sequence[int] = ()
+    ) -> Step:
+        """The step of these token ids, behind those before; `wanted` are the indices of those asked
+        for, `started` the indices of the wanted whose logits are to be those of all tokens."""
 
 
 class Embedding:
@@ -36,79 +72,62 @@ class Embedding:
         dtype = np.dtype("<f4" if bundle.quantize == "none" else "<f2")
         rows, width = bundle.vocabulary_size, bundle.d_model
         try:
-            self._file = self._path.open("rb", buffering=0)
+            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise ModelError(
                 f"{self._path}: expected a readable file, found {error.strerror}"
             ) from error
-        size = os.fstat(self._file.fileno()).st_size
+        weakref.finalize(self, os.close, self._file)
+        size = os.fstat(self._file).st_size
         if size != rows * width * dtype.itemsize:
             raise ModelError(
                 f"{self._path}: expected {rows} rows of {width} numbers of {dtype.itemsize} bytes, "
                 f"found {size} bytes in all; build or install the bundle again"
             )
         self._row = np.empty(width, dtype)
-        self.kept, self.left_out = bundle.kept, bundle.left_out
         self._place = np.empty(rows, np.int64)
         """Where each token's row begins, bytes."""
-        self._place[np.concatenate([self.kept, self.left_out])] = np.arange(rows) * self._row.nbytes
+        self._place[np.concatenate([bundle.kept, bundle.left_out])] = (
+            np.arange(rows) * self._row.nbytes
+        )
 
     def look_up(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
         """Writes the rows of n token ids to `out` (n, d_model). Raises ModelError."""
         for at, token in enumerate(tokens):
-            read = os.preadv(self._file.fileno(), [self._row.data], int(self._place[token]))
+            read = os.preadv(self._file, [self._row.data], int(self._place[token]))
             if read != self._row.nbytes:
                 raise ModelError(f"{self._path}: expected a file that stays as it is, found it cut")
             out[at] = self._row
 
-    def columns_of(self, tokens: Sequence[int]) -> NDArray[np.intp]:
-        """Where token ids stand among the kept ones; those left out are dropped."""
-        wanted = np.array(tokens, np.intp)
-        return np.searchsorted(self.kept, wanted[np.isin(wanted, self.kept)])
-
-
-NONE_PADDED = np.float32(-1e9)
-"""Score of the virtual position that stands for no position: its weight is exactly 0."""
-
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """The arrays of a step of n tokens of which w are asked for; K tokens can be written."""
+class _Bound:
+    """The arrays of steps of n tokens, w wanted and s started."""
 
     embedded: NDArray[np.float32]
     """(1, n, d_model)."""
     places: NDArray[np.int64]
     wanted: NDArray[np.int64]
-    """(w,), indices of the n."""
     started: NDArray[np.int64]
-    """(s,), indices of the w whose logits are wanted of all tokens."""
-    logits: NDArray[np.float32]
-    """(w, K), overwritten by the next step of the same n and w."""
-    odds: NDArray[np.float32]
-    """(w, K), softmax of the logits."""
-    left_out: NDArray[np.float32]
-    """(s, vocabulary - K), the logits of all other tokens."""
-    bound: Bound
-    best: NDArray[np.int64]
-    """(w, BEST + 1), columns of the greatest logits, the greatest first, end-of-text's behind;
-    (w, 0) where the logits are exact."""
-    exact: NDArray[np.float32]
-    """(w, BEST + 1), the exact logits there; (w, 0) where all are exact."""
+    run: Bound
+    step: Step
 
 
 class Network:
-    """The decoder without its rules. One thread; one window at a time."""
+    """The decoder without its rules, on the CPU. One thread; one window at a time."""
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         """Loads both graphs; `threads` 0 is one for each core. Raises ModelError."""
-        self.embedding = Embedding(bundle)
-        self._bundle, self._rough = bundle, bundle.vocabulary_scan == "int4"
+        self.capacity = bundle.max_tokens
+        self._embedding = Embedding(bundle)
+        self._bundle, self._best = bundle, BEST + 1 if bundle.vocabulary_scan == "int4" else 0
+        self._kept, self._left_out = len(bundle.kept), len(bundle.left_out)
         heads, size, virtual = bundle.heads, bundle.head_size, bundle.positions + 1
         cross = _layered(bundle, "cross", (heads, size, virtual), (heads, virtual, size))
         known = _layered(bundle, "self", *2 * [(1, heads, bundle.max_tokens, size)])
         states = (1, virtual, bundle.d_model)
         precise = bundle.zero_points
-        listening = Session(
+        once = Session(
             bundle.folder / CROSS_FILE,
             threads,
             {"states": states},
@@ -131,18 +150,18 @@ class Network:
             | cross
             | known,
             {
-                "logits": (None, len(self.embedding.kept)),
-                "odds": (None, len(self.embedding.kept)),
-                "left_out": (None, len(self.embedding.left_out)),
+                "logits": (None, self._kept),
+                "odds": (None, self._kept),
+                "left_out": (None, self._left_out),
             }
-            | (dict.fromkeys(("best", "exact"), (None, BEST + 1)) if self._rough else {})
+            | (dict.fromkeys(("best", "exact"), (None, self._best)) if self._best else {})
             | {f"grown_{name}": shape for name, shape in known.items()},
             arena=False,
             precise=precise,
         )
         self._states = np.zeros(states, np.float32)
-        heard = {name: _zeros(shape) for name, shape in cross.items()}
-        self._listen = listening.bind({"states": self._states}, heard)
+        crossed = {name: _zeros(shape) for name, shape in cross.items()}
+        self._cross = once.bind({"states": self._states}, crossed)
         self._known = {name: _zeros(shape) for name, shape in known.items()}
         self._last, self._count = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._offsets = np.zeros(virtual, np.float32)
@@ -150,14 +169,14 @@ class Network:
             "last": self._last,
             "count": self._count,
             "offsets": self._offsets,
-            **heard,
+            **crossed,
             **self._known,
         }
-        self._steps: dict[tuple[int, ...], Step] = {}
+        self._steps: dict[tuple[int, ...], _Bound] = {}
         self.length = 0
         """Tokens so far."""
 
-    def listen(self, states: States, positions: int) -> None:
+    def begin(self, states: States, positions: int) -> None:
         """Begins a window: states (P, d_model) as if zeros made them `positions` long.
 
         Raises ModelError for states of another shape, and for any that are not finite.
@@ -173,7 +192,7 @@ class Network:
         self._states[0, :-1] = states  # the virtual position's row stays zero
         padded = positions - len(states)
         self._offsets[-1] = math.log(padded) if padded > 0 else NONE_PADDED
-        self._listen.run()
+        self._cross.run()
         self.length = 0
 
     def advance(
@@ -184,43 +203,41 @@ class Network:
 
         Raises ValueError when the context is not long enough, and ModelError when the run fails.
         """
-        if self.length + len(tokens) > self._bundle.max_tokens:
-            raise ValueError(f"expected at most {self._bundle.max_tokens} tokens, found more")
+        if self.length + len(tokens) > self.capacity:
+            raise ValueError(f"expected at most {self.capacity} tokens, found more")
         sizes = len(tokens), len(wanted), len(started)
-        step = self._steps.get(sizes) or self._prepare(*sizes)
-        self.embedding.look_up(tokens, step.embedded[0])
-        step.places[:] = range(self.length, self.length + len(tokens))
-        step.wanted[:], step.started[:] = wanted, started
+        bound = self._steps.get(sizes) or self._bind(*sizes)
+        self._embedding.look_up(tokens, bound.embedded[0])
+        bound.places[:] = range(self.length, self.length + len(tokens))
+        bound.wanted[:], bound.started[:] = wanted, started
         self.length += len(tokens)
         self._last[0], self._count[()] = self.length - 1, self.length
-        step.bound.run()
-        return step
+        bound.run.run()
+        return bound.step
 
-    def _prepare(self, count: int, wanted: int, started: int) -> Step:
+    def _bind(self, count: int, wanted: int, started: int) -> _Bound:
         """Arrays for steps of `count` tokens and so many answers."""
-        kept, left_out = len(self.embedding.kept), len(self.embedding.left_out)
         feeds: dict[str, NDArray[Any]] = {
             "embedded": np.zeros((1, count, self._bundle.d_model), np.float32),
             "places": np.zeros(count, np.int64),
             "wanted": np.zeros(wanted, np.int64),
             "started": np.zeros(started, np.int64),
         }
-        results: dict[str, NDArray[Any]] = {
-            "logits": np.zeros((wanted, kept), np.float32),
-            "odds": np.zeros((wanted, kept), np.float32),
-            "left_out": np.zeros((started, left_out), np.float32),
+        exact: dict[str, NDArray[Any]] = {
+            "logits": np.zeros((wanted, self._kept), np.float32),
+            "odds": np.zeros((wanted, self._kept), np.float32),
+            "left_out": np.zeros((started, self._left_out), np.float32),
         }
         rough: dict[str, NDArray[Any]] = {
-            "best": np.zeros((wanted, BEST + 1 if self._rough else 0), np.int64),
-            "exact": np.zeros((wanted, BEST + 1 if self._rough else 0), np.float32),
+            "best": np.zeros((wanted, self._best), np.int64),
+            "exact": np.zeros((wanted, self._best), np.float32),
         }
         grown = {f"grown_{name}": array for name, array in self._known.items()}
-        bound = self._step.bind(
-            feeds | self._fixed, results | grown | (rough if self._rough else {})
-        )
-        step = Step(**feeds, **results, **rough, bound=bound)
-        self._steps[count, wanted, started] = step
-        return step
+        results = exact | grown | (rough if self._best else {})
+        run = self._step.bind(feeds | self._fixed, results)
+        bound = _Bound(**feeds, run=run, step=Step(**exact, **rough))
+        self._steps[count, wanted, started] = bound
+        return bound
 
 
 def _layered(bundle: Bundle, kind: str, keys: Shape, values: Shape) -> dict[str, Shape]:

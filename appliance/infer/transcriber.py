@@ -19,10 +19,10 @@ from appliance.infer.hailo import errors
 from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
-from appliance.infer.mel import log_mel
+from appliance.infer.mel import window_mel
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model import ENCODER_FILE, HEF_FILE, Bundle, bundled_hef, load_bundle
-from appliance.records import HOP, Mel, States, Transcription, Window
+from appliance.records import HOP, States, Transcription, Window
 
 
 def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
@@ -56,7 +56,6 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
     return encoder
 
 
-FULL_SCALE = 32_768.0
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Tried in this order while a decode fails (openai/whisper, transcribe.py)."""
 
@@ -110,7 +109,12 @@ class Transcriber:
 
     def encode(self, window: Window) -> Encoded:
         """The first half of `transcribe`."""
-        mel = self._mel(window)
+        if len(window.samples) > self.bundle.frames * HOP:
+            raise ValueError(
+                f"expected a window of at most {self.bundle.window_s:g} s, "
+                f"found {window.duration_s:g} s; the segmenter cuts longer ones"
+            )
+        mel = window_mel(window.samples, self.bundle.n_mels, self.bundle.frames)
         states, encode_ms = _timed(self.encoder.encode, mel)
         return Encoded(states, window.duration_s, self.encoder.name, encode_ms)
 
@@ -142,16 +146,6 @@ class Transcriber:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _mel(self, window: Window) -> Mel:
-        """Log-mel (W, n_mels) of a window, zero-padded to the model's length."""
-        if len(window.samples) > self.bundle.frames * HOP:
-            raise ValueError(
-                f"expected a window of at most {self.bundle.window_s:g} s, "
-                f"found {window.duration_s:g} s; the segmenter cuts longer ones"
-            )
-        samples = window.samples.astype(np.float32) / FULL_SCALE
-        return log_mel(samples, self.bundle.n_mels, self.bundle.frames)
 
     def _describe(
         self, text: str, decoded: Decoded, encoded: Encoded, decode_ms: float

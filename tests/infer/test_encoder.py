@@ -16,9 +16,9 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 from appliance.config import EncoderSettings
 from appliance.errors import DeviceError, ModelError
 from appliance.infer.encoder import CpuEncoder, Encoder, PlainEncoder
-from appliance.infer.hailo import failover, npu
+from appliance.infer.hailo import failover
 from appliance.infer.hailo.failover import FailoverEncoder
-from appliance.infer.hailo.npu import open_npu
+from appliance.infer.hailo.npu import LIMITS, Limits, open_npu
 from appliance.infer.transcriber import open_encoder
 from appliance.model.bundle import ENCODER_FILE, Bundle
 from appliance.model.hef import HEF_FILE
@@ -41,10 +41,10 @@ def clock() -> Clock:
     return Clock()
 
 
-def on_clock(bundle: Bundle, clock: Clock) -> FailoverEncoder:
+def on_clock(bundle: Bundle, clock: Clock, limits: Limits = LIMITS) -> FailoverEncoder:
     file = bundle.folder / HEF_FILE
     cpu = CpuEncoder(bundle, 1)
-    return FailoverEncoder(lambda: open_npu(bundle, file, share=False), cpu, clock)
+    return FailoverEncoder(lambda: open_npu(bundle, file, share=False, limits=limits), cpu, clock)
 
 
 def test_without_a_chip_the_cpu_encodes_and_nothing_is_said(
@@ -153,16 +153,10 @@ CURED = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False}
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_window_that_the_npu_fails_comes_from_the_cpu_at_once_and_the_npu_comes_back(
-    simulator: Simulator,
-    hef_bundle: Bundle,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: str,
+    simulator: Simulator, hef_bundle: Bundle, clock: Clock, fault: str
 ) -> None:
-    monkeypatch.setattr(npu, "JOB_WITHIN_MS", 100)
-    monkeypatch.setattr(npu, "FIRST_JOB_WITHIN_MS", 100)
     simulator.plug()
-    encoder = on_clock(hef_bundle, clock)
+    encoder = on_clock(hef_bundle, clock, Limits(job_ms=100, first_job_ms=100))
     encoder.open()
     mel, cpu = mel_of(hef_bundle, 7), CpuEncoder(hef_bundle, 1)
     settings, words = FAULTS[fault]

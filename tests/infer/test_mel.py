@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.infer.mel import FLOOR, SAMPLE_RATE, log_mel, mel_filters
+from appliance.infer.mel import FLOOR, log_mel, mel_filters
+from appliance.records import SAMPLE_RATE
 
 SILENT = (np.log10(FLOOR) + 4) / 4
 

@@ -18,9 +18,9 @@ from rigs.models import random_weights, sized, write_checkpoint
 
 from appliance.infer.mel import log_mel
 from appliance.infer.tokenizer import Tokenizer
-from appliance.infer.transcriber import FULL_SCALE
 from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, load_bundle
+from appliance.records import FULL_SCALE
 
 if "ROOMSCRIBE_SHARED" not in os.environ:
     pytest.skip(

@@ -55,7 +55,7 @@ class Compared:
 def compare(around: Surroundings, folder: Path | None) -> list[Compared]:
     """Both encoders on the packaged sentence, or on the recordings of `folder`, each cut off at the
     model's window. Raises NpuError, ModelError, AudioError, and ConfigError for an empty folder."""
-    from appliance.infer import FULL_SCALE, Encoded, log_mel, open_npu, open_transcriber
+    from appliance.infer import Encoded, open_npu, open_transcriber, window_mel
     from appliance.model import HEF_FILE
 
     around.doing("loading the model")
@@ -69,8 +69,7 @@ def compare(around: Surroundings, folder: Path | None) -> list[Compared]:
         for file, text in spoken:
             around.doing(f"comparing the encoders, window {len(found) + 1} of {len(spoken)}")
             window = spoken_window(bundle.window_s, file)
-            samples = window.samples.astype(np.float32) / np.float32(FULL_SCALE)
-            mel = log_mel(samples, bundle.n_mels, bundle.frames)
+            mel = window_mel(window.samples, bundle.n_mels, bundle.frames)
             begun_s = time.perf_counter()
             states = npu.encode(mel)
             npu_ms = 1000 * (time.perf_counter() - begun_s)

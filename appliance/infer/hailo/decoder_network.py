@@ -1,12 +1,9 @@
-"""The decoder's network on the chip: tokens in, logits out, all positions computed at each step.
-
-The decoder as a HEF, and the tables from which the host makes its second input: looked at
-without a device.
+"""The decoder's network on the chip: its HEF, the host's tables for it, and its steps.
 
 Such a HEF has no cache: each step computes a sequence of fixed length anew. Its inputs are, in
-order of their names, encoder states and embedded tokens; its outputs are parts of the logits, whose
-order the HEF itself tells. Names and layout are those of the HEFs that Hailo publishes, as its
-examples use them; none of these files was ever opened here.
+order of their names, encoder states and embedded tokens, which the host makes from two tables; its
+outputs are parts of the logits, whose order the HEF itself tells. Names and layout are those of the
+HEFs that Hailo publishes, as its examples use them; none of these files was ever opened here.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from numpy.typing import NDArray
 from appliance.errors import ModelError
 from appliance.infer.hailo.device import NpuModel, Shapes
 from appliance.infer.hailo.errors import NpuError
+from appliance.infer.network import Step
 from appliance.model import Bundle, Hef, read_hef
 from appliance.records import States
 
@@ -30,10 +28,12 @@ TOKEN_TABLE, PLACE_TABLE = "token_embedding_weight.npy", "onnx_add_input.npy"
 PAD = 0
 """Fills the sequence behind its last token, as in Hailo's calibration sets; no token sees those
 behind it."""
+STEP_WITHIN_MS = 400
+"""A step takes some 50 to 70 ms by what others have measured; it may wait for an encode before."""
 
 
 class DecoderFiles:
-    """What a bundle has for a decoder on the NPU."""
+    """What a bundle has for a decoder on the NPU; looked at without a device."""
 
     def __init__(self, bundle: Bundle) -> None:
         """Opens the tables. Raises ModelError."""
@@ -128,45 +128,56 @@ def _fault(bundle: Bundle, name: str, expected: str, found: str) -> ModelError:
     )
 
 
-STEP_WITHIN_MS = 400
-"""A step takes some 50 to 70 ms by what others have measured; it may wait for an encode before."""
-
-
 class NpuDecoder:
     """The decoder without its rules, on an open chip. One thread; one window at a time."""
 
-    def __init__(self, binding: Any, device: Any, files: DecoderFiles, hef: Hef) -> None:
-        """`device` is an open VDevice. Raises NpuError."""
-        self.length = files.length
-        """Tokens in the sequence, prompt included."""
-        self._files, self._hef = files, hef
+    def __init__(
+        self, binding: Any, device: Any, files: DecoderFiles, hef: Hef, within_ms: int
+    ) -> None:
+        """`device` is an open VDevice; a step may take `within_ms`. Raises NpuError."""
+        self.capacity = files.length
+        self._files, self._hef, self._within_ms = files, hef, within_ms
+        self._kept, self._left_out = files.bundle.kept, files.bundle.left_out
+        self._tokens: list[int] = []
         self._parts: tuple[str, ...] = ()
         """Outputs, in the order of the vocabulary."""
         self.model = NpuModel(binding, device, hef, self._check)
         states, embedded = sorted(self.model.inputs)
         bundle = files.bundle
         self._states = self.model.inputs[states].reshape(bundle.positions, bundle.d_model)
-        self._embedded = self.model.inputs[embedded].reshape(self.length, bundle.d_model)
+        self._embedded = self.model.inputs[embedded].reshape(self.capacity, bundle.d_model)
 
-    def listen(self, states: States) -> None:
-        """Begins a window: states (P, d_model) float32."""
+    def begin(self, states: States, positions: int) -> None:
+        """Begins a window: states (P, d_model) float32. A HEF has as many positions as it was
+        compiled for, whatever `positions` says."""
         self._states[:] = states
+        self._tokens.clear()
 
-    def logits(self, tokens: Sequence[int], wanted: Sequence[int]) -> NDArray[np.float32]:
-        """Logits (w, vocabulary) float32 after the w `wanted` ones of the tokens, by their index.
+    def advance(
+        self, tokens: Sequence[int], wanted: Sequence[int], started: Sequence[int] = ()
+    ) -> Step:
+        """The step of these token ids, behind those before; `wanted` are the indices of those asked
+        for, `started` the indices of the wanted whose logits are to be those of all tokens.
 
         Raises NpuError.
         """
-        self._embedded[:] = self._files.embed(tokens)
-        self.model.run(STEP_WITHIN_MS)
-        parts = [self.model.outputs[name].reshape(self.length, -1) for name in self._parts]
-        logits = np.concatenate([part[list(wanted)] for part in parts], axis=-1)
-        self.model.check_finite(logits)
-        return logits
+        rows = [len(self._tokens) + index for index in wanted]
+        self._tokens += tokens
+        self._embedded[:] = self._files.embed(self._tokens)
+        self.model.run(self._within_ms)
+        parts = [self.model.outputs[name].reshape(self.capacity, -1) for name in self._parts]
+        every = np.concatenate([part[rows] for part in parts], axis=-1)
+        self.model.check_finite(every)
+        logits = np.take(every, self._kept, axis=-1)
+        odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        odds /= odds.sum(axis=-1, keepdims=True)
+        left_out = every[list(started)][:, self._left_out]
+        exact = np.empty((len(rows), 0), np.float32)
+        return Step(logits, odds, left_out, exact.astype(np.int64), exact)
 
     def _check(self, inputs: Shapes, outputs: Shapes) -> None:
         """Raises NpuError unless the edges are a decoder's of the model, and in a known order."""
-        bundle, length = self._files.bundle, self.length
+        bundle, length = self._files.bundle, self.capacity
         rows = [_rows(inputs[name]) for name in sorted(inputs)]
         parts = [_rows(shape) for shape in outputs.values()]
         if (

@@ -6,13 +6,14 @@ against a simulator that refuses what they refuse.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from appliance.errors import RoomscribeError
-from appliance.infer.hailo import device as hailo_watch
-from appliance.infer.hailo.decoder_network import DecoderFiles, NpuDecoder
+from appliance.infer.hailo.decoder_network import STEP_WITHIN_MS, DecoderFiles, NpuDecoder
 from appliance.infer.hailo.device import (
+    RED,
     Identity,
     NpuModel,
     Shapes,
@@ -20,22 +21,39 @@ from appliance.infer.hailo.device import (
     identify,
     load_binding,
     quietly,
+    read,
     scanner,
+    too_hot,
 )
 from appliance.infer.hailo.errors import NpuError, Situation
 from appliance.model import Bundle, Hef, verify_hef
 from appliance.records import Mel, States
 
-JOB_WITHIN_MS = 400
-"""Of an encode, which takes some 31 ms on a Hailo-8. HailoRT's wait for a job may last twice what
-it is told: with both, a window is 1 s late at most when the CPU gets it."""
-FIRST_JOB_WITHIN_MS = 2000
-"""The chip loads the network for the first one."""
 GROUP = "SHARED"
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long the chip may take before it is given up, ms."""
+
+    job_ms: int = 400
+    """An encode takes some 31 ms on a Hailo-8. HailoRT's wait for a job may last twice what it is
+    told: with both, a window is 1 s late at most when the CPU gets it."""
+    first_job_ms: int = 2000
+    """The chip loads the network for the first job."""
+    step_ms: int = STEP_WITHIN_MS
+
+
+LIMITS = Limits()
+
+
 def open_npu(
-    bundle: Bundle, hef_file: Path, *, share: bool, decoder: DecoderFiles | None = None
+    bundle: Bundle,
+    hef_file: Path,
+    *,
+    share: bool,
+    decoder: DecoderFiles | None = None,
+    limits: Limits = LIMITS,
 ) -> Npu:
     """The encoder on the chip that is here, and the decoder if one is given; tried once.
 
@@ -50,10 +68,10 @@ def open_npu(
         if each:
             each.check_library(binding.__version__)
             each.check_chip(identity.chip)
-    readings = hailo_watch.read(binding, identity.device_id)
-    if readings.zone == hailo_watch.RED:
-        raise hailo_watch.too_hot(readings)
-    npu = Npu(binding, identity, bundle, hef, share=share)
+    readings = read(binding, identity.device_id)
+    if readings.zone == RED:
+        raise too_hot(readings)
+    npu = Npu(binding, identity, bundle, hef, share=share, limits=limits)
     if decoder and decoder_hef:
         npu.add_decoder(decoder, decoder_hef)
     return npu
@@ -67,9 +85,16 @@ class Npu:
     """
 
     def __init__(
-        self, binding: Any, identity: Identity, bundle: Bundle, hef: Hef, *, share: bool
+        self,
+        binding: Any,
+        identity: Identity,
+        bundle: Bundle,
+        hef: Hef,
+        *,
+        share: bool,
+        limits: Limits,
     ) -> None:
-        self.binding, self.identity, self.hef = binding, identity, hef
+        self.binding, self.identity, self.hef, self._limits = binding, identity, hef, limits
         self.decoder: NpuDecoder | None = None
         self.fault: NpuError | None = None
         """What the decoder's thread met: this chip is to be let go of."""
@@ -88,7 +113,7 @@ class Npu:
     def add_decoder(self, files: DecoderFiles, hef: Hef) -> None:
         """Puts a decoder beside the encoder. Raises NpuError; the chip is free then."""
         try:
-            self.decoder = NpuDecoder(self.binding, self._device, files, hef)
+            self.decoder = NpuDecoder(self.binding, self._device, files, hef, self._limits.step_ms)
             self._first_job(self.decoder.model, "decoding")
         except RoomscribeError:
             self.close()
@@ -109,10 +134,10 @@ class Npu:
             raise ValueError(f"expected a mel of shape {self._mel[1:]}, found {mel.shape}")
         if self._encoder is None:
             raise NpuError("lost", "the chip was closed")
-        (heard,) = self._encoder.inputs.values()
+        (given,) = self._encoder.inputs.values()
         (encoded,) = self._encoder.outputs.values()
-        heard[0] = mel
-        self._encoder.run(JOB_WITHIN_MS)
+        given[0] = mel
+        self._encoder.run(self._limits.job_ms)
         states: States = encoded[0].copy()
         self._encoder.check_finite(states)
         return states
@@ -151,10 +176,9 @@ class Npu:
                     "it is not this model's encoder",
                 )
 
-    @staticmethod
-    def _first_job(model: NpuModel, then: str) -> None:
+    def _first_job(self, model: NpuModel, then: str) -> None:
         model.doing = "the first job"
-        model.run(FIRST_JOB_WITHIN_MS)
+        model.run(self._limits.first_job_ms)
         for values in model.outputs.values():
             model.check_finite(values)
         model.doing = then

@@ -18,11 +18,11 @@ from appliance.infer import Tokenizer
 from appliance.lab.benchmark.measure import Asked
 from appliance.lab.benchmark.rows import Row
 from appliance.lab.benchmark.subject import Subject
+from appliance.records import FULL_SCALE
 
 LISTS = ("MANIFEST.tsv", "transcripts.tsv")
 FILE_COLUMNS, TEXT_COLUMNS = ("file", "path"), ("text", "transcript")
 NEEDED = ("jiwer", "whisper_normalizer")
-FULL_SCALE = 32_768.0
 TOKENS_PER_SECOND = 15
 """The rivals' limit, which is about the product's own; fast English gives 8."""
 

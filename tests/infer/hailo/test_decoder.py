@@ -20,11 +20,10 @@ from appliance.config import EncoderSettings, Settings
 from appliance.errors import ConfigError, DeviceError, ModelError
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import CpuEncoder
-from appliance.infer.hailo import decoder_network, npu as hailo_npu
 from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
 from appliance.infer.hailo.decoder_network import PLACE_TABLE, TOKEN_TABLE, DecoderFiles
 from appliance.infer.hailo.failover import FailoverEncoder
-from appliance.infer.hailo.npu import open_npu
+from appliance.infer.hailo.npu import LIMITS, Limits, open_npu
 from appliance.infer.transcriber import open_transcriber
 from appliance.model.bundle import Bundle, Guards
 from appliance.model.hef import HEF_FILE, read_hef
@@ -47,10 +46,10 @@ class Way:
         self.encoder.close()
 
 
-def both(bundle: Bundle, rules: Guards | None = None) -> Way:
+def both(bundle: Bundle, rules: Guards | None = None, limits: Limits = LIMITS) -> Way:
     rules = rules or Guards(bundle.positions, 1.0, 0.0)
     cpu = Decoder(bundle, rules, 1)
-    return Way(cpu, *open_on_npu(bundle, ON_HAILO, cpu))
+    return Way(cpu, *open_on_npu(bundle, ON_HAILO, cpu, limits))
 
 
 def states_of(bundle: Bundle, seed: int) -> States:
@@ -60,8 +59,12 @@ def states_of(bundle: Bundle, seed: int) -> States:
 
 def logits_of(bundle: Bundle, way: Way, seed: int, tokens: list[int]) -> np.ndarray:
     assert way.encoder.npu and way.encoder.npu.decoder
-    way.encoder.npu.decoder.listen(states_of(bundle, seed))
-    return way.encoder.npu.decoder.logits(tokens, range(len(tokens)))
+    way.encoder.npu.decoder.begin(states_of(bundle, seed), bundle.positions)
+    every = range(len(tokens))
+    step = way.encoder.npu.decoder.advance(tokens, every, every)
+    logits = np.empty((len(tokens), bundle.vocabulary_size), np.float32)
+    logits[:, bundle.kept], logits[:, bundle.left_out] = step.logits, step.left_out
+    return logits
 
 
 @pytest.mark.parametrize("name", ["home", "odd"])
@@ -108,7 +111,7 @@ def test_every_step_is_one_job_and_the_prompt_is_the_models_own(
     decoded = way.npu.decode(states_of(npu_bundle, 1), 0.4)
     assert len(simulator.inner.history) - before == len(decoded.tokens) == 24 + 6
     other = replace(npu_bundle, prompt=npu_bundle.prompt[:1])
-    fresh = HailoDecoder(other, way.cpu, way.encoder)
+    fresh = HailoDecoder(Decoder(other, way.cpu.rules, 1), way.encoder)
     assert fresh.decode(states_of(npu_bundle, 1), 0.4).tokens != decoded.tokens
     way.close()
 
@@ -142,9 +145,13 @@ def test_tokens_suppressed_first_come_later_only(simulator: Simulator, npu_bundl
 def test_logits_of_a_step_stay_as_they_were(simulator: Simulator, npu_bundle: Bundle) -> None:
     simulator.plug()
     way = both(npu_bundle)
-    first = logits_of(npu_bundle, way, 1, [*npu_bundle.prompt, 4])
+    assert way.encoder.npu and way.encoder.npu.decoder
+    network, every = way.encoder.npu.decoder, (*npu_bundle.prompt, 4)
+    network.begin(states_of(npu_bundle, 1), npu_bundle.positions)
+    first = network.advance(every, range(len(every))).logits
     kept = first.copy()
-    second = logits_of(npu_bundle, way, 2, [*npu_bundle.prompt, 9])
+    network.begin(states_of(npu_bundle, 2), npu_bundle.positions)
+    second = network.advance((*npu_bundle.prompt, 9), range(len(every))).logits
     assert np.array_equal(first, kept) and np.abs(second - first).max() > 0.1
     way.close()
 
@@ -187,9 +194,9 @@ def test_inputs_are_told_apart_by_their_names_not_by_how_they_are_listed(
     assert way.encoder.npu and way.encoder.npu.decoder
     network = way.encoder.npu.decoder
     assert list(network.model.inputs) == ["decoder/input_layer2", "decoder/input_layer1"]
-    network.listen(states_of(npu_bundle, 1))
-    heard = network.model.inputs["decoder/input_layer1"]
-    assert np.array_equal(heard[0], states_of(npu_bundle, 1))
+    network.begin(states_of(npu_bundle, 1), npu_bundle.positions)
+    given = network.model.inputs["decoder/input_layer1"]
+    assert np.array_equal(given[0], states_of(npu_bundle, 1))
     way.close()
 
 
@@ -227,10 +234,9 @@ CURED = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False}
 def test_a_chip_lost_in_the_middle_of_a_text_gives_the_cpus_text_and_comes_back(
     simulator: Simulator, npu_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(hailo_npu, "FIRST_JOB_WITHIN_MS", 200)
-    monkeypatch.setattr(decoder_network, "STEP_WITHIN_MS", 200)
     simulator.plug()
-    way = both(npu_bundle, Guards(npu_bundle.positions, 1.0, -1000.0))
+    limits = Limits(first_job_ms=200, step_ms=200)
+    way = both(npu_bundle, Guards(npu_bundle.positions, 1.0, -1000.0), limits)
     states, settings = states_of(npu_bundle, 5), FAULTS[fault][0]
     steps: list[int] = []
     run = way.encoder.npu.decoder.model.run  # type: ignore[union-attr]
@@ -272,7 +278,7 @@ def test_a_chip_that_the_encoder_lost_is_lost_to_the_decoder_too(
     assert way.npu.decode(states, 0.4) == way.cpu.decode(states, 0.4)
     assert network and network.decoder
     with pytest.raises(DeviceError, match="the chip was closed"):
-        network.decoder.logits(npu_bundle.prompt, (0,))
+        network.decoder.advance(npu_bundle.prompt, (0,))
     way.close()
 
 

@@ -17,10 +17,10 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.errors import DeviceError, ModelError
 from appliance.infer.encoder import CpuEncoder
-from appliance.infer.hailo import device, errors, npu as hailo_npu
+from appliance.infer.hailo import device, errors
 from appliance.infer.hailo.device import find_chip, identify, load_binding
 from appliance.infer.hailo.errors import NpuError, Situation, explain, status_of
-from appliance.infer.hailo.npu import Npu, open_npu
+from appliance.infer.hailo.npu import LIMITS, Limits, Npu, open_npu
 from appliance.model.bundle import Bundle
 from appliance.model.hef import HEF_FILE
 
@@ -37,8 +37,8 @@ time.sleep(60)
 CURE = r"; .*(sudo|restart|roomscribe model add|--hef|\[encoder\]|look|install|modprobe|cma=|use )"
 
 
-def open_here(bundle: Bundle, *, share: bool = False) -> Npu:
-    return open_npu(bundle, bundle.folder / HEF_FILE, share=share)
+def open_here(bundle: Bundle, *, share: bool = False, limits: Limits = LIMITS) -> Npu:
+    return open_npu(bundle, bundle.folder / HEF_FILE, share=share, limits=limits)
 
 
 def hold(machine: Simulator, *words: str) -> subprocess.Popen[str]:
@@ -279,11 +279,10 @@ def test_a_failed_job_gives_an_error_and_never_its_garbage(
 
 
 def test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip(
-    simulator: Simulator, hef_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    simulator: Simulator, hef_bundle: Bundle
 ) -> None:
-    monkeypatch.setattr(hailo_npu, "JOB_WITHIN_MS", 50)
     simulator.plug()
-    npu = open_here(hef_bundle)
+    npu = open_here(hef_bundle, limits=Limits(job_ms=50))
     simulator.set(hang_jobs="all", hang_s=30)
     begun = time.monotonic()
     with pytest.raises(NpuError, match="did not answer in time"):
@@ -291,8 +290,7 @@ def test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip(
     npu.close()
     assert time.monotonic() - begun < 5
     simulator.set(hang_jobs=[])
-    monkeypatch.setattr(hailo_npu, "JOB_WITHIN_MS", 5000)
-    again = open_here(hef_bundle)
+    again = open_here(hef_bundle, limits=Limits(job_ms=5000))
     assert again.encode(mel_of(hef_bundle, 1)).any()
     again.close()
 
