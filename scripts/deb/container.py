@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-SPEECH = HERE.parent.parent / "tests" / "speech"
+from rigs.checkout import ROOT, SPEECH
+
 SINK = "fakemic"
 ASOUND = f"""\
 pcm.!default {{ type pulse server "unix:/run/fakemic/native" device {SINK}.monitor }}
@@ -65,7 +65,7 @@ class Container:
         self._write("etc/systemd/system/subscriber.service", SUBSCRIBER_UNIT)
         self.share.mkdir(parents=True, exist_ok=True)
         shutil.copytree(SPEECH, self.share / "speech", dirs_exist_ok=True)
-        command = [HERE / "boot.sh", self._tools, self._root, self._work]
+        command = [ROOT / "scripts" / "deb" / "boot.sh", self._tools, self._root, self._work]
         with self._console.open("wb") as console:
             self._nspawn = subprocess.Popen(
                 [str(part) for part in command],

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from deb import checks as daily, checks_life as life
 from deb.container import CheckError, Container
+from rigs.checkout import ROOT
 
 NEXT = "+next"
 
@@ -86,10 +87,7 @@ def main() -> int:
     newer = newer_package(deb, version, share)
     checks = plan(f"/share/{deb.name}", f"/share/{newer.name}", version)
     chosen = sys.argv[5:] or list(checks)
-    repository = [
-        str(Path(__file__).resolve().parent.parent / "build-repo"),
-        str(share / "repository"),
-    ]
+    repository = [str(ROOT / "scripts" / "build-repo"), str(share / "repository")]
     if "comes_from_repository" in chosen:
         address = ["--url", "http://127.0.0.1:8000"]
         subprocess.run([*repository, *address, str(deb), str(newer)], check=True)

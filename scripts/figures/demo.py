@@ -10,7 +10,6 @@ plays five recorded sentences, prints each transcript as `mosquitto_sub` receive
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import queue
@@ -27,10 +26,9 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from rigs import broker as rig_broker, microphone
+from rigs.recordings import Sentence, sentences as all_sentences
 from rigs.subscriber import Heard, latency_ms, real_time_factor, subscribe, wait_for
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-SPEECH = ROOT / "tests" / "speech"
 NODE = "demo"
 IDLE_S = 30.0
 READY_WITHIN_S = 30.0
@@ -42,7 +40,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", action="store_true", help="all sentences, and the idle CPU")
     measure = parser.parse_args().measure
-    sentences = chosen_sentences(measure)
+    # five of the test set, or all: voices and sentences that the model was not trained on
+    sentences = [one for one in all_sentences() if measure or one.demo]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roomscribe-demo-")))
         broker = stack.enter_context(rig_broker.Broker())
@@ -86,14 +85,6 @@ def main() -> int:
     return report(sentences, events, status)
 
 
-def chosen_sentences(every: bool) -> list[tuple[Path, str]]:
-    """Five of the test set, or all: voices and sentences that the model was not trained on."""
-    with (SPEECH / "transcripts.tsv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    marked = [row for row in rows if every or row["demo"] == "yes"]
-    return [(SPEECH / row["file"], row["text"]) for row in marked]
-
-
 def write_config(folder: Path, broker: rig_broker.Broker) -> Path:
     """A configuration for this demonstration alone."""
     config = folder / "roomscribe.toml"
@@ -128,7 +119,7 @@ def roomscribe() -> list[str]:
 
 
 def listen(
-    sentences: list[tuple[Path, str]],
+    sentences: list[Sentence],
     spoken: microphone.PulseMicrophone | None,
     heard: queue.Queue[Heard],
 ) -> list[Heard]:
@@ -136,12 +127,12 @@ def listen(
     events: list[Heard] = []
     if spoken:
         time.sleep(1.0)
-    for file, text in sentences:
+    for sentence in sentences:
         if spoken:
             while not heard.empty():
                 heard.get()
-            spoken.speak(file)
-        print(f'\nsaid   "{text}"')
+            spoken.speak(sentence.file)
+        print(f'\nsaid   "{sentence.text}"')
         try:
             message = wait_for(heard, "transcript", ANSWER_WITHIN_S)
         except TimeoutError as error:
@@ -157,12 +148,12 @@ def listen(
     return events
 
 
-def joined(sentences: list[tuple[Path, str]], folder: Path) -> Path:
+def joined(sentences: list[Sentence], folder: Path) -> Path:
     """One recording of all sentences with pauses between them."""
     pause = np.zeros(2 * 16_000, np.int16)
     parts = [pause]
-    for file, _text in sentences:
-        samples, _rate = soundfile.read(file, dtype="int16")
+    for sentence in sentences:
+        samples, _rate = soundfile.read(sentence.file, dtype="int16")
         parts += [samples, pause]
     path = folder / "sentences.wav"
     soundfile.write(path, np.concatenate(parts), 16_000)
@@ -191,7 +182,7 @@ def idle_percent(pid: int) -> float:
     return 100 * (used_s() - before_s) / IDLE_S
 
 
-def report(sentences: list[tuple[Path, str]], events: list[Heard], status: int) -> int:
+def report(sentences: list[Sentence], events: list[Heard], status: int) -> int:
     """The last lines; 0 when everything came."""
     delays = sorted(latency_ms(message) for message in events)
     if delays:
@@ -200,8 +191,8 @@ def report(sentences: list[tuple[Path, str]], events: list[Heard], status: int) 
         say(f"from the end of speech to the subscriber: p50 {middle:.0f} ms, p95 {p95:.0f} ms")
         say(f"computing per second of sound (real-time factor): {real_time_factor(events):.3f}")
     same = sum(
-        json.loads(message.payload)["text"].lower().strip(" .") == text
-        for message, (_file, text) in zip(events, sentences, strict=False)
+        json.loads(message.payload)["text"].lower().strip(" .") == sentence.text
+        for message, sentence in zip(events, sentences, strict=False)
     )
     say(f"{len(events)} of {len(sentences)} sentences came, {same} of them word for word")
     return 0 if len(events) == len(sentences) and status == 0 else 1

@@ -1,6 +1,6 @@
 """False transcripts per hour of sound in which nobody speaks, through the appliance's own path.
 
-    nice scripts/figures/false_transcripts.py [--bundle home-en] [--recordings FOLDER] [--kept FILE]
+    nice scripts/measure false_transcripts [--bundle home-en] [--recordings FOLDER] [--kept FILE]
 
 All noise, music, chimes and silence of FOLDER/MANIFEST.tsv (default: $ROOMSCRIBE_SHARED/data/audio)
 are played on end at several gains, beginning at several samples, with faint noise or none between
@@ -13,9 +13,7 @@ run that was stopped goes on behind them.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from figures.model import NOT_SPEECH, quiet, read, to_int16
+from rigs.recordings import SHARED_AUDIO, manifest
 
 from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
@@ -43,10 +42,9 @@ PAUSE_S = 1.5
 def streams(folder: Path) -> Iterator[tuple[str, Samples]]:
     """Name and sound of every stream."""
     sounds = {}
-    with (folder / "MANIFEST.tsv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\"):
-            if row["category"] in NOT_SPEECH:
-                sounds[row["path"]] = read(folder / row["path"])
+    for file, row in manifest(folder):
+        if row["category"] in NOT_SPEECH:
+            sounds[row["path"]] = read(file)
     rng = np.random.default_rng(7)
     for gain_db in GAINS_DB:
         for name, sound in sounds.items():
@@ -90,8 +88,7 @@ def main() -> None:
     """Prints a line for each stream with a false transcript, and the sum."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", default="home-en")
-    shared = os.environ.get("ROOMSCRIBE_SHARED", "")
-    parser.add_argument("--recordings", type=Path, default=Path(shared, "data/audio"))
+    parser.add_argument("--recordings", type=Path, default=SHARED_AUDIO)
     parser.add_argument("--kept", type=Path)
     options = parser.parse_args()
     settings = replace(Settings(), model=replace(Settings().model, bundle=options.bundle))

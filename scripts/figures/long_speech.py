@@ -1,6 +1,6 @@
 """What cutting long speech into windows costs in words: one table.
 
-    scripts/figures/long_speech.py [--bundle home-en]
+    scripts/measure long_speech [--bundle home-en]
 
 tests/speech has no recording longer than a window, so the windows are made shorter: each sentence
 is spoken without a gap of more than 60 ms and cut at several limits, in the middle, where no pause
@@ -12,13 +12,13 @@ there most cuts find the gap between two sentences and need no overlap.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
-from figures.model import SPEECH, read, to_int16
+from figures.model import read, to_int16
+from rigs import recordings
 from rigs.word_errors import word_errors, words
 
 from appliance.capture.frames import Framer
@@ -157,8 +157,9 @@ def main() -> None:
     parser.add_argument("--bundle", default="home-en")
     options = parser.parse_args()
     settings = replace(Settings(), model=replace(Settings().model, bundle=options.bundle))
-    rows = csv.DictReader((SPEECH / "transcripts.tsv").open(encoding="utf-8"), delimiter="\t")
-    sentences = [Take(row["text"], squeezed(to_int16(read(SPEECH / row["file"])))) for row in rows]
+    sentences = [
+        Take(one.text, squeezed(to_int16(read(one.file)))) for one in recordings.sentences()
+    ]
     with open_transcriber(settings) as transcriber:
         print("each sentence by itself")
         compare(sentences, WITHIN_S, transcriber, settings)

@@ -1,10 +1,10 @@
 """How soon the appliance hears again after its microphone was gone, stalled, or its reader killed.
 
-    scripts/figures/microphone.py [TIMES] [--idle SECONDS]
+    scripts/measure microphone [TIMES] [--idle SECONDS]
 
-A private PulseAudio microphone, and the appliance's ears in a process of their own. Counted is from
+A private PulseAudio microphone, and the capture supervisor in a process of its own. Counted is from
 the device's return (or from the fault, where nothing has to return) to the first frame of sound.
-`--idle`: CPU and memory of the ears and of their reader instead, with a microphone and without.
+`--idle`: CPU and memory of the supervisor and of its reader instead, with a microphone and without.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Self
 from rigs import microphone as rig_microphone
 
 TARGET_S = 3.0
-EARS = """
+SUPERVISOR = """
 import sys, tempfile, time
 from pathlib import Path
-from appliance.daemon.listening import Ears
+from appliance.daemon.listening import CaptureSupervisor
 from appliance.daemon.health import Health
 from appliance.daemon.mute import Mute
 from appliance.config import CaptureSettings
@@ -36,8 +36,8 @@ from appliance.config import CaptureSettings
 last = 0
 def hear(frame):
     global last
-    if ears._recorder.pid != last:
-        last = ears._recorder.pid
+    if supervisor._recorder.pid != last:
+        last = supervisor._recorder.pid
         print("frame", frame.start_s, time.monotonic(), last, flush=True)
 def trouble():
     print("trouble", time.monotonic(), health.troubles(), flush=True)
@@ -45,19 +45,19 @@ def trouble():
 health = Health()
 health.on_change = trouble
 settings = CaptureSettings(device=sys.argv[1], silence_s=float(sys.argv[2]))
-ears = Ears(settings, health, Mute(Path(tempfile.mkdtemp())), hear, lambda: None)
-ears.listen(lambda: None)
+supervisor = CaptureSupervisor(settings, health, Mute(Path(tempfile.mkdtemp())), hear, lambda: None)
+supervisor.listen(lambda: None)
 """
 
 
 class Listener:
-    """Ears in another process, and what they tell."""
+    """A capture supervisor in another process, and the lines that it prints."""
 
     def __init__(
         self, microphone: rig_microphone.PulseMicrophone, device: str = "", silence_s: float = 0.0
     ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", EARS, device, str(silence_s)],
+            [sys.executable, "-c", SUPERVISOR, device, str(silence_s)],
             env=microphone.environment,
             stdout=subprocess.PIPE,
         )
@@ -82,7 +82,7 @@ class Listener:
             elif select.select([self._process.stdout], [], [], 0.2)[0]:
                 data = os.read(self._process.stdout.fileno(), 65536)
                 if not data:
-                    raise RuntimeError("the ears have ended")
+                    raise RuntimeError("the supervisor has ended")
                 self._text += data
         raise TimeoutError(f"no {what} within {within_s:g} s")
 
@@ -93,7 +93,7 @@ class Listener:
         return seen_s
 
     def kill(self) -> None:
-        """Ends the ears as nothing may refuse."""
+        """Kills the supervisor."""
         self._process.kill()
         self._process.wait()
 
@@ -174,12 +174,12 @@ def idle(microphone: rig_microphone.PulseMicrophone, seconds: float) -> int:
 
 
 def tell(what: str, pid: int, seconds: float) -> None:
-    """Share of a core and memory of the ears and their reader."""
+    """Share of a core and memory of the supervisor and its reader."""
     begun_s = cpu_s(pid)
     time.sleep(seconds)
     share = (cpu_s(pid) - begun_s) / seconds
-    print(f"{what}: {share:.1%} of a core for the ears and their reader")
-    for name, one in zip(("ears", "reader"), (pid, *children(pid)), strict=False):
+    print(f"{what}: {share:.1%} of a core for the supervisor and its reader")
+    for name, one in zip(("supervisor", "reader"), (pid, *children(pid)), strict=False):
         status = Path(f"/proc/{one}/smaps_rollup").read_text(encoding="ascii")
         kept = dict(line.split(":") for line in status.splitlines()[1:])
         rss, own = (int(kept[key].split()[0]) / 1024 for key in ("Rss", "Anonymous"))

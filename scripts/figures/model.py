@@ -1,6 +1,6 @@
 """How well a bundle hears, through the appliance's own path: one table.
 
-    scripts/figures/model.py [--bundle home-en] [--recordings FOLDER]
+    scripts/measure model [--bundle home-en] [--recordings FOLDER]
 
 Sentences are those of tests/speech. "windows" goes straight to the model, greedy, in zero-padded
 windows; "pipeline" goes through voice detector, segmenter and gates as the microphone would. With
@@ -11,8 +11,6 @@ MANIFEST.tsv are tried as well, and human speech is, for information.
 from __future__ import annotations
 
 import argparse
-import csv
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +19,7 @@ import numpy as np
 import soundfile
 import soxr
 from numpy.typing import NDArray
+from rigs.recordings import SHARED_AUDIO, manifest, sentences
 from rigs.word_errors import word_error_rate, words
 
 from appliance.capture.segmenter import Segmenter
@@ -32,7 +31,6 @@ from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Wind
 
 Sound = NDArray[np.float32]
 
-SPEECH = Path(__file__).resolve().parent.parent.parent / "tests" / "speech"
 PRE_ROLL_S, TAIL_S = 0.6, 0.3
 OFFSETS_S = (0, 2, 4, 6, 8)
 FRAME = 480
@@ -45,16 +43,14 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", default="home-en")
-    shared = os.environ.get("ROOMSCRIBE_SHARED")
-    folder = Path(shared) / "data" / "audio" if shared else None
-    parser.add_argument("--recordings", type=Path, default=folder)
+    parser.add_argument("--recordings", type=Path, default=SHARED_AUDIO)
     options = parser.parse_args()
     settings = replace(Settings(), model=replace(Settings().model, bundle=options.bundle))
     test = Examination(settings)
     test.sentences()
     test.offsets()
     test.without_speech("synthetic silence and noise", synthetic_noises())
-    if options.recordings:
+    if options.recordings.is_dir():
         test.recordings(options.recordings)
 
 
@@ -64,11 +60,8 @@ class Examination:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.transcriber: Transcriber = open_transcriber(settings)
-        rows = csv.DictReader((SPEECH / "transcripts.tsv").open(encoding="utf-8"), delimiter="\t")
-        self.said, self.sounds = [], []
-        for row in rows:
-            self.said.append(row["text"])
-            self.sounds.append(read(SPEECH / row["file"]))
+        self.said = [one.text for one in sentences()]
+        self.sounds = [read(one.file) for one in sentences()]
 
     def window(self, sound: Sound, lead_s: float) -> Transcription:
         """What the model makes of `sound` (n,) float32 behind `lead_s` of silence."""
@@ -142,20 +135,17 @@ class Examination:
         """Noise, music and chimes; and, for information, people."""
         people: dict[str, list[tuple[str, str]]] = {}
         noises = []
-        with (folder / "MANIFEST.tsv").open(encoding="utf-8", newline="") as file:
-            table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\")
-            for row in table:
-                path = folder / row["path"]
-                if row["category"] in NOT_SPEECH:
-                    sound = read(path)
-                    size = 10 * SAMPLE_RATE
-                    pieces = range(0, max(1, len(sound) - SAMPLE_RATE), size)
-                    noises += [(f"{path.name} at {at // SAMPLE_RATE} s", sound[at : at + size])
-                               for at in pieces]  # fmt: skip
-                elif row["category"] in COMMANDS:
-                    set_name = row["path"].split("/")[0]
-                    text = self.kept(read(path))
-                    people.setdefault(set_name, []).append((row["transcript"], text))
+        for path, row in manifest(folder):
+            if row["category"] in NOT_SPEECH:
+                sound = read(path)
+                size = 10 * SAMPLE_RATE
+                pieces = range(0, max(1, len(sound) - SAMPLE_RATE), size)
+                noises += [(f"{path.name} at {at // SAMPLE_RATE} s", sound[at : at + size])
+                           for at in pieces]  # fmt: skip
+            elif row["category"] in COMMANDS:
+                set_name = row["path"].split("/")[0]
+                text = self.kept(read(path))
+                people.setdefault(set_name, []).append((row["transcript"], text))
         self.without_speech("recorded noise, music, chimes", noises)
         for name, pairs in people.items():
             rate = word_error_rate([said for said, _ in pairs], [heard for _, heard in pairs])

@@ -1,9 +1,9 @@
 """How long it takes from `mute/set` to the microphone being closed, and to that being told.
 
-    scripts/figures/mute.py [TIMES]
+    scripts/measure mute [TIMES]
 
 A private Mosquitto, a private PulseAudio microphone and the daemon, 20 times on and off. Closed is
-when the daemon lets go of its lock, which it does after the device; told is when the retained
+when the daemon releases its lock, which it does after the device; told is when the retained
 `mute` reaches a subscriber.
 """
 

@@ -1,9 +1,8 @@
 """Measures voice detection and segmentation on real recordings; prints one line per figure.
 
-    .venv/bin/python scripts/figures/voice.py [FOLDER]
+    scripts/measure voice [FOLDER]
 
-FOLDER/MANIFEST.tsv names the recordings; default:
-$ROOMSCRIBE_SHARED/data/audio.
+FOLDER/MANIFEST.tsv names the recordings; default: $ROOMSCRIBE_SHARED/data/audio.
 
 Every recording is heard as a live stream would have it: 2 s of faint noise (-80 dBFS) before and
 after. Silero's score of a short word swings with where its windows of 32 ms fall in it, so
@@ -22,23 +21,19 @@ in noise         the same commands in pink noise, or in the babble of six reader
                  below their loud steps' mean power; the window that counts is the one with the
                  last loud step, since babble is speech, too
 labelled         speech time of the labels (*.rttm, or told beside the recordings) in a window
-
-Recordings as the measurements of voice detection hear them: padded, and with noise or babble.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import os
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rigs.recordings import SHARED_AUDIO, manifest
 
 from appliance.capture.frames import Framer
 from appliance.capture.recording import Recording
@@ -49,14 +44,16 @@ from appliance.records import SAMPLE_RATE, Discarded, Samples, Window
 
 PAD_S = 2.0
 STEP = SAMPLE_RATE // 100
-
-
-def recordings(folder: Path) -> Iterator[tuple[str, str, Samples]]:
-    """Path, category and samples of each recording that the manifest names."""
-    with (folder / "MANIFEST.tsv").open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\")
-        for row in rows:
-            yield row["path"], row["category"], samples_of(folder / row["path"])
+WINDOW_S = 10.0
+OFFSETS = (130, 260, 390)
+"""Samples left out at the beginning of the padding in further hearings."""
+COMMANDS = {"speech-home-automation", "tts-home-automation", "speech-slots"}
+ODD = {"speech-short", "speech-oov"}
+LABELS = {
+    "cobra_vad/sample.wav": [(0.896, 1.696), (3.104, 3.872), (5.216, 5.856), (7.264, 8.064)],
+    "ami_60s/ES2011a.Headset-0-40s-46s.wav": [(1.46, 2.82), (3.36, 4.36)],
+}
+"""Begin and end of the speech in recordings whose makers label it elsewhere, s."""
 
 
 def samples_of(path: Path) -> Samples:
@@ -117,18 +114,6 @@ def in_noise(samples: Samples, snr_db: float, other: Samples | None = None) -> S
         added = np.rint(part * rms / np.sqrt((part**2).mean())).astype(np.int16)
     heard: Samples = np.clip(whole + added[: len(whole)], -32768, 32767).astype(np.int16)
     return heard
-
-
-WINDOW_S = 10.0
-OFFSETS = (130, 260, 390)
-"""Samples left out at the beginning of the padding in further hearings."""
-COMMANDS = {"speech-home-automation", "tts-home-automation", "speech-slots"}
-ODD = {"speech-short", "speech-oov"}
-LABELS = {
-    "cobra_vad/sample.wav": [(0.896, 1.696), (3.104, 3.872), (5.216, 5.856), (7.264, 8.064)],
-    "ami_60s/ES2011a.Headset-0-40s-46s.wav": [(1.46, 2.82), (3.36, 4.36)],
-}
-"""Begin and end of the speech in recordings whose makers label it elsewhere, s."""
 
 
 @dataclass
@@ -242,9 +227,8 @@ def labelled_recall(samples: Samples, spoken: list[tuple[float, float]], heard: 
 
 def main() -> int:
     """Prints the figures; 1 when a target is missed."""
-    shared = os.environ.get("ROOMSCRIBE_SHARED", "")
     parser = argparse.ArgumentParser(description="Figures of voice detection and segmentation.")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(shared, "data/audio"))
+    parser.add_argument("folder", nargs="?", type=Path, default=SHARED_AUDIO)
     parser.add_argument("--verbose", action="store_true", help="one line per recording")
     options = parser.parse_args()
     settings = Settings()
@@ -255,7 +239,8 @@ def main() -> int:
     meetings: list[str] = []
     opens = {"noise": 0, "music": 0, "beep": 0}
     minutes = {"noise": 0.0, "music": 0.0, "beep": 0.0}
-    for path, category, samples in recordings(options.folder):
+    for file, row in manifest(options.folder):
+        path, category, samples = row["path"], row["category"], samples_of(file)
         heard = hear(padded(samples), settings)
         if options.verbose:
             voiced = [round(one.voiced_s, 2) for one in heard.windows]
@@ -273,7 +258,7 @@ def main() -> int:
                 other = crowd if kind == "babble" else None
                 found = hear(in_noise(samples, snr_db, other), settings)
                 tally.add(path, samples, found, noisy=True)
-        elif spoken := LABELS.get(path) or labels((options.folder / path).with_suffix(".rttm")):
+        elif spoken := LABELS.get(path) or labels(file.with_suffix(".rttm")):
             meetings.append(f"{path} {labelled_recall(samples, spoken, heard)}")
         elif category in ODD:
             odd.add(path, samples, heard)

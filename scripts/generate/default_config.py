@@ -1,10 +1,14 @@
-"""Writes config/roomscribe.toml from the settings tree, so that file and code cannot differ."""
+"""Writes config/roomscribe.toml from the settings tree, so that file and code cannot differ.
+
+PYTHONPATH=tests:scripts .venv/bin/python -m generate.default_config
+"""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from pathlib import Path
+
+from rigs.checkout import ROOT
 
 from appliance.config import keys
 
@@ -37,5 +41,4 @@ def default_config() -> str:
 
 
 if __name__ == "__main__":
-    target = Path(__file__).resolve().parent.parent.parent / "config" / "roomscribe.toml"
-    target.write_text(default_config(), encoding="utf-8")
+    (ROOT / "config" / "roomscribe.toml").write_text(default_config(), encoding="utf-8")

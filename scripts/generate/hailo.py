@@ -1,7 +1,7 @@
 """Makes tests/golden/hailo_*.txt: the operators of torch's own export of a Whisper, in order.
 
     pip install torch==2.13.0 transformers safetensors onnx onnxsim==0.4.36
-    python scripts/generate/hailo.py
+    PYTHONPATH=.:tests:scripts python -m generate.hailo
 
 Run once, by a person; the tests themselves need no torch. The network is transformers' with eager
 attention, its two convolutions two-dimensional as Hailo's compiler wants them, its decoder fed
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import datetime
 import platform
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -28,9 +27,6 @@ from rigs.models import random_weights
 from rigs.parity_cases import CASES
 from rigs.reference_whisper import Reference
 from torch import Tensor, nn
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 OPSETS = (13, 17)
 CASE = next(case for case in CASES if case.name == "odd")

@@ -1,7 +1,7 @@
 """Makes tests/golden: what transformers' Whisper computes, for the parity tests to compare with.
 
     pip install torch==2.13.0 transformers safetensors
-    python scripts/generate/parity.py [--only tiny]
+    PYTHONPATH=.:tests:scripts python -m generate.parity [--only tiny]
 
 Run once, by a person; the tests themselves need no torch. Weights and inputs come from seeds
 (tests/rigs/models.py), so that only results are stored.
@@ -13,7 +13,6 @@ import argparse
 import datetime
 import platform
 import sys
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,9 +21,6 @@ from rigs.checkout import GOLDEN
 from rigs.models import fingerprint, random_mel, random_weights
 from rigs.parity_cases import CASES, INPUTS, STEPS, Case, log_sum
 from rigs.reference_whisper import Reference
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 LEAST_MARGIN = 2e-4
 """Between the best two tokens: twice the tolerance of the tests."""

@@ -29,10 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from hardware.facts import ask, heat, machine
+from rigs.checkout import SPEECH
 
 SCHEMA = 1
-ROOT = Path(__file__).resolve().parent.parent.parent
-SPEECH = ROOT / "tests" / "speech"
 DEFAULT_CONFIG = Path("/etc/roomscribe/roomscribe.toml")
 ROWS = "reference,conservative,balanced,aggressive,hybrid,npu"
 DOCTOR_WITHIN_S, BENCHMARK_WITHIN_S = 1500, 2400
@@ -81,7 +80,7 @@ def parse() -> argparse.Namespace:
         help="where the report goes (default: here)",
     )  # fmt: skip
     parser.add_argument(
-        "--recordings", type=Path, default=SPEECH if SPEECH.is_dir() else None, metavar="FOLDER",
+        "--recordings", type=Path, default=SPEECH, metavar="FOLDER",
         help="sound files for the comparison of NPU and CPU, with a transcripts.tsv if possible "
         "(default: the project's own)",
     )  # fmt: skip

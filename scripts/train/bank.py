@@ -1,6 +1,6 @@
 """Fills a speech bank: shards of spoken sentences with the time of every phone.
 
-    python scripts/train/bank.py --out BANK --seed 1 --count 40000 --workers 2
+    python -m train.bank --out BANK --seed 1 --count 40000 --workers 2
 
 The folder gets ``phones.txt`` and ``voices.txt`` (a name per line; the line number is the id) and
 ``train-00000.npz`` ... of 500 utterances, ``dev-00000.npz`` of 400 (voices of training, sentences

@@ -50,7 +50,7 @@ def load_model(path: Path) -> Whisper:
     """The network at `path` with its averaged weights."""
     saved = load_checkpoint(path)
     if saved is None:
-        raise FileNotFoundError(f"no checkpoint at {path}; run train.py first")
+        raise FileNotFoundError(f"no checkpoint at {path}; run train.train first")
     model = Whisper(NetworkSize(**saved["size"]), saved["phones"])
     model.load_state_dict(saved["average_model"])
     return model

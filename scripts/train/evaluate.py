@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,8 +24,6 @@ from train.scoring import transcribe, window_of
 from train.shards import SAMPLE_RATE, Bank
 from train.sounds import Sound, make_channels, make_sounds
 from train.wordpieces import Wordpieces
-
-sys.path.extend(str(folder) for folder in Path(__file__).resolve().parents[1:3])
 
 SPLITS = {
     "homeseen": "home, seen voices",
@@ -150,7 +147,7 @@ def examine(test: Examination, bank: Path, count: int, noise_folder: Path | None
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="train.py's --out")
+    parser.add_argument("--run", type=Path, required=True, help="train.train's --out")
     parser.add_argument("--bank", type=Path, required=True)
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--noise-folder", type=Path, help="recordings without speech")

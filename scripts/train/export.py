@@ -64,7 +64,7 @@ def export(run: Path, out: Path, bundle: Path | None = None, share: float = 0.0)
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="train.py's --out")
+    parser.add_argument("--run", type=Path, required=True, help="train.train's --out")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--blend", type=Path, help="folder of the bundle that the run began with")
     parser.add_argument("--share", type=float, default=0.3, help="of that bundle's weights, 0 to 1")

@@ -1,6 +1,6 @@
 """From nothing to the embedded model's weights: bank, training, evaluation, export.
 
-    python scripts/train/home_en.py --out BUILD --minutes 110 --processes 2
+    PYTHONPATH=.:tests:scripts python -m train.home_en --out BUILD --minutes 110 --processes 2
 
 Needs torch (CPU), numpy, scipy, soxr, tokenizers and safetensors, and the synthesisers
 that voices.py names. BUILD/export is what `roomscribe model build` turns into a bundle. Run again,
@@ -16,21 +16,20 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
 NICE = 15
 ATTEMPTS = 5
 
 
-def run(script: str, *arguments: str) -> None:
-    """Runs one of the scripts beside this one; a failure raises CalledProcessError."""
-    subprocess.run([sys.executable, str(HERE / script), *arguments], check=True)
+def run(module: str, *arguments: str) -> None:
+    """Runs a module of train/; a failure raises CalledProcessError."""
+    subprocess.run([sys.executable, "-m", f"train.{module}", *arguments], check=True)
 
 
 def train(arguments: list[str]) -> None:
     """Trains, resuming from the last checkpoint when the loop dies."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            run("train.py", *arguments)
+            run("train", *arguments)
         except subprocess.CalledProcessError:
             if attempt == ATTEMPTS:
                 raise
@@ -53,7 +52,7 @@ def main() -> None:
     os.nice(NICE)
     bank, trained, exported = (args.out / name for name in ("bank", "run", "export"))
     run(
-        "bank.py", "--out", str(bank), "--seed", str(args.seed), "--count", str(args.utterances),
+        "bank", "--out", str(bank), "--seed", str(args.seed), "--count", str(args.utterances),
         "--workers", str(args.processes), "--unseen",
     )  # fmt: skip
     length = ["--minutes", str(args.minutes)] if args.minutes else []
@@ -63,10 +62,10 @@ def main() -> None:
         "--seed", str(args.seed),
     ])  # fmt: skip
     run(
-        "evaluate.py", "--run", str(trained), "--bank", str(bank),
+        "evaluate", "--run", str(trained), "--bank", str(bank),
         "--json", str(args.out / "evaluation.json"),
     )  # fmt: skip
-    run("export.py", "--run", str(trained), "--out", str(exported))
+    run("export", "--run", str(trained), "--out", str(exported))
 
 
 if __name__ == "__main__":

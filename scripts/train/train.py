@@ -12,19 +12,14 @@ import ctypes
 import math
 import os
 import signal
-import sys
 import time
 from datetime import timedelta
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-
-sys.path.extend(str(folder) for folder in Path(__file__).resolve().parents[1:3])
-
 from train import wordpieces
 from train.batches import Batch, Planner, windows
 from train.bundle_weights import read_weights
