@@ -7,13 +7,11 @@ otherwise). A transcript carries wall-clock times in UTC, for people and other m
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,15 +151,6 @@ class Transcript:
     def confidence(self) -> float:
         """Geometric mean probability of the tokens, 0..1."""
         return float(np.exp(min(0.0, self.avg_logprob)))
-
-
-@functools.cache
-def boot_id() -> str:
-    """The kernel's name for this run of the machine; empty when it cannot be read."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def utc_from_monotonic(moment_s: float) -> datetime:

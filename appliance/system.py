@@ -1,11 +1,44 @@
-"""What outlasts a power cut."""
+"""What the machine gives: whole files, locks, processes, messages' text, /proc and temperature.
+
+write_whole, replacing, sync_folder   a file is there whole, and outlasts a power cut, or not
+lock                                  a file that one process, or all readers, may hold
+Child                                 a function in a process of its own
+shorten, one_line                     text from outside, made fit for a message
+boot_id, soc_temperature_c ...        what the kernel says of the machine
+"""
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import io
 import math
 import os
+import pickle
 import re
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+MODEL = "proc/device-tree/model"
+THROTTLED = "sys/devices/platform/soc*/*firmware/get_throttled"
+GROWTH_MB = 400.0
+"""More than a full spool's bookkeeping, sixty windows in memory and the publisher's queue take."""
+NOW = {0: "low voltage", 1: "capped clock", 2: "throttled", 3: "near its temperature limit"}
+"""Bits of get_throttled (Raspberry Pi documentation, vcgencmd)."""
+POLL_S = 0.2
+REAP_S = 2.0
+"""A killed process that is there for longer hangs in the kernel, and is left alone."""
+PRINTED = 4096
+"""So many bytes are kept of the end of what a child printed."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -17,12 +50,271 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-MODEL = "proc/device-tree/model"
-THROTTLED = "sys/devices/platform/soc*/*firmware/get_throttled"
-GROWTH_MB = 400.0
-"""More than a full spool's bookkeeping, sixty windows in memory and the publisher's queue take."""
-NOW = {0: "low voltage", 1: "capped clock", 2: "throttled", 3: "near its temperature limit"}
-"""Bits of get_throttled (Raspberry Pi documentation, vcgencmd)."""
+@contextmanager
+def replacing(file: Path, mode: int | None = None) -> Iterator[Path]:
+    """An empty draft in `file`'s folder, which takes its name when the block ends well.
+
+    `file` is on the disk then, and it is the old or the new one, whole, at any time. When the block
+    raises, the draft is deleted and `file` is as it was; a kill or a power cut may leave the draft,
+    a hidden file whose name ends in .draft. `mode`: permissions, given exactly and from the
+    beginning; None: what the umask allows. Raises OSError.
+    """
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}.draft")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(draft, flags, 0o666 if mode is None else mode)
+    try:
+        if mode is not None:
+            os.fchmod(descriptor, mode)
+        yield draft
+        os.fsync(descriptor)
+        draft.rename(file)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    sync_folder(file.parent)
+
+
+def write_whole(file: Path, content: bytes | str, mode: int | None = None) -> os.stat_result:
+    """Writes the file whole or not at all, as `replacing` does; its stat. Raises OSError.
+
+    Text is written as UTF-8.
+    """
+    with replacing(file, mode) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        return draft.stat()
+
+
+def lock(
+    file: Path,
+    *,
+    shared: bool = False,
+    wait: bool = False,
+    flags: int = os.O_RDWR | os.O_CREAT,
+    mode: int = 0o600,
+) -> io.FileIO:
+    """The open file, locked (flock) until it is closed or the process ends, however it ends.
+
+    The file is that of this name: one that the lock's last holder deleted is opened anew. `shared`:
+    other shared holders do not matter. `wait`: until it is free. Raises BlockingIOError, without
+    `wait`, while another holds it, and OSError; without O_CREAT in `flags` FileNotFoundError.
+    """
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    while True:
+        stream = io.FileIO(os.open(file, flags | os.O_CLOEXEC, mode), "r+")
+        try:
+            fcntl.flock(stream, how)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(file.stat(), os.fstat(stream.fileno())):
+                    return stream
+        except BaseException:
+            stream.close()
+            raise
+        stream.close()
+
+
+def shorten(text: object, most: int = 60) -> str:
+    """`text` for a message: one printable line of at most `most` characters, "..." at a cut end.
+
+    What would break the line or confuse a terminal is escaped as Python's repr does.
+    """
+    shown = "".join(
+        letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text)[: most + 1]
+    )
+    return shown if len(shown) <= most else shown[: most - 3] + "..."
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, on one line; its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class ChildDiedError(Exception):
+    """The process ended before it answered. Its text is `how`."""
+
+    def __init__(self, how: str, number: int, printed: str) -> None:
+        super().__init__(how)
+        self.how = how
+        """A signal's name, or `status 3`."""
+        self.number = number
+        """The signal; 0 when the process ended by itself."""
+        self.printed = printed
+        """The end of what it printed."""
+
+
+class ChildFailedError(Exception):
+    """The function in the process raised; the text is the exception's type and message."""
+
+
+class _Failed(str):
+    """What a child sends when its function raised."""
+
+
+class Child:
+    """A function in a process of its own, which may hang, crash or be killed. For use in `with`.
+
+    The child calls `work(connection, *arguments)`. What it sends on the connection (a
+    multiprocessing.connection.Connection), and last what `work` returns, is received here in its
+    order; `send` is the other direction, and `work` meets EOFError once this end is closed. The
+    child has a session of its own, no standard input, the usual SIGINT and SIGTERM, and what it
+    prints comes here, too: `printed`. All of it is killed when the block ends.
+
+    start="spawn" begins with a fresh interpreter: `work` is a function of a module, its arguments
+    are pickled, `environment` is set before that module is imported, so that the libraries which
+    read it when they are loaded see it. start="fork" is quick, and only for a process without
+    threads and without libraries that have any. Two pipes and no semaphores, which systemd's
+    sandbox may forbid. A fresh interpreter imports the program's main module again, which must not
+    do anything but under `if __name__ == "__main__"`, and has 3 MB of multiprocessing in memory.
+    """
+
+    def __init__(
+        self,
+        work: Callable[..., object],
+        *arguments: object,
+        start: Literal["spawn", "fork"] = "spawn",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts it. Raises OSError."""
+        from multiprocessing import Pipe
+        from multiprocessing.context import ForkProcess, SpawnProcess
+
+        self._connection, theirs = Pipe()
+        self._output, output = Pipe(duplex=False)
+        self._printed = b""
+        kind: type[SpawnProcess | ForkProcess] = ForkProcess
+        order: object = (work, arguments)
+        inherited = [self._connection, self._output]
+        if start == "spawn":
+            # pickled apart: unpickling imports the function's module, after the environment is set
+            kind, order, inherited = SpawnProcess, pickle.dumps(order), []
+        self._process = kind(
+            target=_run,
+            args=(theirs, output, inherited, dict(environment or {}), order),
+            daemon=True,
+        )
+        try:
+            self._process.start()
+        except BaseException:
+            self._connection.close()
+            self._output.close()
+            raise
+        finally:
+            theirs.close()
+            output.close()
+
+    @property
+    def printed(self) -> str:
+        """The end of what it has printed, on standard output and standard error."""
+        return self._printed.decode(errors="replace")
+
+    def send(self, message: object) -> None:
+        """Gives the child a message; to one that has died, nothing: `receive` tells."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.send(message)
+
+    def receive(self, within_s: float = math.inf, poll: Callable[[], object] = lambda: None) -> Any:
+        """The child's next message; the last is what its function returned.
+
+        `poll` is called some five times a second meanwhile, and what it raises ends the waiting.
+        Raises TimeoutError after `within_s`, ChildFailedError when the function raised, and
+        ChildDiedError when the process ended.
+        """
+        from multiprocessing.connection import wait
+
+        deadline_s = time.monotonic() + within_s
+        while True:
+            poll()
+            left_s = max(0.0, deadline_s - time.monotonic())
+            open_ends = [end for end in (self._connection, self._output) if not end.closed]
+            ready = wait(open_ends, min(left_s, POLL_S))
+            if self._output in ready:
+                self._read_output()
+            if self._connection in ready:
+                try:
+                    message = self._connection.recv()
+                except (EOFError, ConnectionResetError):
+                    raise self._death() from None
+                if isinstance(message, _Failed):
+                    raise ChildFailedError(message)
+                return message
+            if not left_s:
+                raise TimeoutError(f"no answer after {within_s:g} s")
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """Ends the child and all that it started: by itself within `wait_s`, else by SIGKILL."""
+        self._connection.close()
+        self._output.close()
+        self._end(wait_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _end(self, wait_s: float) -> None:
+        self._process.join(wait_s)
+        for kill in (os.killpg, os.kill):
+            # the group's number is the child's own, once it has begun
+            if self._process.pid and (kill is os.killpg or self._process.is_alive()):
+                with suppress(OSError):
+                    kill(self._process.pid, signal.SIGKILL)
+        self._process.join(REAP_S)
+        if self._process.is_alive():  # or this interpreter waits for it at its own end
+            from multiprocessing.process import _children  # type: ignore[attr-defined]
+
+            _children.discard(self._process)
+
+    def _death(self) -> ChildDiedError:
+        self._process.join(REAP_S)
+        status = self._process.exitcode
+        self._end(0.0)
+        while not self._output.closed and self._output.poll(0):
+            self._read_output()
+        if status is None or status >= 0:
+            how = "no answer" if status is None else f"status {status}"
+            return ChildDiedError(how, 0, self.printed)
+        return ChildDiedError(signal.Signals(-status).name, -status, self.printed)
+
+    def _read_output(self) -> None:
+        data = os.read(self._output.fileno(), 1 << 16)
+        self._printed = (self._printed + data)[-PRINTED:]
+        if not data:
+            self._output.close()
+
+
+def _run(
+    connection: Connection,
+    output: Connection,
+    inherited: Sequence[Connection],
+    environment: dict[str, str],
+    order: Any,
+) -> None:
+    """The child."""
+    os.setsid()
+    for end in inherited:
+        end.close()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    output.close()
+    sys.stdout = sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
+    os.environ.update(environment)
+    try:
+        work, arguments = pickle.loads(order) if isinstance(order, bytes) else order
+        connection.send(work(connection, *arguments))
+    except Exception as error:
+        with suppress(OSError):  # whoever asked may be gone
+            connection.send(_Failed(f"{type(error).__name__}: {one_line(error)}"))
+
+
+@functools.cache
+def boot_id() -> str:
+    """The kernel's name for this run of the machine; empty when it cannot be read."""
+    return _text(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 
 def machine(root: Path = Path("/")) -> str:

@@ -35,8 +35,9 @@ import numpy as np
 
 from appliance.config import Settings
 from appliance.daemon.health import Health
-from appliance.records import Window, boot_id
+from appliance.records import Window
 from appliance.store import folders, leave_folder, lock_folder, log_runtime_folder
+from appliance.system import boot_id
 
 MAGIC, VERSION = b"rswind", 1
 _FRONT = struct.Struct("<6sBBII")

@@ -18,7 +18,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from appliance.errors import PublishError
-from appliance.records import Transcript, boot_id
+from appliance.records import Transcript
+from appliance.system import boot_id
 
 SCHEMA = 2
 """Number of the layout, kept in the file's user_version; a higher one is refused."""

@@ -1,0 +1,254 @@
+"""Whole files, locks, processes of one's own, and text made fit for a message."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from appliance.system import (
+    Child,
+    ChildDiedError,
+    ChildFailedError,
+    lock,
+    one_line,
+    replacing,
+    shorten,
+    write_whole,
+)
+
+STARTS: tuple[Literal["spawn", "fork"], ...] = ("spawn", "fork")
+WITHIN_S = 30.0
+
+
+def test_a_file_is_written_whole_and_its_draft_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "choice"
+    file.write_text("old")
+    found = write_whole(file, "neu: ü")
+    assert file.read_bytes() == "neu: ü".encode()
+    assert (found.st_ino, found.st_size) == (file.stat().st_ino, 7)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_is_not_written_to_its_end_is_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "choice"
+    file.write_text("old")
+    with pytest.raises(KeyError), replacing(file) as draft:
+        draft.write_text("half")
+        raise KeyError
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_has_its_permissions_from_the_beginning(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with replacing(tmp_path / "private", 0o600) as draft:
+            assert stat.S_IMODE(draft.stat().st_mode) == 0o600
+        write_whole(tmp_path / "public", b"", 0o644)
+        write_whole(tmp_path / "usual", b"")
+    finally:
+        os.umask(before)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert modes == {"private": 0o600, "public": 0o644, "usual": 0o640}
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "none" / "file", b"")
+
+
+def test_one_process_holds_a_lock_and_many_share_one(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    with lock(file):
+        for shared in (False, True):
+            with pytest.raises(BlockingIOError):
+                lock(file, shared=shared)
+    with lock(file, shared=True), lock(file, shared=True), pytest.raises(BlockingIOError):
+        lock(file)
+    lock(file).close()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_lock_is_of_a_file_that_is_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        lock(tmp_path / "none", flags=os.O_RDONLY)
+
+
+def test_whoever_waited_for_a_lock_that_was_deleted_holds_the_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    program = (
+        "import sys, pathlib; from appliance.system import lock;"
+        "file = pathlib.Path(sys.argv[1]); print('waits', flush=True);"
+        "held = lock(file, wait=True); print(file.stat().st_ino, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(file)]
+    pipe = subprocess.PIPE
+    with lock(file) as old, subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout
+        assert other.stdout.readline() == "waits\n"
+        time.sleep(0.2)
+        file.unlink()
+        old.close()
+        assert int(other.stdout.readline()) == file.stat().st_ino
+        with pytest.raises(BlockingIOError):
+            lock(file)
+        other.communicate()
+    lock(file).close()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain 'text'", "plain 'text'"),
+        (1.5, "1.5"),
+        ("a\nb\x1b[31m", "a\\nb\\x1b[31m"),
+        ("\udc80", "\\udc80"),
+        ("x" * 60, "x" * 60),
+        ("x" * 61, "x" * 57 + "..."),
+        ("\n" * 40, "\\n" * 28 + "\\" + "..."),
+    ],
+)
+def test_text_is_made_fit_for_a_message(text: object, shown: str) -> None:
+    assert shorten(text) == shown
+
+
+def test_an_exception_is_said_on_one_line() -> None:
+    assert one_line(ValueError("two\n  lines")) == "two lines"
+    assert one_line(KeyError()) == "KeyError"
+
+
+def _adds(connection: Connection, one: int, other: int) -> int:
+    connection.send("begun")
+    return one + other
+
+
+def _answers(connection: Connection) -> None:
+    while True:
+        connection.send(connection.recv() * 2)
+
+
+def _raises(_: Connection) -> None:
+    raise ValueError("not\nthis")
+
+
+def _dies(_: Connection, number: int) -> None:
+    print("the last word")
+    os.kill(os.getpid(), number)
+
+
+def _ends(_: Connection) -> None:
+    os._exit(3)
+
+
+def _sleeps(connection: Connection) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection.send(subprocess.Popen(["sleep", "600"]).pid)
+    time.sleep(600.0)
+
+
+def _environment(_: Connection, name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def _chatters(_: Connection) -> str:
+    for _round in range(4000):
+        print("x" * 99)
+    return "done"
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_child_sends_messages_and_its_result(start: Literal["spawn", "fork"]) -> None:
+    with Child(_adds, 2, 3, start=start) as child:
+        assert child.receive(WITHIN_S) == "begun"
+        assert child.receive(WITHIN_S) == 5
+        with pytest.raises(ChildDiedError, match="status 0"):
+            child.receive(WITHIN_S)
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_child_is_talked_with_until_it_is_closed(start: Literal["spawn", "fork"]) -> None:
+    with Child(_answers, start=start) as child:
+        for number in range(3):
+            child.send(number)
+            assert child.receive(WITHIN_S) == 2 * number
+        begun_s = time.monotonic()
+        child.close(WITHIN_S)
+        assert time.monotonic() - begun_s < WITHIN_S / 2
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_what_a_child_raises_is_told(start: Literal["spawn", "fork"]) -> None:
+    with (
+        Child(_raises, start=start) as child,
+        pytest.raises(ChildFailedError, match="ValueError: not this"),
+    ):
+        child.receive(WITHIN_S)
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_how_a_child_died_is_told_with_its_last_words(start: Literal["spawn", "fork"]) -> None:
+    with Child(_dies, signal.SIGKILL, start=start) as child:
+        with pytest.raises(ChildDiedError, match="SIGKILL") as death:
+            child.receive(WITHIN_S)
+        assert (death.value.number, death.value.printed) == (9, "the last word\n")
+        child.send("to nobody")
+    with Child(_ends, start=start) as child, pytest.raises(ChildDiedError, match="status 3"):
+        child.receive(WITHIN_S)
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_child_that_takes_too_long_ends_with_all_that_it_started(
+    start: Literal["spawn", "fork"],
+) -> None:
+    with Child(_sleeps, start=start) as child:
+        grandchild = child.receive(WITHIN_S)
+        begun_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            child.receive(0.3)
+        assert 0.3 <= time.monotonic() - begun_s < WITHIN_S / 2
+    deadline_s = time.monotonic() + WITHIN_S
+    while _runs(grandchild):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def _runs(process: int) -> bool:
+    """False for a zombie, too, which waits for whoever adopted it."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_whoever_waits_for_a_child_may_give_up() -> None:
+    def poll() -> None:
+        polled.append(True)
+        if len(polled) > 3:
+            raise KeyError
+
+    polled: list[bool] = []
+    with Child(_sleeps, start="fork") as child:
+        child.receive(WITHIN_S)
+        with pytest.raises(KeyError):
+            child.receive(WITHIN_S, poll)
+
+
+def test_the_environment_is_set_before_the_function_is_imported() -> None:
+    with Child(_environment, "ROOMSCRIBE_X", environment={"ROOMSCRIBE_X": "1"}) as child:
+        assert child.receive(WITHIN_S) == "1"
+
+
+def test_a_child_that_prints_much_is_not_held_up() -> None:
+    with Child(_chatters, start="fork") as child:
+        assert child.receive(WITHIN_S) == "done"
+        assert 0 < len(child.printed) <= 4096
