@@ -1,6 +1,6 @@
 """What broker restarts cost, and how soon subscribers know: figures on a real Mosquitto.
 
-    scripts/figures/mqtt.py [--restarts 20] [--utterances 200] [--seconds 4] [--house] [--bystander]
+    scripts/measure mqtt [--restarts 20] [--utterances 200] [--seconds 4] [--house] [--bystander]
 
 With --house a Home Assistant comes back seconds after the broker, as the real one does; with
 --bystander somebody else subscribes, too, and hides from the broker's answers that it is away.
@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from rigs.broker import Broker
 from rigs.home_assistant import DISCOVERY, HomeAssistant
-from rigs.publishing import Subscriber, running, until
+from rigs.mqtt_client import Subscriber
+from rigs.publishing import running
 from rigs.storm import Outcome, storm
+from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.store.store import Store
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests")]
 
 TURNS = 100
 """How often the voice begins and ends."""

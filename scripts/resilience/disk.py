@@ -22,7 +22,7 @@ from typing import Any
 from resilience.accounts import Sentences, Verdict, compare, first_times, spooled
 from resilience.rig import STEP, Daemon, Place, Said, reference_texts, sentences, until
 from rigs.broker import Broker
-from rigs.publishing import Subscriber
+from rigs.mqtt_client import Subscriber
 
 HEALS_WITHIN_S = 60.0
 SIZE_MIB = 6

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from resilience.accounts import Sentences, Verdict, compare, first_times, spooled, stored
 from resilience.rig import BYTES_PER_S, Daemon, Place, Said, reference_texts, sentences, until
 from rigs.broker import Broker
-from rigs.publishing import Subscriber
+from rigs.mqtt_client import Subscriber
 
 HEARD_AFTER = int(0.35 * BYTES_PER_S)
 """A sentence is heard to its end once so much of the next one's silence has been read: one read

@@ -20,7 +20,7 @@ from resilience.accounts import Hearing, stored
 from resilience.rig import BYTES_PER_S, Daemon, Place, until
 from resilience.scenes import Sounds, scene
 from rigs.broker import Broker
-from rigs.publishing import Subscriber
+from rigs.mqtt_client import Subscriber
 
 EVERY_S = 60.0
 """Seconds of the wall clock between two lines."""

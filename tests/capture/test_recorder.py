@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rigs.publishing import until
+from rigs.waiting import until
 
 from appliance.capture import portaudio, recorder
 from appliance.capture.devices import Device

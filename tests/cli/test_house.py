@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from rigs import broker as rig_broker
 from rigs.command import ROOT, errors, roomscribe
-from rigs.publishing import STATE, Subscriber, until
+from rigs.mqtt_client import Subscriber
+from rigs.publishing import STATE
+from rigs.waiting import until
 
 from appliance.cli.house import line
 from appliance.mqtt import events

@@ -16,7 +16,7 @@ import soundfile
 from capture.test_recorder import gone
 from figures.microphone import Listener
 from rigs.microphone import SINK, PulseMicrophone, missing_packages
-from rigs.publishing import until
+from rigs.waiting import until
 
 pytestmark = pytest.mark.skipif(
     bool(missing_packages()), reason=f"not installed: {' '.join(missing_packages())}"

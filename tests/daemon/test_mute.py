@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 import pytest
 from rigs.command import errors, roomscribe
-from rigs.publishing import until
+from rigs.waiting import until
 
 import appliance.daemon.listening
 from appliance.capture.recorder import Recorder

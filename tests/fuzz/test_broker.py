@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from rigs.fuzzing import damaged, examples, is_one_line
-from rigs.publishing import running, transcript, until
+from rigs.publishing import running, transcript
+from rigs.waiting import until
 
 import appliance.mqtt.client
 from appliance.config import MqttSettings, StoreSettings

@@ -21,7 +21,9 @@ from paho.mqtt.packettypes import PacketTypes
 from rigs import broker as rig_broker
 from rigs.broker import Broker
 from rigs.fuzzing import ODD_TEXTS, damaged, examples
-from rigs.publishing import Subscriber, properties_of, running, transcript, until
+from rigs.mqtt_client import Subscriber, properties_of
+from rigs.publishing import running, transcript
+from rigs.waiting import until
 
 from appliance.config import HistorySettings, HomeAssistantSettings, MqttSettings, StoreSettings
 from appliance.mqtt import commands

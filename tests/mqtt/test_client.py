@@ -16,7 +16,9 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from rigs import broker as rig_broker
 from rigs.broker import Broker
-from rigs.publishing import STATE, Subscriber, properties_of, running, transcript, until
+from rigs.mqtt_client import Subscriber, properties_of
+from rigs.publishing import STATE, running, transcript
+from rigs.waiting import until
 
 from appliance.config import HistorySettings, MqttSettings, StoreSettings
 from appliance.mqtt import commands

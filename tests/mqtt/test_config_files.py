@@ -14,7 +14,9 @@ import pytest
 from rigs import broker as rig_broker
 from rigs.broker import Broker
 from rigs.checkout import ROOT
-from rigs.publishing import STATE, Subscriber, running, transcript, until
+from rigs.mqtt_client import Subscriber
+from rigs.publishing import STATE, running, transcript
+from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.mqtt import home_assistant

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 from rigs import broker as rig_broker
 from rigs.broker import Broker
+from rigs.mqtt_client import Subscriber
 from rigs.proxy import Proxy
-from rigs.publishing import Subscriber, running, transcript, until
+from rigs.publishing import running, transcript
+from rigs.waiting import until
 
 import appliance.mqtt.outbox
 from appliance.config import MqttSettings, StoreSettings

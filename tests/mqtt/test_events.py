@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 from rigs import broker as rig_broker
 from rigs.checkout import ROOT
-from rigs.publishing import STATE, Subscriber, running, transcript, until
+from rigs.mqtt_client import Subscriber
+from rigs.publishing import STATE, running, transcript
+from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.mqtt import commands, events

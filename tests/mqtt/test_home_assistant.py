@@ -17,12 +17,15 @@ import pytest
 from rigs import broker as rig_broker
 from rigs.broker import Broker
 from rigs.checkout import GOLDEN
-from rigs.home_assistant import DISCOVERY, STATUS, Bystander, HomeAssistant, say
-from rigs.publishing import STATE, Subscriber, running, transcript, until
+from rigs.home_assistant import DISCOVERY, STATUS, Bystander, HomeAssistant
+from rigs.mqtt_client import Subscriber, publish_once
+from rigs.publishing import STATE, running, transcript
+from rigs.waiting import until
 
 from appliance.config import HomeAssistantSettings, MqttSettings, StoreSettings
-from appliance.mqtt import events, home_assistant, publisher as presence
+from appliance.mqtt import events, home_assistant
 from appliance.mqtt.client import Message
+from appliance.mqtt.connection import Delays
 from appliance.mqtt.publisher import Presence, Publisher
 from appliance.records import ApplianceStats
 from appliance.store.store import Store
@@ -35,6 +38,9 @@ ACCEPTED = (
 )
 PI = replace(STATE, machine="Raspberry Pi 5", encoder="hailo8")
 
+SOON = Delays(announce_s=(0.2, 0.3))
+"""The announcement after a birth message comes almost at once."""
+
 needs_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing() or "")
 
 
@@ -42,12 +48,6 @@ needs_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
         yield opened
-
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The announcement after a birth message comes almost at once."""
-    monkeypatch.setattr(presence, "ANNOUNCE_S", (0.2, 0.3))
 
 
 def settings(broker: Broker, **changes: Any) -> MqttSettings:
@@ -138,9 +138,9 @@ def test_a_house_that_was_never_seen_is_not_waited_for() -> None:
 
 def test_transcripts_wait_between_offline_and_the_announcement_after_online() -> None:
     watch = Presence(HomeAssistantSettings())
-    watch.told(10.0, status(b"offline"))
+    watch.on_status(10.0, status(b"offline"))
     assert watch.holds(300.0)
-    watch.told(300.0, status(b"online"))
+    watch.on_status(300.0, status(b"online"))
     assert 301.0 <= watch.announce_s <= 310.0
     assert watch.holds(watch.announce_s - 0.1)
     watch.announced()
@@ -149,16 +149,16 @@ def test_transcripts_wait_between_offline_and_the_announcement_after_online() ->
 
 def test_a_house_that_stays_away_is_not_waited_for_for_ever() -> None:
     watch = Presence(HomeAssistantSettings(hold_s=60))
-    watch.told(10.0, status(b"offline"))
+    watch.on_status(10.0, status(b"offline"))
     assert (watch.holds(69.9), watch.holds(70.1)) == (True, False)
     brief = Presence(HomeAssistantSettings(hold_s=600), longest_s=5.0)
-    brief.told(10.0, status(b"offline"))
+    brief.on_status(10.0, status(b"offline"))
     assert not brief.holds(15.1)
 
 
 def test_with_a_hold_of_0_nothing_waits() -> None:
     watch = Presence(HomeAssistantSettings(hold_s=0))
-    watch.told(10.0, status(b"offline"))
+    watch.on_status(10.0, status(b"offline"))
     watch.connected(11.0, discovery=1)
     assert not watch.holds(11.0)
 
@@ -177,7 +177,7 @@ def test_after_a_reconnection_a_house_that_was_seen_has_to_say_that_it_is_there(
 
 def test_a_house_that_came_back_before_us_is_not_taken_for_away() -> None:
     watch = Presence(HomeAssistantSettings())
-    watch.told(10.0, status(b"offline"))
+    watch.on_status(10.0, status(b"offline"))
     watch.connected(12.0, discovery=1)
     watch.acknowledged(12.1, 1, nobody=False)
     assert (watch.holds(31.0), watch.holds(33.0)) == (True, False)
@@ -185,7 +185,7 @@ def test_a_house_that_came_back_before_us_is_not_taken_for_away() -> None:
 
 def test_reconnections_do_not_make_the_wait_for_a_house_longer() -> None:
     watch = Presence(HomeAssistantSettings(hold_s=60))
-    watch.told(10.0, status(b"offline"))
+    watch.on_status(10.0, status(b"offline"))
     for moment in (20.0, 40.0, 49.0):
         watch.connected(moment, discovery=1)
         watch.acknowledged(moment, 1, nobody=True)
@@ -197,8 +197,8 @@ def test_reconnections_do_not_make_the_wait_for_a_house_longer() -> None:
 )
 def test_other_words_on_the_status_topic_mean_nothing(payload: bytes) -> None:
     watch = Presence(HomeAssistantSettings())
-    watch.told(10.0, status(payload))
-    watch.told(10.0, status(b"offline", retained=True))
+    watch.on_status(10.0, status(payload))
+    watch.on_status(10.0, status(b"offline", retained=True))
     assert not watch.holds(10.1)
     assert watch.announce_s == float("inf")
 
@@ -226,14 +226,13 @@ def test_everything_is_told_in_order_after_a_connection(store: Store) -> None:
         assert (kept["stats"], kept["speech"], kept["mute"]) == (0, 0, 1)
     with Broker() as broker, Subscriber(broker.port, topics=told) as everybody:
         never = HomeAssistantSettings(enabled=False)
-        with running(settings(broker), store, house=never):
+        with running(settings(broker), store, home_assistant=never):
             until(lambda: everybody.payloads("state"))
             time.sleep(0.3)
         assert not any(m.topic.startswith("homeassistant") for m in everybody.messages)
 
 
 @needs_broker
-@pytest.mark.usefixtures("soon")
 def test_a_house_that_starts_later_finds_every_entity_and_its_value(store: Store) -> None:
     stats = ApplianceStats({}, 1.0, 50.0)
     with Broker() as broker, running(settings(broker), store, stats_source=lambda: stats) as p:
@@ -251,7 +250,6 @@ def test_a_house_that_starts_later_finds_every_entity_and_its_value(store: Store
 
 
 @needs_broker
-@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "with a bystander"])
 def test_a_house_that_subscribes_seconds_after_the_brokers_restart_misses_nothing(
     store: Store, alone: bool
@@ -264,7 +262,7 @@ def test_a_house_that_subscribes_seconds_after_the_brokers_restart_misses_nothin
         until(lambda: house.discoveries >= 2)
         ids = say_all(store, publisher, "before")
         until(lambda: len(house.events) == 1)
-        with nullcontext() if alone else Bystander(broker.port):
+        with nullcontext() if alone else Bystander(broker.port, "bystander"):
             broker.stop()
             ids += say_all(store, publisher, "during", "the outage")
             broker.start()
@@ -278,7 +276,6 @@ def test_a_house_that_subscribes_seconds_after_the_brokers_restart_misses_nothin
 
 
 @needs_broker
-@pytest.mark.usefixtures("soon")
 def test_what_is_said_while_the_house_restarts_waits_for_it_and_is_late(store: Store) -> None:
     with (
         Broker() as broker,
@@ -308,7 +305,7 @@ def test_what_is_said_while_the_house_restarts_waits_for_it_and_is_late(store: S
 def test_where_no_house_was_ever_seen_nobody_is_waited_for(store: Store, protocol: str) -> None:
     with (
         Broker() as broker,
-        Bystander(broker.port),
+        Bystander(broker.port, "bystander"),
         running(settings(broker, protocol=protocol), store) as publisher,
     ):
         until(lambda: publisher.status().connected)
@@ -321,7 +318,6 @@ def test_where_no_house_was_ever_seen_nobody_is_waited_for(store: Store, protoco
 
 
 @needs_broker
-@pytest.mark.usefixtures("soon")
 def test_a_house_is_waited_for_on_a_broker_of_mqtt_3_too(store: Store) -> None:
     with (
         Broker() as broker,
@@ -343,11 +339,11 @@ def test_a_house_that_does_not_come_back_is_waited_for_no_longer_than_configured
     short = HomeAssistantSettings(hold_s=1)
     with (
         Broker() as broker,
-        running(settings(broker), store, house=short) as publisher,
+        running(settings(broker), store, home_assistant=short) as publisher,
         Subscriber(broker.port) as everybody,
     ):
         until(lambda: publisher.status().connected)
-        say(broker.port, STATUS, b"offline")
+        publish_once(broker.port, STATUS, b"offline")
         time.sleep(0.2)
         say_all(store, publisher, "for the others")
         until(lambda: publisher.status().reasons)
@@ -385,11 +381,10 @@ def test_the_last_transcript_stays_at_the_broker_only_when_asked_for(store: Stor
 
 
 @needs_broker
-@pytest.mark.usefixtures("soon")
 def test_a_retained_hello_of_the_house_changes_nothing(store: Store) -> None:
     with Broker() as broker:
         for payload in (b"offline", b"\xff\x00garbage"):
-            say(broker.port, STATUS, payload, retain=True)
+            publish_once(broker.port, STATUS, payload, retain=True)
             with running(settings(broker), store) as publisher, Subscriber(broker.port) as heard:
                 until(partial(is_connected, publisher))
                 time.sleep(0.3)

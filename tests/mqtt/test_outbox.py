@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from rigs import broker as rig_broker
 from rigs.broker import Broker
-from rigs.publishing import Subscriber, running, transcript, until
+from rigs.mqtt_client import Subscriber
+from rigs.publishing import running, transcript
 from rigs.stores import connection_of
+from rigs.waiting import until
 
-import appliance.mqtt.outbox
-import appliance.mqtt.publisher
 from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import PublishError
+from appliance.mqtt.connection import Delays
 from appliance.mqtt.outbox import Outbox
 from appliance.records import ApplianceStats
 from appliance.store.store import Store
@@ -65,12 +66,9 @@ def test_one_more_passes_one_over_and_nothing_twice(store: Store) -> None:
     assert due(outbox) == ["3", "4", "5"]
 
 
-def test_a_long_backlog_is_passed_over_in_pages(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(appliance.mqtt.outbox, "PAGE", 3)
+def test_a_long_backlog_is_passed_over_in_pages(store: Store) -> None:
     say(store, *range(11))
-    outbox = Outbox(store, 3600, 1)
+    outbox = Outbox(store, 3600, 1, page=3)
     outbox.bound()
     assert outbox.passed_over == 10
     assert due(outbox) == ["10"]
@@ -202,20 +200,19 @@ def test_speech_that_ended_long_before_it_could_be_told_is_late(
         assert [event["late"] for event in subscriber.events()] == [late]
 
 
-@real_broker
-def test_a_store_that_refuses_the_cursor_for_a_while_sends_nothing_twice(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(appliance.mqtt.publisher, "STORE_DELAY_S", 0.1)
-    real = store.move_cursor
-    refusing = True
+class RefusingStore(Store):
+    """One that does not let the cursor move for a while."""
 
-    def move_cursor(seq: int) -> None:
-        if refusing:
+    refuses = True
+
+    def move_cursor(self, seq: int) -> None:
+        if self.refuses:
             raise PublishError("the disk is full; free some space")
-        real(seq)
+        super().move_cursor(seq)
 
-    monkeypatch.setattr(store, "move_cursor", move_cursor)
+
+@real_broker
+def test_a_store_that_refuses_the_cursor_for_a_while_sends_nothing_twice(tmp_path: Path) -> None:
     say(store, *range(30))
     with (
         Broker() as broker,

@@ -20,7 +20,9 @@ import pytest
 from rigs import broker as rig_broker
 from rigs.broker import Broker
 from rigs.checkout import TESTS
-from rigs.publishing import STATE, Subscriber, running, transcript, until
+from rigs.mqtt_client import Subscriber
+from rigs.publishing import STATE, running, transcript
+from rigs.waiting import until
 
 import appliance.mqtt.outbox
 from appliance.config import MqttSettings, StoreSettings
@@ -264,12 +266,14 @@ def test_a_topic_refused_by_the_access_list_holds_the_outbox(store: Store, tmp_p
 def test_the_last_will_tells_that_the_process_was_killed(store: Store, tmp_path: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from publishing import *\n"
-        "from appliance.config import StoreSettings\n"
+        "from rigs.publishing import STATE, transcript\n"
+        "from appliance.config import MqttSettings, StoreSettings\n"
+        "from appliance.mqtt.publisher import Publisher\n"
+        "from appliance.store.store import Store\n"
         "store = Store.open(StoreSettings(path=sys.argv[2]))\n"
         "store.append(transcript('before the end'))\n"
         "mqtt = MqttSettings(host='127.0.0.1', port=int(sys.argv[3]))\n"
-        "MqttPublisher(mqtt, 'kitchen', store, lambda: STATE).run()\n"
+        "Publisher(mqtt, 'kitchen', store, lambda: STATE).run()\n"
     )
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         arguments = [str(TESTS), str(tmp_path / "other"), str(broker.port)]

@@ -13,7 +13,8 @@ import pytest
 from rigs import broker as rig_broker, certificates
 from rigs.broker import Broker
 from rigs.certificates import Authority
-from rigs.publishing import running, transcript, until
+from rigs.publishing import running, transcript
+from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings, parse
 from appliance.errors import ConfigError

@@ -10,20 +10,22 @@ import json
 import threading
 from typing import Any
 
-from paho.mqtt.client import Client, MQTTMessage, MQTTv5, MQTTv311
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.client import MQTTMessage, MQTTv311
+from rigs.mqtt_client import MqttClient
 
 STATUS = "homeassistant/status"
 DISCOVERY = "homeassistant/device/kitchen/config"
 STATE_KEYS = ("state_topic", "json_attributes_topic")
 
 
-class HomeAssistant:
-    """Use with `with`. Comes back by itself after the broker does."""
+class HomeAssistant(MqttClient):
+    """Comes back by itself after the broker does."""
 
     def __init__(
         self, port: int, *, subscribes_after_s: float = 0.0, birth_after_s: float = 0.1
     ) -> None:
+        super().__init__(port, "house", protocol=MQTTv311)
+        self._client.will_set(STATUS, b"offline")
         self.components: dict[str, Any] = {}
         self.discoveries = 0
         self.values: dict[str, bytes] = {}
@@ -37,13 +39,6 @@ class HomeAssistant:
         self._subscribes_after_s, self._birth_after_s = subscribes_after_s, birth_after_s
         self._connection = 0
         self._availability: list[dict[str, str]] = []
-        self._client = Client(CallbackAPIVersion.VERSION2, "house", protocol=MQTTv311)
-        self._client.reconnect_delay_set(1, 1)
-        self._client.will_set(STATUS, b"offline")
-        self._client.on_connect = self._connected
-        self._client.on_disconnect = self._disconnected
-        self._client.on_message = self._heard
-        self._client.connect_async("127.0.0.1", port)
 
     def is_available(self, component: str = "transcript") -> bool:
         """True when all the component's availability topics say so."""
@@ -70,20 +65,15 @@ class HomeAssistant:
         """Somebody turns a switch."""
         self._client.publish(self.components[component]["command_topic"], payload, qos=1)
 
-    def __enter__(self) -> HomeAssistant:
-        self._client.loop_start()
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._connection = -1
-        self._client.disconnect()
-        self._client.loop_stop()
+        super().__exit__()
 
-    def _connected(self, *_: object) -> None:
+    def connected(self) -> None:
         self._connection += 1
         self._later(self._subscribes_after_s, self._subscribe)
 
-    def _disconnected(self, *_: object) -> None:
+    def disconnected(self) -> None:
         self.values.clear()
 
     def _later(self, delay_s: float, what: Any) -> None:
@@ -99,7 +89,7 @@ class HomeAssistant:
         timer.start()
 
     def _subscribe(self) -> None:
-        self._client.subscribe(DISCOVERY, 1)
+        self.subscribe(DISCOVERY)
         self._subscribe_to_entities()
         self._later(self._birth_after_s, self._be_born)
 
@@ -112,9 +102,9 @@ class HomeAssistant:
             topics |= {component[key] for key in STATE_KEYS if key in component}
             topics |= {e["topic"] for e in component.get("availability", ())}
         if topics:
-            self._client.subscribe([(topic, 1) for topic in sorted(topics)])
+            self.subscribe(*sorted(topics))
 
-    def _heard(self, _client: object, _user: object, message: MQTTMessage) -> None:
+    def received(self, message: MQTTMessage) -> None:
         self.order.append(message.topic)
         self.values[message.topic] = bytes(message.payload)
         if message.topic == DISCOVERY:
@@ -130,29 +120,8 @@ class HomeAssistant:
             (self.events if self.is_available() else self.missed).append(event)
 
 
-class Bystander:
+class Bystander(MqttClient):
     """Somebody else who subscribes to everything, and so hides that Home Assistant is away."""
 
-    def __init__(self, port: int) -> None:
-        self._client = Client(CallbackAPIVersion.VERSION2, "bystander", protocol=MQTTv5)
-        self._client.reconnect_delay_set(1, 1)
-        self._client.on_connect = lambda c, *_: c.subscribe("roomscribe/#", qos=1)
-        self._client.connect_async("127.0.0.1", port)
-
-    def __enter__(self) -> Bystander:
-        self._client.loop_start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.disconnect()
-        self._client.loop_stop()
-
-
-def say(port: int, topic: str, payload: bytes, *, retain: bool = False) -> None:
-    """Publishes once and returns when the broker has it."""
-    client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTv5)
-    client.connect("127.0.0.1", port)
-    client.loop_start()
-    client.publish(topic, payload, 1, retain).wait_for_publish(5)
-    client.disconnect()
-    client.loop_stop()
+    def connected(self) -> None:
+        self.subscribe("roomscribe/#")

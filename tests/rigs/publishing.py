@@ -1,19 +1,13 @@
-"""What the tests of publish/ share: a transcript, a state, a subscriber, a running publisher."""
+"""A transcript and a state to publish, and a publisher that runs."""
 
 from __future__ import annotations
 
-import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
-
-from paho.mqtt.client import Client, MQTTMessage, MQTTv5
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.properties import Properties
 
 from appliance.config import MqttSettings
 from appliance.mqtt.publisher import Publisher
@@ -58,65 +52,6 @@ def transcript(text: str = "turn on the light", **changes: Any) -> Transcript:
     return replace(plain, **changes)
 
 
-def until(condition: Callable[[], object], timeout_s: float = 8.0) -> None:
-    """Waits until `condition` holds; fails the test when it does not."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not happen"
-        time.sleep(0.02)
-
-
-class Subscriber:
-    """Everything that a real broker delivers on `topics`, in order."""
-
-    def __init__(
-        self,
-        port: int,
-        user: str = "",
-        password: str = "",
-        name: str = "listener",
-        topics: tuple[str, ...] = ("roomscribe/#",),
-    ) -> None:
-        self.messages: list[MQTTMessage] = []
-        self._ready = threading.Event()
-        # a session that outlives the connection: like Home Assistant's history, nothing is missed
-        self._client = Client(CallbackAPIVersion.VERSION2, name, protocol=MQTTv5)
-        self._client.reconnect_delay_set(1, 1)
-        if user:
-            self._client.username_pw_set(user, password)
-        self._client.on_connect = lambda c, *_: c.subscribe([(topic, 1) for topic in topics])
-        self._client.on_subscribe = lambda *_: self._ready.set()
-        self._client.on_message = lambda _c, _u, message: self.messages.append(message)
-        self._client.connect("127.0.0.1", port, clean_start=False, properties=_kept_session())
-        self._client.loop_start()
-        assert self._ready.wait(5)
-
-    def publish(self, topic: str, payload: bytes) -> None:
-        """Says something itself, unretained."""
-        self._client.publish(topic, payload, qos=1).wait_for_publish(5)
-
-    def payloads(self, name: str, node: str = "kitchen") -> list[bytes]:
-        """Payloads of one of the node's topics."""
-        return [
-            bytes(m.payload) for m in list(self.messages) if m.topic == f"roomscribe/{node}/{name}"
-        ]
-
-    def events(self) -> list[dict[str, Any]]:
-        """The transcripts' events."""
-        return [json.loads(payload) for payload in self.payloads("transcript")]
-
-    def texts(self) -> list[str]:
-        """The transcripts' texts."""
-        return [event["text"] for event in self.events()]
-
-    def __enter__(self) -> Subscriber:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.disconnect()
-        self._client.loop_stop()
-
-
 @contextmanager
 def running(
     settings: MqttSettings,
@@ -135,16 +70,3 @@ def running(
         publisher.stop(flush_s=1.0)
         thread.join(5)
         assert not thread.is_alive(), "the publisher did not stop in time"
-
-
-def properties_of(packet: int) -> Properties:
-    """Empty ones, for an MQTT packet of a type of paho's PacketTypes."""
-    return Properties(packet)  # type: ignore[no-untyped-call]  # paho has no types there
-
-
-def _kept_session() -> Properties:
-    from paho.mqtt.packettypes import PacketTypes
-
-    properties = properties_of(PacketTypes.CONNECT)
-    properties.SessionExpiryInterval = 3600
-    return properties

@@ -17,7 +17,9 @@ from typing import Any
 
 from rigs.broker import Broker
 from rigs.home_assistant import Bystander, HomeAssistant
-from rigs.publishing import Subscriber, running, transcript, until
+from rigs.mqtt_client import Subscriber
+from rigs.publishing import running, transcript
+from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.store.store import Store
@@ -108,7 +110,7 @@ def storm(
         if house
         else Subscriber(broker.port) as listener,
     ):
-        other = Bystander(broker.port) if bystander else None
+        other = Bystander(broker.port, "bystander") if bystander else None
         if other:
             other.__enter__()
         if isinstance(listener, HomeAssistant):

@@ -61,7 +61,7 @@ def test_the_same_id_is_stored_once(store: Store) -> None:
 def test_what_append_returned_survives_kill_9(settings: StoreSettings) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from publishing import transcript\n"
+        "from rigs.publishing import transcript\n"
         "from appliance.store.store import Store\n"
         "from appliance.config import StoreSettings\n"
         "store = Store.open(StoreSettings(path=sys.argv[2]))\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import soundfile
 from rigs.command import ROOT, SPEECH
-from rigs.publishing import until
+from rigs.waiting import until
 from rigs.windows import a_window, needs_memory
 
 from appliance.config import Settings, SpoolSettings, StoreSettings

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from rigs import microphone as rig_microphone
-from rigs.publishing import until
+from rigs.waiting import until
 from system.test_pipeline import (
     FIRST,
     SECOND,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rigs import broker as rig_broker, microphone as rig_microphone
 from rigs.command import roomscribe
-from rigs.publishing import Subscriber, until
+from rigs.mqtt_client import Subscriber
+from rigs.waiting import until
 from system.test_pipeline import (
     FIRST,
     READY_WITHIN_S,

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from rigs import broker as rig_broker, microphone as rig_microphone
 from rigs.command import SPEECH, errors, roomscribe, start
-from rigs.publishing import Subscriber, until
+from rigs.mqtt_client import Subscriber
+from rigs.waiting import until
 
 READY_WITHIN_S = 30.0
 

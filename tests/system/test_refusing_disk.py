@@ -16,7 +16,8 @@ import soundfile
 from rigs import broker as rig_broker
 from rigs.command import ROOT, SPEECH, roomscribe
 from rigs.disks import mounted
-from rigs.publishing import Subscriber, until
+from rigs.mqtt_client import Subscriber
+from rigs.waiting import until
 from rigs.windows import needs_memory
 
 WITHIN_S = 90.0

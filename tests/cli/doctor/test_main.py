@@ -19,7 +19,8 @@ from rigs.broker import Broker, missing
 from rigs.command import ROOT, start
 from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.microphone import SINK, PulseMicrophone, missing_packages
-from rigs.publishing import Subscriber, until
+from rigs.mqtt_client import Subscriber
+from rigs.waiting import until
 
 from appliance.cli.doctor.main import MARKS, PLAIN_MARKS, lines, marks, says_nothing_new
 from appliance.cli.doctor.outcome import Finding, Outcome, failed, ok, skipped

@@ -13,7 +13,9 @@ import pytest
 from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
 from rigs.broker import Broker, missing
-from rigs.publishing import Subscriber, running, until
+from rigs.mqtt_client import Subscriber
+from rigs.publishing import running
+from rigs.waiting import until
 
 from appliance.cli.doctor import publishing, publishing as doctor
 from appliance.cli.doctor.bounded import of_error
