@@ -234,14 +234,9 @@ def write_pack(checkpoint: Checkpoint, out: Path, dtype: str) -> PackReport:
     out = out.absolute()
     _check_target(out)
     blobs = lay_out(checkpoint.config, dtype)
-    try:
-        with drafted(out) as draft:
-            tensors, sums = _write_blobs(checkpoint.weights, blobs, draft)
-            write_index(draft, Index(dtype, checkpoint.config, checkpoint.sha256, sums))
-    except OSError as error:
-        raise ModelError(
-            f"{out}: expected room and leave to write a pack, found: {error.strerror}"
-        ) from error
+    with drafted(out, "a pack") as draft:
+        tensors, sums = _write_blobs(checkpoint.weights, blobs, draft)
+        write_index(draft, Index(dtype, checkpoint.config, checkpoint.sha256, sums))
     layers = [each for each in tensors if each.blob.startswith("layer_")]
     return PackReport(
         folder=out,

@@ -17,28 +17,31 @@ if TYPE_CHECKING:
     from appliance.model.build import (
         Recipe as Recipe,
         build_bundle as build_bundle,
-        identify as identify,
         read_vocabulary as read_vocabulary,
         window_positions as window_positions,
-        write_json as write_json,
     )
     from appliance.model.bundle import (
         BEST as BEST,
         BUILT_IN as BUILT_IN,
         CROSS_FILE as CROSS_FILE,
+        DECODER_FILES as DECODER_FILES,
+        DECODER_HEF as DECODER_HEF,
         EMBEDDING_FILE as EMBEDDING_FILE,
         ENCODER_FILE as ENCODER_FILE,
+        HEF_FILE as HEF_FILE,
+        PLACE_TABLE as PLACE_TABLE,
         STEP_FILE as STEP_FILE,
+        TOKEN_TABLE as TOKEN_TABLE,
         VOCABULARY_FILE as VOCABULARY_FILE,
         Bundle as Bundle,
         Guards as Guards,
         chosen_model as chosen_model,
+        identify as identify,
         installed_bundles as installed_bundles,
         load_bundle as load_bundle,
+        write_json as write_json,
     )
     from appliance.model.checkpoint import (
-        CONFIG_FILE as CONFIG_FILE,
-        WEIGHTS_FILE as WEIGHTS_FILE,
         Checkpoint as Checkpoint,
         load_checkpoint as load_checkpoint,
     )
@@ -49,7 +52,6 @@ if TYPE_CHECKING:
     )
     from appliance.model.hef import (
         CHIP_NAMES as CHIP_NAMES,
-        HEF_FILE as HEF_FILE,
         Hef as Hef,
         bundled_hef as bundled_hef,
         read_hef as read_hef,
@@ -63,8 +65,15 @@ if TYPE_CHECKING:
         work_on as work_on,
     )
     from appliance.model.shapes import (
+        ADDED_FILE as ADDED_FILE,
+        CONFIG_FILE as CONFIG_FILE,
+        DECODER as DECODER,
+        EMBEDDING as EMBEDDING,
         ENCODER as ENCODER,
+        GENERATION_FILE as GENERATION_FILE,
         SOUND_POSITIONS as SOUND_POSITIONS,
+        VOCAB_FILE as VOCAB_FILE,
+        WEIGHTS_FILE as WEIGHTS_FILE,
         WhisperConfig as WhisperConfig,
         expected_shapes as expected_shapes,
         read_config as read_config,

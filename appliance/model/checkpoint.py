@@ -1,8 +1,8 @@
 """A Whisper checkpoint folder -> the network's sizes and its verified, named weights.
 
 Beside config.json lie model.safetensors, or its shards and model.safetensors.index.json, or
-encoder_model.onnx and decoder_model.onnx, also in a folder onnx. Names and config keys are those
-of Hugging Face's WhisperForConditionalGeneration. Nothing of a checkpoint is ever executed.
+encoder_model.onnx and decoder_model.onnx, also in a folder onnx. Nothing of a checkpoint is ever
+executed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
+from appliance.model.bundle import MANIFEST
 from appliance.model.onnx_import import find_onnx, open_onnx_weights
 from appliance.model.shapes import (
+    CONFIG_FILE,
     EMBEDDING,
+    INDEX_FILE,
     SOUND_POSITIONS,
     TIED_OUTPUT,
+    WEIGHTS_FILE,
     WhisperConfig,
     expected_shapes,
     read_config,
@@ -41,19 +45,7 @@ from appliance.model.tensors import (
     unreadable,
 )
 
-__all__ = [
-    "Checkpoint",
-    "Weights",
-    "WhisperConfig",
-    "expected_shapes",
-    "load_checkpoint",
-    "read_config",
-    "read_json",
-]
-
-WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
-BUNDLE_FILE, ADAPTER_FILE = "bundle.json", "adapter_model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 OTHER_KINDS = {".h5", ".msgpack", ".gguf", ".tflite", ".onnx"}
 HALVES = ("encoder.", "decoder.")
@@ -67,7 +59,7 @@ class Checkpoint:
     weights: Weights
     """Lazy: each access reads the tensor from its file; nothing is kept."""
     sha256: str
-    """Of model.safetensors; of several files as `stored.digest` says."""
+    """Of model.safetensors; of several files as `tensors.digest` says."""
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -83,9 +75,9 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     tied = read_json(folder / CONFIG_FILE).get("tie_word_embeddings") is not False
     tensors, files = find(config)
     place = files[0] if len(files) == 1 else folder
-    faults, readers = _check(tensors, config, tied=tied)
-    if faults:
-        raise ModelError(f"{place}: {listed('wrong weights', faults)}")
+    troubles, readers = _check(tensors, config, tied=tied)
+    if troubles:
+        raise ModelError(f"{place}: {listed('wrong weights', troubles)}")
     return Checkpoint(config, LazyWeights(readers), digest(files))
 
 
@@ -98,7 +90,7 @@ def _find(folder: Path) -> Callable[[WhisperConfig], Found]:
     """How to open the weights in `folder`. Raises ModelError where there are none to be read."""
     if not folder.is_dir():
         raise ModelError(f"{folder}: expected a folder with a checkpoint, found none")
-    if (folder / BUNDLE_FILE).is_file():
+    if (folder / MANIFEST).is_file():
         raise ModelError(
             f"{folder}: expected a checkpoint, found a bundle, which is already built; "
             "name it as it is under [model]"
@@ -156,16 +148,16 @@ def _check(
     readers: dict[str, Reader] = {name: tensor.read for name, tensor in present.items()}
     if SOUND_POSITIONS not in present and config.d_model % 2 == 0 and config.d_model > 2:
         readers[SOUND_POSITIONS] = partial(sinusoids, config.max_source_positions, config.d_model)
-    faults = [f"{name}: missing" for name in sorted(shapes.keys() - readers.keys())]
-    faults += [f"{shown(name)}: not expected" for name in sorted(present.keys() - shapes.keys())]
+    troubles = [f"{name}: missing" for name in sorted(shapes.keys() - readers.keys())]
+    troubles += [f"{shown(name)}: not expected" for name in sorted(present.keys() - shapes.keys())]
     for name in sorted(shapes.keys() & present.keys()):
-        if fault := _fault(present[name], shapes[name]):
-            faults.append(f"{name}: {fault}")
-    faults += _output_faults(tensors, shapes[EMBEDDING], tied=tied)
-    return faults, readers
+        if trouble := _trouble(present[name], shapes[name]):
+            troubles.append(f"{name}: {trouble}")
+    troubles += _check_output(tensors, shapes[EMBEDDING], tied=tied)
+    return troubles, readers
 
 
-def _output_faults(
+def _check_output(
     tensors: Mapping[str, StoredTensor], shape: tuple[int, ...], *, tied: bool
 ) -> list[str]:
     """What is wrong with the output projection, which is to be the token embedding."""
@@ -173,9 +165,9 @@ def _output_faults(
     if output is None:
         missing = f"{TIED_OUTPUT}: missing, though tie_word_embeddings is false"
         return [] if tied else [missing]
-    if fault := _fault(output, shape):
-        return [f"{TIED_OUTPUT}: {fault}"]
-    if embedding is None or _fault(embedding, shape) or _hash(output) == _hash(embedding):
+    if trouble := _trouble(output, shape):
+        return [f"{TIED_OUTPUT}: {trouble}"]
+    if embedding is None or _trouble(embedding, shape) or _hash(output) == _hash(embedding):
         return []
     return [
         f"{TIED_OUTPUT}: expected the same numbers as {EMBEDDING}, found others; a model with an "
@@ -183,7 +175,7 @@ def _output_faults(
     ]
 
 
-def _fault(tensor: StoredTensor, shape: tuple[int, ...]) -> str:
+def _trouble(tensor: StoredTensor, shape: tuple[int, ...]) -> str:
     """What is wrong with a tensor; empty where nothing is. Reads it."""
     if tensor.dtype not in DTYPES:
         return f"expected {', '.join(DTYPES)}, found {tensor.dtype}"

@@ -1,6 +1,6 @@
 """Files over HTTP(S): redirects, retries, broken downloads that go on, each file verified.
 
-What people see of a long download: a bar on a terminal, a line now and then elsewhere.
+A person at a terminal sees a bar of a long download; elsewhere a line comes now and then.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ from appliance.model.part import (
 
 WORTH_A_LINE = 10_000_000
 """Smaller files, in bytes, go by without a word where there is no terminal."""
+MOST_REDIRECTS = 10
+"""In a row."""
+BLOCK = 1 << 14
+"""Bytes read at once; what came of a block before a break is lost."""
+
+T = TypeVar("T")
 
 
 class Progress(Protocol):
@@ -125,17 +131,9 @@ def progress_on(stream: TextIO | None = None) -> Progress:
     return Bar(stream) if stream.isatty() else Lines(stream)
 
 
-LONGEST_WAY = 10
-"""Redirects in a row."""
-BLOCK = 1 << 14
-"""Bytes read at once; what came of a block before a break is lost."""
-
-T = TypeVar("T")
-
-
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long the net is waited for."""
+    """How long the network is waited for, and how often it is tried."""
 
     connect_s: float = 10.0
     read_s: float = 30.0
@@ -158,11 +156,11 @@ class Client:
         self,
         home: str,
         token: str = "",
-        patience: Backoff | None = None,
+        backoff: Backoff | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._home, self._token = origin(home), token
-        self._patience = patience or Backoff()
+        self._backoff = backoff or Backoff()
         self._progress = progress or progress_on()
         self._session = requests.Session()
         self._session.auth = lambda request: request
@@ -188,7 +186,7 @@ class Client:
                     headers.pop("etag", None)
                 return headers
 
-        return self._patiently(address, attempt, attempts=attempts)
+        return self._retried(address, attempt, attempts=attempts)
 
     def read(self, address: str, limit: int) -> bytes:
         """The first `limit` bytes of a small file. Raises RefusedError, UnreachableError."""
@@ -203,7 +201,7 @@ class Client:
                         break
                 return content[:limit]
 
-        return self._patiently(address, attempt)
+        return self._retried(address, attempt)
 
     def fetch(self, source: Source, destination: Path) -> str:
         """Puts a file in its place, going on where an earlier run broke off; its SHA-256.
@@ -212,7 +210,7 @@ class Client:
         """
         with Part(destination, source) as part:
             try:
-                self._patiently(
+                self._retried(
                     source.address,
                     lambda: self._receive(source, part, destination.name),
                     lambda: part.size,
@@ -240,7 +238,7 @@ class Client:
             if total is not None and part.size < total:
                 raise PassingError("broken off")
 
-    def _patiently(
+    def _retried(
         self,
         address: str,
         attempt: Callable[[], T],
@@ -248,7 +246,7 @@ class Client:
         attempts: int | None = None,
     ) -> T:
         """What `attempt` returns, tried again after trouble, with growing pauses."""
-        pauses = self._patience.pauses_s[: None if attempts is None else attempts - 1]
+        pauses = self._backoff.pauses_s[: None if attempts is None else attempts - 1]
         failed, furthest = 0, reached()
         while True:
             try:
@@ -258,7 +256,7 @@ class Client:
                     failed, furthest = 0, reached()
                 failed += 1
                 what = f"{trouble} at {furthest} bytes" if furthest else str(trouble)
-                if trouble.wait_s > self._patience.longest_s:
+                if trouble.wait_s > self._backoff.longest_s:
                     raise UnreachableError(
                         f"{address}: {what}, and not before {trouble.wait_s:.0f} s"
                     ) from None
@@ -267,7 +265,7 @@ class Client:
                 pause = max(pauses[failed - 1], trouble.wait_s)
                 file, host = address.rsplit("/", 1)[-1], origin(address)[1]
                 self._progress.note(f"{file} from {host}: {what}; again in {pause:g} s")
-                self._patience.sleep(pause)
+                self._backoff.sleep(pause)
 
     @contextmanager
     def _send(
@@ -278,7 +276,7 @@ class Client:
         enough: Callable[[Mapping[str, str]], bool] = lambda _: False,
     ) -> Iterator[Any]:
         """The answer at the end of the redirects. Raises PassingError, ModelError."""
-        for _ in range(LONGEST_WAY):
+        for _ in range(MOST_REDIRECTS):
             with self._ask(method, address, headers) as answer:
                 if not is_redirect(answer.status_code, answer.headers) or enough(answer.headers):
                     yield answer
@@ -287,7 +285,7 @@ class Client:
             if urlsplit(address).scheme == "https" and urlsplit(target).scheme != "https":
                 raise ModelError(f"{address}: expected encrypted redirects, found one to {target}")
             address = target
-        raise ModelError(f"{address}: expected at most {LONGEST_WAY} redirects in a row")
+        raise ModelError(f"{address}: expected at most {MOST_REDIRECTS} redirects in a row")
 
     def _ask(self, method: str, address: str, headers: dict[str, str]) -> Any:
         """The answer to one request; its body is yet to be read."""
@@ -300,7 +298,7 @@ class Client:
                 headers=headers,
                 stream=True,
                 allow_redirects=False,
-                timeout=(self._patience.connect_s, self._patience.read_s),
+                timeout=(self._backoff.connect_s, self._backoff.read_s),
             )
         except (requests.ConnectionError, requests.Timeout) as error:
             cause = reason(error)

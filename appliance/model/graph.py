@@ -1,8 +1,7 @@
 """Writes ONNX graphs node by node.
 
-float32 matrices -> 8 and 4 bits, symmetric, for ONNX Runtime's integer products.
-
-Graphs for ONNX Runtime on a CPU: its own operators, and 8-bit products where asked for.
+`Graph` has ONNX's operators; `RuntimeGraph` has ONNX Runtime's own for a CPU, and products of 8-bit
+and 4-bit numbers where asked for.
 """
 
 from __future__ import annotations
@@ -25,6 +24,12 @@ MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators."""
 LAYER_NORM_EPSILON = 1e-5
 """PyTorch's default, which Whisper uses."""
+
+HIGHEST_8, HIGHEST_4 = 127, 7
+MIDDLE_4 = 8
+"""MatMulNBits' zero point where none is given: stored 0 to 15 means -8 to 7."""
+BLOCK_4 = 128
+"""Numbers along a row that share a scale."""
 
 Dimensions = Sequence[int | str]
 """Sizes of a tensor; a name where the size may vary."""
@@ -148,13 +153,6 @@ class Graph:
         )
         onnx.save(model, str(file))
         onnx.checker.check_model(str(file))
-
-
-HIGHEST_8, HIGHEST_4 = 127, 7
-MIDDLE_4 = 8
-"""MatMulNBits' zero point where none is given: stored 0 to 15 means -8 to 7."""
-BLOCK_4 = 128
-"""Numbers along a row that share a scale."""
 
 
 def to_int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

@@ -13,15 +13,13 @@ from pathlib import Path
 
 from appliance.errors import ModelError
 from appliance.model.download import Backoff, Client, Progress
+from appliance.model.hef import CHIP_NAMES, MAGIC
 from appliance.model.huggingface import NAMES
-from appliance.model.library import told
+from appliance.model.library import model_errors
 from appliance.model.part import RefusedError, Source, UnreachableError
 
 STORE = "https://hailo-csdata.s3.eu-west-2.amazonaws.com/resources"
 VARIABLE = "ROOMSCRIBE_HAILO_STORE"
-CHIPS = ("hailo8", "hailo8l", "hailo10h")
-MAGIC = b"\x01HEF"
-"""0x01484546, big-endian: the first bytes of a HEF of any version."""
 NPY_MAGIC = b"\x93NUMPY"
 LIMIT = 500_000_000
 """Bytes; far more than an encoder of Whisper base needs."""
@@ -112,7 +110,7 @@ def decoder_hef(
 
 
 def published_decoders(chip: str) -> str:
-    """The same of decoders: "tiny (32 tokens)"."""
+    """The decoders that there are for a chip, for messages: "tiny (32 tokens)"."""
     return ", ".join(
         f"{name} ({tokens} tokens)"
         for (each, name), (tokens, _) in _DECODERS.items()
@@ -121,7 +119,7 @@ def published_decoders(chip: str) -> str:
 
 
 def published(chip: str) -> str:
-    """What there is for a chip, for messages: "tiny (10 s), base (5 s)"."""
+    """The encoders that there are for a chip, for messages: "tiny (10 s), base (5 s)"."""
     return ", ".join(
         f"{name} ({window_s:g} s)"
         for (each, name), (window_s, _) in _ENCODERS.items()
@@ -131,8 +129,8 @@ def published(chip: str) -> str:
 
 def explain_none(chip: str, checkpoint: str, window_s: float) -> str:
     """Why no published HEF fits, and what can be done; one line."""
-    if chip not in CHIPS:
-        return f"chip {chip!r}: expected {', '.join(CHIPS)}"
+    if chip not in CHIP_NAMES:
+        return f"chip {chip!r}: expected {', '.join(CHIP_NAMES)}"
     return (
         f"{checkpoint} with a window of {window_s:g} s on {chip}: Hailo publishes no such encoder, "
         f"only {published(chip)}; take one of these with its window (--window), compile one of "
@@ -144,10 +142,10 @@ def fetch_hef(
     source: HefSource,
     folder: Path,
     progress: Progress | None = None,
-    patience: Backoff | None = None,
+    backoff: Backoff | None = None,
 ) -> Path:
     """The HEF in `folder`, fetched unless it is there already. Raises ModelError."""
-    client = Client(source.address, "", patience, progress)
+    client = Client(source.address, "", backoff, progress)
     cure = "give a HEF of yours (--hef FILE), or none (--hef none)"
     return _fetch(client, source.address, MAGIC, folder, cure)
 
@@ -156,12 +154,12 @@ def fetch_decoder(
     source: DecoderSource,
     folder: Path,
     progress: Progress | None = None,
-    patience: Backoff | None = None,
+    backoff: Backoff | None = None,
 ) -> tuple[Path, Path, Path]:
     """The decoder's HEF, its token table and its table of positions in `folder`, fetched unless
     they are there already. Raises ModelError.
     """
-    client = Client(source.address, "", patience, progress)
+    client = Client(source.address, "", backoff, progress)
     cure = "leave --npu-decoder out: the CPU decodes faster"
     return (
         _fetch(client, source.address, MAGIC, folder, cure),
@@ -176,7 +174,7 @@ def _fetch(client: Client, address: str, magic: bytes, folder: Path, cure: str) 
     try:
         length = client.look(address, lambda _: False, ATTEMPTS).get("content-length", "")
         size = int(length) if length.isdecimal() else None
-        with told(place):
+        with model_errors(place):
             whole = place.is_file() and place.stat().st_size == size
         if not whole:
             client.fetch(Source(address, size, magic=magic, limit=LIMIT), place)

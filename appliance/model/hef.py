@@ -1,15 +1,11 @@
 """HEF files, read without a device: version, chip, compiler, edges, and whether they are whole.
 
-A HEF is a header, a description (hef_fields) and the chip's data. The header's layout is that of
-HailoRT's published sources (4.18 to 5.2): big-endian magic, version, length of the description;
-then, by version, 0: MD5 of the description; 1: CRC-32, 2 and 3: XXH3, of all that follows the
-header, whose length is told too.
-
-What a HEF's description says: chip, compiler, and the edges through which data comes and goes.
-
-The description is a protobuf message; its field numbers are those of HailoRT's published hef.proto
-(4.18 to 5.2). Only what is named here is read, everything else is stepped over. Real files of
-versions 2 and 3 were read with it, none of them a Whisper encoder.
+A HEF is a header, a description and the chip's data. The header's layout is that of HailoRT's
+published sources (4.18 to 5.2): big-endian magic, version, length of the description; then, by
+version, 0: MD5 of the description; 1: CRC-32, 2 and 3: XXH3, of all that follows the header, whose
+length is told too. The description is a protobuf message; its field numbers are those of HailoRT's
+published hef.proto (4.18 to 5.2). Only what is named here is read, everything else is stepped over.
+Real files of versions 2 and 3 were read with it, none of them a Whisper encoder.
 """
 
 from __future__ import annotations
@@ -26,12 +22,34 @@ import xxhash
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.model.bundle import Bundle
+from appliance.model.bundle import HEF_FILE, Bundle
+from appliance.model.protobuf import LENGTH, VARINT, fields
 
-Field = tuple[int, "int | memoryview"]
-"""A field's number, and its value: a whole number, or the bytes of a text or a message."""
+MAGIC = b"\x01HEF"
+LAYOUTS = {0: ">4x16s", 1: ">IQ4x", 2: ">QQ16x", 3: ">QQIQ16x"}
+"""What follows magic, version and length of the description, by version: checksum, bytes of data
+behind the description, and in version 3 bytes of padding in them and bytes of what comes last."""
+COMMON = 12
+SINCE = {0: "4.18", 1: "4.18", 2: "4.20", 3: "4.21"}
+"""First HailoRT that reads a version; before 4.18 there is nothing to run it with from Python."""
 
+CHIP_NAMES = {"hailo8": "Hailo-8", "hailo8l": "Hailo-8L", "hailo10h": "Hailo-10H"}
+ARCHITECTURES: dict[int, tuple[str, tuple[str, ...]]] = {
+    0: ("Hailo-8", ("hailo8",)),
+    1: ("Hailo-8", ("hailo8",)),
+    2: ("Hailo-8R", ("hailo8",)),
+    3: ("Hailo-8L", ("hailo8l", "hailo8")),
+    4: ("Hailo-15M", ("hailo10h",)),
+    5: ("Hailo-10H", ("hailo10h",)),
+    6: ("Hailo-15L", ()),
+    103: ("Hailo-10H or Hailo-15H", ("hailo10h",)),
+    104: ("Hailo-10H or Hailo-15H", ("hailo10h",)),
+    105: ("Hailo-10H or Hailo-15H", ("hailo10h",)),
+}
+"""The compiler's number: what it was compiled for, and the chips that run it (HailoRT's
+is_hef_compatible)."""
 HEADER, NETWORKS = 1, 2
+"""Field numbers of the description, from here to HEIGHT."""
 OUTPUT_ORDER = 4
 """Of a network group: names of its outputs, in the order of the graph's end nodes."""
 ARCHITECTURE, COMPILER = 1, 3
@@ -65,7 +83,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What is read of the message."""
+    """What is read of a HEF's description."""
 
     architecture: int
     """Of HailoRT's ProtoHEFHwArch."""
@@ -75,6 +93,159 @@ class Description:
     """In no order."""
     output_order: tuple[str, ...]
     """Their names, in the order of the graph that was compiled; empty where it is not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hef:
+    """A HEF that is whole: lengths and checksum are right."""
+
+    file: Path
+    version: int
+    """Of the header, 0 to 3."""
+    checksum: str
+    """Hexadecimal; MD5, CRC-32 or XXH3 by version."""
+    made_for: str
+    """The chip that it was compiled for, as people call it."""
+    chips: tuple[str, ...]
+    """hailo8, hailo8l, hailo10h: those that run it; none of them for a chip unknown here."""
+    compiler: str
+    """Version of Hailo's compiler, as it wrote it."""
+    inputs: tuple[Edge, ...]
+    outputs: tuple[Edge, ...]
+    output_order: tuple[str, ...]
+    """Names of the outputs in the order of the graph that was compiled; empty where not told."""
+
+    def check_chip(self, chip: str) -> None:
+        """Raises ModelError unless `chip` (hailo8...) runs it."""
+        if chip not in self.chips:
+            raise ModelError(
+                f"{self.file}: expected a HEF for {CHIP_NAMES.get(chip, chip)}, found one for "
+                f"{self.made_for}; {_other_hef(chip)}"
+            )
+
+    def check_known(self, chip: str = "") -> None:
+        """Raises ModelError unless `chip` runs it; "": any that is known here."""
+        if chip:
+            self.check_chip(chip)
+        elif not self.chips:
+            names = ", ".join(CHIP_NAMES.values())
+            raise _refused(self.file, f"a HEF for {names}", f"for {self.made_for}")
+
+    def check_library(self, version: str) -> None:
+        """Raises ModelError when HailoRT `version` ("4.23.0") is too old for the file."""
+        since = SINCE[self.version]
+        if _numbers(version) < _numbers(since):
+            raise ModelError(
+                f"{self.file}: expected a HEF that HailoRT {version} reads, found one with a "
+                f"header of version {self.version}, which HailoRT reads from {since} on; "
+                "sudo apt full-upgrade and restart the machine"
+            )
+
+    def check_fit(self, bundle: Bundle) -> None:
+        """Raises ModelError unless it is an encoder of the bundle's sizes, as far as it tells.
+
+        How the numbers lie is HailoRT's to say: it is checked again when the chip is configured.
+        """
+        wanted = (
+            ("input", self.inputs, (1, bundle.frames, bundle.n_mels)),
+            ("output", self.outputs, (1, bundle.positions, bundle.d_model)),
+        )
+        for role, edges, shape in wanted:
+            if edges and sum(edge.size for edge in edges) != int(np.prod(shape)):
+                found = ", ".join(f"{edge.name} {edge.shape}" for edge in edges)
+                raise ModelError(
+                    f"{self.file}: {role}: expected {shape} for model {bundle.name} "
+                    f"({bundle.window_s:g} s), found {found}; it is the HEF of another model or "
+                    f"window: roomscribe model add {bundle.name} --hef FILE with the right one"
+                )
+
+
+def read_hef(file: Path) -> Hef:
+    """The HEF in `file`. Raises ModelError when it cannot be read, or is cut short or damaged."""
+    try:
+        content = np.fromfile(file, np.uint8)
+    except OSError as error:
+        raise _refused(file, "a readable file", str(error.strerror)) from error
+    begin = content[: COMMON + 60].tobytes()
+    if begin[:4] != MAGIC:
+        raise _refused(file, f"a HEF (its first bytes are {MAGIC!r})", repr(begin[:4]))
+    if len(content) < COMMON:
+        raise _refused(file, f"a header of {COMMON} bytes", f"{len(content)} bytes")
+    version, length = struct.unpack_from(">II", begin, 4)
+    if version not in LAYOUTS:
+        raise _refused(
+            file, "a header of version 0 to 3", f"version {version}, from a newer compiler"
+        )
+    size = COMMON + struct.calcsize(LAYOUTS[version])
+    if len(content) < size:
+        raise _refused(file, f"a header of {size} bytes", f"{len(content)} bytes")
+    checksum = _check(file, content, version, length)
+    try:
+        description = describe(content.data[size : size + length])
+    except ValueError as error:
+        raise _refused(file, "a description of the network", str(error)) from error
+    return _hef(file, version, checksum, description)
+
+
+def verify_hef(file: Path, bundle: Bundle, chip: str = "") -> Hef:
+    """The HEF in `file`, if it is whole, an encoder of the bundle's sizes, and runs on `chip`
+    (hailo8..., "": any that is known). Touches no device. Raises ModelError.
+    """
+    hef = read_hef(file)
+    hef.check_known(chip)
+    hef.check_fit(bundle)
+    return hef
+
+
+def bundled_hef(bundle: Bundle) -> Path | None:
+    """The bundle's HEF; None where it has none."""
+    return bundle.folder / HEF_FILE if HEF_FILE in bundle.files else None
+
+
+def _check(file: Path, content: NDArray[np.uint8], version: int, length: int) -> str:
+    """The right checksum, as found. Raises ModelError when lengths or checksum are wrong."""
+    told = struct.unpack_from(LAYOUTS[version], content.data, COMMON)
+    body = content.data[COMMON + struct.calcsize(LAYOUTS[version]) :]
+    behind = 0 if version == 0 else told[1] + (told[3] if version == 3 else 0)
+    if len(body) != length + behind:
+        raise _refused(
+            file, f"{length + behind} bytes behind the header", f"{len(body)}: it is cut short"
+            if len(body) < length + behind else f"{len(body)}",
+        )  # fmt: skip
+    if version == 0:
+        kind, wanted = "MD5", told[0].hex()
+        found = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    elif version == 1:
+        kind, wanted, found = "CRC-32", f"{told[0]:08x}", f"{zlib.crc32(body):08x}"
+    else:
+        kind, wanted = "XXH3", f"{told[0]:016x}"
+        found = xxhash.xxh3_64_hexdigest(body)
+    if wanted != found:
+        raise _refused(file, f"{kind} {wanted}", f"{found}: it is damaged")
+    return found
+
+
+def _hef(file: Path, version: int, checksum: str, description: Description) -> Hef:
+    number = description.architecture
+    made_for, chips = ARCHITECTURES.get(number, (f"an unknown chip (number {number})", ()))
+    return Hef(
+        file, version, checksum, made_for, chips, description.compiler,
+        description.inputs, description.outputs, description.output_order,
+    )  # fmt: skip
+
+
+def _refused(file: Path, expected: str, found: str) -> ModelError:
+    return ModelError(f"{file}: expected {expected}, found {found}; fetch or compile the HEF again")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Major and minor version."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _other_hef(chip: str) -> str:
+    """The cure for a HEF of another chip."""
+    return f"install the model again with the right one: roomscribe model add NAME --hef {chip}"
 
 
 def describe(message: memoryview) -> Description:
@@ -131,9 +302,9 @@ def _follow(message: memoryview, path: tuple[int, ...]) -> Iterator[memoryview]:
 
 
 def _messages(message: memoryview, number: int) -> Iterator[memoryview]:
-    for found, value in _fields(message):
-        if found == number and isinstance(value, memoryview):
-            yield value
+    for field in fields(message, 0, len(message)):
+        if field.number == number and field.wire == LENGTH:
+            yield message[field.begin : field.end]
 
 
 def _first(message: memoryview, number: int) -> memoryview:
@@ -146,221 +317,6 @@ def _text(content: memoryview) -> str:
 
 def _number(message: memoryview, number: int) -> int:
     """A whole number; 0, protobuf's default, where there is none."""
-    values = (value for found, value in _fields(message) if found == number)
-    return next((value for value in values if isinstance(value, int)), 0)
-
-
-def _fields(message: memoryview) -> Iterator[Field]:
-    """The fields of a message, in order. Raises ValueError where it breaks off."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        kind = key & 7
-        if kind == 0:
-            value, at = _varint(message, at)
-            yield key >> 3, value
-            continue
-        length = {1: 8, 5: 4}.get(kind, 0)
-        if kind == 2:
-            length, at = _varint(message, at)
-        elif not length:
-            raise ValueError(f"a field of kind {kind}")
-        if at + length > len(message):
-            raise ValueError("a field longer than the message")
-        if kind == 2:
-            yield key >> 3, message[at : at + length]
-        at += length
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and where the next field begins."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(message):
-            break
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError("a number that does not end")
-
-
-HEF_FILE = "encoder.hef"
-"""In a bundle's folder, listed in its manifest."""
-MAGIC = b"\x01HEF"
-LAYOUTS = {0: ">4x16s", 1: ">IQ4x", 2: ">QQ16x", 3: ">QQIQ16x"}
-"""What follows magic, version and length of the description, by version: checksum, bytes of data
-behind the description, and in version 3 bytes of padding in them and bytes of what comes last."""
-COMMON = 12
-SINCE = {0: "4.18", 1: "4.18", 2: "4.20", 3: "4.21"}
-"""First HailoRT that reads a version; before 4.18 there is nothing to run it with from Python."""
-
-CHIP_NAMES = {"hailo8": "Hailo-8", "hailo8l": "Hailo-8L", "hailo10h": "Hailo-10H"}
-ARCHITECTURES: dict[int, tuple[str, tuple[str, ...]]] = {
-    0: ("Hailo-8", ("hailo8",)),
-    1: ("Hailo-8", ("hailo8",)),
-    2: ("Hailo-8R", ("hailo8",)),
-    3: ("Hailo-8L", ("hailo8l", "hailo8")),
-    4: ("Hailo-15M", ("hailo10h",)),
-    5: ("Hailo-10H", ("hailo10h",)),
-    6: ("Hailo-15L", ()),
-    103: ("Hailo-10H or Hailo-15H", ("hailo10h",)),
-    104: ("Hailo-10H or Hailo-15H", ("hailo10h",)),
-    105: ("Hailo-10H or Hailo-15H", ("hailo10h",)),
-}
-"""The compiler's number: what it was compiled for, and the chips that run it (HailoRT's
-is_hef_compatible)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hef:
-    """A HEF that is whole: lengths and checksum are right."""
-
-    file: Path
-    version: int
-    """Of the header, 0 to 3."""
-    checksum: str
-    """Hexadecimal; MD5, CRC-32 or XXH3 by version."""
-    made_for: str
-    """The chip that it was compiled for, as people call it."""
-    chips: tuple[str, ...]
-    """hailo8, hailo8l, hailo10h: those that run it; none of them for a chip unknown here."""
-    compiler: str
-    """Version of Hailo's compiler, as it wrote it."""
-    inputs: tuple[Edge, ...]
-    outputs: tuple[Edge, ...]
-    output_order: tuple[str, ...]
-    """Names of the outputs in the order of the graph that was compiled; empty where not told."""
-
-    def check_chip(self, chip: str) -> None:
-        """Raises ModelError unless `chip` (hailo8...) runs it."""
-        if chip not in self.chips:
-            raise ModelError(
-                f"{self.file}: expected a HEF for {CHIP_NAMES.get(chip, chip)}, found one for "
-                f"{self.made_for}; {_other_hef(chip)}"
-            )
-
-    def check_known(self, chip: str = "") -> None:
-        """Raises ModelError unless `chip` runs it; "": any that is known here."""
-        if chip:
-            self.check_chip(chip)
-        elif not self.chips:
-            names = ", ".join(CHIP_NAMES.values())
-            raise _fault(self.file, f"a HEF for {names}", f"for {self.made_for}")
-
-    def check_library(self, version: str) -> None:
-        """Raises ModelError when HailoRT `version` ("4.23.0") is too old for the file."""
-        since = SINCE[self.version]
-        if _numbers(version) < _numbers(since):
-            raise ModelError(
-                f"{self.file}: expected a HEF that HailoRT {version} reads, found one with a "
-                f"header of version {self.version}, which HailoRT reads from {since} on; "
-                "sudo apt full-upgrade and restart the machine"
-            )
-
-    def check_fit(self, bundle: Bundle) -> None:
-        """Raises ModelError unless it is an encoder of the bundle's sizes, as far as it tells.
-
-        How the numbers lie is HailoRT's to say: it is checked again when the chip is configured.
-        """
-        wanted = (
-            ("input", self.inputs, (1, bundle.frames, bundle.n_mels)),
-            ("output", self.outputs, (1, bundle.positions, bundle.d_model)),
-        )
-        for role, edges, shape in wanted:
-            if edges and sum(edge.size for edge in edges) != int(np.prod(shape)):
-                found = ", ".join(f"{edge.name} {edge.shape}" for edge in edges)
-                raise ModelError(
-                    f"{self.file}: {role}: expected {shape} for model {bundle.name} "
-                    f"({bundle.window_s:g} s), found {found}; it is the HEF of another model or "
-                    f"window: roomscribe model add {bundle.name} --hef FILE with the right one"
-                )
-
-
-def read_hef(file: Path) -> Hef:
-    """The HEF in `file`. Raises ModelError when it cannot be read, or is cut short or damaged."""
-    try:
-        content = np.fromfile(file, np.uint8)
-    except OSError as error:
-        raise _fault(file, "a readable file", str(error.strerror)) from error
-    begin = content[: COMMON + 60].tobytes()
-    if begin[:4] != MAGIC:
-        raise _fault(file, f"a HEF (its first bytes are {MAGIC!r})", repr(begin[:4]))
-    if len(content) < COMMON:
-        raise _fault(file, f"a header of {COMMON} bytes", f"{len(content)} bytes")
-    version, length = struct.unpack_from(">II", begin, 4)
-    if version not in LAYOUTS:
-        raise _fault(
-            file, "a header of version 0 to 3", f"version {version}, from a newer compiler"
-        )
-    size = COMMON + struct.calcsize(LAYOUTS[version])
-    if len(content) < size:
-        raise _fault(file, f"a header of {size} bytes", f"{len(content)} bytes")
-    checksum = _check(file, content, version, length)
-    try:
-        description = describe(content.data[size : size + length])
-    except ValueError as error:
-        raise _fault(file, "a description of the network", str(error)) from error
-    return _hef(file, version, checksum, description)
-
-
-def verify_hef(file: Path, bundle: Bundle, chip: str = "") -> Hef:
-    """The HEF in `file`, if it is whole, an encoder of the bundle's sizes, and runs on `chip`
-    (hailo8..., "": any that is known). Touches no device. Raises ModelError.
-    """
-    hef = read_hef(file)
-    hef.check_known(chip)
-    hef.check_fit(bundle)
-    return hef
-
-
-def bundled_hef(bundle: Bundle) -> Path | None:
-    """The bundle's HEF; None where it has none."""
-    return bundle.folder / HEF_FILE if HEF_FILE in bundle.files else None
-
-
-def _check(file: Path, content: NDArray[np.uint8], version: int, length: int) -> str:
-    """The right checksum, as found. Raises ModelError when lengths or checksum are wrong."""
-    told = struct.unpack_from(LAYOUTS[version], content.data, COMMON)
-    body = content.data[COMMON + struct.calcsize(LAYOUTS[version]) :]
-    behind = 0 if version == 0 else told[1] + (told[3] if version == 3 else 0)
-    if len(body) != length + behind:
-        raise _fault(
-            file, f"{length + behind} bytes behind the header", f"{len(body)}: it is cut short"
-            if len(body) < length + behind else f"{len(body)}",
-        )  # fmt: skip
-    if version == 0:
-        kind, wanted = "MD5", told[0].hex()
-        found = hashlib.md5(body, usedforsecurity=False).hexdigest()
-    elif version == 1:
-        kind, wanted, found = "CRC-32", f"{told[0]:08x}", f"{zlib.crc32(body):08x}"
-    else:
-        kind, wanted = "XXH3", f"{told[0]:016x}"
-        found = xxhash.xxh3_64_hexdigest(body)
-    if wanted != found:
-        raise _fault(file, f"{kind} {wanted}", f"{found}: it is damaged")
-    return found
-
-
-def _hef(file: Path, version: int, checksum: str, description: Description) -> Hef:
-    number = description.architecture
-    made_for, chips = ARCHITECTURES.get(number, (f"an unknown chip (number {number})", ()))
-    return Hef(
-        file, version, checksum, made_for, chips, description.compiler,
-        description.inputs, description.outputs, description.output_order,
-    )  # fmt: skip
-
-
-def _fault(file: Path, expected: str, found: str) -> ModelError:
-    return ModelError(f"{file}: expected {expected}, found {found}; fetch or compile the HEF again")
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Major and minor version."""
-    return tuple(int(part) for part in version.split(".")[:2])
-
-
-def _other_hef(chip: str) -> str:
-    """The cure for a HEF of another chip."""
-    return f"install the model again with the right one: roomscribe model add NAME --hef {chip}"
+    found = fields(message, 0, len(message))
+    wanted = (each for each in found if each.number == number and each.wire == VARINT)
+    return next((each.value for each in wanted), 0)

@@ -1,10 +1,8 @@
-"""One repository of a hub of models: which files it has, at which commit, with which checksums.
+"""A Whisper checkpoint by name or hub id -> a folder with its files, each verified.
 
 The hub is Hugging Face's, or the one that HF_ENDPOINT names; HF_TOKEN is sent to it alone. A file
 is at ENDPOINT/OWNER/NAME/resolve/REVISION/FILE; the answer to HEAD tells commit, size and checksum:
 X-Linked-Etag is the SHA-256 of a large file, it or ETag the git blob name of a small one.
-
-A Whisper checkpoint by name or hub id -> a folder with its files, each verified.
 
 The folder is kept between runs: what is whole is not fetched again, what is broken goes on.
 """
@@ -23,7 +21,7 @@ from urllib.parse import quote, urlsplit
 
 from appliance.errors import ModelError
 from appliance.model.download import Backoff, Client, Progress
-from appliance.model.library import told
+from appliance.model.library import model_errors
 from appliance.model.part import (
     LARGEST,
     RefusedError,
@@ -31,9 +29,16 @@ from appliance.model.part import (
     UnreachableError,
     git_sha1,
     require_room,
-    sha256,
 )
-from appliance.model.tensors import read_json
+from appliance.model.shapes import (
+    ADDED_FILE,
+    CONFIG_FILE,
+    GENERATION_FILE,
+    INDEX_FILE,
+    VOCAB_FILE,
+    WEIGHTS_FILE,
+)
+from appliance.model.tensors import INDEX_KEY, JSON_LIMIT, read_json, sha256
 
 ENDPOINT = "https://huggingface.co"
 NAMES = {
@@ -43,10 +48,16 @@ NAMES = {
 """Known names and their repositories."""
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-SMALL = 64_000_000
-"""Bytes; no JSON file of a model is larger."""
 FIRST_ATTEMPTS = 3
-"""Whoever is offline wants to hear it soon."""
+"""At the description of a file: who is offline is to be told soon."""
+OPTIONAL = (GENERATION_FILE, ADDED_FILE)
+ONNX = ("onnx/encoder_model.onnx", "onnx/decoder_model.onnx")
+ONNX_DATA = tuple(f"{name}_data" for name in ONNX)
+"""Weights of a graph, where they are too many for its own file."""
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\.safetensors")
+RECORD = "fetched.json"
+"""Says of a folder what was fetched into it: repository, commit, and SHA-256 of each file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +90,7 @@ class Repository:
         name: str,
         environment: Mapping[str, str] = os.environ,
         *,
-        patience: Backoff | None = None,
+        backoff: Backoff | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.name = name
@@ -87,7 +98,7 @@ class Repository:
         self._token = environment.get("HF_TOKEN", "").strip()
         if not re.fullmatch(r"[!-~]*", self._token):
             raise ModelError("HF_TOKEN: expected letters, digits and signs without spaces")
-        self._client = Client(self._endpoint, self._token, patience, progress)
+        self._client = Client(self._endpoint, self._token, backoff, progress)
         self._revision = ""
 
     def settle(self, revision: str, file: str) -> Entry:
@@ -107,7 +118,7 @@ class Repository:
         self._revision = entry.commit
         return entry
 
-    def find(self, file: str, limit: int = SMALL) -> Entry | None:
+    def find(self, file: str, limit: int = JSON_LIMIT) -> Entry | None:
         """A file of the repository; None if it has none of that name. Raises ModelError."""
         address = self._address(file)
         try:
@@ -213,20 +224,6 @@ def _advised(error: UnreachableError) -> ModelError:
     )
 
 
-__all__ = ["NAMES", "Origin", "fetch_checkpoint", "repository_of"]
-
-CONFIG, VOCABULARY, WEIGHTS = "config.json", "vocab.json", "model.safetensors"
-OPTIONAL = ("generation_config.json", "added_tokens.json")
-INDEX = "model.safetensors.index.json"
-ONNX = ("onnx/encoder_model.onnx", "onnx/decoder_model.onnx")
-ONNX_DATA = tuple(f"{name}_data" for name in ONNX)
-"""Weights of a graph, where they are too many for its own file."""
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\.safetensors")
-RECORD = "fetched.json"
-"""Says of a folder what was fetched into it: repository, commit, and SHA-256 of each file."""
-
-
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where a checkpoint comes from."""
@@ -246,63 +243,64 @@ def fetch_checkpoint(
     folder: Path,
     *,
     progress: Progress | None = None,
-    patience: Backoff | None = None,
+    backoff: Backoff | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Origin:
     """Fetches what a checkpoint consists of, as it is at one commit, into an existing folder.
 
     Raises ModelError: unknown, not a Whisper, only as a pickle, no network, no room, damaged.
     """
-    repository = Repository(repository_of(name), environment, patience=patience, progress=progress)
-    config = repository.settle(revision, CONFIG)
-    shelf = _StagingFolder(folder, repository, config.commit)
-    shelf.put([config])
-    kind = read_json(folder / CONFIG).get("model_type")
+    repository = Repository(repository_of(name), environment, backoff=backoff, progress=progress)
+    config = repository.settle(revision, CONFIG_FILE)
+    fetched = _FetchFolder(folder, repository, config.commit)
+    fetched.put([config])
+    kind = read_json(folder / CONFIG_FILE).get("model_type")
     if kind != "whisper":
         raise ModelError(f"{repository.name}: expected a Whisper (model_type), found {kind!r}")
-    vocabulary = repository.find(VOCABULARY)
+    vocabulary = repository.find(VOCAB_FILE)
     if vocabulary is None:
         raise ModelError(
-            f"{repository.name}: expected {VOCABULARY}, found none (tokenizer.json alone is not "
+            f"{repository.name}: expected {VOCAB_FILE}, found none (tokenizer.json alone is not "
             "read); save its slow tokenizer with transformers and give the folder in place of it"
         )
     small = [vocabulary, *repository.present(OPTIONAL)]
-    shelf.put(small)
-    weights = _weights(repository, shelf)
-    shelf.clear_but([config, *small, *weights])
-    shelf.put(weights)
-    return Origin(repository.name, config.commit, shelf.files, repository.licence())
+    fetched.put(small)
+    weights = _weights(repository, fetched)
+    fetched.clear_but([config, *small, *weights])
+    fetched.put(weights)
+    return Origin(repository.name, config.commit, fetched.files, repository.licence())
 
 
-def _weights(repository: Repository, shelf: _StagingFolder) -> list[Entry]:
+def _weights(repository: Repository, fetched: _FetchFolder) -> list[Entry]:
     """The files that hold the weights: one, several with their index, or ONNX graphs."""
-    if whole := repository.find(WEIGHTS, LARGEST):
+    if whole := repository.find(WEIGHTS_FILE, LARGEST):
         return [whole]
-    if index := repository.find(INDEX):
-        shelf.put([index])
-        names = _shards(shelf.folder / INDEX)
+    if index := repository.find(INDEX_FILE):
+        fetched.put([index])
+        names = _shards(fetched.folder / INDEX_FILE)
         shards = repository.present(names)
         if len(shards) < len(names):
             missing = sorted(set(names) - {shard.name for shard in shards})
-            raise ModelError(f"{repository.name}: expected {missing[0]}, which {INDEX} names")
+            raise ModelError(f"{repository.name}: expected {missing[0]}, which {INDEX_FILE} names")
         return [index, *shards]
     graphs = repository.present(ONNX)
     if len(graphs) == len(ONNX):
         return [*graphs, *repository.present(ONNX_DATA)]
     if pickles := repository.present(PICKLES):
         raise ModelError(
-            f"{repository.name}: expected {WEIGHTS}, found only {pickles[0].name}, a pickle: "
+            f"{repository.name}: expected {WEIGHTS_FILE}, found only {pickles[0].name}, a pickle: "
             "loading one runs whatever code is in it; on another machine, load it with "
             "transformers, save_pretrained(FOLDER, safe_serialization=True), and give that folder"
         )
     raise ModelError(
-        f"{repository.name}: expected {WEIGHTS}, {INDEX} or {' and '.join(ONNX)}, found none"
+        f"{repository.name}: expected {WEIGHTS_FILE}, {INDEX_FILE} or {' and '.join(ONNX)}, "
+        "found none"
     )
 
 
 def _shards(index: Path) -> list[str]:
     """The files among which an index shares out the weights."""
-    shares = read_json(index).get("weight_map")
+    shares = read_json(index).get(INDEX_KEY)
     names = set(shares.values()) if isinstance(shares, dict) else set[Any]()
     bad = [name for name in names if not isinstance(name, str) or not SHARD.fullmatch(name)]
     if bad or not 1 <= len(names) <= 100:
@@ -313,7 +311,7 @@ def _shards(index: Path) -> list[str]:
     return sorted(names)
 
 
-class _StagingFolder:
+class _FetchFolder:
     """The folder, and the record in it of what is whole and verified."""
 
     def __init__(self, folder: Path, repository: Repository, commit: str) -> None:
@@ -330,7 +328,7 @@ class _StagingFolder:
         require_room(self.folder, sum(sizes), self._repository.name)
         for entry in missing:
             place = self.folder / entry.name
-            with told(place):
+            with model_errors(place):
                 place.parent.mkdir(exist_ok=True)
             self.files[entry.name] = self._repository.fetch(entry, place)
             self._note()
@@ -338,15 +336,15 @@ class _StagingFolder:
     def clear_but(self, entries: list[Entry]) -> None:
         """Deletes what an earlier run fetched and this one does not want. Raises ModelError."""
         wanted = {entry.name for entry in entries}
-        for name in {*self._known, *OPTIONAL, WEIGHTS, INDEX, *ONNX, *ONNX_DATA} - wanted:
-            with told(self.folder):
+        for name in {*self._known, *OPTIONAL, WEIGHTS_FILE, INDEX_FILE, *ONNX, *ONNX_DATA} - wanted:
+            with model_errors(self.folder):
                 for suffix in ("", ".part", ".part.json"):
                     (self.folder / f"{name}{suffix}").unlink(missing_ok=True)
 
     def _has(self, entry: Entry) -> bool:
         """Whether the file is there and is what the hub says, or said when it told no checksum."""
         place, source = self.folder / entry.name, entry.source
-        with told(place):
+        with model_errors(place):
             if not place.is_file() or source.size not in (None, place.stat().st_size):
                 return False
             digest = sha256(place)
@@ -369,7 +367,11 @@ class _StagingFolder:
         """
         record = self.folder / RECORD
         if not record.is_file():
-            own = [name for name in (CONFIG, WEIGHTS, INDEX) if (self.folder / name).exists()]
+            own = [
+                name
+                for name in (CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE)
+                if (self.folder / name).exists()
+            ]
             if own:
                 raise ModelError(
                     f"{self.folder}: expected an empty folder, or one filled by this command, "
@@ -392,6 +394,6 @@ class _StagingFolder:
             "revision": self._commit,
             "files": self._known | self.files,
         }
-        with told(record):
+        with model_errors(record):
             draft.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
             draft.rename(record)

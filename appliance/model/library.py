@@ -1,12 +1,10 @@
-"""The models folder: a bundle is made in a workplace beside the others and moved in whole.
+"""The models folder: a bundle is made in a staging folder beside the others and moved in whole.
 
 models/tiny/                 a bundle
 models/in-use                name of the chosen one
 models/.work/tiny.lock       held while tiny is being added or removed
 models/.work/tiny/           what `add` fetched and built so far; kept when it is interrupted,
                              so that a broken download goes on where it was
-
-A folder written whole or not at all: built beside its place and moved there.
 """
 
 from __future__ import annotations
@@ -24,12 +22,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ConfigError, ModelError
-from appliance.model.bundle import CHOICE, PACKAGED, models_folder
+from appliance.model.bundle import CHOICE, MANIFEST, PACKAGED, models_folder
 from appliance.system import sync_folder
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Of renameat2(2)."""
+_SUDO = "run it with sudo, or name another folder in ROOMSCRIBE_MODELS"
+_ROOM = "make room on that disk; nothing was changed"
+CURES = {
+    errno.EACCES: _SUDO,
+    errno.EPERM: _SUDO,
+    errno.EINVAL: "remove the old model first: this file system cannot swap folders",
+    errno.EROFS: "make the file system writable, or name another in ROOMSCRIBE_MODELS",
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+}
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-MANIFEST = "bundle.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +78,20 @@ def check_name(name: str) -> str:
 
 @contextmanager
 def work_on(name: str) -> Iterator[StagingFolder]:
-    """Holds the model's lock; the workplace's leftovers of an interrupted `add` are still in it.
+    """Holds the model's lock; what an interrupted `add` left in its staging folder is still there.
 
     Raises ConfigError for a bad name, ModelError when the models folder cannot be written or
-    somebody else works on the same model. The draft is taken away in the end in any case.
+    another command works on the same model. The draft is deleted in the end in any case.
     """
     models = models_folder()
     work = models / ".work"
     place = StagingFolder(check_name(name), models, work / name)
-    with told(models):
+    with model_errors(models):
         work.mkdir(parents=True, exist_ok=True)
         lock = (work / f"{name}.lock").open("a+", encoding="utf-8")
     with lock:
         _take(lock.fileno(), place)
-        with told(models):
+        with model_errors(models):
             shutil.rmtree(place.draft, ignore_errors=True)
             place.folder.mkdir(exist_ok=True)
         try:
@@ -115,7 +123,7 @@ def install(place: StagingFolder) -> None:
     Whoever has the old one loaded keeps it until it is closed. Raises ModelError; then the old one
     is where it was.
     """
-    with told(place.bundle):
+    with model_errors(place.bundle):
         if place.bundle.exists():
             _exchange(place.draft, place.bundle)
         else:
@@ -132,7 +140,7 @@ def remove(name: str) -> None:
                 f"model {name!r}: expected it in {place.models}, found there: "
                 f"{', '.join(installed()) or 'none'}"
             )
-        with told(place.bundle):
+        with model_errors(place.bundle):
             # out of sight at once: half a bundle is never seen under its name
             gone = place.folder / "removed"
             shutil.rmtree(gone, ignore_errors=True)
@@ -149,7 +157,7 @@ def choose(name: str) -> None:
     """Makes `name` the model in use where the configuration names none. Raises ModelError."""
     file = models_folder() / CHOICE
     draft = file.with_name(f".{CHOICE}.{os.getpid()}")
-    with told(file):
+    with model_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with draft.open("w", encoding="utf-8") as stream:
@@ -162,19 +170,12 @@ def choose(name: str) -> None:
 
 
 @contextmanager
-def told(target: Path) -> Iterator[None]:
-    """Turns an OSError into a ModelError of one line with its cure."""
+def model_errors(target: Path) -> Iterator[None]:
+    """Turns an OSError about `target` into a ModelError of one line with its cure."""
     try:
         yield
     except OSError as error:
-        cure = {
-            errno.EACCES: "run it with sudo, or name another folder in ROOMSCRIBE_MODELS",
-            errno.EPERM: "run it with sudo, or name another folder in ROOMSCRIBE_MODELS",
-            errno.EINVAL: "remove the old model first: this file system cannot swap folders",
-            errno.EROFS: "make the file system writable, or name another in ROOMSCRIBE_MODELS",
-            errno.ENOSPC: "make room on that disk; nothing was changed",
-            errno.EDQUOT: "make room on that disk; nothing was changed",
-        }.get(error.errno or 0, "see to that file and try again")
+        cure = CURES.get(error.errno or 0, "see to that file and try again")
         raise ModelError(
             f"{error.filename or target}: expected room and leave to write a model, found: "
             f"{error.strerror or error}; {cure}"
@@ -194,16 +195,22 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 @contextmanager
-def drafted(out: Path) -> Iterator[Path]:
+def drafted(out: Path, what: str) -> Iterator[Path]:
     """An empty folder that becomes `out` when the block ends well; one that is there is replaced.
 
-    When it ends otherwise nothing is left of the draft, and `out` is as it was. Raises OSError.
+    When it ends otherwise nothing is left of the draft, and `out` is as it was. Raises ModelError
+    for an OSError in the block, too; it says that `what` was being written.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
-        draft = Path(scratch) / "new"
-        draft.mkdir()
-        yield draft
-        if out.exists():
-            out.rename(Path(scratch) / "old")
-        draft.rename(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+            draft = Path(scratch) / "new"
+            draft.mkdir()
+            yield draft
+            if out.exists():
+                out.rename(Path(scratch) / "old")
+            draft.rename(out)
+    except OSError as error:
+        raise ModelError(
+            f"{out}: expected room and leave to write {what}, found: {error.strerror or error}"
+        ) from error

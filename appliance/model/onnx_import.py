@@ -1,17 +1,14 @@
-"""An ONNX file -> its nodes and where its constants lie, without loading a number.
+"""Whisper's encoder and decoder as exported to ONNX -> weights by Hugging Face's names.
 
-The message's own fields (onnx.proto) are walked through on a memory map: a file may hold two
-gigabytes of numbers, which protobuf would all take into memory, and some times over.
-
-Whose weights the constants of a graph are: by their own names, by the names of the modules that
-the nodes came from, by the bias added next, and a key's matrix, which has no bias, by the query
-that it is multiplied with.
-
-Whisper's encoder and decoder as exported to ONNX -> weights by Hugging Face's names.
+A file's nodes and the places of its constants are found without loading a number: the message's own
+fields (onnx.proto) are walked through on a memory map, for a file may hold two gigabytes of
+numbers, which protobuf would all take into memory, and some times over.
 
 Exporters keep PyTorch's names for biases, norms, convolutions and embeddings, mostly without the
 module's own prefix; merged decoders add "_merged_0". Matrices of linear layers are folded into
-constants without a name ("onnx::MatMul_242"), transposed; `onnx_layers` finds whose they are.
+constants without a name ("onnx::MatMul_242"), transposed. `Layers` finds whose they are by the
+names of the modules that the nodes came from, by the bias added next, and a key's matrix, which has
+no bias, by the query that it is multiplied with.
 """
 
 from __future__ import annotations
@@ -28,6 +25,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from appliance.errors import ModelError
+from appliance.model.protobuf import LENGTH, fields
 from appliance.model.shapes import (
     DECODER,
     EMBEDDING,
@@ -42,10 +40,6 @@ from appliance.model.tensors import DTYPES, StoredTensor, is_plain, listed, show
 OUTLINE_LIMIT = 16_000_000
 """Bytes of a model without its numbers; a large Whisper's decoder has three million."""
 MAX_DEPTH, MAX_RANK, MAX_NODES = 16, 8, 100_000
-VARINT, LENGTH = 0, 2
-FIXED = {1: 8, 5: 4}
-"""Wire types of protobuf (protobuf.dev, encoding)."""
-
 INSIDE = {
     ("model", 7): "graph",
     ("graph", 1): "node",
@@ -64,11 +58,45 @@ KEPT = {
 }
 """The other fields that are wanted: names, inputs, outputs, operators, plain attributes, shapes."""
 TEXTS = {("graph", 2), ("attribute", 1), ("tensor", 8), *(("node", each) for each in KEPT["node"])}
-"""Those of them that are names, which protobuf hands on as bytes where they are no UTF-8."""
+"""Those of them that are names, which protobuf gives as bytes where they are no UTF-8."""
 NUMBERS = {("tensor", 4), ("tensor", 9), ("tensor", 10)}
 """float_data, raw_data, double_data: little-endian numbers, one behind the other."""
 KINDS = {1: "F32", 10: "F16", 11: "F64", 16: "BF16"}
 """TensorProto's data types that weights may have."""
+MERGED = re.compile(r"_merged_\d+$")
+PRODUCTS = {"MatMul", "Gemm"}
+SAME = {"Identity", "Cast"}
+"""Operators that leave numbers as they are."""
+MOST_STEPS, FARTHEST, MOST_PARTS = 8, 200, 10
+"""Operators between a constant and its use, tensors on the way from a projection to the product,
+parts of a name: a damaged graph may go in circles."""
+MOVES = SAME | {"Reshape", "Transpose", "Mul", "Div", "Concat", "Unsqueeze", "Squeeze", "Split"}
+MOVES |= {"Slice", "Expand"}
+"""What may lie between a projection and the product of queries and keys."""
+BY_MODULE = {
+    "Add": {0: "bias", 1: "bias"},
+    "BiasGelu": {1: "bias"},
+    "Mul": {0: "weight", 1: "weight"},
+    "LayerNormalization": {1: "weight", 2: "bias"},
+    "Conv": {1: "weight", 2: "bias"},
+    "Gather": {0: "weight"},
+    "Gemm": {2: "bias"},
+}
+"""What an input of an operator is to the module that it came from."""
+BIASED = {"Add", "BiasGelu", "Gemm"}
+WEIGHT, BIAS, QUERY, KEY = ".weight", ".bias", ".q_proj", ".k_proj"
+PLACES = ("", "onnx")
+SUFFIXES = ("", "_fp16")
+ENCODER_STEM, DECODER_STEMS = "encoder_model", ("decoder_model", "decoder_model_merged")
+LATER_STEM = "decoder_with_past_model"
+QUANTIZED = {"DynamicQuantizeLinear", "DequantizeLinear", "MatMulInteger", "ConvInteger"}
+QUANTIZED |= {"QLinearMatMul", "QLinearConv", "DynamicQuantizeMatMul", "MatMulNBits", "QAttention"}
+QUANTIZED |= {"MatMulBnb4", "MatMulFpQ4", "QGemm", "MatMulIntegerToFloat", "GatherBlockQuantized"}
+FUSED = {"Attention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention"}
+FUSED |= {"DecoderAttention", "GroupQueryAttention", "PackedAttention"}
+FLOAT_CURE = (
+    "get the float32 or float16 files of the same model (encoder_model.onnx and decoder_model.onnx)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,34 +140,19 @@ class _Outline:
         if depth > MAX_DEPTH:
             raise ValueError("graphs nested too deep")
         parts: list[bytes] = []
-        while at < end:
-            start = at
-            key, at = self._varint(at, end)
-            field, wire = key >> 3, key & 7
-            if wire == VARINT:
-                _, at = self._varint(at, end)
-                stop = at
-            elif wire == LENGTH:
-                length, at = self._varint(at, end)
-                stop = at + length
-            elif wire in FIXED:
-                stop = at + FIXED[wire]
-            else:
-                raise ValueError("bytes that are no message")
-            if stop > end:
-                raise ValueError("a file that is cut off")
-            self._count(at - start)
-            if wire == LENGTH and (inner := INSIDE.get((kind, field))):
-                message = self.of(at, stop, inner, depth + 1)
-                parts += [_key(field), _length(message), message]
-            elif wire == LENGTH and (kind, field) in NUMBERS:
-                parts.append(self._reference(at, stop - at))
-            elif field in KEPT[kind]:
-                self._count(stop - at)
-                if wire == LENGTH and (kind, field) in TEXTS:
-                    self._data[at:stop].decode()
-                parts.append(self._data[start:stop])
-            at = stop
+        for field in fields(self._data, at, end):
+            place = (kind, field.number)
+            self._count(field.begin - field.start)
+            if field.wire == LENGTH and (inner := INSIDE.get(place)):
+                message = self.of(field.begin, field.end, inner, depth + 1)
+                parts += [_key(field.number), _length(message), message]
+            elif field.wire == LENGTH and place in NUMBERS:
+                parts.append(self._reference(field.begin, field.end - field.begin))
+            elif field.number in KEPT[kind]:
+                self._count(field.end - field.begin)
+                if field.wire == LENGTH and place in TEXTS:
+                    self._data[field.begin : field.end].decode()
+                parts.append(self._data[field.start : field.end])
         return b"".join(parts)
 
     def _count(self, size: int) -> None:
@@ -154,19 +167,6 @@ class _Outline:
             tensor.external_data.add(key=key, value=str(value))
         self._count(tensor.ByteSize())
         return bytes(tensor.SerializeToString())
-
-    def _varint(self, at: int, end: int) -> tuple[int, int]:
-        """A whole number of up to 64 bits and the offset behind it."""
-        value = 0
-        for shift in range(0, 70, 7):
-            if at >= end:
-                raise ValueError("a file that is cut off")
-            byte = self._data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value, at
-        raise ValueError("bytes that are no message")
 
 
 def _key(field: int) -> bytes:
@@ -227,37 +227,13 @@ def _locate(name: str, tensor: Any, file: Path) -> StoredTensor:
     return StoredTensor(source, int(offset), length, kind, shape)
 
 
-MERGED = re.compile(r"_merged_\d+$")
-PRODUCTS = {"MatMul", "Gemm"}
-SAME = {"Identity", "Cast"}
-"""Operators that leave numbers as they are."""
-LONGEST_WAY, FARTHEST, MOST_PARTS = 8, 200, 10
-"""Operators between a constant and its use, tensors on the way from a projection to the product,
-parts of a name: a damaged graph may go in circles."""
-MOVES = SAME | {"Reshape", "Transpose", "Mul", "Div", "Concat", "Unsqueeze", "Squeeze", "Split"}
-MOVES |= {"Slice", "Expand"}
-"""What may lie between a projection and the product of queries and keys."""
-BY_MODULE = {
-    "Add": {0: "bias", 1: "bias"},
-    "BiasGelu": {1: "bias"},
-    "Mul": {0: "weight", 1: "weight"},
-    "LayerNormalization": {1: "weight", 2: "bias"},
-    "Conv": {1: "weight", 2: "bias"},
-    "Gather": {0: "weight"},
-    "Gemm": {2: "bias"},
-}
-"""What an input of an operator is to the module that it came from."""
-BIASED = {"Add", "BiasGelu", "Gemm"}
-WEIGHT, BIAS, QUERY, KEY = ".weight", ".bias", ".q_proj", ".k_proj"
-
-
 class Layers:
-    """The weights found in one scope, in `found`, and what speaks against them, in `faults`."""
+    """The weights found in one scope, in `found`, and what speaks against them, in `troubles`."""
 
     def __init__(self, scope: Scope, half: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """`half` is model.encoder or model.decoder; `shapes` are of the weights wanted."""
         self.found: dict[str, StoredTensor] = {}
-        self.faults: list[str] = []
+        self.troubles: list[str] = []
         self._scope, self._shapes = scope, shapes
         self._tails = {name.removeprefix(f"{half}."): name for name in shapes}
         self._modules = {tail.rpartition(".")[0] for tail in self._tails}
@@ -319,7 +295,7 @@ class Layers:
 
     def _take(self, name: str, tensor: StoredTensor) -> None:
         if name in self._shapes and self.found.setdefault(name, tensor) != tensor:
-            self.faults.append(f"{name}: claimed by two constants")
+            self.troubles.append(f"{name}: claimed by two constants")
 
     def _module_by_name(self, node: Any) -> str:
         """The module of a linear product, by any name at it; empty where there is none."""
@@ -376,7 +352,7 @@ class Layers:
     def _way_back(self, name: str) -> tuple[str, bool]:
         """Where a tensor's numbers come from, and whether they were transposed on the way."""
         turned = False
-        for _ in range(LONGEST_WAY):
+        for _ in range(MOST_STEPS):
             node = self._maker.get(name)
             if node is None or node.op_type not in SAME | {"Transpose"}:
                 break
@@ -401,20 +377,6 @@ def _end_in(name: str, known: Container[str]) -> str:
     parts = name.split(".")[-MOST_PARTS:]
     ends = (".".join(parts[start:]) for start in range(len(parts)))
     return next((end for end in ends if end in known), "")
-
-
-PLACES = ("", "onnx")
-SUFFIXES = ("", "_fp16")
-ENCODER_STEM, DECODER_STEMS = "encoder_model", ("decoder_model", "decoder_model_merged")
-LATER_STEM = "decoder_with_past_model"
-QUANTIZED = {"DynamicQuantizeLinear", "DequantizeLinear", "MatMulInteger", "ConvInteger"}
-QUANTIZED |= {"QLinearMatMul", "QLinearConv", "DynamicQuantizeMatMul", "MatMulNBits", "QAttention"}
-QUANTIZED |= {"MatMulBnb4", "MatMulFpQ4", "QGemm", "MatMulIntegerToFloat", "GatherBlockQuantized"}
-FUSED = {"Attention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention"}
-FUSED |= {"DecoderAttention", "GroupQueryAttention", "PackedAttention"}
-FLOAT_CURE = (
-    "get the float32 or float16 files of the same model (encoder_model.onnx and decoder_model.onnx)"
-)
 
 
 def find_onnx(folder: Path) -> list[Path]:
@@ -479,13 +441,13 @@ def _weights_of(
     if half == DECODER:
         shapes[TIED_OUTPUT] = shapes[EMBEDDING]
     weights: dict[str, StoredTensor] = {}
-    faults: list[str] = []
+    troubles: list[str] = []
     for scope in scopes:
         layers = Layers(scope, half, shapes)
         if half == ENCODER and (table := layers.added(shapes[SOUND_POSITIONS])):
             layers.found.setdefault(SOUND_POSITIONS, replace(table, shape=shapes[SOUND_POSITIONS]))
-        faults += layers.faults
+        troubles += layers.troubles
         weights = layers.found | weights
-    if faults:
-        raise ModelError(f"{file}: {listed('doubtful weights', faults)}; export it again")
+    if troubles:
+        raise ModelError(f"{file}: {listed('doubtful weights', troubles)}; export it again")
     return weights

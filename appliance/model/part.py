@@ -1,8 +1,7 @@
-"""A download on the disk: grows as NAME.part beside its place, is verified, then renamed.
+"""A download on the disk, and what an HTTP answer says about it.
 
-NAME.part.json remembers what the part is of, so that it never goes on as something else.
-
-What an HTTP answer says: its place, its size, its ETag, and how a failure is to be taken.
+It grows as NAME.part beside its place, is verified, then renamed. NAME.part.json says what the part
+is of, so that it never goes on as something else.
 """
 
 from __future__ import annotations
@@ -24,12 +23,15 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from appliance.errors import ModelError
-from appliance.model.library import told
+from appliance.model.library import model_errors
 from appliance.system import sync_folder
 
 REDIRECTS = {301, 302, 303, 307, 308}
 PASSING = {408, 425, 429}
 """Answers below 500 that may be another one later."""
+LARGEST = 16_000_000_000
+"""Bytes; the largest Whisper has 6.2 GB as float32."""
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class RefusedError(ModelError):
@@ -85,10 +87,10 @@ def strong_etag(headers: Mapping[str, str]) -> str:
 
 def content_range(headers: Mapping[str, str]) -> tuple[int, int | None]:
     """First byte and total size of a partial answer; (-1, None) if it does not say."""
-    told_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
-    if told_range is None:
+    span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
+    if span is None:
         return -1, None
-    return int(told_range[1]), None if told_range[2] == "*" else int(told_range[2])
+    return int(span[1]), None if span[2] == "*" else int(span[2])
 
 
 def origin(address: str) -> tuple[str, str, int]:
@@ -131,11 +133,6 @@ def reason(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error).split("\n")[0]
 
 
-LARGEST = 16_000_000_000
-"""Bytes; the largest Whisper has 6.2 GB as float32."""
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file somewhere on the net, and what is known of it beforehand."""
@@ -168,10 +165,10 @@ class Part:
         self.size = 0
 
     def __enter__(self) -> Self:
-        with told(self.file):
+        with model_errors(self.file):
             self._stream = self.file.open("ab+", buffering=0)
         try:
-            with told(self.file):
+            with model_errors(self.file):
                 self._lock()
                 self._hash = hashlib.sha256()
                 self._take_up()
@@ -240,7 +237,7 @@ class Part:
     def remember(self, headers: Mapping[str, str]) -> None:
         """Notes what the following bytes are of. Raises ModelError."""
         self._etag = strong_etag(headers) or self._etag
-        with told(self._record):
+        with model_errors(self._record):
             self._record.write_text(
                 json.dumps({"identity": self._source.identity, "etag": self._etag}) + "\n", "utf-8"
             )
@@ -257,14 +254,14 @@ class Part:
         except OSError as error:
             if error.errno in FULL:
                 self.discard()
-            with told(self.file):
+            with model_errors(self.file):
                 raise
         self._hash.update(block)
         self.size += len(block)
 
     def restart(self) -> None:
         """Forgets what has come so far."""
-        with told(self.file):
+        with model_errors(self.file):
             self._record.unlink(missing_ok=True)
             self._stream.truncate(0)
         self._hash = hashlib.sha256()
@@ -277,13 +274,12 @@ class Part:
 
     def finish(self) -> str:
         """Verifies the file and puts it in its place; its SHA-256. Raises ModelError."""
-        with told(self.file):
+        with model_errors(self.file):
             os.fsync(self._stream.fileno())
-            fault = self._fault()
-            if fault:
+            if trouble := self._trouble():
                 self.discard()
                 raise ModelError(
-                    f"{self._destination}: {fault}; deleted; try again, and if it stays so, "
+                    f"{self._destination}: {trouble}; deleted; try again, and if it stays so, "
                     f"{self._source.address} is damaged or changed on its way here"
                 )
             self.file.rename(self._destination)
@@ -291,7 +287,7 @@ class Part:
             sync_folder(self._destination.parent)
         return self._hash.hexdigest()
 
-    def _fault(self) -> str:
+    def _trouble(self) -> str:
         """What is wrong with the file; "" if nothing is."""
         source, found = self._source, self._hash.hexdigest()
         if source.size is not None and self.size != source.size:
@@ -307,12 +303,6 @@ class Part:
         return ""
 
 
-def sha256(file: Path) -> str:
-    """A file's SHA-256."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def git_sha1(file: Path) -> str:
     """The name git gives to a file's content."""
     digest = hashlib.sha1(b"blob %d\0" % file.stat().st_size, usedforsecurity=False)
@@ -322,7 +312,7 @@ def git_sha1(file: Path) -> str:
 
 def require_room(folder: Path, needed: int, what: str) -> None:
     """Raises ModelError unless `needed` bytes fit on the disk of `folder`."""
-    with told(folder):
+    with model_errors(folder):
         free = shutil.disk_usage(folder).free
     if needed > free:
         raise ModelError(

@@ -1,8 +1,6 @@
-"""What a Whisper network is made of: its sizes, and every weight with its shape.
+"""What a Whisper checkpoint is made of: its files, the network's sizes, every weight's shape.
 
 Names and config keys are those of Hugging Face's WhisperForConditionalGeneration.
-
-config.json -> the sizes of the network, verified.
 """
 
 from __future__ import annotations
@@ -18,6 +16,11 @@ from numpy.typing import NDArray
 from appliance.errors import ModelError
 from appliance.model.tensors import read_json, shown
 
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+"""Says in which of several files each weight is."""
+VOCAB_FILE, ADDED_FILE = "vocab.json", "added_tokens.json"
+GENERATION_FILE = "generation_config.json"
 ENCODER, DECODER = "model.encoder", "model.decoder"
 SOUND_POSITIONS = f"{ENCODER}.embed_positions.weight"
 EMBEDDING = f"{DECODER}.embed_tokens.weight"
@@ -25,6 +28,9 @@ TIED_OUTPUT = "proj_out.weight"
 """The output projection; equal to the token embedding, so most checkpoints leave it out."""
 LONGEST_WAVE = 10_000
 """Of the position table, in positions over 2 pi (openai/whisper, model.py, `sinusoids`)."""
+MOST, MOST_LAYERS = 10_000_000, 256
+"""Sizes beyond these are nonsense; a large Whisper has 32 layers and 51866 tokens."""
+MODEL_TYPE, ACTIVATION = "whisper", "gelu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +114,6 @@ def _layer_norm(name: str, d: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (d,), f"{name}.bias": (d,)}
 
 
-MOST = 10_000_000
-MOST_LAYERS = 256
-"""Sizes beyond these are nonsense; a large Whisper has 32 layers and 51866 tokens."""
-MODEL_TYPE, ACTIVATION = "whisper", "gelu"
-
-
 def read_config(file: Path) -> WhisperConfig:
     """The sizes in a config.json. Raises ModelError listing what is missing or unsupported."""
     values = read_json(file)
@@ -124,23 +124,23 @@ def read_config(file: Path) -> WhisperConfig:
             "checkpoints become bundles"
         )
     names = [field.name for field in fields(WhisperConfig)]
-    faults = [fault for name in names if (fault := _fault(name, values))]
+    troubles = [found for name in names if (found := _trouble(name, values))]
     if (activation := values.get("activation_function", ACTIVATION)) != ACTIVATION:
-        faults.append(f"activation_function: expected {ACTIVATION}, found {shown(activation)}")
+        troubles.append(f"activation_function: expected {ACTIVATION}, found {shown(activation)}")
     if values.get("scale_embedding", False):
-        faults.append("scale_embedding: expected false, found true")
-    if not faults:
+        troubles.append("scale_embedding: expected false, found true")
+    if not troubles:
         config = WhisperConfig(**{name: values[name] for name in names})
         if config.encoder_attention_heads != config.decoder_attention_heads:
-            faults.append("decoder_attention_heads: expected as many as in the encoder")
+            troubles.append("decoder_attention_heads: expected as many as in the encoder")
         elif config.d_model % config.decoder_attention_heads:
-            faults.append("d_model: expected a multiple of the attention heads")
+            troubles.append("d_model: expected a multiple of the attention heads")
         else:
             return config
-    raise ModelError(f"{file}: " + "; ".join(faults))
+    raise ModelError(f"{file}: " + "; ".join(troubles))
 
 
-def _fault(name: str, values: dict[str, Any]) -> str:
+def _trouble(name: str, values: dict[str, Any]) -> str:
     """What is wrong with one size; empty where nothing is."""
     if name not in values:
         return f"{name}: missing"

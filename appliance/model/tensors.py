@@ -1,6 +1,4 @@
-"""A tensor that lies in a file, and the weights of a network read from such tensors on demand.
-
-Safetensors files -> where each tensor lies in them, verified before a number is read.
+"""Weights as files: a tensor's place in one, safetensors, and JSON tables, verified before use.
 
 The format (huggingface/safetensors, README): 8 bytes with the length of the header, little-endian;
 the header, a JSON table of names with dtype, shape and the offsets of the first byte and behind
@@ -34,6 +32,14 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 """What weights may be stored as, by safetensors' names. numpy has no bfloat16: it is read as whole
 numbers, which are the upper halves of float32."""
+JSON_LIMIT = 64_000_000
+"""Bytes; the largest one of a Whisper, its tokenizer's, has four million."""
+HEADER_LIMIT = 4_000_000
+"""Bytes. A large Whisper's header has 0.2 million; the format's own limit, 100 million, would let
+a file of that size take gigabytes of memory."""
+MAX_RANK = 8
+METADATA = "__metadata__"
+INDEX_KEY = "weight_map"
 NAME_LENGTH = 120
 
 
@@ -99,6 +105,12 @@ class LazyWeights(Mapping[str, NDArray[np.float32]]):
         return name in self._readers
 
 
+def sha256(file: Path) -> str:
+    """A file's SHA-256, hexadecimal. Raises OSError."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def digest(files: Sequence[Path]) -> str:
     """SHA-256 of a single file. Of several: of the lines that `sha256sum` would print for them, in
     order of their names, without folders. Raises ModelError.
@@ -106,8 +118,7 @@ def digest(files: Sequence[Path]) -> str:
     lines = []
     for file in sorted(files, key=lambda each: each.name):
         try:
-            with file.open("rb") as stream:
-                lines.append((hashlib.file_digest(stream, "sha256").hexdigest(), file.name))
+            lines.append((sha256(file), file.name))
         except OSError as error:
             raise unreadable(file, error) from error
     if len(lines) == 1:
@@ -138,14 +149,10 @@ def shown(name: object) -> str:
     return ascii(text[:NAME_LENGTH])
 
 
-def listed(kind: str, faults: Sequence[str], most: int = 300) -> str:
-    """`kind` of faults, counted and listed in one line."""
-    rest = f"; and {len(faults) - most} more" if len(faults) > most else ""
-    return f"{len(faults)} {kind}: " + "; ".join(faults[:most]) + rest
-
-
-JSON_LIMIT = 64_000_000
-"""Bytes; the largest one of a Whisper, its tokenizer's, has four million."""
+def listed(kind: str, troubles: Sequence[str], most: int = 300) -> str:
+    """`kind` of troubles, counted and listed in one line."""
+    rest = f"; and {len(troubles) - most} more" if len(troubles) > most else ""
+    return f"{len(troubles)} {kind}: " + "; ".join(troubles[:most]) + rest
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -165,14 +172,6 @@ def read_json(file: Path) -> dict[str, Any]:
     return values
 
 
-HEADER_LIMIT = 4_000_000
-"""Bytes. A large Whisper's header has 0.2 million; the format's own limit, 100 million, would let
-a file of that size take gigabytes of memory."""
-MAX_RANK = 8
-METADATA = "__metadata__"
-INDEX_KEY = "weight_map"
-
-
 def open_safetensors(file: Path) -> dict[str, StoredTensor]:
     """Every tensor of `file`, unread. Raises ModelError saying what is wrong with the file."""
     try:
@@ -188,16 +187,18 @@ def open_safetensors(file: Path) -> dict[str, StoredTensor]:
             f"{file}: expected weights in safetensors, found {found}; get the file again"
         ) from None
     header.pop(METADATA, None)
-    faults: list[str] = []
+    troubles: list[str] = []
     tensors: dict[str, StoredTensor] = {}
     for name, entry in header.items():
         try:
             tensors[name] = _locate(file, entry, start, size)
         except ValueError as error:
-            faults.append(f"{shown(name)}: {error}")
-    faults = faults or _holes(tensors, start, size)
-    if faults:
-        raise ModelError(f"{file}: {listed('wrong entries', faults, most=20)}; get the file again")
+            troubles.append(f"{shown(name)}: {error}")
+    troubles = troubles or _holes(tensors, start, size)
+    if troubles:
+        raise ModelError(
+            f"{file}: {listed('wrong entries', troubles, most=20)}; get the file again"
+        )
     return tensors
 
 
@@ -216,23 +217,23 @@ def open_shards(index: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
                 f"found {shown(name)}"
             )
     tensors: dict[str, StoredTensor] = {}
-    faults: list[str] = []
+    troubles: list[str] = []
     files = [index.parent / name for name in sorted(set(places.values()))]
     for file in files:
         held = open_safetensors(file)
         for name, tensor in held.items():
             if name in tensors:
-                faults.append(f"{shown(name)}: in {tensors[name].file.name} and in {file.name}")
+                troubles.append(f"{shown(name)}: in {tensors[name].file.name} and in {file.name}")
             elif name not in places:
-                faults.append(f"{shown(name)}: in {file.name}, but not in the index")
+                troubles.append(f"{shown(name)}: in {file.name}, but not in the index")
             tensors.setdefault(name, tensor)
-        faults += [
+        troubles += [
             f"{shown(name)}: not in {file.name}"
             for name, place in places.items()
             if place == file.name and name not in held
         ]
-    if faults:
-        raise ModelError(f"{index}: {listed('wrong entries', faults)}; get all the files again")
+    if troubles:
+        raise ModelError(f"{index}: {listed('wrong entries', troubles)}; get all the files again")
     return tensors, files
 
 
@@ -294,13 +295,13 @@ def _counts(values: object) -> list[int] | None:
 
 def _holes(tensors: dict[str, StoredTensor], start: int, size: int) -> list[str]:
     """Where the tensors overlap or leave bytes between them, which the format forbids."""
-    faults, end = [], start
+    troubles, end = [], start
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].length)):
         if tensor.offset < end:
-            faults.append(f"{shown(name)}: overlaps the one before it")
+            troubles.append(f"{shown(name)}: overlaps the one before it")
         elif tensor.offset > end:
-            faults.append(f"{shown(name)}: {tensor.offset - end} unused bytes before it")
+            troubles.append(f"{shown(name)}: {tensor.offset - end} unused bytes before it")
         end = max(end, tensor.offset + tensor.length)
     if end != size:
-        faults.append(f"{size - end} unused bytes at the end")
-    return faults
+        troubles.append(f"{size - end} unused bytes at the end")
+    return troubles

@@ -1,13 +1,12 @@
-"""Whisper's decoder as two ONNX graphs and a table: once a window, once a step, and for each token.
+"""Whisper as ONNX: an encoder, a decoder of two graphs, and the token embedding as a table.
 
-P encoder positions, L layers, H heads of size h, d = H h, a context of T tokens.
+The encoder and the first of the decoder's graphs run once a window, the second once a step. P
+encoder positions, L layers, H heads of size h, d = H h, a context of T tokens.
 
 Zeros that would follow the encoder states are not computed. Whisper's k_proj has no bias, so each
 of them has the score 0 and the value v_bias. With v_bias moved through out_proj (the weights of an
 attention sum to 1) their value is zero, too, and all of them together are one virtual position,
 the last one: key 0, value 0, and the logarithm of their number added to its score.
-
-Whisper's encoder as ONNX: log-mel of one window -> encoder states.
 """
 
 from __future__ import annotations
@@ -19,18 +18,64 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
+from appliance.model.bundle import BEST, EMBEDDING_FILE
 from appliance.model.checkpoint import Checkpoint
 from appliance.model.graph import BLOCK_4, MICROSOFT, RuntimeGraph, to_int4
-from appliance.model.shapes import WhisperConfig
+from appliance.model.shapes import DECODER, EMBEDDING, ENCODER, SOUND_POSITIONS, WhisperConfig
 from appliance.model.tensors import Weights
 
-DECODER = "model.decoder"
-EMBEDDING = f"{DECODER}.embed_tokens.weight"
-EMBEDDING_FILE = "embedding.bin"
 ROWS_AT_ONCE = 4096
-BEST = 32
-"""Logits found with 4 bits that may be the best: with 16 no greedy choice was ever missed, and a
-repetition penalty may take some of them away."""
+
+
+def write_encoder(checkpoint: Checkpoint, positions: int, file: Path, *, int8: bool) -> None:
+    """Writes encoder.onnx: mel (1, 2 P, n_mels) float32 -> states (1, P, d_model) float32.
+
+    P is `positions`; the position table is cut to it. The convolutions are never `int8`. Residuals
+    are Sum, not Add, which ONNX Runtime would fuse with the layer norm behind it: its 1.31 takes
+    seven times as long for both in one.
+    """
+    config, weights = checkpoint.config, checkpoint.weights
+    graph = RuntimeGraph(weights, int8=int8, many_rows=True)
+    mel = graph.input("mel", (1, 2 * positions, config.num_mel_bins))
+    x = graph.transpose(mel, 0, 2, 1)
+    x = _convolve(graph, x, f"{ENCODER}.conv1", stride=1)
+    x = _convolve(graph, x, f"{ENCODER}.conv2", stride=2)
+    table = weights[SOUND_POSITIONS][:positions]
+    x = graph.node("Sum", graph.transpose(x, 0, 2, 1), graph.constant("positions", table))
+    normed = graph.layer_norm(x, f"{ENCODER}.layers.0.self_attn_layer_norm")
+    for layer in range(config.encoder_layers):
+        name = f"{ENCODER}.layers.{layer}"
+        part = _attend_to_itself(graph, normed, f"{name}.self_attn", config)
+        x = graph.node("Sum", x, part)
+        normed = graph.layer_norm(x, f"{name}.final_layer_norm")
+        inner = graph.gelu(graph.linear(normed, f"{name}.fc1"))
+        x = graph.node("Sum", x, graph.linear(inner, f"{name}.fc2"))
+        last = layer + 1 == config.encoder_layers
+        after = f"{ENCODER}.layers.{layer + 1}.self_attn_layer_norm"
+        normed = graph.layer_norm(x, f"{ENCODER}.layer_norm" if last else after)
+    graph.output(normed, "states", (1, positions, config.d_model))
+    graph.save(file, "whisper_encoder")
+
+
+def _convolve(graph: RuntimeGraph, x: str, name: str, stride: int) -> str:
+    """GELU of a convolution of three frames."""
+    weight, bias = graph.weight(f"{name}.weight"), graph.weight(f"{name}.bias")
+    return graph.gelu(
+        graph.node("Conv", x, weight, bias, kernel_shape=[3], pads=[1, 1], strides=[stride])
+    )
+
+
+def _attend_to_itself(graph: RuntimeGraph, normed: str, block: str, config: WhisperConfig) -> str:
+    """out(attention over all positions)."""
+    seen = graph.node(
+        "MultiHeadAttention",
+        graph.linear(normed, f"{block}.q_proj"),
+        graph.linear(normed, f"{block}.k_proj", bias=False),
+        graph.linear(normed, f"{block}.v_proj"),
+        domain=MICROSOFT,
+        num_heads=config.encoder_attention_heads,
+    )
+    return graph.linear(seen, f"{block}.out_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,57 +279,3 @@ def _attend_to_sound(
     matrix = weights[f"{block}.out_proj.weight"]
     offset = weights[f"{block}.out_proj.bias"] + matrix @ weights[f"{block}.v_proj.bias"]
     return graph.project(merged, f"{block}.out_proj", matrix.T), offset
-
-
-ENCODER = "model.encoder"
-
-
-def write_encoder(checkpoint: Checkpoint, positions: int, file: Path, *, int8: bool) -> None:
-    """Writes encoder.onnx: mel (1, 2 P, n_mels) float32 -> states (1, P, d_model) float32.
-
-    P is `positions`; the position table is cut to it. The convolutions are never `int8`. Residuals
-    are Sum, not Add, which ONNX Runtime would fuse with the layer norm behind it: its 1.31 takes
-    seven times as long for both in one.
-    """
-    config, weights = checkpoint.config, checkpoint.weights
-    graph = RuntimeGraph(weights, int8=int8, many_rows=True)
-    mel = graph.input("mel", (1, 2 * positions, config.num_mel_bins))
-    x = graph.transpose(mel, 0, 2, 1)
-    x = _convolve(graph, x, f"{ENCODER}.conv1", stride=1)
-    x = _convolve(graph, x, f"{ENCODER}.conv2", stride=2)
-    table = weights[f"{ENCODER}.embed_positions.weight"][:positions]
-    x = graph.node("Sum", graph.transpose(x, 0, 2, 1), graph.constant("positions", table))
-    normed = graph.layer_norm(x, f"{ENCODER}.layers.0.self_attn_layer_norm")
-    for layer in range(config.encoder_layers):
-        name = f"{ENCODER}.layers.{layer}"
-        part = _attend_to_itself(graph, normed, f"{name}.self_attn", config)
-        x = graph.node("Sum", x, part)
-        normed = graph.layer_norm(x, f"{name}.final_layer_norm")
-        inner = graph.gelu(graph.linear(normed, f"{name}.fc1"))
-        x = graph.node("Sum", x, graph.linear(inner, f"{name}.fc2"))
-        last = layer + 1 == config.encoder_layers
-        after = f"{ENCODER}.layers.{layer + 1}.self_attn_layer_norm"
-        normed = graph.layer_norm(x, f"{ENCODER}.layer_norm" if last else after)
-    graph.output(normed, "states", (1, positions, config.d_model))
-    graph.save(file, "whisper_encoder")
-
-
-def _convolve(graph: RuntimeGraph, x: str, name: str, stride: int) -> str:
-    """GELU of a convolution of three frames."""
-    weight, bias = graph.weight(f"{name}.weight"), graph.weight(f"{name}.bias")
-    return graph.gelu(
-        graph.node("Conv", x, weight, bias, kernel_shape=[3], pads=[1, 1], strides=[stride])
-    )
-
-
-def _attend_to_itself(graph: RuntimeGraph, normed: str, block: str, config: WhisperConfig) -> str:
-    """out(attention over all positions)."""
-    seen = graph.node(
-        "MultiHeadAttention",
-        graph.linear(normed, f"{block}.q_proj"),
-        graph.linear(normed, f"{block}.k_proj", bias=False),
-        graph.linear(normed, f"{block}.v_proj"),
-        domain=MICROSOFT,
-        num_heads=config.encoder_attention_heads,
-    )
-    return graph.linear(seen, f"{block}.out_proj")

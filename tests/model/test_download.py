@@ -72,10 +72,8 @@ class Place:
         self.file = folder / NAME
 
     def client(self, home: str = "", token: str = "") -> Client:
-        patience = Backoff(
-            connect_s=5, read_s=5, pauses_s=(0.1, 0.2, 0.4), sleep=self.pauses.append
-        )
-        return Client(home or self.hub.store, token, patience, self.watcher)
+        backoff = Backoff(connect_s=5, read_s=5, pauses_s=(0.1, 0.2, 0.4), sleep=self.pauses.append)
+        return Client(home or self.hub.store, token, backoff, self.watcher)
 
     def fetch(self, size: int | None = None, sha256: str = "", limit: int = 10**9) -> str:
         source = Source(self.address, size=size, sha256=sha256, limit=limit)
@@ -113,7 +111,7 @@ def test_a_broken_download_goes_on_where_it_was(place: Place) -> None:
     assert first == ""
     second, third = (int(each.removeprefix("bytes=").removesuffix("-")) for each in later)
     assert 0 < second <= 200_000 < third <= 300_000
-    assert place.pauses == [0.1, 0.1], "whoever gets further has the patience of the beginning"
+    assert place.pauses == [0.1, 0.1], "whoever gets further begins with short pauses again"
 
 
 def test_the_next_run_goes_on_and_hashes_what_is_there(place: Place) -> None:
@@ -131,9 +129,9 @@ def test_the_next_run_goes_on_and_hashes_what_is_there(place: Place) -> None:
 def test_a_run_killed_in_the_middle_leaves_what_the_next_one_goes_on_with(place: Place) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from appliance.model.download import Client, Patience\n"
+        "from appliance.model.download import Client, Backoff\n"
         "from appliance.model.part import Source\n"
-        "client = Client(sys.argv[1], '', Patience(pauses_s=(60.0,)))\n"
+        "client = Client(sys.argv[1], '', Backoff(pauses_s=(60.0,)))\n"
         "client.fetch(Source(sys.argv[1]), Path(sys.argv[2]))\n"
     )
     place.hub.misbehave(NAME, Fault(break_after=300_000))
@@ -329,9 +327,9 @@ def test_an_unknown_host_is_named(place: Place) -> None:
 def test_a_server_that_falls_silent_is_left(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/file"
-        patience = Backoff(connect_s=1, read_s=0.05, pauses_s=(0,), sleep=place.pauses.append)
+        backoff = Backoff(connect_s=1, read_s=0.05, pauses_s=(0,), sleep=place.pauses.append)
         with pytest.raises(UnreachableError, match="timed out"):
-            Client(address, "", patience, place.watcher).fetch(Source(address), place.file)
+            Client(address, "", backoff, place.watcher).fetch(Source(address), place.file)
 
 
 def test_an_encoded_file_is_refused(place: Place) -> None:
@@ -430,8 +428,8 @@ def test_two_at_once_do_not_write_into_one_part(place: Place) -> None:
         asked.append(str(caught.value))
 
     place.hub.misbehave(NAME, Fault(break_after=300_000))
-    patience = Backoff(pauses_s=(0,), sleep=meanwhile)
-    Client(place.address, "", patience, place.watcher).fetch(Source(place.address), place.file)
+    backoff = Backoff(pauses_s=(0,), sleep=meanwhile)
+    Client(place.address, "", backoff, place.watcher).fetch(Source(place.address), place.file)
     assert len(asked) == 1
     assert place.whole()
 

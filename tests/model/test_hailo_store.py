@@ -12,8 +12,6 @@ from rigs.hub import Fault, LocalHub, local_hub
 from appliance.errors import ModelError
 from appliance.model.download import Backoff
 from appliance.model.hailo_store import (
-    CHIPS,
-    MAGIC,
     STORE,
     HefSource,
     decoder_hef,
@@ -22,6 +20,7 @@ from appliance.model.hailo_store import (
     fetch_hef,
     published,
 )
+from appliance.model.hef import CHIP_NAMES, MAGIC
 
 HEF = MAGIC + bytes(4) + bytes(range(256)) * 1000
 
@@ -40,7 +39,7 @@ def source(hub: LocalHub, chip: str = "hailo8", checkpoint: str = "tiny") -> Hef
 
 
 def fetch(found: HefSource, folder: Path) -> Path:
-    return fetch_hef(found, folder, patience=Backoff(pauses_s=(0.0, 0.0)))
+    return fetch_hef(found, folder, backoff=Backoff(pauses_s=(0.0, 0.0)))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,9 @@ def test_why_there_is_none_says_what_there_is() -> None:
     message = explain_none("hailo8", "base", 10.0)
     assert "base with a window of 10 s on hailo8" in message
     assert "only tiny (10 s), base (5 s)" in message
-    assert explain_none("hailo9", "tiny", 10.0) == f"chip 'hailo9': expected {', '.join(CHIPS)}"
+    assert (
+        explain_none("hailo9", "tiny", 10.0) == f"chip 'hailo9': expected {', '.join(CHIP_NAMES)}"
+    )
 
 
 def test_a_hef_is_fetched_once(hub: LocalHub, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def fetch(
         revision,
         folder,
         progress=Quiet(),
-        patience=Backoff(connect_s=5, read_s=5, pauses_s=(0.0,) * 3),
+        backoff=Backoff(connect_s=5, read_s=5, pauses_s=(0.0,) * 3),
         environment=hub.environment() | {"HF_TOKEN": token},
     )
 

@@ -124,7 +124,10 @@ def test_the_choice_is_remembered_and_replaced(models: Path) -> None:
     ],
 )
 def test_each_refusal_of_the_disk_has_its_cure(number: int, cure: str) -> None:
-    with pytest.raises(ModelError, match=cure) as caught, library.told(Path("/models/tiny")):
+    with (
+        pytest.raises(ModelError, match=cure) as caught,
+        library.model_errors(Path("/models/tiny")),
+    ):
         raise OSError(number, os.strerror(number), "/models/tiny/step.onnx")
     assert "\n" not in str(caught.value)
     assert "/models/tiny/step.onnx: expected room and leave" in str(caught.value)

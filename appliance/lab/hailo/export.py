@@ -198,17 +198,11 @@ def export_for_hailo(
     checkpoint = load_checkpoint(checkpoint_folder)
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name or checkpoint_folder.resolve().name)
     sizes = _plan(checkpoint.config, window_s, length, plain.strip("-.") or "whisper")
-    try:
-        with drafted(out) as draft:
-            checks = _write_graphs(checkpoint, sizes, opset, draft)
-            windows = _write_calibration(checkpoint, sizes, mels, transcribe, draft)
-            report = Report(out, sizes, opset, windows, checks, _remarks(windows))
-            _write_texts(report, checkpoint.sha256, draft)
-    except OSError as error:
-        raise ModelError(
-            f"{error.filename or out}: expected room and leave to write an export, "
-            f"found: {error.strerror or error}"
-        ) from error
+    with drafted(out, "an export") as draft:
+        checks = _write_graphs(checkpoint, sizes, opset, draft)
+        windows = _write_calibration(checkpoint, sizes, mels, transcribe, draft)
+        report = Report(out, sizes, opset, windows, checks, _remarks(windows))
+        _write_texts(report, checkpoint.sha256, draft)
     return report
 
 
