@@ -1,4 +1,4 @@
-"""Where things lie in a checkout, and how a program of ours finds its imports there."""
+"""Where things lie in a checkout, and beside it; scripts use it on machines without pytest, too."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ ROOT = TESTS.parent
 GOLDEN = TESTS / "golden"
 SPEECH = TESTS / "speech"
 HOME_EN = ROOT / "appliance" / "bundles" / "home-en"
+SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED") or ROOT.parent / "shared")
+"""Recordings, models and published values that are too large for the repository, or not ours."""
+
+
+def shared(*parts: str) -> Path:
+    """A file or folder of SHARED; skips the test, or the module being imported, without it."""
+    import pytest  # the demonstration runs without
+
+    path = SHARED.joinpath(*parts)
+    if not path.exists():
+        import pytest
+
+        pytest.skip(f"ROOMSCRIBE_SHARED has no {'/'.join(parts)}", allow_module_level=True)
+    return path
 
 
 def environment(**more: str) -> dict[str, str]:

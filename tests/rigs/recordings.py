@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rigs.checkout import SPEECH
+from rigs.checkout import SHARED, SPEECH
 
-SHARED_AUDIO = Path(os.environ.get("ROOMSCRIBE_SHARED", "/nonexistent")) / "data" / "audio"
-"""Recordings of real speech and noise, where $ROOMSCRIBE_SHARED names a folder that has them."""
+SHARED_AUDIO = SHARED / "audio"
+"""Recordings of real speech and noise, where there are any."""
 
 
 @dataclass(frozen=True)
