@@ -1,28 +1,22 @@
 """What faults of the NPU do to a stream of speech, and what the backend costs: one table.
 
-    scripts/figures/hailo.py [--windows 300] [--faults 100] [--bundle home-en] [--only overlap]
+    scripts/measure hailo [--windows 300] [--faults 100] [--bundle home-en] [--only overlap]
 
 No Hailo is needed, and none is used: the simulator of the tests stands in, with the 31 ms that a
 Hailo-8 is said to take. The sentences are those of tests/speech at other places and volumes. Time
 between the windows passes on a clock of its own, in which the encoder is looked after each second;
 what is given in ms is real time.
 
-How encoding and decoding overlap comes last: `hailo_overlap`.
-
-What the measurements on the simulated Hailo share: windows of speech, a transcriber, a table.
-
-How encoding and decoding overlap; `hailo_faults.py --only overlap` shows it.
-
-With whisper-tiny's shape and random weights, whose decoder takes longer than the encoder. The
-chip's results are those of an earlier round, so that of its time only the waiting is left and a
-busy processor makes no difference to it.
+How encoding and decoding overlap comes last (`--only overlap`): with whisper-tiny's shape and
+random weights, whose decoder takes longer than the encoder. The chip's results are those of an
+earlier round, so that of its time only the waiting is left and a busy processor makes no difference
+to it.
 """
 
 from __future__ import annotations
 
 import argparse
 import queue
-import sys
 import tempfile
 import threading
 import time
@@ -36,6 +30,7 @@ import numpy as np
 import soundfile
 from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.models import TINY, random_weights, write_checkpoint
+from rigs.recordings import sentences
 
 from appliance.config import EncoderSettings, Settings
 from appliance.daemon.pipeline import STATES_WAITING
@@ -44,15 +39,28 @@ from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
 from appliance.infer.transcriber import Encoded, Transcriber, open_transcriber
 from appliance.model.build import Recipe, build_bundle
-from appliance.model.bundle import Bundle, load_bundle
-from appliance.model.hef import HEF_FILE
+from appliance.model.bundle import HEF_FILE, Bundle, load_bundle
 from appliance.records import SAMPLE_RATE, Window
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 SEED = 11
 LATENCY_MS = 31.0
+ROUND, ROUNDS = 20, 7
+"""Windows in a round, and rounds, when looking at the overlap."""
+BETWEEN_S = 90.0
+"""Mean silence between windows, on the stream's own clock."""
+FAULTS: dict[str, dict[str, Any]] = {
+    "job fails (status 8)": {"fail_jobs": "all", "fail_status": 8},
+    "job times out (4)": {"fail_jobs": "all", "fail_status": 4},
+    "job is given up (63)": {"fail_jobs": "all", "fail_status": 63},
+    "queue full (82)": {"fail_jobs": "all", "fail_status": 82},
+    "driver timeout (87)": {"fail_jobs": "all", "fail_status": 87},
+    "chip hangs": {"hang_jobs": "all"},
+    "output is not a number": {"nan_jobs": "all"},
+    "chip dies": {"dead": True},
+    "chip is pulled out": {},
+    "chip is taken by another": {"fail_jobs": "all", "fail_status": 63, "busy": True},
+}
+CURED = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False, "busy": False}
 
 
 def open_for(bundle: Bundle, threads: int = 2) -> Transcriber:
@@ -68,9 +76,7 @@ def open_for(bundle: Bundle, threads: int = 2) -> Transcriber:
 def make_windows(bundle: Bundle, count: int) -> list[Window]:
     """Sentences, each window another one or at another place and volume."""
     rng = np.random.Generator(np.random.PCG64(SEED))
-    sounds = [
-        soundfile.read(file, dtype="int16")[0] for file in sorted(ROOT.glob("tests/speech/*.flac"))
-    ]
+    sounds = [soundfile.read(one.file, dtype="int16")[0] for one in sentences()]
     windows = []
     for number in range(count):
         sound = sounds[number % len(sounds)]
@@ -92,10 +98,6 @@ def spread(values: list[float]) -> str:
 def row(name: str, value: str) -> None:
     """Prints a line of the table."""
     print(f"{name:52} {value}", flush=True)
-
-
-ROUND, ROUNDS = 20, 7
-"""Windows in a round, and rounds, when looking at the overlap."""
 
 
 def overlap(simulator: Simulator, folder: Path) -> None:
@@ -153,23 +155,6 @@ def overlapped(transcriber: Transcriber, windows: list[Window]) -> tuple[float, 
         decode_ms += transcriber.write(item).decode_ms
     thread.join()
     return (time.perf_counter() - begun) * 1000 / len(windows), decode_ms / len(windows)
-
-
-BETWEEN_S = 90.0
-"""Mean silence between windows, on the stream's own clock."""
-FAULTS: dict[str, dict[str, Any]] = {
-    "job fails (status 8)": {"fail_jobs": "all", "fail_status": 8},
-    "job times out (4)": {"fail_jobs": "all", "fail_status": 4},
-    "job is given up (63)": {"fail_jobs": "all", "fail_status": 63},
-    "queue full (82)": {"fail_jobs": "all", "fail_status": 82},
-    "driver timeout (87)": {"fail_jobs": "all", "fail_status": 87},
-    "chip hangs": {"hang_jobs": "all"},
-    "output is not a number": {"nan_jobs": "all"},
-    "chip dies": {"dead": True},
-    "chip is pulled out": {},
-    "chip is taken by another": {"fail_jobs": "all", "fail_status": 63, "busy": True},
-}
-CURED = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False, "busy": False}
 
 
 class Clock:

@@ -1,7 +1,8 @@
 """Writes appliance/infer/arithmetic.onnx, the products that the check of a processor computes.
 
-Usage: scripts/generate/arithmetic.py [FILE]. Wanted again when the INT8 graphs get other operators;
-tests/test_infer_arithmetic.py says so then.
+    PYTHONPATH=tests:scripts .venv/bin/python -m generate.arithmetic [FILE]
+
+Wanted again when the INT8 graphs get other operators: tests/infer/test_arithmetic.py says so then.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import numpy as np
 
 from appliance.infer import arithmetic
 from appliance.model.graph import RuntimeGraph
-from appliance.model.whisper import EMBEDDING, Written, _kept_logits
+from appliance.model.shapes import EMBEDDING
+from appliance.model.whisper import Written, _kept_logits
 
 
 def write(file: Path) -> None:
