@@ -18,7 +18,7 @@ from typing import Any
 
 from appliance.config import Settings, node_name
 from appliance.daemon import mute as switch
-from appliance.errors import ConfigError, DeviceError, PublishError
+from appliance.errors import BrokerError, ConfigError, DeviceError, StoreError
 
 OBEYED_WITHIN_S = 3.0
 """A daemon closes the microphone in a fraction of this."""
@@ -31,7 +31,7 @@ SETTLE_S = 1.0
 def mute(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe mute`: returns when the microphone is closed.
 
-    Raises PublishError when this user may not, DeviceError when a daemon does not obey.
+    Raises StoreError when this user may not, DeviceError when a daemon does not obey.
     """
     from appliance.store import store_folder
 
@@ -56,7 +56,7 @@ def mute(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe mqtt watch`, until Ctrl-C; raises PublishError when the broker refuses."""
+    """`roomscribe mqtt watch`, until Ctrl-C; raises BrokerError when the broker refuses."""
     from appliance.mqtt import REFUSED, Probe
 
     node = node_name(settings)
@@ -64,7 +64,7 @@ def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
     while True:
         with Probe(settings.mqtt, node) as probe:
             if probe.subscribe([wanted])[0] >= REFUSED:
-                raise PublishError(
+                raise BrokerError(
                     f"the broker refuses to let us read {wanted}; allow it in its access list"
                 )
             print(f"watching {wanted} at {settings.mqtt.host}:{settings.mqtt.port}", flush=True)
@@ -81,7 +81,7 @@ def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
 def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe mqtt forget`: 1 when nothing was there.
 
-    Raises PublishError when the broker refuses, or while the appliance is online.
+    Raises BrokerError when the broker refuses, or while the appliance is online.
     """
     from appliance.mqtt import REFUSED, Probe
 
@@ -92,20 +92,20 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
     own = f"roomscribe/{node}/"
     with Probe(settings.mqtt, node) as probe:
         if max(probe.subscribe([discovery, f"{own}#"])) >= REFUSED:
-            raise PublishError(
+            raise BrokerError(
                 f"the broker refuses to let us read {discovery} and {own}#; see its access list"
             )
         probe.until(lambda: False, SETTLE_S)
         kept = {m.topic: bytes(m.payload) for m in probe.heard.messages if m.retain and m.payload}
         if kept.get(f"{own}availability") == b"online":
-            raise PublishError(
+            raise BrokerError(
                 f"{node} is online and would tell it all again; stop it first "
                 "(`systemctl stop roomscribe`)"
             )
         # the entities go before their values do: a live template cannot read an empty payload
         for topic in sorted(kept, key=lambda name: name != discovery):
             if probe.publish(topic, b"", retain=True) >= REFUSED:
-                raise PublishError(
+                raise BrokerError(
                     f"the broker refuses to let us clear {topic}; see its access list"
                 )
             print(f"cleared {printable(topic)}")
@@ -162,14 +162,14 @@ def _told(muted: bool, listening: bool) -> str:
 
 
 def _may_use(place: Path) -> None:
-    """Raises PublishError when there is no daemon's folder, or it is not for this user."""
+    """Raises StoreError when there is no daemon's folder, or it is not for this user."""
     try:
         found = "" if place.is_dir() and (place / switch.FILE_NAME).parent.stat() else "no folder"
         next(place.iterdir(), None)
     except OSError as error:
         found = error.strerror or str(error)
     if found:
-        raise PublishError(
+        raise StoreError(
             f"{place}: expected the folder where the daemon keeps its log, found: {found}; run "
             "this as the daemon's user or with sudo, with the daemon's --config"
         )

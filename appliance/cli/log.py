@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from appliance.config import Settings, node_name
-from appliance.errors import ConfigError, PublishError
+from appliance.errors import ConfigError, StoreError
 from appliance.mqtt import encode, timestamp, transcript
 from appliance.records import Transcript
 from appliance.store import Store, StoredTranscript, Wanted, behind, in_memory, shown
@@ -42,7 +42,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def write(found: Iterable[StoredTranscript], form: str, output: Path | None) -> int:
     """Writes them as `form` (csv, jsonl) to the file, whole or not at all, or to standard output.
 
-    How many there were. Raises PublishError when the file cannot be written.
+    How many there were. Raises StoreError when the file cannot be written.
     """
     with _opened(output) as stream:
         return (_csv if form == "csv" else _json_lines)(found, stream)
@@ -101,7 +101,7 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
                 beside.unlink()
             raise
     except OSError as error:
-        raise PublishError(
+        raise StoreError(
             f"{output}: cannot write the export: expected a folder that this user may write and "
             f"space on its disk, found: {error.strerror}; name another file"
         ) from error
@@ -216,7 +216,7 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
                             last = stored.seq
                         last = max(last, highest)
                 failures = 0
-            except PublishError as error:
+            except StoreError as error:
                 # between two files, or until the daemon has healed a damaged one
                 failures += 1
                 if failures == TOLD_AFTER:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.system import sync_folder
 
 log = logging.getLogger("roomscribe")
@@ -109,13 +109,13 @@ class Mute:
         try:
             self._stamp = write(self._file, on)
             self.unsaved = ""
-        except PublishError as error:
+        except StoreError as error:
             self.unsaved = str(error)
             log.warning("%s", error)
 
 
 def write(file: Path, on: bool) -> Stamp:
-    """Puts the position into `file`, whole or not at all, and on the disk. Raises PublishError."""
+    """Puts the position into `file`, whole or not at all, and on the disk. Raises StoreError."""
     kept = ""
     try:
         descriptor, kept = tempfile.mkstemp(prefix=".mute-", dir=file.parent)
@@ -131,7 +131,7 @@ def write(file: Path, on: bool) -> Stamp:
     except OSError as error:
         if kept:
             Path(kept).unlink(missing_ok=True)
-        raise PublishError(
+        raise StoreError(
             f"{file}: cannot keep that the appliance is {'muted' if on else 'not muted'}: expected "
             f"a file that this user may write, found: {error.strerror}; it holds until the next "
             "start only: make the folder of store.path writable, and free some space"
@@ -145,14 +145,14 @@ def is_on(folder: Path) -> bool:
 
 
 def is_listening(folder: Path) -> bool:
-    """True while any process has a microphone open for `folder`'s log. Raises PublishError."""
+    """True while any process has a microphone open for `folder`'s log. Raises StoreError."""
     file = folder / LOCK_NAME
     try:
         lock = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise PublishError(
+        raise StoreError(
             f"{file}: expected a file that this user may read, found: {error.strerror}; "
             "become the daemon's user, or use sudo"
         ) from error

@@ -17,7 +17,7 @@ from appliance.config import Settings
 from appliance.daemon import journal
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
-from appliance.errors import DeviceError, PublishError
+from appliance.errors import DeviceError, StoreError
 from appliance.infer import Encoded, Gates, Transcriber
 from appliance.records import Discarded, Transcript, Transcription, Window, utc_from_monotonic
 from appliance.store import Store
@@ -125,7 +125,7 @@ class Scribe:
         while self._waiting:
             try:
                 stored = self._store.append(self._waiting[0])
-            except PublishError as error:
+            except StoreError as error:
                 self._health.trouble("store", str(error))
                 return len(self._waiting)
             self._spool.done(self._waiting.popleft().id)
@@ -143,7 +143,7 @@ class Scribe:
         self._expire_s = time.monotonic() + EXPIRE_EVERY_S
         try:
             deleted = self._store.expire(datetime.now(UTC))
-        except PublishError as error:
+        except StoreError as error:
             log.warning("%s", error)
             return
         if deleted:
@@ -197,7 +197,7 @@ class Scribe:
         """The stored text of the window before, which an earlier process transcribed; else none."""
         try:
             newest = [row.transcript for row in self._store.query(limit=1)]
-        except PublishError:
+        except StoreError:
             return ""
         wanted = (window.utterance_id, window.index - 1)
         return "".join(one.text for one in newest if (one.utterance_id, one.window) == wanted)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from appliance.config import StoreSettings
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.store import files, repair, tables
 from appliance.store.files import (
     DamagedError,
@@ -126,7 +126,7 @@ class Access(enum.Enum):
 
 
 class Database:
-    """One connection and one lock: any thread may call any method. Everything raises PublishError.
+    """One connection and one lock: any thread may call any method. Everything raises StoreError.
 
     Nothing is half done when a call fails, and the call can be tried again once the cause is gone.
     """
@@ -170,7 +170,7 @@ class Database:
 
         It is tried again with a later write then. Raises nothing.
         """
-        with self._lock, suppress(sqlite3.Error, PublishError):
+        with self._lock, suppress(sqlite3.Error, StoreError):
             self._scrub_s = time.monotonic() + _SCRUB_AGAIN_S
             connection = self._ready()
             connection.execute(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}")
@@ -215,7 +215,7 @@ class Database:
     def _ready(self) -> sqlite3.Connection:
         """The connection, opened again where it was let go of."""
         if self._closed:
-            raise PublishError(f"{self.path}: the log is closed already")
+            raise StoreError(f"{self.path}: the log is closed already")
         return self.connection or self._open()
 
     def _open(self) -> sqlite3.Connection:
@@ -234,9 +234,9 @@ class Database:
         return connection
 
     def _connect(self) -> sqlite3.Connection:
-        """Raises what SQLite raises, DamagedError, and PublishError for a newer file or none."""
+        """Raises what SQLite raises, DamagedError, and StoreError for a newer file or none."""
         if self._access is not Access.OWNER and not self.path.exists():
-            raise PublishError(
+            raise StoreError(
                 f"{self.path}: no such file; expected the log that `roomscribe run` writes; "
                 "run it first, or set store.path to the folder that holds the log"
             )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.store.tables import DamagedRowError
 from appliance.system import sync_folder
 
@@ -153,7 +153,7 @@ _MISTAKES = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.
 """store.path is none for a folder; all else may be cured while the daemon runs."""
 
 
-class UnwritableError(PublishError):
+class UnwritableError(StoreError):
     """The disk refuses, which may pass: full, read-only, missing, not permitted, failing.
 
     Not: locked by another program, damaged, or written by a newer version.
@@ -181,7 +181,7 @@ def is_damage(error: BaseException) -> bool:
 
 @contextmanager
 def plain_errors(path: Path, doing: str) -> Iterator[None]:
-    """Makes of whatever SQLite or the system raise a PublishError of one line."""
+    """Makes of whatever SQLite or the system raise a StoreError of one line."""
     try:
         yield
     except (sqlite3.Error, DamagedRowError, UnicodeDecodeError) as error:
@@ -195,7 +195,7 @@ def plain_errors(path: Path, doing: str) -> Iterator[None]:
         )
         if name.startswith(_PASSING):
             raise UnwritableError(message, found, cure) from error
-        raise PublishError(message) from error
+        raise StoreError(message) from error
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         cure = "give this user the folder, or set store.path to another"
@@ -205,4 +205,4 @@ def plain_errors(path: Path, doing: str) -> Iterator[None]:
         )
         if isinstance(error, OSError) and error.errno not in _MISTAKES:
             raise UnwritableError(message, reason, _CURES.get(error.errno or 0, cure)) from error
-        raise PublishError(message) from error
+        raise StoreError(message) from error

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from appliance.config import Settings
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.store import files, folders, repair, tables
 from appliance.store.database import Access, Database, Work
 from appliance.store.files import UnwritableError, beside, plain_errors
@@ -59,7 +59,7 @@ def look(path: Path, scratch: Path) -> Found:
     SQLite maps a file of its own beside the log, which ends the process where the disk fails: a
     copy is opened instead. Where nothing can be read the numbers go on from the seconds since
     1970, which are above all others, and so does the cursor: what the log holds that the broker
-    does not have is told when the two are merged. Raises PublishError for a log of a newer version.
+    does not have is told when the two are merged. Raises StoreError for a log of a newer version.
     """
     try:
         size, more = path.stat().st_size, 0
@@ -201,7 +201,7 @@ class LastingDatabase:
         """Opens the file, with what a stand-in has kept for it, or a stand-in.
 
         `tell` is given what is wrong while one is used, None when it is well again. Raises
-        PublishError for a file that another try does not open, and where there is no memory.
+        StoreError for a file that another try does not open, and where there is no memory.
         """
         self.path = path
         self._shelter, self._tell = shelter, tell
@@ -320,7 +320,7 @@ class LastingDatabase:
                 "begin a log in memory",
                 lambda connection: take_over(connection, found, standing.known),
             )
-        except PublishError as error:
+        except StoreError as error:
             log.warning("no log in memory: %s", error)
             self._leave()
             raise why from error
@@ -339,7 +339,7 @@ class LastingDatabase:
         return standing
 
     def _opened(self, standing: Database | None) -> Database:
-        """The file, if it can be written, with all that its stand-in has. Raises PublishError."""
+        """The file, if it can be written, with all that its stand-in has. Raises StoreError."""
         with plain_errors(self.path, "open the log"):
             files.make_folder(self.path)
             files.probe(self.path)
@@ -355,7 +355,7 @@ class LastingDatabase:
         return real
 
     def _put_back(self, standing: Database, real: Database) -> None:
-        """Puts the stand-in into the file, then deletes it. Raises PublishError."""
+        """Puts the stand-in into the file, then deletes it. Raises StoreError."""
         told = standing.known.highest if self._awaited else 0
         count = standing.read(
             "read the log in memory",
@@ -376,7 +376,7 @@ class LastingDatabase:
     def _go_back(self) -> None:
         try:
             real = self._opened(self._present)
-        except PublishError:
+        except StoreError:
             self._try_s = time.monotonic() + self._every_s
             return
         real.awaited = self._awaited

@@ -2,7 +2,7 @@
 
 Any thread may call any method: one connection, one lock, short statements. Another process (the
 `log` command) reads the same file beside the daemon, which SQLite's write-ahead log allows.
-Every failure is a PublishError of one line, leaves the file as it was before the call and the
+Every failure is a StoreError of one line, leaves the file as it was before the call and the
 store usable: the call can be tried again once the cause is gone. A file that is damaged, deleted
 or replaced is put right within the call that finds it so.
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from appliance.config import Settings, StoreSettings
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.records import Transcript
 from appliance.store import database as retention, repair, standin, tables
 from appliance.store.database import Access, Database
@@ -61,7 +61,7 @@ class Store:
         The daemon's is made when missing, brought up to the present layout, and healed when it is
         damaged; with `read_only`, and `beside_daemon` (which may write), it is left as it is.
 
-        Raises PublishError when the folder or file is missing (read_only, beside_daemon), cannot
+        Raises StoreError when the folder or file is missing (read_only, beside_daemon), cannot
         be made or opened, or was written by a newer version.
         """
         guest = Access.GUEST if beside_daemon else Access.OWNER
@@ -72,7 +72,7 @@ class Store:
         """Stores `transcript` and returns it with its number, once it is safe on the disk.
 
         The same id again is not stored twice, so that a failed append may simply be repeated.
-        Raises PublishError (disk full, read-only, busy); nothing is stored then.
+        Raises StoreError (disk full, read-only, busy); nothing is stored then.
         """
         values = tables.to_row(transcript)
 
@@ -93,7 +93,7 @@ class Store:
         return stored
 
     def after(self, seq: int, limit: int = 100) -> list[StoredTranscript]:
-        """At most `limit` transcripts numbered above `seq`, in order. Raises PublishError."""
+        """At most `limit` transcripts numbered above `seq`, in order. Raises StoreError."""
         return self._select("WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit))
 
     def query(
@@ -106,7 +106,7 @@ class Store:
         """The newest `limit` (-1: all) that ended at or after `since` and contain all of `grep`.
 
         In order of their numbers. `grep` is plain text of any script, upper and lower case alike.
-        Raises PublishError.
+        Raises StoreError.
         """
         wanted = Wanted(since, until, (grep,) if isinstance(grep, str) else grep)
         return self._wanted(wanted, "", (), f"seq DESC LIMIT {limit:d}")[::-1]
@@ -114,18 +114,18 @@ class Store:
     def matching(self, wanted: Wanted, after: int, limit: int) -> list[StoredTranscript]:
         """The first `limit` of those wanted that are numbered above `after`, in order.
 
-        Raises PublishError.
+        Raises StoreError.
         """
         return self._wanted(wanted, "AND seq > ?", (after,), f"seq LIMIT {limit:d}")
 
     def count(self, wanted: Wanted) -> int:
-        """How many are wanted. Raises PublishError."""
+        """How many are wanted. Raises StoreError."""
         return self._database.read("read the log", lambda found: _count(found, wanted))
 
     def delete(self, wanted: Wanted) -> Deleted:
         """Deletes what is wanted, delivered or not, so that its text is gone from the file.
 
-        With everything, the set-aside damaged files go, too. Raises PublishError.
+        With everything, the set-aside damaged files go, too. Raises StoreError.
         """
         count = self._database.write(
             "delete transcripts", lambda found: retention.forget_wanted(found, wanted)
@@ -140,14 +140,14 @@ class Store:
         """The first `limit` behind the one of id `since`, or that ended at that time or later.
 
         In order of their numbers. An id that is not there any more stands for the time when it was
-        made. Raises PublishError.
+        made. Raises StoreError.
         """
         if isinstance(since, datetime):
             return self._select('WHERE "end" >= ? ORDER BY seq LIMIT ?', (tables.iso(since), limit))
         return self._select(tables.BEHIND, (since, limit))
 
     def latencies(self, since: datetime, limit: int) -> list[float]:
-        """latency_ms of the newest `limit` that ended then or later. Raises PublishError."""
+        """latency_ms of the newest `limit` that ended then or later. Raises StoreError."""
         sql = 'SELECT latency_ms FROM transcripts WHERE "end" >= ? ORDER BY seq DESC LIMIT ?'
         return self._database.read(
             "read the log",
@@ -155,12 +155,12 @@ class Store:
         )
 
     def cursor(self) -> int:
-        """Number of the last transcript that the broker has, 0 at first. Raises PublishError."""
+        """Number of the last transcript that the broker has, 0 at first. Raises StoreError."""
         self._database.awaited = True
         return self._number("SELECT cursor FROM outbox")
 
     def highest(self) -> int:
-        """The highest number ever given, 0 at first. Raises PublishError."""
+        """The highest number ever given, 0 at first. Raises StoreError."""
         return self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence")
 
     def is_current(self) -> bool:
@@ -168,7 +168,7 @@ class Store:
         return self._database.is_current()
 
     def move_cursor(self, seq: int) -> None:
-        """Notes that the broker has all up to `seq`; never moves back. Raises PublishError."""
+        """Notes that the broker has all up to `seq`; never moves back. Raises StoreError."""
         update = "UPDATE outbox SET cursor = max(cursor, ?)"
         self._database.write(
             "note what the broker has", lambda found: found.execute(update, (seq,))
@@ -176,7 +176,7 @@ class Store:
         self._database.known.raise_to(cursor=seq)
 
     def depth(self) -> int:
-        """How many transcripts the broker does not have yet. Raises PublishError."""
+        """How many transcripts the broker does not have yet. Raises StoreError."""
         return self._number("SELECT count(*) FROM transcripts, outbox WHERE seq > cursor")
 
     def expire(self, now: datetime) -> int:
@@ -184,7 +184,7 @@ class Store:
 
         Deleted text is overwritten in the file and in its write-ahead log. Whether the broker has
         it or not makes no difference: the retention is a promise to those who were heard.
-        Set-aside damaged files go by age, too. Raises PublishError.
+        Set-aside damaged files go by age, too. Raises StoreError.
         """
         count = self._database.write(
             "delete old transcripts",
@@ -244,7 +244,7 @@ def in_memory(settings: Settings) -> Iterator[Store | None]:
     with ExitStack() as opened:
         found = None
         for place in standin.places(settings):
-            with suppress(OSError, PublishError):
+            with suppress(OSError, StoreError):
                 if (place / FILE_NAME).exists():
                     elsewhere = replace(settings.store, path=str(place))
                     found = opened.enter_context(Store.open(elsewhere, read_only=True))
@@ -255,12 +255,12 @@ def in_memory(settings: Settings) -> Iterator[Store | None]:
 def shown(settings: Settings, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
     """The newest `limit` (0: all) of those wanted, the oldest first; few in memory at a time.
 
-    Raises PublishError when there is neither the file nor anything in memory.
+    Raises StoreError when there is neither the file nor anything in memory.
     """
     with in_memory(settings) as kept:
         try:
             file = Store.open(settings.store, read_only=True)
-        except PublishError as error:
+        except StoreError as error:
             if kept is None:
                 raise
             print(f"roomscribe: {error}; shown is what is kept in memory", file=sys.stderr)

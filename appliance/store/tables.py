@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.records import Transcript
 from appliance.system import boot_id
 
@@ -108,9 +108,9 @@ def version(connection: sqlite3.Connection) -> int:
 
 
 def refuse_newer(where: object, found: int) -> None:
-    """Raises PublishError when `found` is a layout that this version does not know."""
+    """Raises StoreError when `found` is a layout that this version does not know."""
     if found > SCHEMA:
-        raise PublishError(
+        raise StoreError(
             f"{where}: expected schema {SCHEMA} or older, found {found}, which a newer Roomscribe "
             "wrote; install that version again, or move the file away to begin a new one"
         )

@@ -33,7 +33,7 @@ from pathlib import Path
 from resilience.power_child import OLD, connection_of, make_old_file, sentence
 
 from appliance.config import StoreSettings
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.store import repair
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
@@ -329,7 +329,7 @@ def look(files: dict[str, bytes], promise: Promise, dice: random.Random, folder:
             (folder / f"{FILE_NAME}-shm").write_bytes(dice.randbytes(32768))
         with Store.open(StoreSettings(path=str(folder), retention_days=0)) as store:
             return next(compare(store, promise), "")
-    except (PublishError, sqlite3.DatabaseError) as error:
+    except (StoreError, sqlite3.DatabaseError) as error:
         return str(error)
     finally:
         shutil.rmtree(folder)

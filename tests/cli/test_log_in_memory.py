@@ -17,7 +17,7 @@ from appliance.cli import main
 from appliance.config import Settings, StoreSettings
 from appliance.daemon.health import Health
 from appliance.daemon.pipeline import lasting_log
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.store.folders import FILE_NAME
 from appliance.store.standin import LastingDatabase, MemoryFolder
 from appliance.store.store import Store
@@ -91,7 +91,7 @@ def test_two_daemons_never_share_what_is_kept_in_memory(disk: Path) -> None:
     remount(disk, "ro")
     with daemon(disk)[0] as store:
         store.append(transcript("one"))
-        with pytest.raises(PublishError, match="Read-only"):
+        with pytest.raises(StoreError, match="Read-only"):
             daemon(disk)
         remount(disk, "rw")
         with daemon(disk)[0] as other:

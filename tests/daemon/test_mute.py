@@ -21,7 +21,7 @@ from appliance.daemon import mute as switch
 from appliance.daemon.health import Health
 from appliance.daemon.listening import CaptureSupervisor
 from appliance.daemon.mute import Mute
-from appliance.errors import DeviceError, PublishError
+from appliance.errors import DeviceError, StoreError
 from appliance.records import Frame
 
 
@@ -153,7 +153,7 @@ def test_a_disk_that_refuses_leaves_it_muted_and_says_so(
     mute = Mute(tmp_path)
 
     def refuse(_file: Path, _on: bool) -> switch.Stamp:
-        raise PublishError("no space")
+        raise StoreError("no space")
 
     with monkeypatch.context() as full:
         full.setattr(switch, "write", refuse)
@@ -168,10 +168,10 @@ def test_a_disk_that_refuses_leaves_it_muted_and_says_so(
 def test_a_position_that_cannot_be_kept_is_one_line_and_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(PublishError, match="it holds until the next start only"):
+    with pytest.raises(StoreError, match="it holds until the next start only"):
         switch.write(tmp_path / "nowhere" / "mute", True)
     (tmp_path / "mute").mkdir()
-    with pytest.raises(PublishError):
+    with pytest.raises(StoreError):
         switch.write(tmp_path / "mute", True)
     assert [file.name for file in tmp_path.iterdir()] == ["mute"]
 

@@ -17,7 +17,7 @@ from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.health import Health
 from appliance.daemon.scribe import FAILURES_IN_A_ROW, Scribe
 from appliance.daemon.spool import Spool
-from appliance.errors import DeviceError, ModelError, PublishError
+from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Discarded, Transcript, Transcription, Window
 from appliance.store.store import Store
@@ -31,7 +31,7 @@ class FullDisk(Store):
 
     def append(self, transcript: Transcript) -> StoredTranscript:
         if self.full:
-            raise PublishError("the disk is full: make room")
+            raise StoreError("the disk is full: make room")
         return super().append(transcript)
 
 

@@ -16,7 +16,7 @@ from rigs.fuzzing import examples, is_one_line
 from rigs.publishing import transcript
 
 from appliance.config import StoreSettings
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.mqtt import commands, events
 from appliance.mqtt.outbox import Outbox
 from appliance.store.folders import FILE_NAME
@@ -63,7 +63,7 @@ def use(folder: Path) -> str:
             assert [one.transcript.text for one in newest] == ["after the damage"]
             assert store.depth() == 0
         return "healed" if list(folder.glob("*.damaged*")) else "as before"
-    except PublishError as error:
+    except StoreError as error:
         assert is_one_line(str(error)), str(error)
         return "refused"
 

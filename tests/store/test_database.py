@@ -16,7 +16,7 @@ from rigs.publishing import transcript
 from rigs.stores import checked
 
 from appliance.config import StoreSettings
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.store import database
 from appliance.store.database import Database
 from appliance.store.folders import FILE_NAME
@@ -114,7 +114,7 @@ def test_the_numbers_go_on_when_the_new_file_cannot_be_made_at_once(tmp_path: Pa
         store.append(transcript("sentence 1 "))
         shutil.rmtree(disk / "state")
         (disk / "state").touch()
-        with pytest.raises(PublishError, match="folder and file that this user may write"):
+        with pytest.raises(StoreError, match="folder and file that this user may write"):
             store.append(transcript("sentence 2 "))
         (disk / "state").unlink()
         assert store.append(transcript("sentence 2 ")).seq == 2
@@ -134,7 +134,7 @@ def test_a_disk_turned_read_only_refuses_and_heals(tmp_path: Path) -> None:
         assert isinstance(store._database, Database)
         store._database._let_go()
         remount("ro")
-        with pytest.raises(PublishError, match=r"[Rr]ead-only"):
+        with pytest.raises(StoreError, match=r"[Rr]ead-only"):
             store.append(transcript("sentence 2 "))
         remount("rw")
         assert store.append(transcript("sentence 2 ")).seq == 2
@@ -150,7 +150,7 @@ def test_a_lock_held_for_too_long_refuses_and_heals(
         with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             begun_s = time.monotonic()
-            with pytest.raises(PublishError, match=r"locked by another program .*; end that"):
+            with pytest.raises(StoreError, match=r"locked by another program .*; end that"):
                 store.append(transcript("sentence 2 "))
             assert time.monotonic() - begun_s < 60
             assert len(store.after(0)) == 1

@@ -13,7 +13,7 @@ from rigs.publishing import transcript
 from rigs.stores import checked, connection_of
 
 from appliance.config import StoreSettings
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.store import repair
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
@@ -163,7 +163,7 @@ def test_a_reader_of_a_damaged_file_says_who_heals_it_and_touches_nothing(
     spoil(path, *table_pages(path, "transcripts"))
     before = path.read_bytes()
     for options in ({"read_only": True}, {"beside_daemon": True}):
-        with pytest.raises(PublishError, match=r"damaged.*the daemon sets it aside"):
+        with pytest.raises(StoreError, match=r"damaged.*the daemon sets it aside"):
             Store.open(settings, **options).query()
     assert path.read_bytes() == before
 

@@ -15,7 +15,7 @@ from rigs.stores import connection_of
 from rigs.windows import needs_memory
 
 from appliance.config import StoreSettings
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.mqtt.outbox import Outbox
 from appliance.store import files, standin
 from appliance.store.folders import FILE_NAME
@@ -130,20 +130,20 @@ def test_a_log_of_a_newer_version_a_mistake_and_a_lock_are_not_stood_in_for(
         connection = lasting._present.connection
         assert connection is not None
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(PublishError, match="newer"), house.log():
+    with pytest.raises(StoreError, match="newer"), house.log():
         pass
     (tmp_path / "state" / FILE_NAME).unlink()
     with house.log() as (store, lasting):
         with Store.open(house.settings, beside_daemon=True) as other:
             held = connection_of(other)
             held.execute("BEGIN IMMEDIATE")
-            with pytest.raises(PublishError, match="locked by another"):
+            with pytest.raises(StoreError, match="locked by another"):
                 store.append(transcript())
             held.execute("ROLLBACK")
         assert not lasting.standing_in
     house.settings = StoreSettings(path=str(tmp_path / "file"))
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(PublishError, match="file"):
+    with pytest.raises(StoreError, match="file"):
         LastingDatabase(tmp_path / "file" / FILE_NAME, house.shelter, house.told.append)
     assert not house.told
 
@@ -154,7 +154,7 @@ def test_without_memory_the_daemon_ends_as_it_must(house: House) -> None:
 
     house.shelter.take = nowhere  # type: ignore[method-assign]
     house.read_only()
-    with pytest.raises(PublishError, match="Read-only"), house.log():
+    with pytest.raises(StoreError, match="Read-only"), house.log():
         pass
 
 

@@ -18,7 +18,7 @@ from rigs.publishing import transcript
 from rigs.stores import connection_of
 
 from appliance.config import StoreSettings
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.store.folders import store_folder
 from appliance.store.store import Store
 
@@ -96,7 +96,7 @@ def test_another_process_reads_beside_the_daemon(settings: StoreSettings, store:
         assert texts(reader) == ["first"]
         store.append(transcript("second"))
         assert texts(reader) == ["first", "second"]
-        with pytest.raises(PublishError, match="read-only"):
+        with pytest.raises(StoreError, match="read-only"):
             reader.append(transcript())
 
 
@@ -140,7 +140,7 @@ def test_a_full_database_refuses_whole_transcripts_and_recovers(store: Store) ->
     connection = connection_of(store)
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(PublishError, match="full disk") as caught:
+    with pytest.raises(StoreError, match="full disk") as caught:
         store.append(transcript("x" * 100_000))
     assert "\n" not in str(caught.value)
     assert str(store.path) in str(caught.value)
@@ -158,7 +158,7 @@ def test_a_full_disk_loses_nothing_and_heals(small_disk: Path) -> None:
             while True:
                 file.write(bytes(1024))
         refused = transcript("y" * 20_000)
-        with pytest.raises(PublishError, match=r"full disk.*free some space"):
+        with pytest.raises(StoreError, match=r"full disk.*free some space"):
             store.append(refused)
         assert texts(store) == ["before"]
         filler.unlink()
@@ -174,7 +174,7 @@ def test_a_full_disk_at_start_is_one_clear_line(small_disk: Path) -> None:
     ):
         while True:
             file.write(bytes(4096))
-    with pytest.raises(PublishError, match=r"expected .* found .*; ") as caught:
+    with pytest.raises(StoreError, match=r"expected .* found .*; ") as caught:
         Store.open(StoreSettings(path=str(small_disk)))
     assert "\n" not in str(caught.value)
 
@@ -183,19 +183,19 @@ def test_a_read_only_disk_is_one_clear_line(small_disk: Path) -> None:
     settings = StoreSettings(path=str(small_disk))
     Store.open(settings).close()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(PublishError, match=r"[Rr]ead-only.*store\.path"):
+    with pytest.raises(StoreError, match=r"[Rr]ead-only.*store\.path"):
         Store.open(settings)
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(PublishError, match=r"found: .*; give this user the folder, or set"):
+    with pytest.raises(StoreError, match=r"found: .*; give this user the folder, or set"):
         Store.open(StoreSettings(path=str(tmp_path / "file" / "state")))
 
 
 def test_reading_a_log_that_is_not_there_says_where_it_was_expected(
     settings: StoreSettings,
 ) -> None:
-    with pytest.raises(PublishError, match=r"no such file; .*`roomscribe run`"):
+    with pytest.raises(StoreError, match=r"no such file; .*`roomscribe run`"):
         Store.open(settings, read_only=True)
     assert not Path(settings.path).exists()

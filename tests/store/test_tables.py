@@ -19,7 +19,7 @@ from rigs.disks import mounted
 from rigs.publishing import transcript
 
 from appliance.config import StoreSettings
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.records import Transcript
 from appliance.store import tables
 from appliance.store.folders import FILE_NAME
@@ -109,7 +109,7 @@ def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(
 ) -> None:
     program = (
         "import os, signal, sys\n"
-        "from appliance.mqtt import schema\n"
+        "from appliance.store import tables as schema\n"
         "from appliance.store.store import Store\n"
         "from appliance.config import StoreSettings\n"
         "class Steps(tuple):\n"
@@ -136,7 +136,7 @@ def test_a_failing_step_leaves_the_file_as_it_was_and_can_be_tried_again(
     broken = {**tables.MIGRATIONS, 2: (*tables.MIGRATIONS[2], "INSERT INTO nowhere VALUES (1)")}
     with monkeypatch.context() as patched:
         patched.setattr(tables, "MIGRATIONS", broken)
-        with pytest.raises(PublishError, match="no such table: nowhere"):
+        with pytest.raises(StoreError, match="no such table: nowhere"):
             Store.open(settings)
     assert layout(old) == 1
     assert list(old.parent.glob("*.damaged-*")) == []
@@ -194,7 +194,7 @@ def test_a_file_of_a_newer_version_is_refused_and_left_alone(settings: StoreSett
         connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
     before = store.path.read_bytes()
     for options in ({}, {"read_only": True}, {"beside_daemon": True}):
-        with pytest.raises(PublishError, match=f"expected schema {SCHEMA} or older, found 3"):
+        with pytest.raises(StoreError, match=f"expected schema {SCHEMA} or older, found 3"):
             Store.open(settings, **options)
     assert store.path.read_bytes() == before
     assert [path.name for path in store.path.parent.iterdir()] == [FILE_NAME]

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from rigs.command import ROOT, SPEECH
+from rigs.checkout import ROOT, SPEECH
 from rigs.waiting import until
 from rigs.windows import a_window, needs_memory
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool, note
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.records import Window
 from appliance.store.store import Store
 
@@ -67,7 +67,7 @@ class House:
         try:
             with Store.open(StoreSettings(path=str(self.state)), read_only=True) as store:
                 return [row.transcript.id for row in store.query()]
-        except PublishError:
+        except StoreError:
             return []
 
     def waiting(self) -> int:

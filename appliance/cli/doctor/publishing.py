@@ -83,7 +83,7 @@ def home_assistant(around: Surroundings) -> Outcome:
 
 
 def retained(settings: Settings, names: Iterable[str], within_s: float) -> dict[str, str]:
-    """What is retained on these topics of the node. Raises PublishError and ConfigError."""
+    """What is retained on these topics of the node. Raises BrokerError and ConfigError."""
     topics = {events.topic(node_name(settings), name): name for name in names}
     found = _retained(settings, topics, within_s)
     return {topics[topic]: payload for topic, payload in found.items()}

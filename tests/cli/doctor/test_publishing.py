@@ -21,7 +21,7 @@ from appliance.cli.doctor import publishing, publishing as doctor
 from appliance.cli.doctor.bounded import of_error
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import ApplianceSettings, MqttSettings, Settings, StoreSettings
-from appliance.errors import PublishError
+from appliance.errors import BrokerError
 from appliance.mqtt import probe
 from appliance.store.store import Store
 
@@ -78,7 +78,7 @@ def retain(broker: Broker, topic: str, payload: str) -> None:
 
 def refusal(look: object, where: Surroundings) -> Outcome:
     """The outcome of the error that a check raises."""
-    with pytest.raises(PublishError) as caught:
+    with pytest.raises(BrokerError) as caught:
         look(where)  # type: ignore[operator]
     return of_error(caught.value, "")
 

@@ -17,7 +17,7 @@ from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import Settings, StoreSettings
 from appliance.daemon.health import Health
 from appliance.daemon.pipeline import lasting_log
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
 
@@ -51,7 +51,7 @@ def test_a_file_that_is_no_log_yet_is_not_made_one(tmp_path: Path) -> None:
         empty.execute("CREATE TABLE other (x)")
     empty.close()
     before = file.read_bytes()
-    with pytest.raises(PublishError, match="no such table"):
+    with pytest.raises(StoreError, match="no such table"):
         publishing.log(around(tmp_path))
     assert file.read_bytes() == before
 
@@ -73,12 +73,12 @@ def test_a_damaged_page_is_found(tmp_path: Path) -> None:
 
 def test_another_kind_of_file_and_a_newer_log_are_told(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"no database at all" * 100)
-    with pytest.raises(PublishError, match="another kind of file"):
+    with pytest.raises(StoreError, match="another kind of file"):
         publishing.log(around(tmp_path))
     (tmp_path / FILE_NAME).unlink()
     with sqlite3.connect(tmp_path / FILE_NAME) as newer:
         newer.execute("PRAGMA user_version = 99")
-    with pytest.raises(PublishError, match="expected schema 2 or older, found 99"):
+    with pytest.raises(StoreError, match="expected schema 2 or older, found 99"):
         publishing.log(around(tmp_path))
 
 
