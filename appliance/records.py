@@ -94,7 +94,7 @@ class Discarded:
     """Speech that gave no transcript, with why; never with its text."""
 
     reason: str
-    """too_short, no_speech, repetition, low_confidence, overload, failed or muted."""
+    """too_short, no_speech, repetition, low_confidence, overload, failed or set_aside."""
     utterance_id: str
     duration_s: float
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from rigs import broker as rig_broker
+from rigs.needs import needs_broker
 from rigs.checkout import ROOT
 from rigs.mqtt_client import Subscriber
 from rigs.publishing import STATE, running, transcript
@@ -181,11 +182,11 @@ def test_state_stats_and_discarded_are_as_their_schemas_say() -> None:
         check("state", events.encode(events.state(state, 3, ("faulty",), ("waiting",))))
     bare, full = (
         ApplianceStats({}, 1.0),
-        ApplianceStats({"transcripts": 4, "discarded_muted": 1}, 1.0, 51.26, 60.0, ("throttled",)),
+        ApplianceStats({"transcripts": 4, "discarded_overload": 1}, 1.0, 51.26, 60.0, ("throttled",)),
     )
     check("stats", events.encode(events.stats(bare, [])))
     check("stats", events.encode(events.stats(full, [300.2, 100.0, 200.0])))
-    check("discarded", events.encode(events.discarded(Discarded("muted", new_id(), 0.5))))
+    check("discarded", events.encode(events.discarded(Discarded("set_aside", new_id(), 0.5))))
 
 
 def test_the_statistics_are_counted_right() -> None:
@@ -219,8 +220,8 @@ def test_history_is_asked_and_answered_as_its_schemas_say(store: Store) -> None:
         assert not is_valid("history-request", wrong)
 
 
-@pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing() or "")
-def test_every_message_on_a_real_broker_has_its_schema(store: Store) -> None:
+@needs_broker
+def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
     stats = ApplianceStats({"transcripts": 1}, 9.0)
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
         settings = MqttSettings(host=broker.host, port=broker.port, retain_last=True)
