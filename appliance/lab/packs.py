@@ -35,6 +35,7 @@ from appliance.lab.pack_layout import (
     widen,
 )
 from appliance.model import Checkpoint, Weights, WhisperConfig, drafted, read_json
+from appliance.system import shorten
 
 INDEX = "pack.json"
 FORMAT, SCHEMA = "roomscribe pack", 1
@@ -118,21 +119,23 @@ def _from_json(found: dict[str, Any]) -> Index:
     _compare(SCHEMA, found.get("schema"), "schema")
     dtype = found.get("dtype")
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ModelError(f"dtype: expected one of {', '.join(DTYPES)}, found {_short(dtype)}")
+        raise ModelError(
+            f"dtype: expected one of {', '.join(DTYPES)}, found {shorten(repr(dtype))}"
+        )
     sizes, names = found.get("config"), [field.name for field in fields(WhisperConfig)]
     for name in names:
         size = sizes.get(name) if isinstance(sizes, dict) else None
         if type(size) is not int or not 1 <= size <= LARGEST_SIZE:
             raise ModelError(
                 f"config.{name}: expected a whole number from 1 to {LARGEST_SIZE}, "
-                f"found {_short(size)}"
+                f"found {shorten(repr(size))}"
             )
     config = WhisperConfig(**{name: found["config"][name] for name in names})
     blobs, count = found.get("blobs"), config.encoder_layers + 3
     if not isinstance(blobs, list) or len(blobs) != count:
         raise ModelError(
             f"blobs: expected {count} for {config.encoder_layers} layers, "
-            f"found {len(blobs) if isinstance(blobs, list) else _short(blobs)}"
+            f"found {len(blobs) if isinstance(blobs, list) else shorten(repr(blobs))}"
         )
     sums = [
         _checksum(blob.get("sha256") if isinstance(blob, dict) else None, f"blobs[{at}].sha256")
@@ -146,7 +149,7 @@ def _from_json(found: dict[str, Any]) -> Index:
 def _checksum(value: object, key: str) -> str:
     if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
         raise ModelError(
-            f"{key}: expected a SHA-256 in 64 hexadecimal digits, found {_short(value)}"
+            f"{key}: expected a SHA-256 in 64 hexadecimal digits, found {shorten(repr(value))}"
         )
     return value
 
@@ -163,12 +166,7 @@ def _compare(expected: Any, found: Any, key: str) -> None:
         for at, (one, other) in enumerate(zip(expected, found, strict=True)):
             _compare(one, other, f"{key}[{at}]")
     elif type(expected) is not type(found) or expected != found:
-        raise ModelError(f"{key}: expected {_short(expected)}, found {_short(found)}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+        raise ModelError(f"{key}: expected {shorten(repr(expected))}, found {shorten(repr(found))}")
 
 
 @dataclass(frozen=True, slots=True)

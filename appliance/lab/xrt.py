@@ -11,6 +11,7 @@ from typing import Any
 
 from appliance.errors import DeviceError
 from appliance.lab.packs import Pack
+from appliance.system import one_line
 
 
 def place_pack(pack: Pack, device_index: int = 0, group: int = 0) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def open_device(index: int) -> Any:
         return pyxrt.device(index)
     except RuntimeError as error:
         raise DeviceError(
-            f"XRT device {index}: expected to open it, found: {_one_line(error)}; "
+            f"XRT device {index}: expected to open it, found: {one_line(error)}; "
             "xrt-smi examine shows the devices there are"
         ) from error
 
@@ -46,7 +47,7 @@ def place_blobs(pack: Pack, device: Any, group: int = 0) -> dict[str, Any]:
         except RuntimeError as error:
             raise DeviceError(
                 f"{pack.folder / blob.file}: expected a buffer of {blob.size} bytes on the XRT "
-                f"device, found: {_one_line(error)}; free its memory or choose another group"
+                f"device, found: {one_line(error)}; free its memory or choose another group"
             ) from error
         buffers[blob.file] = buffer
     return buffers
@@ -58,12 +59,8 @@ def _pyxrt() -> Any:
         import pyxrt
     except ImportError as error:
         raise DeviceError(
-            f"XRT: expected its Python binding pyxrt, found: {_one_line(error)}; install AMD's XRT "
+            f"XRT: expected its Python binding pyxrt, found: {one_line(error)}; install AMD's XRT "
             "(Debian forky, Ubuntu 26.04: apt install python3-xrt libxrt-npu2; trixie's package "
             "python3-xrt is another program) or source the setup.sh of the one that is there"
         ) from error
     return pyxrt
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

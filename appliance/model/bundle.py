@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from appliance.errors import ModelError
 from appliance.model.tensors import read_json, sha256
 from appliance.records import FRAMES_PER_SECOND
+from appliance.system import shorten
 
 SCHEMA = 2
 """Version of the format."""
@@ -278,8 +279,8 @@ class _Table:
 
     def trouble(self, key: str, expected: str, found: object) -> ModelError:
         """The error to raise for a wrong value."""
-        where = f"{self._file}: {_shown(f'{self._key}{key}')}"
-        return ModelError(f"{where}: expected {expected}, found {_shown(found)}; {self._cure}")
+        where = f"{self._file}: {shorten(self._key + key, 80)}"
+        return ModelError(f"{where}: expected {expected}, found {shorten(found, 80)}; {self._cure}")
 
     def __iter__(self) -> Iterator[str]:
         """Names in this table."""
@@ -360,12 +361,6 @@ class _Table:
         if key not in self._values:
             raise self.trouble(key, expected, "nothing")
         return self._values[key]
-
-
-def _shown(found: object) -> str:
-    """`found` on one line, cut short."""
-    text = str(found) if str(found).isprintable() else repr(found)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _is_whole(value: object, low: int, high: int | None) -> bool:

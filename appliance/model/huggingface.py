@@ -39,6 +39,7 @@ from appliance.model.shapes import (
     WEIGHTS_FILE,
 )
 from appliance.model.tensors import INDEX_KEY, JSON_LIMIT, read_json, sha256
+from appliance.system import write_whole
 
 ENDPOINT = "https://huggingface.co"
 NAMES = {
@@ -388,12 +389,10 @@ class _FetchFolder:
     def _note(self) -> None:
         """Writes the record anew, with all that may be in the folder."""
         record = self.folder / RECORD
-        draft = self.folder / f"{RECORD}.new"
         values = {
             "repository": self._repository.name,
             "revision": self._commit,
             "files": self._known | self.files,
         }
         with model_errors(record):
-            draft.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
-            draft.rename(record)
+            write_whole(record, json.dumps(values, indent=1) + "\n")

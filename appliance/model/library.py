@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
+import io
 import os
 import re
 import shutil
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from appliance.errors import ConfigError, ModelError
 from appliance.model.bundle import CHOICE, MANIFEST, PACKAGED, models_folder
-from appliance.system import sync_folder
+from appliance.system import lock, sync_folder, write_whole
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Of renameat2(2)."""
@@ -86,11 +86,7 @@ def work_on(name: str) -> Iterator[StagingFolder]:
     models = models_folder()
     work = models / ".work"
     place = StagingFolder(check_name(name), models, work / name)
-    with model_errors(models):
-        work.mkdir(parents=True, exist_ok=True)
-        lock = (work / f"{name}.lock").open("a+", encoding="utf-8")
-    with lock:
-        _take(lock.fileno(), place)
+    with _lock(work / f"{name}.lock", place):
         with model_errors(models):
             shutil.rmtree(place.draft, ignore_errors=True)
             place.folder.mkdir(exist_ok=True)
@@ -102,19 +98,21 @@ def work_on(name: str) -> Iterator[StagingFolder]:
                 place.folder.rmdir()
 
 
-def _take(lock: int, place: StagingFolder) -> None:
-    """Locks the file and writes this process's number into it; ModelError when it is held."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.lseek(lock, 0, os.SEEK_SET)
-        owner = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
-        raise ModelError(
-            f"model {place.name}: another `roomscribe model` command (process {owner}) is working "
-            "on it; wait until it is done"
-        ) from None
-    os.ftruncate(lock, 0)
-    os.write(lock, f"{os.getpid()}\n".encode())
+def _lock(file: Path, place: StagingFolder) -> io.FileIO:
+    """The model's lock, with this process's number in it. Raises ModelError when it is held."""
+    with model_errors(place.models):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            held = lock(file, mode=0o666)
+        except BlockingIOError:
+            owner = file.read_text(errors="replace").strip() or "unknown"
+            raise ModelError(
+                f"model {place.name}: another `roomscribe model` command (process {owner}) is "
+                "working on it; wait until it is done"
+            ) from None
+        held.truncate()
+        held.write(f"{os.getpid()}\n".encode())
+    return held
 
 
 def install(place: StagingFolder) -> None:
@@ -156,17 +154,9 @@ def installed() -> list[str]:
 def choose(name: str) -> None:
     """Makes `name` the model in use where the configuration names none. Raises ModelError."""
     file = models_folder() / CHOICE
-    draft = file.with_name(f".{CHOICE}.{os.getpid()}")
     with model_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with draft.open("w", encoding="utf-8") as stream:
-                stream.write(f"{name}\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.rename(file)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(file, f"{name}\n")
 
 
 @contextmanager

@@ -7,7 +7,6 @@ is of, so that it never goes on as something else.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import http.client
 import json
@@ -24,7 +23,7 @@ from urllib.parse import urlsplit
 
 from appliance.errors import ModelError
 from appliance.model.library import model_errors
-from appliance.system import sync_folder
+from appliance.system import lock, sync_folder
 
 REDIRECTS = {301, 302, 303, 307, 308}
 PASSING = {408, 425, 429}
@@ -161,20 +160,22 @@ class Part:
         self._destination, self._source = destination, source
         self.file = destination.with_name(f"{destination.name}.part")
         self._record = destination.with_name(f"{destination.name}.part.json")
-        self._etag = ""
-        self.size = 0
+        self._etag, self.size = "", 0
+        self._hash = hashlib.sha256()
 
     def __enter__(self) -> Self:
         with model_errors(self.file):
-            self._stream = self.file.open("ab+", buffering=0)
-        try:
-            with model_errors(self.file):
-                self._lock()
-                self._hash = hashlib.sha256()
-                self._take_up()
-        except BaseException:
-            self._stream.close()
-            raise
+            try:
+                self._stream = lock(self.file, mode=0o666)
+            except BlockingIOError:
+                raise ModelError(
+                    f"{self.file}: another process is fetching this file; wait until it is done"
+                ) from None
+            try:
+                self._resume()
+            except BaseException:
+                self._stream.close()
+                raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -182,21 +183,7 @@ class Part:
             self.discard()
         self._stream.close()
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # whoever held the lock may have renamed or deleted this file meanwhile
-            ours = self.file.exists() and (
-                self.file.stat().st_ino == os.fstat(self._stream.fileno()).st_ino
-            )
-        except BlockingIOError:
-            ours = False
-        if not ours:
-            raise ModelError(
-                f"{self.file}: another process is fetching this file; wait until it is done"
-            )
-
-    def _take_up(self) -> None:
+    def _resume(self) -> None:
         """Goes on with what an earlier run left, if it is of the same file."""
         try:
             record = json.loads(self._record.read_bytes())
@@ -208,7 +195,6 @@ class Part:
             self.restart()
             return
         self._etag = etag
-        self._stream.seek(0)
         while block := self._stream.read(1 << 20):
             self._hash.update(block)
         self.size = left
@@ -263,7 +249,8 @@ class Part:
         """Forgets what has come so far."""
         with model_errors(self.file):
             self._record.unlink(missing_ok=True)
-            self._stream.truncate(0)
+            self._stream.seek(0)
+            self._stream.truncate()
         self._hash = hashlib.sha256()
         self._etag, self.size = "", 0
 

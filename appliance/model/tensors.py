@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
+from appliance.system import shorten
 
 Weights = Mapping[str, NDArray[np.float32]]
 """Weights by Hugging Face's names. May be lazy: whoever needs a tensor twice keeps it."""
@@ -143,10 +144,7 @@ def is_plain(name: object) -> bool:
 
 def shown(name: object) -> str:
     """A name from a file, fit for one line of a message."""
-    text = str(name)
-    if text.isprintable() and len(text) <= NAME_LENGTH:
-        return text
-    return ascii(text[:NAME_LENGTH])
+    return shorten(name, NAME_LENGTH)
 
 
 def listed(kind: str, troubles: Sequence[str], most: int = 300) -> str:

@@ -369,7 +369,7 @@ def set_key(name: str, key: str, value: object) -> Callable[[dict[str, Any]], No
         (set_key(NORM, "shape", None), f"{NORM}: expected a shape of whole numbers"),
         (set_key(NORM, "shape", [True]), f"{NORM}: expected a shape of whole numbers"),
         (set_key(NORM, "dtype", 5), f"{NORM}: expected a dtype"),
-        (set_key(NORM, "dtype", "F8\n"), f"{NORM}: expected F32, F16, BF16, F64, found 'F8\\n'"),
+        (set_key(NORM, "dtype", "F8\n"), f"{NORM}: expected F32, F16, BF16, F64, found F8\\n"),
         (lambda header: header.update({NORM: 5}), f"{NORM}: expected a table with dtype"),
         (lambda header: header.pop(NORM), "unused bytes before it"),
     ],
@@ -387,7 +387,7 @@ def test_a_name_made_for_terminals_is_shown_harmless(
     weights["\x1b[2J\n" + "x" * 1000] = np.zeros(3, np.float32)
     save_file(weights, folder / "model.safetensors")
     message = refusal(folder)
-    assert r"1 wrong weights: '\x1b[2J\n" in message and len(message) < 500
+    assert r"1 wrong weights: \x1b[2J\n" in message and len(message) < 500
 
 
 def test_shards_are_one_checkpoint(folder: Path, weights: Weights) -> None:
