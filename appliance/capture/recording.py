@@ -20,7 +20,7 @@ from appliance.capture.frames import Framer, Resampler
 from appliance.errors import AudioError
 from appliance.records import SAMPLE_RATE, Frame, Samples
 
-log = logging.getLogger("roomscribe")
+log = logging.getLogger("roomscribe.capture")
 
 EXPECTED = "expected a sound file such as WAV, FLAC or Ogg"
 LOWEST_HZ, HIGHEST_HZ = 4000, 384_000

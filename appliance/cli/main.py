@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from appliance import __version__, config
-from appliance.cli import house, log, model, run
-from appliance.cli.doctor import options as doctor_options
+from appliance.cli import log, model, mqtt, run, transcribe
 from appliance.config import Settings
-from appliance.daemon import journal
 from appliance.errors import ConfigError, RoomscribeError
 from appliance.lab import options as benchmark_options
 
@@ -37,6 +35,8 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; its exit status."""
     options = parser().parse_args(arguments)
+    from appliance.daemon import journal
+
     try:
         settings = _settings(options)
         journal.set_up(settings.journal)
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        logging.getLogger("roomscribe").debug("what went wrong", exc_info=error)
+        logging.getLogger("roomscribe.cli").debug("what went wrong", exc_info=error)
         print(f"roomscribe: unexpected {type(error).__name__}: {error}", file=sys.stderr)
         return 70
 
@@ -86,62 +86,21 @@ def parser() -> argparse.ArgumentParser:
         help=f"configuration in TOML (default: {config.DEFAULT_PATH} if it is there)",
     )
     names = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_run(names, common)
-    _add_transcribe(names, common)
-    _add_devices(names, common)
+    run.add_run(names, common)
+    transcribe.add_transcribe(names, common)
+    run.add_devices(names, common)
     log.add_log(names, common)
-    house.add_mute(names, common)
-    house.add_mqtt(names, common)
+    run.add_mute(names, common)
+    mqtt.add_mqtt(names, common)
     model.add_model(names, common)
     _add_benchmark(names, common)
     _add_doctor(names, common)
     return top
 
 
-_Names = argparse._SubParsersAction
-
-
-def _add_run(names: _Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
-    sub = names.add_parser(
-        "run",
-        parents=[common],
-        help="listen, transcribe and publish until stopped",
-        description="Listens to the microphone, transcribes what is said and publishes it to "
-        "MQTT and the local log, until SIGTERM. This is what the systemd unit runs.",
-    )
-    sub.add_argument(
-        "--recording",
-        metavar="FILE",
-        help="hear this sound file (or - for raw 16 kHz mono 16-bit PCM on standard input) in "
-        "real time in place of the microphone, and end with it",
-    )
-    sub.set_defaults(command=run.run)
-
-
-def _add_transcribe(
-    names: _Names[argparse.ArgumentParser], common: argparse.ArgumentParser
+def _add_benchmark(
+    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
 ) -> None:
-    sub = names.add_parser(
-        "transcribe",
-        parents=[common],
-        help="write down what is said in sound files",
-        description="Sends sound files through the same path as the microphone, as fast as "
-        "possible, and prints what was said. Nothing is stored or published.",
-    )
-    sub.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="WAV, FLAC, Ogg...; - reads raw 16 kHz mono 16-bit PCM from standard input",
-    )
-    form = sub.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object a window")
-    form.add_argument("--srt", action="store_true", help="SubRip subtitles")
-    sub.add_argument("--model", metavar="BUNDLE", help="model bundle: a name or a folder")
-    sub.set_defaults(command=run.transcribe)
-
-
-def _add_benchmark(names: _Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
     sub = names.add_parser(
         "benchmark",
         parents=[common],
@@ -151,10 +110,18 @@ def _add_benchmark(names: _Names[argparse.ArgumentParser], common: argparse.Argu
         "left out by name (pip install roomscribe[benchmark]).",
     )
     benchmark_options.add_arguments(sub)
-    sub.set_defaults(command=run.benchmark)
+    sub.set_defaults(command=_benchmark)
 
 
-def _add_doctor(names: _Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
+def _benchmark(options: argparse.Namespace, settings: Settings) -> int:
+    from appliance.lab import main as measure
+
+    return measure.run(options, settings)
+
+
+def _add_doctor(
+    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
     sub = names.add_parser(
         "doctor",
         parents=[common],
@@ -163,15 +130,17 @@ def _add_doctor(names: _Names[argparse.ArgumentParser], common: argparse.Argumen
         "the broker and the store, beside a running daemon. The exit status is the number of "
         "checks that failed (63 at most).",
     )
-    doctor_options.add_arguments(sub)
-    sub.set_defaults(command=run.doctor, lenient=True)
-
-
-def _add_devices(names: _Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
-    sub = names.add_parser(
-        "devices",
-        parents=[common],
-        help="list the microphones",
-        description="Lists the microphones; a part of a name goes into capture.device.",
+    sub.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    sub.add_argument(
+        "--recordings",
+        type=Path,
+        metavar="FOLDER",
+        help="where there is an NPU, compare it with the CPU on the sound files of this folder",
     )
-    sub.set_defaults(command=run.devices)
+    sub.set_defaults(command=_doctor, lenient=True)
+
+
+def _doctor(options: argparse.Namespace, settings: Settings) -> int:
+    from appliance.cli.doctor.main import run as examine
+
+    return examine(options, settings)

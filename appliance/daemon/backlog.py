@@ -19,7 +19,7 @@ from appliance.daemon.health import Health
 from appliance.daemon.spool import DEATHS, Kept, Spool
 from appliance.records import Discarded, Window
 
-log = logging.getLogger("roomscribe")
+log = logging.getLogger("roomscribe.daemon")
 
 HELD = 4
 """So many windows at most keep their samples here although the spool has them, too."""

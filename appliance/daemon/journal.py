@@ -13,7 +13,7 @@ import sys
 from appliance.config import JournalSettings
 from appliance.store import StoredTranscript
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("roomscribe.daemon")
 
 _PLAIN = "%(asctime)s %(levelname)-7s %(message)s"
 _SYSLOG_LEVELS = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}

@@ -16,7 +16,7 @@ from appliance.daemon.mute import Mute
 from appliance.errors import DeviceError
 from appliance.records import Frame
 
-log = logging.getLogger("roomscribe")
+log = logging.getLogger("roomscribe.daemon")
 
 REOPEN_PAUSE_S = 1.0
 """Between two attempts to open a microphone that is not there; one costs some 10 ms of CPU."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from appliance.errors import StoreError
 from appliance.system import sync_folder
 
-log = logging.getLogger("roomscribe")
+log = logging.getLogger("roomscribe.daemon")
 
 FILE_NAME = "mute"
 LOCK_NAME = "listening"

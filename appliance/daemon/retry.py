@@ -27,7 +27,7 @@ from appliance.daemon.scribe import EncodedWindow, Scribe
 from appliance.daemon.spool import DEATHS, Moment, Spool, pack, parse
 from appliance.records import Transcription, Window
 
-log = logging.getLogger("roomscribe")
+log = logging.getLogger("roomscribe.daemon")
 
 WITHIN_S = 60.0
 """For loading the model and transcribing one window, at low priority."""

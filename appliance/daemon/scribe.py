@@ -22,7 +22,7 @@ from appliance.infer import Encoded, Gates, Transcriber
 from appliance.records import Discarded, Transcript, Transcription, Window, utc_from_monotonic
 from appliance.store import Store
 
-log = logging.getLogger("roomscribe")
+log = logging.getLogger("roomscribe.daemon")
 
 FAILURES_IN_A_ROW = 3
 """So many windows failing one after another are a broken device, not a strange sound."""

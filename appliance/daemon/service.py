@@ -18,7 +18,7 @@ from appliance.errors import ConfigError, DeviceError, RoomscribeError
 from appliance.records import ApplianceState
 from appliance.system import memory_ceiling_mb, resident_mb
 
-log = logging.getLogger("roomscribe")
+log = logging.getLogger("roomscribe.daemon")
 
 STILL_S = 25.0
 """A stage that has not moved for so long is stuck; the slowest window takes a few seconds."""

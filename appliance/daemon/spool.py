@@ -230,7 +230,7 @@ def empty(folder: Path) -> None:
         leave_folder(folder, descriptor)
 
 
-log = logging.getLogger("roomscribe")
+log = logging.getLogger("roomscribe.daemon")
 
 DEATHS = 2
 """A window that was being transcribed when so many processes died is tried apart."""

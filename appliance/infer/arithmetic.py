@@ -22,7 +22,7 @@ from appliance.errors import ModelError
 from appliance.infer.sessions import Session, version
 from appliance.model import Bundle
 
-log = logging.getLogger("roomscribe")
+log = logging.getLogger("roomscribe.infer")
 
 FILE = Path(__file__).with_name("arithmetic.onnx")
 ROWS, INNER, COLUMNS = 3, 128, 40

@@ -103,7 +103,7 @@ def _used_bytes(connection: sqlite3.Connection) -> int:
     return (pages - free) * size
 
 
-log = logging.getLogger("roomscribe")
+log = logging.getLogger("roomscribe.store")
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 

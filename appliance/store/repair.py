@@ -203,7 +203,7 @@ def _whole(row: Row, highest: int) -> Iterator[Row]:
             yield row
 
 
-log = logging.getLogger("roomscribe")
+log = logging.getLogger("roomscribe.store")
 
 CHECKED_MB = 64
 """A larger file, of some 120,000 transcripts, is not read through at every start, which takes 0.1 s

@@ -170,7 +170,7 @@ def _number(connection: sqlite3.Connection, sql: str) -> int:
     return int(connection.execute(sql).fetchone()[0])
 
 
-log = logging.getLogger("roomscribe")
+log = logging.getLogger("roomscribe.store")
 T = TypeVar("T")
 
 REFUSES_S = 10.0

@@ -48,8 +48,8 @@ def test_the_journal_behind_standard_error_is_given_the_level(
     monkeypatch.setitem(sys.modules, "systemd", None)
     monkeypatch.setitem(sys.modules, "systemd.journal", None)
     journal.set_up(JournalSettings(level="warning"))
-    logging.getLogger("appliance").info("not shown")
-    logging.getLogger("appliance").warning("shown\nin two lines")
+    logging.getLogger("roomscribe").info("not shown")
+    logging.getLogger("roomscribe").warning("shown\nin two lines")
     assert capsys.readouterr().err == "<4>shown\n<4>in two lines\n"
 
 
