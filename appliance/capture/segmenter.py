@@ -204,6 +204,7 @@ class Segmenter:
         last = self._whole_frames(self._longest)
         search_s = min(CUT_WITHIN_S, self._longest / SAMPLE_RATE / 2)
         first = self._whole_frames(self._longest - int(search_s * SAMPLE_RATE))
+        first = max(first, self._repeated + 1)  # what the window before has is no window
         most = self._overlap // len(self._heard[0].frame.samples)
         powers = np.array([one.power for one in self._heard])
         cut = choose_cut(powers, self._floor.power, first, last, (most // 2, most))

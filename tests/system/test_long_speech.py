@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
+from rigs.checkout import shared
 
 from appliance.capture.frames import FRAME_SAMPLES, Framer
 from appliance.capture.recording import Recording
@@ -18,11 +18,6 @@ from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import SegmenterSettings, VoiceSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
 
-SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED", ""), "data/audio")
-needs_recordings = pytest.mark.skipif(
-    "ROOMSCRIBE_SHARED" not in os.environ,
-    reason="ROOMSCRIBE_SHARED names no folder with recordings",
-)
 FRAME_S = 0.03
 
 
@@ -62,6 +57,7 @@ STRETCHES = st.lists(
 
 
 @given(STRETCHES, st.sampled_from([2.0, 5.0, 10.0]), st.sampled_from([0, 400, 1000, 2000]))
+@example([(False, 9, 3), (True, 54, 20000), (True, 36, 3000)], 2.0, 1000)
 @settings(max_examples=150, deadline=None)
 def test_every_sample_of_an_utterance_is_in_one_window_but_for_overlaps(
     stretches: list[tuple[bool, int, int]], window_s: float, overlap_ms: int
@@ -119,11 +115,10 @@ def test_a_cut_in_the_middle_of_speech_repeats_half_a_second_to_a_second() -> No
     assert choose_cut(speech, 50.0, 100, 150, (0, 0)).begin == 112, "switched off"
 
 
-@needs_recordings
 def test_five_minutes_of_reading_lose_and_double_nothing() -> None:
     """Read sentences on end, each with its own short silences; a second before and after."""
     sounds = [np.zeros(SAMPLE_RATE, np.int16)]
-    for path in sorted((SHARED / "librispeech_test_other").glob("*.flac")):
+    for path in sorted((shared("data/audio") / "librispeech_test_other").glob("*.flac")):
         sounds.append(recorded(path))
         if sum(map(len, sounds)) > 301 * SAMPLE_RATE:
             break
@@ -133,15 +128,16 @@ def test_five_minutes_of_reading_lose_and_double_nothing() -> None:
     in_order_and_whole(sound, windows)
 
 
-@needs_recordings
 @pytest.mark.parametrize(("name", "recall"), [("dev00", 0.95), ("trn01", 0.0)])
 def test_a_meeting_goes_through_whole(name: str, recall: float) -> None:
     """Of the second, three seconds of it short words far away, the detector hears nothing."""
-    sound = recorded(SHARED / "ami_60s" / f"{name}.wav")
+    sound = recorded(shared(f"data/audio/ami_60s/{name}.wav"))
     windows = heard(sound)
     in_order_and_whole(sound, windows)
     spoken, inside = np.zeros(len(sound), bool), np.zeros(len(sound), bool)
-    for line in (SHARED / "ami_60s" / f"{name}.rttm").read_text(encoding="utf-8").splitlines():
+    for line in (
+        (shared("data/audio") / "ami_60s" / f"{name}.rttm").read_text(encoding="utf-8").splitlines()
+    ):
         begin_s, length_s = (float(one) for one in line.split()[3:5])
         spoken[int(begin_s * SAMPLE_RATE) : int((begin_s + length_s) * SAMPLE_RATE)] = True
     for window in windows:
