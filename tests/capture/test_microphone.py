@@ -17,16 +17,14 @@ import numpy as np
 import pytest
 import soundfile
 from numpy.typing import NDArray
-from rigs.microphone import PulseMicrophone, missing_packages
+from rigs.microphone import PulseMicrophone
+from rigs.needs import needs_microphone
 
 from appliance.capture.devices import Device, choose
 from appliance.capture.frames import SampleClock
 from appliance.capture.microphone import Levels, list_microphones
 from appliance.errors import DeviceError
 
-needs_pulseaudio = pytest.mark.skipif(
-    bool(missing_packages()), reason=f"not installed: {' '.join(missing_packages())}"
-)
 DEVICES = [
     Device(0, "USB Mic: Audio (hw:1,0)", 1, 48000.0, default=False),
     Device(3, "default", 2, 44100.0, default=True),
@@ -149,7 +147,7 @@ def test_dates_keep_up_with_a_sound_card_whose_clock_is_slow() -> None:
     assert clock.began_s + block * 0.03 == pytest.approx(100 + block * 0.03 * 1.0003, abs=0.01)
 
 
-@needs_pulseaudio
+@needs_microphone
 @pytest.mark.parametrize("block_ms", [30, 20])
 def test_what_is_spoken_is_what_is_heard_bit_for_bit_and_in_time(
     tmp_path: Path, block_ms: int
@@ -170,7 +168,7 @@ def test_what_is_spoken_is_what_is_heard_bit_for_bit_and_in_time(
     assert "default" in told["names"]
 
 
-@needs_pulseaudio
+@needs_microphone
 def test_an_unplugged_microphone_is_a_device_error_that_says_what_to_do(tmp_path: Path) -> None:
     with PulseMicrophone(tmp_path / "rig") as microphone:
         _, told = listen(microphone, tmp_path, 60.0, 30, unplug=True)

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from rigs.command import is_gone
 from rigs.waiting import until
 
 from appliance.capture import portaudio, recorder
@@ -43,15 +43,6 @@ def fake(program: str) -> Recorder:
     return Recorder([sys.executable, "-c", FAKE + program])
 
 
-def gone(pid: int) -> bool:
-    """True when no such process lives; one that nobody has reaped yet is dead all the same."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
-
-
 def test_a_reader_that_gives_nothing_is_killed_and_another_one_is_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -62,7 +53,7 @@ def test_a_reader_that_gives_nothing_is_killed_and_another_one_is_started(
         assert pid
         with pytest.raises(StallError, match="nothing for"):
             one.read()
-        assert gone(pid)
+        assert is_gone(pid)
         one.open("", 30)
         assert one.pid != pid
 
@@ -173,10 +164,10 @@ def test_a_parent_that_is_killed_leaves_no_reader_behind() -> None:
             os.kill(reader, signal.SIGTERM)
             os.kill(reader, signal.SIGINT)
             time.sleep(0.2)
-            assert not gone(reader), "it is the parent that is to decide when to stop"
+            assert not is_gone(reader), "it is the parent that is to decide when to stop"
         finally:
             parent.kill()
-    until(lambda: gone(reader), 5)
+    until(lambda: is_gone(reader), 5)
 
 
 class FakePortAudio:

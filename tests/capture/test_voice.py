@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from rigs.checkout import shared
 
 from appliance.capture.frames import Framer
 from appliance.capture.recording import Recording
@@ -16,12 +15,6 @@ from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import SegmenterSettings, VoiceSettings
 from appliance.records import Samples, Window
-
-SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED", ""), "data/audio")
-needs_recordings = pytest.mark.skipif(
-    "ROOMSCRIBE_SHARED" not in os.environ,
-    reason="ROOMSCRIBE_SHARED names no folder with recordings",
-)
 
 
 def noise(seconds: float, rms: float) -> Samples:
@@ -36,7 +29,7 @@ def heard(samples: Samples) -> list[Window]:
 
 
 def recorded(name: str) -> Samples:
-    with Recording(str(SHARED / name), real_time=False) as recording:
+    with Recording(str(shared("data/audio", name)), real_time=False) as recording:
         sound = np.concatenate([frame.samples for frame in recording.frames()])
     return np.concatenate((noise(2, 3), sound, noise(2, 3)))
 
@@ -70,7 +63,6 @@ def test_frames_of_10_and_20_ms_are_judged_as_well() -> None:
                 assert not detector.push(part).opens
 
 
-@needs_recordings
 @pytest.mark.parametrize(
     "name",
     [
@@ -89,13 +81,11 @@ def test_a_recorded_sentence_is_one_utterance(name: str) -> None:
     assert window.start_s < 3.0
 
 
-@needs_recordings
 def test_a_lone_short_word_is_heard_nearly_wherever_silero_s_windows_fall_in_it() -> None:
     sound = recorded("ha_commands_ohf/pause.wav")
     assert sum(bool(heard(sound[phase:])) for phase in range(0, 512, 64)) >= 6
 
 
-@needs_recordings
 @pytest.mark.parametrize(
     "name", ["noise_misc/noise.wav", "noise_speechbrain/noise2.wav", "esc50/1-100032-A-0.wav"]
 )
@@ -103,7 +93,6 @@ def test_recorded_noise_opens_nothing(name: str) -> None:
     assert heard(recorded(name)) == []
 
 
-@needs_recordings
 def test_eleven_seconds_of_speech_lose_no_word_to_the_window() -> None:
     sound = recorded("jfk/jfk.wav")
     windows = heard(sound)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli.test_log import following
-from rigs.disks import mounted
+from rigs.command import following
+from rigs.daemon import write_config
+from rigs.disks import mounted, remount
+from rigs.needs import needs_memory
 from rigs.publishing import transcript
-from rigs.windows import needs_memory
-from system.test_refusing_disk import remount
 
 from appliance.cli import main
 from appliance.config import Settings, StoreSettings
@@ -44,7 +44,7 @@ def test_follow_shows_what_is_kept_in_memory_and_nothing_twice(disk: Path) -> No
         before.append(transcript("one"))
     remount(disk, "ro")
     store, lasting = daemon(disk)
-    with store, following(StoreSettings(path=str(disk))) as (process, line):
+    with store, following(write_config(disk.parent, store={"path": disk})) as (process, line):
         assert line() == "one"
         store.append(transcript("two"))
         assert line() == "two"
@@ -62,8 +62,7 @@ def test_follow_shows_what_is_kept_in_memory_and_nothing_twice(disk: Path) -> No
 def test_the_newest_of_both_are_shown_in_order_and_without_the_file_those_in_memory(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = disk.parent / "house.toml"
-    config.write_text(f'[store]\npath = "{disk}"\n', encoding="utf-8")
+    config = write_config(disk.parent, store={"path": disk})
 
     def shown(*arguments: str) -> list[str]:
         assert main.main(["log", "--config", str(config), *arguments]) == 0

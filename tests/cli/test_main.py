@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from rigs.command import HOME_EN, SPEECH, errors, roomscribe, start
+from rigs.checkout import HOME_EN, SPEECH
+from rigs.command import errors, roomscribe
+from rigs.daemon import daemon, log_of, write_config
+from rigs.waiting import until
 
 from appliance import __version__
 from appliance.cli.log import moment
@@ -152,18 +155,13 @@ def test_an_age_is_counted_back_from_now() -> None:
 
 
 def test_a_microphone_that_is_not_there_is_waited_for_and_told_of_once(tmp_path: Path) -> None:
-    config = tmp_path / "house.toml"
-    config.write_text(
-        f'[store]\npath = "{tmp_path}"\n[mqtt]\nenabled = false\n'
-        '[capture]\ndevice = "no such microphone"\n',
-        encoding="utf-8",
-    )
-    running = start("run", "--config", config)
-    assert running.stderr is not None
-    told = running.stderr.readline()
-    time.sleep(2 * REOPEN_PAUSE_S + 0.5)
-    running.send_signal(signal.SIGTERM)
-    _, rest = running.communicate(timeout=20)
-    assert running.returncode == 0
+    config = write_config(tmp_path, capture={"device": "no such microphone"})
+    with daemon(config) as running:
+        until(lambda: log_of(config).count("\n"), 30)
+        time.sleep(2 * REOPEN_PAUSE_S + 0.5)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 0
+    told, *more = log_of(config).splitlines()
+    rest = "\n".join(more)
     assert "WARNING" in told and "microphone" in told
     assert "WARNING" not in rest

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rigs.command import ROOT, SPEECH, errors, roomscribe
+from rigs.checkout import ROOT, SPEECH
+from rigs.command import errors, roomscribe
 from rigs.disks import mounted
 from rigs.hailo_simulator.control import write_decoder_hef
 from rigs.hailo_simulator.hef_files import write_hef

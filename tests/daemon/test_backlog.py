@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from rigs.windows import a_window, needs_memory
+from rigs.needs import needs_memory
+from rigs.windows import a_window
 
 from appliance.config import Settings, SpoolSettings
 from appliance.daemon.backlog import HELD, UNSPOOLED, Backlog

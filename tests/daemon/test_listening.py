@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from capture.test_recorder import gone
 from figures.microphone import Listener
+from rigs.command import is_gone
 from rigs.microphone import SINK, PulseMicrophone, missing_packages
 from rigs.waiting import until
 
@@ -61,7 +61,7 @@ def test_a_sound_server_that_stalls_is_noticed_and_heard_when_it_goes_on(
     rig.stall()
     try:
         assert "the sound server or the card hangs" in trouble(listener)
-        assert gone(reader)
+        assert is_gone(reader)
     finally:
         rig.go_on()
     listener.wait("frame", HEALS_WITHIN_S)
@@ -87,7 +87,7 @@ def test_a_reader_that_dies_or_hangs_is_replaced(
     assert trouble(listener)
     listener.wait("frame", HEALS_WITHIN_S)
     assert listener.reader != reader
-    assert gone(reader)
+    assert is_gone(reader)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -97,7 +97,7 @@ def test_ears_that_are_killed_leave_no_reader_and_no_open_microphone(
     if hangs:
         os.kill(listener.reader, signal.SIGSTOP)
     listener.kill()
-    until(lambda: gone(listener.reader))
+    until(lambda: is_gone(listener.reader))
     until(lambda: rig.listeners() == 0)
 
 

@@ -10,8 +10,9 @@ from typing import cast
 
 import numpy as np
 import pytest
+from rigs.needs import needs_memory
 from rigs.transcriber import HEARD, FakeTranscriber
-from rigs.windows import a_window, needs_memory
+from rigs.windows import a_window
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.health import Health

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from rigs.command import ROOT
+from rigs.checkout import ROOT
+from rigs.daemon import daemon, log_of, write_config
 
 from appliance import system
 from appliance.daemon import service
@@ -61,16 +62,8 @@ def systemd(tmp_path: Path) -> Iterator[Systemd]:
     listener.close()
 
 
-def write_config(folder: Path, extra: str = "") -> Path:
-    config = folder / "roomscribe.toml"
-    config.write_text(
-        f'[mqtt]\nenabled = false\n[store]\npath = "{folder / "state"}"\n{extra}', encoding="utf-8"
-    )
-    return config
-
-
 @contextmanager
-def daemon(
+def deaf_daemon(
     config: Path, systemd: Systemd, *arguments: str, sound: str = os.devnull
 ) -> Iterator[subprocess.Popen[bytes]]:
     """`roomscribe run` on a machine without a microphone; `sound` is its standard input."""
@@ -79,19 +72,11 @@ def daemon(
         "</usr/share/alsa/alsa.conf>\npcm.!default { type hw card 31 }\n", encoding="utf-8"
     )
     environment = {"NOTIFY_SOCKET": systemd.address, "ALSA_CONFIG_PATH": str(alsa)}
-    with Path(sound).open("rb") as stdin, (config.parent / "log").open("wb") as log:
-        running = subprocess.Popen(
-            [sys.executable, "-m", "appliance", "run", "--config", str(config), *arguments],
-            stdin=stdin,
-            stderr=log,
-            cwd=ROOT,
-            env=os.environ | environment,
-        )
-        try:
-            yield running
-        finally:
-            running.kill()
-            running.wait(10)
+    with (
+        Path(sound).open("rb") as stdin,
+        daemon(config, *arguments, stdin=stdin, environment=environment) as running,
+    ):
+        yield running
 
 
 class SilentPipeline:
@@ -141,7 +126,7 @@ def test_ready_is_told_when_sound_has_come_and_not_before(
 def test_a_daemon_without_a_microphone_is_ready_and_says_what_it_waits_for(
     tmp_path: Path, systemd: Systemd
 ) -> None:
-    with daemon(write_config(tmp_path), systemd) as running:
+    with deaf_daemon(write_config(tmp_path), systemd) as running:
         systemd.told("READY=1")
         assert systemd.told("STATUS=").startswith(
             "STATUS=waiting for a microphone, 0 transcripts, CPU; expected a microphone"
@@ -155,9 +140,9 @@ def test_a_reload_uses_a_changed_configuration_in_the_same_process(
     tmp_path: Path, systemd: Systemd
 ) -> None:
     config = write_config(tmp_path)
-    with daemon(config, systemd, "--recording", "-", sound="/dev/zero") as running:
+    with deaf_daemon(config, systemd, "--recording", "-", sound="/dev/zero") as running:
         systemd.told("READY=1")
-        write_config(tmp_path, '[capture]\nblock_ms = 20\n[store2]\npath = ""\n')
+        write_config(tmp_path, capture={"block_ms": 20}, store2={"path": ""})
         running.send_signal(signal.SIGHUP)
         assert "\nMONOTONIC_USEC=" in systemd.told("RELOADING=1")
         systemd.told("READY=1")
@@ -166,12 +151,12 @@ def test_a_reload_uses_a_changed_configuration_in_the_same_process(
         running.send_signal(signal.SIGHUP)
         systemd.told("RELOADING=1")
         systemd.told("READY=1")
-        write_config(tmp_path, "[voice]\nwebrtc_mode = 3\n")
+        write_config(tmp_path, voice={"webrtc_mode": 3})
         running.send_signal(signal.SIGHUP)
         systemd.told("RELOADING=1")
         systemd.told("READY=1")
         assert running.poll() is None
-    log = (tmp_path / "log").read_text(encoding="utf-8")
+    log = log_of(config)
     assert "unknown section [store2]; did you mean store?" in log
     assert "the configuration is the one in use" in log
     assert "the configuration has changed: starting again with it" in log
@@ -182,15 +167,15 @@ def test_a_reload_to_a_model_that_is_not_there_goes_on_with_the_old_configuratio
     tmp_path: Path, systemd: Systemd
 ) -> None:
     config = write_config(tmp_path)
-    with daemon(config, systemd, "--recording", "-", sound="/dev/zero") as running:
+    with deaf_daemon(config, systemd, "--recording", "-", sound="/dev/zero") as running:
         systemd.told("READY=1")
-        write_config(tmp_path, '[model]\nbundle = "nowhere"\n')
+        write_config(tmp_path, model={"bundle": "nowhere"})
         running.send_signal(signal.SIGHUP)
         systemd.told("RELOADING=1")
         systemd.told("READY=1")
         running.send_signal(signal.SIGTERM)
         assert running.wait(40) == 0
-    log = (tmp_path / "log").read_text(encoding="utf-8")
+    log = log_of(config)
     assert "nowhere" in log
     assert "going on with the configuration that was read before" in log
 
@@ -233,14 +218,13 @@ def test_a_thread_that_dies_ends_the_daemon_with_its_cause(
 
 
 def test_too_much_memory_ends_the_daemon_in_order_and_says_so(tmp_path: Path) -> None:
-    config = write_config(tmp_path, "[appliance]\nmemory_mb = 20\n")
-    with Path("/dev/zero").open("rb") as silence:
-        done = subprocess.run(
-            [sys.executable, "-m", "appliance", "run", "--config", str(config), "--recording", "-"],
-            cwd=ROOT, stdin=silence, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-    assert done.returncode == 69
-    assert done.stderr.splitlines()[-1].startswith("roomscribe: memory: expected at most 20 MB")
+    config = write_config(tmp_path, appliance={"memory_mb": 20})
+    with (
+        Path("/dev/zero").open("rb") as silence,
+        daemon(config, "--recording", "-", stdin=silence) as running,
+    ):
+        assert running.wait(60) == 69
+    assert log_of(config).splitlines()[-1].startswith("roomscribe: memory: expected at most 20 MB")
 
 
 def test_the_ceiling_of_memory_leaves_room_to_work_and_stays_below_systemds(

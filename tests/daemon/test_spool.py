@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from rigs.checkout import ROOT, TESTS
-from rigs.windows import a_window, needs_memory
+from rigs.needs import needs_memory
+from rigs.windows import a_window
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon import spool as spool_module

@@ -12,7 +12,8 @@ import onnx
 import pytest
 from generate.arithmetic import write
 from numpy.typing import NDArray
-from rigs.command import SPEECH
+from rigs.checkout import SPEECH
+from rigs.saturating import Saturating
 
 from appliance.config import CaptureSettings, MqttSettings, Settings, StoreSettings
 from appliance.daemon.pipeline import Pipeline
@@ -27,24 +28,6 @@ from appliance.model.bundle import Bundle
 def int8(bundle: Bundle) -> Bundle:
     """A bundle that says it is one of 8 bits."""
     return replace(bundle, quantize="int8", zero_points=True)
-
-
-class Saturating:
-    """Multiplies as x86's vpmaddubsw does: sums of two products are cut off at 16 bits."""
-
-    def run(self, feeds: Mapping[str, NDArray[np.generic]], /) -> list[Values]:
-        matrix = arithmetic.weights()
-        return [*(cut_off(feeds[name], matrix) for name in ("many", "one")), self.scan(feeds)]
-
-    def scan(self, feeds: Mapping[str, NDArray[np.generic]]) -> Values:
-        return cut_off(feeds["one"][0], arithmetic.narrow_weights())
-
-
-def cut_off(rows: NDArray[np.generic], matrix: Values) -> Values:
-    products = rows[..., None].astype(np.float32) * matrix
-    pairs = products[..., 0::2, :] + products[..., 1::2, :]
-    total: Values = np.clip(pairs, -32768, 32767).sum(axis=-2, dtype=np.float32)
-    return total
 
 
 class Broken:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from infer.hailo.test_npu import hold
-from rigs.hailo import mel_of
+from rigs.hailo import hold, mel_of
 from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.config import EncoderSettings
@@ -20,8 +19,7 @@ from appliance.infer.hailo import failover
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import LIMITS, Limits, open_npu
 from appliance.infer.transcriber import open_encoder
-from appliance.model.bundle import ENCODER_FILE, Bundle
-from appliance.model.hef import HEF_FILE
+from appliance.model.bundle import ENCODER_FILE, HEF_FILE, Bundle
 
 AUTO, HAILO, CPU = (EncoderSettings(backend=name, threads=1) for name in ("auto", "hailo", "cpu"))
 

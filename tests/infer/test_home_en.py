@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 from figures.model import Examination, coloured, quiet, synthetic_noises
-from rigs.command import HOME_EN, SPEECH
+from rigs.checkout import HOME_EN, SPEECH
 from rigs.word_errors import word_error_rate
 
 from appliance.config import Settings

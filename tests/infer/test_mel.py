@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from rigs.checkout import shared
 
 from appliance.errors import ModelError
 from appliance.infer.mel import FLOOR, log_mel, mel_filters
@@ -28,25 +28,24 @@ def noise(seconds: float, seed: int = 1) -> NDArray[np.float32]:
 
 
 @pytest.fixture
-def shared() -> Path:
+def published() -> Path:
     """The published reference data, which is not part of the repository."""
-    if not (folder := os.environ.get("ROOMSCRIBE_SHARED")):
-        pytest.skip("ROOMSCRIBE_SHARED is not set: no published values to compare with")
-    return Path(folder) / "data" / "whisper"
+    return shared("data/whisper")
 
 
-def test_the_mel_of_a_published_recording_equals_the_published_values(shared: Path) -> None:
-    published = json.loads((shared / "expected_reference_values.json").read_text())
-    values = published["log_mel_1x80x3000"]["values"]
-    audio = np.load(shared / "ctranslate2" / "mr_quilter.npy").astype(np.float32)
+def test_the_mel_of_a_published_recording_equals_the_published_values(published: Path) -> None:
+    values = json.loads((published / "expected_reference_values.json").read_text())[
+        "log_mel_1x80x3000"
+    ]["values"]
+    audio = np.load(published / "ctranslate2" / "mr_quilter.npy").astype(np.float32)
     mel = log_mel(audio, 80, 3000)
     assert np.abs(mel[: len(values), 0] - values).max() < 1e-4
 
 
 @pytest.mark.parametrize("n_mels", [80, 128])
-def test_the_filters_equal_whispers_own(shared: Path, n_mels: int) -> None:
-    with np.load(shared / "openai" / "mel_filters.npz") as published:
-        expected = published[f"mel_{n_mels}"]
+def test_the_filters_equal_whispers_own(published: Path, n_mels: int) -> None:
+    with np.load(published / "openai" / "mel_filters.npz") as file:
+        expected = file[f"mel_{n_mels}"]
     assert np.abs(mel_filters(n_mels).T - expected).max() < 1e-7
 
 

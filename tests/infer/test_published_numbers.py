@@ -7,14 +7,14 @@ the bytes of all tokens, and test_model_build.py the tokens of a German bundle.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from infer.test_tokenizer import letters_of, published_ranks
+from rigs.checkout import shared
 from rigs.models import random_weights, sized, write_checkpoint
+from rigs.vocabularies import letters_of, published_ranks
 
 from appliance.infer.mel import log_mel
 from appliance.infer.tokenizer import Tokenizer
@@ -22,12 +22,7 @@ from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import FULL_SCALE
 
-if "ROOMSCRIBE_SHARED" not in os.environ:
-    pytest.skip(
-        "ROOMSCRIBE_SHARED is not set: no published numbers to compare with",
-        allow_module_level=True,
-    )
-WHISPER = Path(os.environ["ROOMSCRIBE_SHARED"]) / "data" / "whisper"
+WHISPER = shared("data/whisper")
 MULTILINGUAL = WHISPER / "whisper_tiny_multilingual_hf"
 PUBLISHED = json.loads((WHISPER / "expected_reference_values.json").read_text())
 GENERATION = json.loads((MULTILINGUAL / "generation_config.json").read_text())

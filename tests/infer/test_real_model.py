@@ -25,6 +25,7 @@ import pytest
 from figures.model import read, to_int16
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from rigs.checkout import shared
 from rigs.word_errors import word_error_rate, words
 
 from appliance.config import Settings
@@ -40,13 +41,7 @@ if "ROOMSCRIBE_REAL_MODEL" not in os.environ:
         "ROOMSCRIBE_REAL_MODEL names no bundle of whisper-tiny: no real weights to compare",
         allow_module_level=True,
     )
-if "ROOMSCRIBE_SHARED" not in os.environ:
-    pytest.skip(
-        "ROOMSCRIBE_SHARED is not set: no published numbers to compare real weights with",
-        allow_module_level=True,
-    )
-SHARED = Path(os.environ["ROOMSCRIBE_SHARED"]) / "data"
-PUBLISHED = json.loads((SHARED / "whisper" / "expected_reference_values.json").read_text())
+PUBLISHED = json.loads(shared("data/whisper/expected_reference_values.json").read_text())
 D_MODEL, LAYERS = 384, 4
 MULTILINGUAL, ENGLISH = 51_865, 51_864
 """Vocabulary sizes of whisper-tiny and tiny.en."""
@@ -96,7 +91,7 @@ def need_float32(model: Bundle) -> None:
 
 def waveform(name: str) -> NDArray[np.float32]:
     """A published recording, (n,) float32 at 16 kHz."""
-    samples: NDArray[np.float32] = np.load(SHARED / "whisper" / "ctranslate2" / f"{name}.npy")
+    samples: NDArray[np.float32] = np.load(shared(f"data/whisper/ctranslate2/{name}.npy"))
     return samples
 
 
@@ -229,7 +224,7 @@ def test_the_word_errors_of_read_speech_are_near_the_published_ones(
 
 def recordings(place: str, speakers: str) -> list[tuple[Path, str]]:
     """Recordings and transcripts of a folder of the manifest; of these speakers, if any."""
-    folder = SHARED / "audio"
+    folder = shared("data/audio")
     with (folder / "MANIFEST.tsv").open(encoding="utf-8", newline="") as file:
         table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\")
         return [
@@ -243,5 +238,5 @@ def recordings(place: str, speakers: str) -> list[tuple[Path, str]]:
 
 def plain(text: str) -> str:
     """A text with Whisper's spelling and without the abbreviations that LibriSpeech writes out."""
-    spelling = json.loads((SHARED / "whisper" / "openai" / "normalizer_english.json").read_text())
+    spelling = json.loads(shared("data/whisper/openai/normalizer_english.json").read_text())
     return " ".join(ABBREVIATIONS.get(word, spelling.get(word, word)) for word in words(text))

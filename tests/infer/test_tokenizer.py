@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 from pathlib import Path
 
 import pytest
+from rigs.checkout import shared
+from rigs.vocabularies import letters_of, published_ranks
 
 from appliance.errors import ModelError
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model.bundle import Bundle
-
-PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
-LETTERS = [chr(b) if b in PRINTABLE else chr(256 + OTHERS.index(b)) for b in range(256)]
-
-
-def letters_of(data: bytes) -> str:
-    """Bytes as GPT-2 writes them, built here from its definition."""
-    return "".join(LETTERS[byte] for byte in data)
 
 
 @pytest.fixture
@@ -31,11 +22,9 @@ def plain() -> Tokenizer:
 
 
 @pytest.fixture
-def shared() -> Path:
+def published() -> Path:
     """The published vocabularies, which are not part of the repository."""
-    if not (folder := os.environ.get("ROOMSCRIBE_SHARED")):
-        pytest.skip("ROOMSCRIBE_SHARED is not set: no published vocabularies to compare with")
-    return Path(folder) / "data" / "whisper"
+    return shared("data/whisper")
 
 
 @pytest.mark.parametrize("text", [" Hello, world", "naïve café", "日本語", "👩‍🚀", "می‌خواهم"])
@@ -80,26 +69,20 @@ def test_the_tokenizer_of_a_bundle_knows_its_tokens(bundle: Bundle) -> None:
     assert tokenizer.detokenize(bundle.prompt) == ""
 
 
-def test_all_tokens_of_whispers_vocabulary_have_the_published_bytes(shared: Path) -> None:
-    vocabulary = json.loads((shared / "whisper_tiny_multilingual_hf" / "vocab.json").read_text())
+def test_all_tokens_of_whispers_vocabulary_have_the_published_bytes(published: Path) -> None:
+    vocabulary = json.loads((published / "whisper_tiny_multilingual_hf" / "vocab.json").read_text())
     tokenizer = Tokenizer(vocabulary, first_special=50257)
-    ranks = published_ranks(shared / "openai" / "multilingual.tiktoken")
+    ranks = published_ranks(published / "openai" / "multilingual.tiktoken")
     assert len(ranks) == 50257
     wrong = [number for number, data in ranks.items() if tokenizer.token_bytes(number) != data]
     assert wrong == []
 
 
-def test_the_published_english_tokens_are_the_published_sentence(shared: Path) -> None:
-    ranks = published_ranks(shared / "openai" / "gpt2.tiktoken")
+def test_the_published_english_tokens_are_the_published_sentence(published: Path) -> None:
+    ranks = published_ranks(published / "openai" / "gpt2.tiktoken")
     vocabulary = {letters_of(data): number for number, data in ranks.items()}
-    published = json.loads((shared / "expected_reference_values.json").read_text())
-    tokens = published["whisper_tiny_en_greedy_ids"]["values"]
+    values = json.loads((published / "expected_reference_values.json").read_text())
+    tokens = values["whisper_tiny_en_greedy_ids"]["values"]
     text = Tokenizer(vocabulary, first_special=50256).detokenize(tokens)
-    whole = published["whisper_tiny_en_transcripts"]["mr_quilter"]["text"]
+    whole = values["whisper_tiny_en_transcripts"]["mr_quilter"]["text"]
     assert len(text) > 40 and whole.startswith(text)
-
-
-def published_ranks(file: Path) -> dict[int, bytes]:
-    """Ids and bytes of a .tiktoken file."""
-    lines = (line.split() for line in file.read_text().splitlines())
-    return {int(rank): b"" if data == "=" else base64.b64decode(data) for data, rank in lines}

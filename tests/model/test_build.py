@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from rigs.checkout import shared
 from rigs.models import random_weights, sized, write_checkpoint
 
 from appliance.errors import ModelError
@@ -174,9 +175,7 @@ def test_timestamps_begin_behind_the_no_timestamps_token(tmp_path: Path) -> None
 
 
 def test_whispers_own_vocabulary_and_generation_config_are_understood(tmp_path: Path) -> None:
-    if not (shared := os.environ.get("ROOMSCRIBE_SHARED")):
-        pytest.skip("ROOMSCRIBE_SHARED is not set: no published vocabulary to build with")
-    published = Path(shared) / "data" / "whisper" / "whisper_tiny_multilingual_hf"
+    published = shared("data/whisper/whisper_tiny_multilingual_hf")
     config = sized(8, (1, 1), 2, 51865, 1500, 448)
     folder = write_checkpoint(tmp_path / "checkpoint", config, random_weights(config, 4))
     for name in ("vocab.json", "added_tokens.json", "generation_config.json"):

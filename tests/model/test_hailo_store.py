@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rigs.checkout import shared
 from rigs.hub import Fault, LocalHub, local_hub
 
 from appliance.errors import ModelError
@@ -136,10 +136,8 @@ def test_a_store_out_of_reach_is_one_line_with_its_cure(tmp_path: Path) -> None:
 
 
 def test_the_magic_is_that_of_real_hefs() -> None:
-    shared = Path(os.environ.get("ROOMSCRIBE_SHARED", "/nowhere"))
-    files = sorted(shared.glob("data/hef/*.hef"))
-    if not files:
-        pytest.skip("needs ROOMSCRIBE_SHARED with compiled HEFs")
+    files = sorted(shared("data/hef").glob("*.hef"))
+    assert files
     for file in files:
         with file.open("rb") as stream:
             assert stream.read(len(MAGIC)) == MAGIC

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from rigs.checkout import shared
 from rigs.hailo_simulator.hef_files import write_hef
 
 from appliance.errors import ModelError
 from appliance.model.bundle import Bundle
 from appliance.model.hef import CHIP_NAMES, Edge, describe, read_hef, verify_hef
 
-SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED", "/nowhere")) / "data/hef"
-real_files = pytest.mark.skipif(not SHARED.is_dir(), reason="ROOMSCRIBE_SHARED has no HEF files")
 SHAPES = (1, 1000, 80), (1, 500, 128)
 
 
@@ -46,18 +44,16 @@ def as_version(file: Path, version: int) -> Path:
     return file
 
 
-@real_files
 def test_a_real_file_for_a_hailo_8_is_read() -> None:
-    hef = read_hef(SHARED / "arcface_mobilefacenet_suharvest.hef")
+    hef = read_hef(shared("data/hef") / "arcface_mobilefacenet_suharvest.hef")
     assert (hef.version, hef.chips, hef.made_for) == (2, ("hailo8",), "Hailo-8")
     assert hef.compiler == "3.31.0" and hef.checksum == "651b41ff45a7c344"
     assert hef.inputs == (Edge("arcface_mobilefacenet/input_layer1", (112, 112, 3)),)
     assert hef.outputs == (Edge("arcface_mobilefacenet/fc1", (1, 1, 512)),)
 
 
-@real_files
 def test_a_real_file_for_another_chip_is_read_and_refused(bundle: Bundle) -> None:
-    file = SHARED / "scrfd_2.5g_dc.hef"
+    file = shared("data/hef") / "scrfd_2.5g_dc.hef"
     hef = read_hef(file)
     assert (hef.version, hef.chips) == (3, ("hailo10h",)) and "5.2.0" in hef.compiler
     assert len(hef.inputs) == 1 and len(hef.outputs) == 9
@@ -65,19 +61,17 @@ def test_a_real_file_for_another_chip_is_read_and_refused(bundle: Bundle) -> Non
         verify_hef(file, bundle, "hailo8")
 
 
-@real_files
 def test_a_real_file_of_another_network_is_refused_for_its_sizes(bundle: Bundle) -> None:
     with pytest.raises(ModelError, match=r"input: expected \(1, 1000, 80\).*found .*\(112, 112, 3"):
-        verify_hef(SHARED / "arcface_mobilefacenet_suharvest.hef", bundle, "hailo8")
+        verify_hef(shared("data/hef") / "arcface_mobilefacenet_suharvest.hef", bundle, "hailo8")
 
 
-@real_files
 @pytest.mark.parametrize("name", ["arcface_mobilefacenet_suharvest.hef", "scrfd_2.5g_dc.hef"])
 @pytest.mark.parametrize("place", [0.3, 0.99])
 def test_a_changed_byte_anywhere_in_a_real_file_is_noticed(
     tmp_path: Path, name: str, place: float
 ) -> None:
-    content = bytearray((SHARED / name).read_bytes())
+    content = bytearray((shared("data/hef") / name).read_bytes())
     content[int(place * len(content))] ^= 4
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=r"expected XXH3 .*it is damaged"):

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rigs import broker as rig_broker
 from rigs.broker import Broker
 from rigs.checkout import ROOT
 from rigs.mqtt_client import Subscriber
+from rigs.needs import needs_broker
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
@@ -140,7 +140,7 @@ def test_the_card_names_entities_that_the_device_has() -> None:
     assert named <= known
 
 
-@pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing() or "")
+@needs_broker
 def test_the_access_list_gives_an_appliance_its_topics_and_no_others(tmp_path: Path) -> None:
     users = {"roomscribe_kitchen": "a", "homeassistant": "b"}
     secret = tmp_path / "password"

@@ -16,8 +16,6 @@ SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED") or ROOT.parent / "shared")
 
 def shared(*parts: str) -> Path:
     """A file or folder of SHARED; skips the test, or the module being imported, without it."""
-    import pytest  # the demonstration runs without
-
     path = SHARED.joinpath(*parts)
     if not path.exists():
         import pytest

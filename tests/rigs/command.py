@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from rigs.checkout import HOME_EN, ROOT, SPEECH
+from rigs.checkout import ROOT
 
-__all__ = ["HOME_EN", "ROOT", "SPEECH", "errors", "roomscribe", "start"]
+PROGRAM = ("-m", "appliance")
+LINE_WITHIN_S = 60.0
 
 
 def roomscribe(
@@ -21,7 +26,7 @@ def roomscribe(
 ) -> subprocess.CompletedProcess[str]:
     """Exit status and output of `roomscribe ARGUMENTS`."""
     done = subprocess.run(
-        [sys.executable, "-m", "appliance", *map(str, arguments)],
+        [sys.executable, *PROGRAM, *map(str, arguments)],
         input=stdin,
         capture_output=True,
         timeout=timeout_s,
@@ -34,14 +39,21 @@ def roomscribe(
     )
 
 
-def start(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
-    """A running `roomscribe ARGUMENTS`, its log on a pipe."""
+def start(
+    *arguments: str | Path,
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+    environment: Mapping[str, str] | None = None,
+    program: Sequence[str] = PROGRAM,
+) -> subprocess.Popen[bytes]:
+    """A running `roomscribe ARGUMENTS`; `program` is what Python runs in its place."""
     return subprocess.Popen(
-        [sys.executable, "-m", "appliance", *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | environment,
+        [sys.executable, *program, *map(str, arguments)],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | dict(environment or {}),
         cwd=ROOT,
     )
 
@@ -49,3 +61,44 @@ def start(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
 def errors(done: subprocess.CompletedProcess[str]) -> list[str]:
     """The command's own lines on standard error."""
     return [line for line in done.stderr.splitlines() if line.startswith("roomscribe: ")]
+
+
+def is_gone(pid: int) -> bool:
+    """True when no such process lives; one that nobody has reaped yet is dead all the same."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+@contextmanager
+def following(
+    config: Path, *arguments: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
+    """`roomscribe log --follow`, and what gives its next line's text."""
+    with start(
+        "log",
+        "--follow",
+        "--config",
+        config,
+        *arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        stream, kept = process.stdout.fileno(), bytearray()
+
+        def next_line() -> str:
+            until_s = time.monotonic() + LINE_WITHIN_S
+            while b"\n" not in kept:
+                assert select.select([stream], [], [], max(0.0, until_s - time.monotonic()))[0]
+                kept.extend(os.read(stream, 65536))
+            line, _, rest = bytes(kept).partition(b"\n")
+            kept[:] = rest
+            return line.decode().split("%  ", 1)[1]
+
+        try:
+            yield process, next_line
+        finally:
+            process.kill()

@@ -6,7 +6,9 @@ A disk that refuses, a folder in memory, and the daemon's log on them.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 from appliance.config import StoreSettings
 from appliance.mqtt.outbox import Outbox
 from appliance.store import standin
-from appliance.store.folders import FILE_NAME
+from appliance.store.folders import FILE_NAME, SHARED_MEMORY
 from appliance.store.standin import LastingDatabase
 from appliance.store.store import Store
 
@@ -35,6 +37,19 @@ def mounted(disk: Path, size: str) -> Iterator[Path]:
         yield disk
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def remount(disk: Path, how: str) -> None:
+    """From now on a mounted disk refuses to be written to (ro), or no longer (rw)."""
+    subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """An empty folder in memory, gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="roomscribe-test-", dir=SHARED_MEMORY))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Folder:
@@ -60,8 +75,7 @@ class House:
         self.told: list[str | None] = []
 
     def read_only(self, on: bool = True) -> None:
-        how = f"remount,{'ro' if on else 'rw'}"
-        subprocess.run(["mount", "-o", how, str(self.disk)], check=True)
+        remount(self.disk, "ro" if on else "rw")
 
     @contextmanager
     def log(self) -> Iterator[tuple[Store, LastingDatabase]]:

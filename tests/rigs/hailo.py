@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +76,27 @@ def mel_of(bundle: Bundle, seed: int) -> Mel:
     """A mel (W, n_mels) of noise."""
     rng = np.random.Generator(np.random.PCG64(seed))
     return (rng.random((bundle.frames, bundle.n_mels)) * 2 - 1).astype(np.float32)
+
+
+HOLDER = """
+import sys, time
+from hailo_platform import VDevice
+parameters = VDevice.create_params()
+if "share" in sys.argv:
+    parameters.group_id, parameters.multi_process_service = "SHARED", True
+device = VDevice(parameters)
+print("holding", flush=True)
+time.sleep(60)
+"""
+
+
+def hold(machine: Simulator, *words: str) -> subprocess.Popen[str]:
+    """Another process that has the chip."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, *words],
+        env=os.environ | machine.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout and process.stdout.readline() == "holding\n"
+    return process

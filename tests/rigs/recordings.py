@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rigs.checkout import SHARED, SPEECH
 
-SHARED_AUDIO = SHARED / "audio"
+SHARED_AUDIO = SHARED / "data" / "audio"
 """Recordings of real speech and noise, where there are any."""
 
 

@@ -1,32 +1,12 @@
-"""A folder in memory for the spool, and windows to put into it."""
+"""Windows and noise made up for tests."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
-import pytest
 
-from appliance.records import SAMPLE_RATE, Window, new_id
-from appliance.store.folders import SHARED_MEMORY, is_in_memory
-
-needs_memory = pytest.mark.skipif(
-    not is_in_memory(SHARED_MEMORY) or not os.access(SHARED_MEMORY, os.W_OK),
-    reason="no shared memory to keep a spool in",
-)
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """An empty folder in memory, gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="roomscribe-test-", dir=SHARED_MEMORY))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+from appliance.records import SAMPLE_RATE, Samples, Window, new_id
 
 
 def a_window(utterance_id: str = "", seconds: float = 0.1, **fields: object) -> Window:
@@ -45,3 +25,10 @@ def a_window(utterance_id: str = "", seconds: float = 0.1, **fields: object) -> 
         "voiced_s": seconds / 2,
     }
     return Window(utterance_id=utterance_id, **(values | fields))  # type: ignore[arg-type]
+
+
+def noise(level: float, seconds: float) -> Samples:
+    """White noise of that RMS as a share of full scale, the same each time."""
+    rng = np.random.default_rng(3)
+    sound = rng.normal(0, level * 32768, int(seconds * SAMPLE_RATE))
+    return np.clip(sound, -32768, 32767).astype(np.int16)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from rigs.disks import House, deliver, fill, refuses, tell
+from rigs.needs import needs_memory
 from rigs.publishing import transcript
 from rigs.stores import connection_of
-from rigs.windows import needs_memory
 
 from appliance.config import StoreSettings
 from appliance.errors import StoreError

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +12,12 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from rigs.checkout import ROOT, SPEECH
+from rigs.checkout import SPEECH
+from rigs.command import PROGRAM
+from rigs.daemon import daemon, log_of, write_config
+from rigs.needs import needs_memory
 from rigs.waiting import until
-from rigs.windows import a_window, needs_memory
+from rigs.windows import a_window
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.health import Health
@@ -37,12 +38,7 @@ class House:
         self.spool = memory / "spool"
         self.folder = folder
         self.state = folder / "state"
-        self.config = folder / "roomscribe.toml"
-        self.config.write_text(
-            f'[mqtt]\nenabled = false\n[store]\npath = "{self.state}"\n'
-            f'[spool]\npath = "{self.spool}"\n',
-            encoding="utf-8",
-        )
+        self.config = write_config(folder, spool={"path": self.spool})
 
     def hears(self, number: int) -> list[Window]:
         """Puts so many spoken windows into the spool, as a process would that dies then."""
@@ -75,25 +71,18 @@ class House:
 
     @contextmanager
     def daemon(self, *program: str) -> Iterator[subprocess.Popen[bytes]]:
-        """`roomscribe run` in silence; its log is added to the file `log`."""
-        command = program or ("-m", "appliance")
-        with Path("/dev/zero").open("rb") as silence, (self.folder / "log").open("ab") as log:
-            running = subprocess.Popen(
-                [sys.executable, *command, "run", "--config", self.config, "--recording", "-"],
-                stdin=silence,
-                stderr=log,
-                cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-            )
-        try:
+        """`roomscribe run` in silence."""
+        with (
+            Path("/dev/zero").open("rb") as silence,
+            daemon(
+                self.config, "--recording", "-", stdin=silence, program=program or PROGRAM
+            ) as running,
+        ):
             yield running
-        finally:
-            running.kill()
-            running.wait(10)
 
     @property
     def log(self) -> str:
-        return (self.folder / "log").read_text(encoding="utf-8")
+        return log_of(self.config)
 
 
 @pytest.fixture

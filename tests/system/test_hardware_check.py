@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from hardware import check
-from rigs.command import ROOT
+from rigs.checkout import ROOT
 
 from appliance.lab.benchmark.rows import KEYS
 

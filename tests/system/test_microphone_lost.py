@@ -7,15 +7,12 @@ import time
 from pathlib import Path
 
 from rigs import microphone as rig_microphone
+from rigs.checkout import SPEECH
+from rigs.daemon import listening_house
+from rigs.needs import needs_broker, needs_microphone
 from rigs.waiting import until
-from system.test_pipeline import (
-    FIRST,
-    SECOND,
-    listening_house,
-    needs_broker,
-    needs_microphone,
-    state_of,
-)
+
+FIRST, SECOND = SPEECH / "00.flac", SPEECH / "01.flac"
 
 
 @needs_broker
@@ -35,10 +32,10 @@ def test_a_sentence_that_was_begun_when_the_microphone_went_is_published_and_fla
             speaker.kill()
         until(lambda: len(heard.events()) == 1, 20)
         until(lambda: heard.payloads("microphone")[-1] == b"offline", 20)
-        assert state_of(heard)["status"] == "degraded"
+        assert heard.state()["status"] == "degraded"
         microphone.plug()
         until(lambda: heard.payloads("microphone")[-1] == b"online", 20)
-        until(lambda: state_of(heard)["status"] == "running", 20)
+        until(lambda: heard.state()["status"] == "running", 20)
         microphone.speak(SECOND)
         until(lambda: len(heard.events()) == 2, 20)
         assert running.poll() is None, "the daemon is the same one"

@@ -11,31 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rigs import broker as rig_broker, microphone as rig_microphone
+from rigs.checkout import SPEECH
 from rigs.command import roomscribe
+from rigs.daemon import READY_WITHIN_S, daemon, listening_house, write_config
 from rigs.mqtt_client import Subscriber
+from rigs.needs import needs_broker, needs_microphone
 from rigs.waiting import until
-from system.test_pipeline import (
-    FIRST,
-    READY_WITHIN_S,
-    daemon,
-    listening_house,
-    needs_broker,
-    needs_microphone,
-    state_of,
-    write_config,
-)
 
-
-def listeners(microphone: rig_microphone.PulseMicrophone) -> int:
-    """How many programs have the microphone open, as the sound server sees it."""
-    told = subprocess.run(
-        ["pactl", "list", "short", "source-outputs"],
-        env=microphone.environment,
-        capture_output=True,
-        check=True,
-        timeout=10,
-    )
-    return len(told.stdout.splitlines())
+FIRST = SPEECH / "00.flac"
 
 
 def command(heard: Subscriber, payload: bytes) -> None:
@@ -48,7 +31,7 @@ def test_a_mute_by_mqtt_ends_the_sentence_closes_the_microphone_and_is_undone(
     tmp_path: Path,
 ) -> None:
     with listening_house(tmp_path) as (microphone, heard, running):
-        assert listeners(microphone) == 1
+        assert microphone.listeners() == 1
         assert heard.payloads("mute") == [b"OFF"]
         speaker = subprocess.Popen(
             ["paplay", f"--device={rig_microphone.SINK}", str(FIRST)], env=microphone.environment
@@ -57,8 +40,8 @@ def test_a_mute_by_mqtt_ends_the_sentence_closes_the_microphone_and_is_undone(
         time.sleep(0.3)
         command(heard, b"ON")
         until(lambda: heard.payloads("mute")[-1] == b"ON", 1)
-        assert listeners(microphone) == 0
-        until(lambda: state_of(heard)["status"] == "muted")
+        assert microphone.listeners() == 0
+        until(lambda: heard.state()["status"] == "muted")
         until(heard.events, 15)
         assert heard.payloads("speech")[-1] == b"OFF"
         speaker.wait(20)
@@ -67,13 +50,13 @@ def test_a_mute_by_mqtt_ends_the_sentence_closes_the_microphone_and_is_undone(
         assert len(heard.events()) == 1, "heard something while muted"
         command(heard, b"OFF")
         until(lambda: heard.payloads("mute")[-1] == b"OFF")
-        until(lambda: listeners(microphone) == 1)
+        until(lambda: microphone.listeners() == 1)
         time.sleep(1)
         microphone.speak(FIRST)
         until(lambda: len(heard.events()) == 2, 15)
         assert running.poll() is None
     assert "interrupted" in heard.events()[0]["flags"]
-    assert state_of(heard)["status"] == "running"
+    assert heard.state()["status"] == "running"
 
 
 @contextmanager
@@ -82,7 +65,7 @@ def quiet_house(folder: Path) -> Iterator[tuple[Subscriber, Path]]:
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
         yield (
             heard,
-            write_config(folder, broker.port, f'[capture]\nrecording = "{silence(folder)}"\n'),
+            write_config(folder, broker.port, capture={"recording": silence(folder)}),
         )
 
 
@@ -99,7 +82,7 @@ def silence(folder: Path) -> Path:
 @needs_broker
 def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_path: Path) -> None:
     with quiet_house(tmp_path) as (heard, config):
-        with daemon("--config", config) as running:
+        with daemon(config) as running:
             until(lambda: heard.payloads("microphone") == [b"online"], READY_WITHIN_S)
             done = roomscribe("mute", "on", "--config", config)
             assert done.stdout == "muted: the microphone is closed\n"
@@ -108,7 +91,7 @@ def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_pa
             assert running.wait(10) == 0
         assert roomscribe("mute", "--config", config).returncode == 0
         before = len(heard.payloads("state"))
-        with daemon("--config", config) as running:
+        with daemon(config) as running:
             until(lambda: len(heard.payloads("state")) > before, READY_WITHIN_S)
             told = [json.loads(state) for state in heard.payloads("state")[before:]]
             assert {state["status"] for state in told} == {"muted"}

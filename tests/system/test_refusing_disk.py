@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import pytest
 import soundfile
 from rigs import broker as rig_broker
-from rigs.command import ROOT, SPEECH, roomscribe
-from rigs.disks import mounted
+from rigs.checkout import SPEECH
+from rigs.command import roomscribe
+from rigs.daemon import daemon, log_of, write_config
+from rigs.disks import mounted, remount
 from rigs.mqtt_client import Subscriber
+from rigs.needs import needs_broker, needs_memory
 from rigs.waiting import until
-from rigs.windows import needs_memory
 
 WITHIN_S = 90.0
 PAUSE = bytes(2 * 16000)
 
-pytestmark = [
-    needs_memory,
-    pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing() or ""),
-]
+pytestmark = [needs_memory, needs_broker]
 
 
 class Hearing:
@@ -53,24 +48,6 @@ class Hearing:
             time.sleep(0.1)
 
 
-@contextmanager
-def daemon(config: Path) -> Iterator[Hearing]:
-    with (config.parent / "log").open("ab") as log:
-        running = subprocess.Popen(
-            [sys.executable, "-m", "appliance", "run", "--config", config, "--recording", "-"],
-            stdin=subprocess.PIPE, stderr=log, cwd=ROOT,
-        )  # fmt: skip
-    try:
-        yield Hearing(running)
-    finally:
-        running.kill()
-        running.wait(10)
-
-
-def remount(disk: Path, how: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)
-
-
 def logged(config: Path) -> list[tuple[int, str]]:
     """Number and id of what `roomscribe log` shows."""
     done = roomscribe("log", "--json", "--config", config)
@@ -78,41 +55,35 @@ def logged(config: Path) -> list[tuple[int, str]]:
 
 
 def test_a_sentence_heard_on_a_read_only_disk_is_told_and_in_the_log_later(tmp_path: Path) -> None:
-    config = tmp_path / "roomscribe.toml"
     with (
         mounted(tmp_path / "disk", "4m") as disk,
         rig_broker.Broker() as broker,
         Subscriber(broker.port) as heard,
     ):
-        config.write_text(
-            f'[appliance]\nnode = "kitchen"\n[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n'
-            f'[store]\npath = "{disk / "state"}"\n',
-            encoding="utf-8",
-        )
+        config = write_config(tmp_path, broker.port, store={"path": disk / "state"})
         first = roomscribe("run", "--config", config, "--recording", SPEECH / "00.flac")
         assert first.returncode == 0
         until(lambda: len(heard.events()) == 1, WITHIN_S)
         remount(disk, "ro")
 
-        def states() -> list[dict[str, object]]:
-            return [json.loads(payload) for payload in heard.payloads("state")]
-
-        with daemon(config) as hearing:
+        with daemon(config, "--recording", "-", stdin=subprocess.PIPE) as process:
+            hearing = Hearing(process)
             hearing.say(1)
             until(lambda: len(heard.events()) == 2, WITHIN_S)
-            assert "kept in memory only" in str(states()[-1]["reasons"])
+            assert "kept in memory only" in str(heard.state()["reasons"])
             assert [seq for seq, _ in logged(config)] == [1, 2]
         # killed; the next one still finds the disk read-only
-        with daemon(config) as hearing:
+        with daemon(config, "--recording", "-", stdin=subprocess.PIPE) as process:
+            hearing = Hearing(process)
             hearing.say(2)
             until(lambda: len(heard.events()) == 3, WITHIN_S)
             remount(disk, "rw")
             hearing.silence()
-            until(lambda: states()[-1]["status"] == "running", WITHIN_S)
+            until(lambda: heard.state()["status"] == "running", WITHIN_S)
             hearing.say(3)
             until(lambda: len(heard.events()) == 4, WITHIN_S)
         events = [(event["seq"], event["id"]) for event in heard.events()]
         assert [seq for seq, _ in events] == [1, 2, 3, 4]
         assert logged(config) == events
-        assert "in it now" in (tmp_path / "log").read_text(encoding="utf-8")
+        assert "in it now" in log_of(config)
         assert [path.name for path in disk.iterdir()] == ["state"]

@@ -8,24 +8,31 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 from rigs.broker import Broker, missing
-from rigs.command import ROOT, start
-from rigs.microphone import SINK, PulseMicrophone, missing_packages
+from rigs.checkout import ROOT
+from rigs.daemon import daemon, log_of, write_config
+from rigs.microphone import SINK, PulseMicrophone
+from rigs.mqtt_client import publish_once
+from rigs.needs import needs_microphone
+from rigs.waiting import until
+from rigs.windows import noise
 
 from appliance.cli.doctor import hearing
 from appliance.cli.doctor.daemon import Daemon, holders, running_daemon
 from appliance.cli.doctor.hearing import judge_sound
 from appliance.cli.doctor.outcome import Outcome, Surroundings
-from appliance.config import CaptureSettings, MqttSettings, Settings, VoiceSettings
-
-needs_pulseaudio = pytest.mark.skipif(
-    bool(missing_packages()), reason=f"not installed: {' '.join(missing_packages())}"
+from appliance.config import (
+    ApplianceSettings,
+    CaptureSettings,
+    MqttSettings,
+    Settings,
+    VoiceSettings,
 )
+
 LOOK = """
 import json, sys
 from dataclasses import asdict, replace
@@ -58,13 +65,7 @@ def look(rig: PulseMicrophone, within_s: float = 15.0) -> Outcome:
     return Outcome(**json.loads(done.stdout))
 
 
-def noise(level: float, seconds: float) -> np.ndarray[Any, np.dtype[np.int16]]:
-    rng = np.random.default_rng(3)
-    sound = rng.normal(0, level * 32768, int(seconds * 16_000))
-    return np.clip(sound, -32768, 32767).astype(np.int16)
-
-
-@needs_pulseaudio
+@needs_microphone
 def test_a_microphone_that_hears_is_well_and_says_how_loud(
     rig: PulseMicrophone, tmp_path: Path
 ) -> None:
@@ -81,7 +82,7 @@ def test_a_microphone_that_hears_is_well_and_says_how_loud(
     assert "at 16000 Hz: -20 dBFS" in found.found
 
 
-@needs_pulseaudio
+@needs_microphone
 def test_digital_silence_is_a_fault(rig: PulseMicrophone) -> None:
     found = look(rig)
     assert found.status == "failed"
@@ -89,7 +90,7 @@ def test_digital_silence_is_a_fault(rig: PulseMicrophone) -> None:
     assert "alsamixer" in found.cure
 
 
-@needs_pulseaudio
+@needs_microphone
 def test_a_sound_server_that_hangs_does_not_hang_the_doctor(tmp_path: Path) -> None:
     with PulseMicrophone(tmp_path / "rig") as stalled:
         assert stalled._server is not None
@@ -102,25 +103,22 @@ def test_a_sound_server_that_hangs_does_not_hang_the_doctor(tmp_path: Path) -> N
     assert found.found == "no answer after 2 s while opening the microphone"
 
 
-@needs_pulseaudio
+@needs_microphone
 def test_a_daemon_that_hears_the_same_microphone_is_not_disturbed(
     rig: PulseMicrophone, tmp_path: Path
 ) -> None:
-    config = tmp_path / "house.toml"
-    config.write_text(f'[store]\npath = "{tmp_path}"\n[mqtt]\nenabled = false\n', encoding="utf-8")
-    daemon = start("run", "--config", config, **rig.environment)
-    try:
-        assert daemon.stderr is not None
-        assert any("listening to" in line for line in daemon.stderr)
+    config = write_config(tmp_path)
+    with daemon(config, environment=rig.environment) as started:
+        until(lambda: "listening to" in log_of(config), 30)
+        before = log_of(config)
         running = running_daemon(config)
         assert running is not None
-        assert (running.pid, running.service) == (daemon.pid, False)
+        assert (running.pid, running.service) == (started.pid, False)
         assert look(rig).found.endswith("digital silence (every sample is the same)")
-        assert daemon.poll() is None
-    finally:
-        daemon.terminate()
-        said = daemon.communicate(timeout=10)[1]
-    assert daemon.returncode == 0
+        assert started.poll() is None
+        started.terminate()
+        assert started.wait(10) == 0
+    said = log_of(config).removeprefix(before)
     assert "microphone" not in said.replace("listening to", "")
     assert running_daemon(config) is None
 
@@ -161,11 +159,12 @@ def test_a_microphone_that_the_daemon_holds_is_left_to_it(tmp_path: Path) -> Non
 def test_of_a_held_microphone_the_daemons_own_word_counts(
     tmp_path: Path, told: str, status: str
 ) -> None:
-    from cli.doctor.test_publishing import around as at_broker, retain
-
     with Broker() as broker:
-        retain(broker, "roomscribe/kitchen/microphone", told)
-        settings = at_broker(broker).settings
+        publish_once(broker.port, "roomscribe/kitchen/microphone", told.encode(), retain=True)
+        settings = Settings(
+            appliance=ApplianceSettings(node="kitchen"),
+            mqtt=MqttSettings(host=broker.host, port=broker.port),
+        )
         daemon = Daemon(77, "roomscribe", True)
         around = Surroundings(settings, daemon=daemon, root=machine(tmp_path))
         found = hearing.microphone(around)

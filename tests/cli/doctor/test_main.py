@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 import soundfile
-from cli.doctor.test_hearing import noise
 from rigs.broker import Broker, missing
-from rigs.command import ROOT, start
+from rigs.checkout import ROOT
+from rigs.daemon import daemon, log_of, write_config
 from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.microphone import SINK, PulseMicrophone, missing_packages
 from rigs.mqtt_client import Subscriber
 from rigs.waiting import until
+from rigs.windows import noise
 
 from appliance.cli.doctor.main import MARKS, PLAIN_MARKS, lines, marks, says_nothing_new
 from appliance.cli.doctor.outcome import Finding, Outcome, failed, ok, skipped
@@ -56,13 +57,7 @@ def told(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
 @pytest.fixture
 def silent_house(tmp_path: Path) -> Path:
     """A configuration without broker and microphone."""
-    config = tmp_path / "house.toml"
-    config.write_text(
-        f'[store]\npath = "{tmp_path}/state"\n[mqtt]\nenabled = false\n'
-        '[capture]\nrecording = "talk.flac"\n',
-        encoding="utf-8",
-    )
-    return config
+    return write_config(tmp_path, capture={"recording": "talk.flac"})
 
 
 def test_the_page_has_a_line_for_each_check_and_counts_the_failed(silent_house: Path) -> None:
@@ -119,12 +114,7 @@ def test_beside_a_running_daemon_all_is_well_and_nothing_is_disturbed(tmp_path: 
         simulator = Simulator(tmp_path / "machine")
         simulator.plug(latency_ms=1)
         folder = with_hef(load_bundle("home-en"), tmp_path / "home-en").folder
-        config = tmp_path / "house.toml"
-        config.write_text(
-            f'[appliance]\nnode = "kitchen"\n[store]\npath = "{tmp_path}/state"\n'
-            f'[model]\nbundle = "{folder}"\n[mqtt]\nhost = "{broker.host}"\nport = {broker.port}\n',
-            encoding="utf-8",
-        )
+        config = write_config(tmp_path, broker.port, model={"bundle": folder})
         environment = rig.environment | simulator.environment
         soundfile.write(tmp_path / "noise.wav", noise(0.01, 60), 16_000)
         player = subprocess.Popen(
@@ -133,22 +123,20 @@ def test_beside_a_running_daemon_all_is_well_and_nothing_is_disturbed(tmp_path: 
         stack.callback(player.wait)
         stack.callback(player.kill)
         listener = stack.enter_context(Subscriber(broker.port))
-        daemon = start("run", "--config", config, **environment)
-        stack.callback(daemon.kill)
+        running = stack.enter_context(daemon(config, environment=environment))
         until(lambda: listener.payloads("availability") == [b"online"], 30)
         found = told(doctor("--json", "--config", config, environment=environment))
         faults = {name for name, one in found.items() if one["status"] == "failed"}
         assert faults <= {"clock", "memory", "power", "disk"}, found
         assert found["microphone"]["found"].endswith("dBFS")
         assert "encoder hailo8" in found["its own word"]["found"]
-        assert found["owner"]["found"] == f"held by the daemon (process {daemon.pid})"
+        assert found["owner"]["found"] == f"held by the daemon (process {running.pid})"
         assert "in use by" in found["self-test on the NPU"]["found"]
         assert found["round trip"]["status"] == "ok"
         assert "encoder hailo8" in found["its own word"]["found"]
         assert found["log"]["status"] == "ok"
-        daemon.send_signal(signal.SIGTERM)
-        said = daemon.communicate(timeout=15)[1]
-        assert daemon.returncode == 0, said
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(15) == 0, log_of(config)
         assert listener.payloads("availability") == [b"online", b"offline"]
         assert all(b'"running"' in state for state in listener.payloads("state"))
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.command import HOME_EN, SPEECH
+from rigs.checkout import HOME_EN, SPEECH
 from rigs.hailo_simulator.control import Simulator, enlist, with_hef, write_decoder_hef
 
 from appliance.cli.doctor import npu

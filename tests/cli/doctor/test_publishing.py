@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -10,10 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from paho.mqtt.client import Client, MQTTv5
-from paho.mqtt.enums import CallbackAPIVersion
 from rigs.broker import Broker, missing
-from rigs.mqtt_client import Subscriber
+from rigs.mqtt_client import Subscriber, publish_once
 from rigs.publishing import running
 from rigs.waiting import until
 
@@ -22,7 +21,6 @@ from appliance.cli.doctor.bounded import of_error
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import ApplianceSettings, MqttSettings, Settings, StoreSettings
 from appliance.errors import BrokerError
-from appliance.mqtt import probe
 from appliance.store.store import Store
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "Mosquitto is there")
@@ -67,15 +65,6 @@ def as_user(broker: Broker, folder: Path, user: str, password: str = PASSWORD) -
     return around(broker, username=user, password_file=str(file))
 
 
-def retain(broker: Broker, topic: str, payload: str) -> None:
-    client = Client(CallbackAPIVersion.VERSION2, "retainer", protocol=MQTTv5)
-    client.connect(broker.host, broker.port)
-    client.loop_start()
-    client.publish(topic, payload, qos=1, retain=True).wait_for_publish(5)
-    client.disconnect()
-    client.loop_stop()
-
-
 def refusal(look: object, where: Surroundings) -> Outcome:
     """The outcome of the error that a check raises."""
     with pytest.raises(BrokerError) as caught:
@@ -97,12 +86,12 @@ def test_a_broker_that_is_away_is_told_with_its_address() -> None:
     assert "mqtt.host" in found.cure
 
 
-def test_a_broker_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "CONNECT_S", 0.5)
+def test_a_broker_that_hangs_is_given_up() -> None:
+    soon = functools.partial(doctor.reachable, connect_s=0.5)
     with Broker() as broker:
         broker.signal(signal.SIGSTOP)
         try:
-            found = refusal(doctor.reachable, around(broker))
+            found = refusal(soon, around(broker))
         finally:
             broker.signal(signal.SIGCONT)
     assert "no answer within 0.5 s" in found.found
@@ -164,9 +153,9 @@ def test_a_password_that_is_not_for_this_user_is_not_missed(
 def test_home_assistants_birth_is_information() -> None:
     with Broker() as broker:
         assert doctor.home_assistant(around(broker)).status == "skipped"
-        retain(broker, doctor.BIRTH, "online")
+        publish_once(broker.port, doctor.BIRTH, b"online", retain=True)
         assert doctor.home_assistant(around(broker)).status == "ok"
-        retain(broker, doctor.BIRTH, "offline")
+        publish_once(broker.port, doctor.BIRTH, b"offline", retain=True)
         found = doctor.home_assistant(around(broker))
     assert found.status == "skipped"
     assert "down or restarting" in found.found

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from rigs.disks import House
+from rigs.needs import needs_memory
 from rigs.publishing import transcript
-from rigs.windows import needs_memory
 
 from appliance.cli.doctor import publishing
 from appliance.cli.doctor.outcome import Surroundings

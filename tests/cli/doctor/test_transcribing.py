@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.command import HOME_EN, SPEECH
-from test_infer_arithmetic import Saturating
+from rigs.checkout import HOME_EN, SPEECH
+from rigs.saturating import Saturating
 
 from appliance.cli.doctor import transcribing
 from appliance.cli.doctor.outcome import Surroundings

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import gc
-import os
 import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rigs.checkout import shared
 from rigs.hailo import LENGTHS, mel_of
 from rigs.hailo_simulator.control import DECODER_OUTPUTS, Simulator, enlist, write_decoder_hef
 
@@ -25,8 +24,8 @@ from appliance.infer.hailo.decoder_network import PLACE_TABLE, TOKEN_TABLE, Deco
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import LIMITS, Limits, open_npu
 from appliance.infer.transcriber import open_transcriber
-from appliance.model.bundle import Bundle, Guards
-from appliance.model.hef import HEF_FILE, read_hef
+from appliance.model.bundle import HEF_FILE, Bundle, Guards
+from appliance.model.hef import read_hef
 from appliance.records import States, Window
 
 ON_HAILO = EncoderSettings(threads=1)
@@ -211,10 +210,7 @@ def test_a_hef_that_does_not_tell_the_order_of_its_outputs_is_refused(
 
 
 def test_a_real_hef_tells_the_order_of_its_outputs_which_is_not_that_of_their_numbers() -> None:
-    file = Path(os.environ.get("ROOMSCRIBE_SHARED", "/nowhere")) / "data/hef/scrfd_2.5g_dc.hef"
-    if not file.exists():
-        pytest.skip("needs ROOMSCRIBE_SHARED with compiled HEFs")
-    hef = read_hef(file)
+    hef = read_hef(shared("data/hef/scrfd_2.5g_dc.hef"))
     numbers = [int(name.removeprefix("scrfd_2_5g/conv")) for name in hef.output_order]
     assert numbers == [43, 42, 44, 50, 49, 51, 56, 55, 57]
     assert sorted(hef.output_order) == sorted(edge.name for edge in hef.outputs)

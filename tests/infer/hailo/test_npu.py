@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rigs.hailo import mel_of
+from rigs.hailo import hold, mel_of
 from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.errors import DeviceError, ModelError
@@ -21,36 +20,13 @@ from appliance.infer.hailo import device, errors
 from appliance.infer.hailo.device import find_chip, identify, load_binding
 from appliance.infer.hailo.errors import NpuError, Situation, explain, status_of
 from appliance.infer.hailo.npu import LIMITS, Limits, Npu, open_npu
-from appliance.model.bundle import Bundle
-from appliance.model.hef import HEF_FILE
+from appliance.model.bundle import HEF_FILE, Bundle
 
-HOLDER = """
-import sys, time
-from hailo_platform import VDevice
-parameters = VDevice.create_params()
-if "share" in sys.argv:
-    parameters.group_id, parameters.multi_process_service = "SHARED", True
-device = VDevice(parameters)
-print("holding", flush=True)
-time.sleep(60)
-"""
 CURE = r"; .*(sudo|restart|roomscribe model add|--hef|\[encoder\]|look|install|modprobe|cma=|use )"
 
 
 def open_here(bundle: Bundle, *, share: bool = False, limits: Limits = LIMITS) -> Npu:
     return open_npu(bundle, bundle.folder / HEF_FILE, share=share, limits=limits)
-
-
-def hold(machine: Simulator, *words: str) -> subprocess.Popen[str]:
-    """Another process that has the chip."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, *words],
-        env=os.environ | machine.environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout and process.stdout.readline() == "holding\n"
-    return process
 
 
 def refusal(bundle: Bundle) -> NpuError:

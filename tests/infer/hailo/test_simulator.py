@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from rigs.hailo_simulator.control import Simulator
 
-from appliance.model.bundle import Bundle
-from appliance.model.hef import HEF_FILE
+from appliance.model.bundle import HEF_FILE, Bundle
 
 
 class Opened:

@@ -1,0 +1,84 @@
+"""The daemon as systemd starts it: its configuration, its process, and a house around it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from rigs import broker as rig_broker, microphone as rig_microphone
+from rigs.command import PROGRAM, start
+from rigs.mqtt_client import Subscriber
+from rigs.waiting import until
+
+READY_WITHIN_S = 30.0
+
+
+def write_config(folder: Path, port: int = 0, **sections: Mapping[str, Any]) -> Path:
+    """`roomscribe.toml` in `folder`: node kitchen, the log in its `state`, the broker on `port`.
+
+    Without a port MQTT is off. `sections` go before these and are added to them.
+    """
+    written: dict[str, dict[str, Any]] = {
+        "appliance": {"node": "kitchen"},
+        "mqtt": {"host": "127.0.0.1", "port": port} if port else {"enabled": False},
+        "store": {"path": folder / "state"},
+    }
+    for name, keys in sections.items():
+        written[name] = written.get(name, {}) | dict(keys)
+    lines: list[str] = []
+    for name, keys in written.items():
+        lines.append(f"[{name}]")
+        lines += [
+            f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}"
+            for key, value in keys.items()
+        ]
+    config = folder / "roomscribe.toml"
+    config.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return config
+
+
+@contextmanager
+def daemon(
+    config: Path,
+    *arguments: str | Path,
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+    environment: Mapping[str, str] | None = None,
+    program: Sequence[str] = PROGRAM,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A running `roomscribe run`, killed at the end. `log_of(config)` is what it wrote."""
+    with (config.parent / "log").open("ab") as log:
+        running = start(
+            "run", "--config", config, *arguments,
+            stdin=stdin, stderr=log, environment=environment, program=program,
+        )  # fmt: skip
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.wait(10)
+        if running.stdin:
+            running.stdin.close()
+
+
+def log_of(config: Path) -> str:
+    """What the daemons with this configuration wrote so far."""
+    return (config.parent / "log").read_text(encoding="utf-8")
+
+
+@contextmanager
+def listening_house(
+    folder: Path,
+) -> Iterator[tuple[rig_microphone.PulseMicrophone, Subscriber, subprocess.Popen[bytes]]]:
+    """A daemon that listens to a private microphone, and a subscriber of its private broker."""
+    microphone = rig_microphone.PulseMicrophone(folder / "microphone")
+    with rig_broker.Broker() as broker, microphone, Subscriber(broker.port) as heard:
+        config = write_config(folder, broker.port)
+        with daemon(config, environment=microphone.environment) as running:
+            until(lambda: heard.payloads("availability") == [b"online"], READY_WITHIN_S)
+            time.sleep(1)
+            yield microphone, heard, running
