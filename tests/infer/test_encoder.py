@@ -15,7 +15,7 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 from appliance.config import EncoderSettings
 from appliance.errors import DeviceError, ModelError
 from appliance.infer.encoder import CpuEncoder, Encoder, PlainEncoder
-from appliance.infer.hailo import failover
+from appliance.infer.hailo import errors, failover
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import LIMITS, Limits, open_npu
 from appliance.infer.transcriber import open_encoder
@@ -279,13 +279,18 @@ def test_closing_frees_the_chip_also_after_a_fault(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
     simulator.plug()
-    every: tuple[list[int] | str, ...] = ([], "all")
+    every: tuple[list[int] | str, ...] = ([], "all", [])
+    kept: list[Encoder] = []
     for jobs in every:
         simulator.set(fail_jobs=[])
-        encoder: Encoder = open_encoder(hef_bundle, HAILO)
+        encoder = open_encoder(hef_bundle, HAILO)
+        kept.append(encoder)  # one that nobody holds would free the chip without being closed
         simulator.set(fail_jobs=jobs)
         encoder.encode(mel_of(hef_bundle, 1))
+        assert (encoder.trouble is not None) == (jobs == "all")
+        assert errors.owners() != []
         encoder.close()
+        assert errors.owners() == []
 
 
 def test_a_stream_with_faults_everywhere_gives_what_the_cpu_alone_gives(

@@ -201,7 +201,7 @@ def device(around: Surroundings) -> Outcome:
             )
     found = f"{', '.join(map(str, nodes))}, driver {driver or 'of unknown version'}"
     if errors.lacks_small_pages():
-        found += f"; pages of {errors.page_size()} bytes may need {LARGE_PAGES}"
+        found += f"; pages of {errors.PAGE_BYTES} bytes may need {LARGE_PAGES}"
     return ok(found)
 
 

@@ -1,12 +1,9 @@
-"""HailoRT's failures in plain words: what was wanted, what was found, what to do.
+"""HailoRT's failures in plain words, and what the system tells of a Hailo without HailoRT.
 
-Most of its errors are one class; the number of the status tells them apart. Numbers are those of
-hailort.h, 4.18 to 5.2, which agree. The cures come from reading sources and other users' reports.
-
-What the system tells of a Hailo without HailoRT: device nodes, driver, who holds the chip.
-
-Nothing here was ever looked at on a machine with a Hailo; paths are those of Hailo's published
-driver sources (4.18 to 5.3).
+Most of HailoRT's errors are one class; the number of the status tells them apart. Numbers are those
+of hailort.h, 4.18 to 5.2, which agree; paths of device nodes and of the driver those of Hailo's
+published driver sources, 4.18 to 5.3. The cures come from reading sources and other users' reports:
+nothing here was ever looked at on a machine with a Hailo.
 """
 
 from __future__ import annotations
@@ -27,8 +24,9 @@ VARIABLE = "ROOMSCRIBE_HAILO_ROOT"
 NODES = ("dev/hailo0", "dev/h1x-0")
 """Of HailoRT 4.x's driver, and of 5.x's for the Hailo-10H."""
 MODULES = ("sys/module/hailo_pci", "sys/module/hailo1x_pci")
-LARGE_PAGE, FORCED_PAGE = 16384, 4096
-"""Bytes: the page of a Raspberry Pi 5's usual kernel, and the largest that the chip's DMA takes."""
+PAGE_BYTES, FORCED_PAGE = os.sysconf("SC_PAGE_SIZE"), 4096
+"""Of this machine's memory (16384 with a Raspberry Pi 5's usual kernel), and the largest that the
+chip's DMA takes."""
 LOG_VARIABLE, LOG_FILE, LOG_TAIL = "HAILORT_LOGGER_PATH", "hailort.log", 20_000
 PROC = Path("/proc")
 
@@ -72,16 +70,11 @@ def owners() -> list[Owner]:
     return sorted(found, key=lambda owner: owner.pid == os.getpid())
 
 
-def page_size() -> int:
-    """Bytes of a page of memory."""
-    return os.sysconf("SC_PAGE_SIZE")
-
-
-def lacks_small_pages() -> bool:
+def lacks_small_pages(page_bytes: int = PAGE_BYTES) -> bool:
     """True where pages are too large for the chip and the driver was not told to use smaller ones;
     also where HailoRT's log, if there is one, says so."""
     forced = {_read(_root() / module / "parameters/force_desc_page_size") for module in MODULES}
-    unforced = page_size() > FORCED_PAGE and str(FORCED_PAGE) not in forced
+    unforced = page_bytes > FORCED_PAGE and str(FORCED_PAGE) not in forced
     return unforced or "max_desc_page_size" in _log()
 
 
@@ -159,6 +152,8 @@ class Situation:
     hef: Hef | None = None
     scan: Callable[[], list[str]] = list
     """Device.scan."""
+    page_bytes: int = PAGE_BYTES
+    accessible: Callable[[Path], bool] = is_accessible
 
 
 def status_of(error: BaseException) -> int | None:
@@ -219,7 +214,7 @@ def _versions(situation: Situation) -> tuple[str, str]:
 def _driver(situation: Situation) -> tuple[str, str]:
     """36: the node cannot be opened, or the driver refused."""
     for node in nodes():
-        if not is_accessible(node):
+        if not situation.accessible(node):
             return "forbidden", (
                 f"expected leave to use {node}, found its mode {node.stat().st_mode & 0o777:04o}; "
                 "install hailo-dkms's udev rule (0666), and give the service DeviceAllow for it"
@@ -268,9 +263,9 @@ def _newer_hef(situation: Situation) -> tuple[str, str]:
 
 def _internal(situation: Situation) -> tuple[str, str]:
     """8: anything, and often pages that are too large for the chip."""
-    if lacks_small_pages():
+    if lacks_small_pages(situation.page_bytes):
         return "large pages", (
-            f"{situation.doing}: expected pages of 4096 bytes, found {page_size()}; "
+            f"{situation.doing}: expected pages of 4096 bytes, found {situation.page_bytes}; "
             "put `options hailo_pci force_desc_page_size=4096` into /etc/modprobe.d/hailo.conf "
             "and restart the machine"
         )

@@ -19,6 +19,12 @@ FAILED = (
     "test_a_window_that_the_npu_fails_comes_from_the_cpu_at_once_and_the_npu_comes_back"
     "[a failed job]"
 )
+CLOSING = """\
+        for npu in (self._failed, self._npu):
+            if npu:
+                npu.close()
+        self._failed = self._npu = None
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +196,18 @@ MUTANTS = {
         "pass",
         ENCODER, FAILED,
         r"AssertionError: assert \('cpu' == 'hailo8'",
+    ),
+    "closes nothing": Mutant(
+        "hailo.failover", CLOSING,
+        "        pass\n",
+        ENCODER, "test_closing_frees_the_chip_also_after_a_fault",
+        r"AssertionError: assert \[Owner\(.*== \[\]",
+    ),
+    "closes nothing but an NPU that works": Mutant(
+        "hailo.failover", CLOSING,
+        CLOSING.replace("self._failed, ", "None, ").replace("self._failed = ", ""),
+        ENCODER, "test_closing_frees_the_chip_also_after_a_fault",
+        r"AssertionError: assert \[Owner\(.*== \[\]",
     ),
     "trusts the number of bytes of a decoder": Mutant(
         "hailo.decoder_network",
