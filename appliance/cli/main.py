@@ -10,14 +10,14 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from appliance import __version__, config
 from appliance.cli import log, model, mqtt, run, transcribe
 from appliance.config import Settings
 from appliance.errors import ConfigError, RoomscribeError
-from appliance.lab import options as benchmark_options
+from appliance.lab import add_benchmark_arguments
 
 DESCRIPTION = """\
 Hears a sentence in the room and publishes its text to MQTT and a local log.
@@ -32,15 +32,18 @@ examples:
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; its exit status."""
+def main(
+    arguments: Sequence[str] | None = None,
+    command: Callable[[argparse.Namespace, Settings], int] | None = None,
+) -> int:
+    """Runs one command, `command` in place of the one that is named; its exit status."""
     options = parser().parse_args(arguments)
     from appliance.daemon import journal
 
     try:
         settings = _settings(options)
         journal.set_up(settings.journal)
-        return int(options.command(options, settings))
+        return int((command or options.command)(options, settings))
     except ConfigError as error:
         for message in error.messages:
             print(f"roomscribe: {message}", file=sys.stderr)
@@ -109,14 +112,14 @@ def _add_benchmark(
         "other ways to run Whisper, side by side, with medians. Rivals that are not installed are "
         "left out by name (pip install roomscribe[benchmark]).",
     )
-    benchmark_options.add_arguments(sub)
+    add_benchmark_arguments(sub)
     sub.set_defaults(command=_benchmark)
 
 
 def _benchmark(options: argparse.Namespace, settings: Settings) -> int:
-    from appliance.lab import main as measure
+    from appliance.lab import run_benchmark
 
-    return measure.run(options, settings)
+    return run_benchmark(options, settings)
 
 
 def _add_doctor(

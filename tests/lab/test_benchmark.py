@@ -1,6 +1,6 @@
 """The benchmark: every row writes what the others write, and figures come out as promised.
 
-The benchmark's rows on a Hailo, a simulated one.
+The rows on a Hailo run on a simulated one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rigs.models import random_mel
 
 from appliance.config import ModelSettings, Settings
 from appliance.errors import ConfigError, ModelError
-from appliance.lab.benchmark import options as offered, rows, rows as traffic
+from appliance.lab.benchmark import options as offered
+from appliance.lab.benchmark.baselines import ExportedRunner, UncachedRunner
 from appliance.lab.benchmark.facts import CLOCKS
-from appliance.lab.benchmark.main import run
-from appliance.lab.benchmark.measure import Asked
-from appliance.lab.benchmark.options import add_arguments
+from appliance.lab.benchmark.main import run_benchmark
+from appliance.lab.benchmark.measure import RowProcess
+from appliance.lab.benchmark.options import add_benchmark_arguments
 from appliance.lab.benchmark.ours import OurRunner
-from appliance.lab.benchmark.rivals import ExportedRunner, UncachedRunner
-from appliance.lab.benchmark.rows import KEYS, Row, RowMaker
+from appliance.lab.benchmark.rows import KEYS, ROUNDS, Row, RowMaker, bytes_of_graph, memory_speed
 from appliance.lab.benchmark.subject import (
     SHAPES,
     Subject,
@@ -47,7 +47,7 @@ def subject_of(checkpoint_folder: Path, window_s: float, folder: Path) -> Subjec
 
 def options(*given: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_benchmark_arguments(parser)
     return parser.parse_args(given)
 
 
@@ -127,7 +127,7 @@ def benchmarked(
         "--checkpoint", str(checkpoint_folder), "--rows", "reference,balanced,balanced-int4,npu",
         "--repeats", "2", "--tokens", "4", "--window", "4", "--json", str(folder / "out.json"),
     )  # fmt: skip
-    assert run(given, Settings()) == 0
+    assert run_benchmark(given, Settings()) == 0
     return json.loads((folder / "out.json").read_text()), folder
 
 
@@ -174,7 +174,7 @@ def test_table_names_the_rows_and_what_is_left_out(
         "--checkpoint", str(checkpoint_folder), "--rows", "uncached,conservative,hybrid",
         "--repeats", "1", "--tokens", "3",
     )  # fmt: skip
-    run(given, Settings())
+    run_benchmark(given, Settings())
     text = capsys.readouterr().out
     assert "real weights; window 10 s, 3 tokens" in text
     assert "Roomscribe, CPU, conservative" in text
@@ -182,13 +182,13 @@ def test_table_names_the_rows_and_what_is_left_out(
     assert "row / " not in text
 
 
-@pytest.mark.parametrize(("name", "key"), [("CTRANSLATE", "ct2-30s"), ("QUANTIZER", "reference")])
+@pytest.mark.parametrize(("name", "key"), [("ctranslate", "ct2-30s"), ("quantizer", "reference")])
 def test_a_missing_package_leaves_its_row_out_by_name(
-    name: str, key: str, checkpoint_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, key: str, checkpoint_folder: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rows, name, "no_such_package")
     subject = subject_of(checkpoint_folder, 4.0, tmp_path)
-    [row] = RowMaker(subject, tmp_path, 1, COUNT).rows([key])
+    packages: dict[str, Any] = {name: "no_such_package"}
+    [row] = RowMaker(subject, tmp_path, 1, COUNT, **packages).rows([key])
     assert row.plan is None
     assert row.absent == "the package no_such_package is not installed"
 
@@ -200,7 +200,7 @@ def test_picture_is_drawn(checkpoint_folder: Path, tmp_path: Path) -> None:
         "--checkpoint", str(checkpoint_folder), "--rows", "balanced", "--repeats", "1",
         "--tokens", "2", "--picture", str(file),
     )  # fmt: skip
-    run(given, Settings())
+    run_benchmark(given, Settings())
     assert file.read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["bars.png"]
 
@@ -220,7 +220,7 @@ def test_wrong_usage_is_one_clear_message(
 ) -> None:
     given = [str(checkpoint_folder) if word == "HOME" else word for word in given]
     with pytest.raises(ConfigError) as raised:
-        run(options(*given), Settings())
+        run_benchmark(options(*given), Settings())
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -232,7 +232,7 @@ def test_a_row_whose_process_dies_is_one_line_with_its_last_words(
     [row] = RowMaker(subject, tmp_path, 1, COUNT).rows(["balanced"])
     broken = Row(row.key, row.label, {**(row.plan or {}), "folder": str(tmp_path / "gone")})
     with pytest.raises(ModelError) as raised:
-        Asked(broken, encoder=True)
+        RowProcess(broken, encoder=True)
     assert "row balanced: its process ended" in str(raised.value)
     assert "gone" in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -263,12 +263,16 @@ def test_bytes_of_a_graph_count_tables_by_their_row(tmp_path: Path) -> None:
     out = helper.make_tensor_value_info("out", TensorProto.FLOAT, (1, 5))
     graph = helper.make_graph(nodes, "g", [ids], [out], [table, matrix, aside])
     onnx.save(helper.make_model(graph), str(tmp_path / "g.onnx"))
-    assert traffic.bytes_of_graph(tmp_path / "g.onnx") == 6 * 4 + 30 + 400
-    assert traffic.bytes_of_graph(tmp_path / "g.onnx", unread=".left_out") == 6 * 4 + 30
+    assert bytes_of_graph(tmp_path / "g.onnx") == 6 * 4 + 30 + 400
+    assert bytes_of_graph(tmp_path / "g.onnx", unread=".left_out") == 6 * 4 + 30
 
 
-def test_memory_is_read_at_some_speed_by_several_threads() -> None:
-    assert traffic.memory_speed(2) > 1e8
+def test_memory_speed_is_bytes_a_second_of_the_best_round() -> None:
+    rounds_s = [2.0] * (ROUNDS - 1) + [0.5]
+    instants = iter([instant for length_s in rounds_s for instant in (10.0, 10.0 + length_s)])
+    assert memory_speed(2, size=4_000_000, now=lambda: next(instants)) == 8_000_000.0
+    assert next(instants, None) is None, "the clock is read before and after each round"
+    assert 1e8 < memory_speed(2) < 1e13
 
 
 def test_all_rows_are_wanted_unless_some_are_named() -> None:
@@ -281,7 +285,7 @@ def test_a_decoder_alone_is_measured_without_its_encoder(
 ) -> None:
     subject = subject_of(checkpoint_folder, 4.0, tmp_path)
     [row] = RowMaker(subject, tmp_path, 1, 3).rows(["aggressive"])
-    with Asked(row, encoder=False) as worker:
+    with RowProcess(row, encoder=False) as worker:
         answer = worker.warm_up()
         assert len(answer["tokens"]) == 3
         assert answer["encoder_ms"] < answer["decoder_ms"]
@@ -308,7 +312,7 @@ def test_errors_are_counted_on_listed_recordings_that_fit_the_window(
         "--tokens", "2", "--window", "4", "--recordings", str(folder),
         "--json", str(tmp_path / "out.json"),
     )  # fmt: skip
-    run(given, Settings())
+    run_benchmark(given, Settings())
     shown = capsys.readouterr()
     assert "1 recordings are longer" in shown.err
     assert "WER" in shown.out
@@ -320,12 +324,12 @@ def test_errors_are_counted_on_listed_recordings_that_fit_the_window(
 def test_errors_are_those_of_whispers_normalised_words() -> None:
     pytest.importorskip("jiwer")
     pytest.importorskip("whisper_normalizer")
-    from appliance.lab.benchmark.accuracy import Recorded, _score
+    from appliance.lab.benchmark.accuracy import Recorded, score
 
     said = [Recorded(np.zeros(1, np.float32), text) for text in ("It's twenty one!", "Uh, no")]
-    score = _score(["it is 21", "yes"], said)
-    assert score.wer == pytest.approx(1 / 4)
-    assert score.recordings == 2
+    found = score(["it is 21", "yes"], said)
+    assert found.wer == pytest.approx(1 / 4)
+    assert found.recordings == 2
 
 
 def test_the_command_line_offers_every_shape_and_clock_there_is() -> None:
@@ -341,7 +345,7 @@ def measured(
 ) -> dict[str, dict[str, Any]]:
     """The rows of a benchmark of `checkpoint` while `model` is in use."""
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_benchmark_arguments(parser)
     given = parser.parse_args(
         [
             *("--checkpoint", str(checkpoint), "--rows", "conservative,hybrid,npu"),
@@ -349,7 +353,7 @@ def measured(
             *("--json", str(folder / "out.json")),
         ]
     )
-    assert run(given, replace(Settings(), model=ModelSettings(bundle=str(model)))) == 0
+    assert run_benchmark(given, replace(Settings(), model=ModelSettings(bundle=str(model)))) == 0
     rows = json.loads((folder / "out.json").read_text())["rows"]
     return {row["key"]: row for row in rows}
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,16 +13,15 @@ from numpy.typing import NDArray
 from appliance.capture import Recording
 from appliance.errors import ConfigError
 from appliance.infer import Tokenizer
-from appliance.lab.benchmark.measure import Asked
+from appliance.lab.benchmark.measure import RowProcess
 from appliance.lab.benchmark.rows import Row
 from appliance.lab.benchmark.subject import Subject
-from appliance.records import FULL_SCALE
+from appliance.lab.recordings import LISTS, listed_texts
+from appliance.records import FULL_SCALE, SAMPLE_RATE
 
-LISTS = ("MANIFEST.tsv", "transcripts.tsv")
-FILE_COLUMNS, TEXT_COLUMNS = ("file", "path"), ("text", "transcript")
 NEEDED = ("jiwer", "whisper_normalizer")
 TOKENS_PER_SECOND = 15
-"""The rivals' limit, which is about the product's own; fast English gives 8."""
+"""The baselines' limit, which is about the product's own; fast English gives 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recording and what is said in it."""
+    """A recording, (n,) float32, and what is said in it."""
 
     samples: NDArray[np.float32]
     text: str
@@ -47,38 +44,20 @@ class Recorded:
 def read_recordings(folder: Path, window_s: float) -> tuple[list[Recorded], int]:
     """The recordings that the folder's list names and that fit into a window, and how many are
     longer. Raises ConfigError when there is no such list, AudioError for a bad file."""
-    listed = next((folder / name for name in LISTS if (folder / name).is_file()), None)
-    if listed is None:
+    texts = listed_texts(folder)
+    if texts is None:
         raise ConfigError(
             f"benchmark --recordings: expected {' or '.join(LISTS)} in {folder}, found neither; it "
             "needs a line of column names with `file` and `text`, separated by tabs"
         )
-    found, longer = [], 0
-    for name, text in _lines(listed):
+    found = []
+    for name, text in texts.items():
         with Recording(str(folder / name), real_time=False) as recording:
             frames = [frame.samples for frame in recording.frames()]
-        samples = np.concatenate(frames).astype(np.float32) / FULL_SCALE
-        if len(samples) > round(window_s * 16_000):
-            longer += 1
-        else:
+        samples = np.concatenate(frames).astype(np.float32) / np.float32(FULL_SCALE)
+        if len(samples) <= round(window_s * SAMPLE_RATE):
             found.append(Recorded(samples, text))
-    return found, longer
-
-
-def _lines(listed: Path) -> Iterator[tuple[str, str]]:
-    """Names and texts of a list with a line of column names."""
-    with listed.open(encoding="utf-8", newline="") as stream:
-        table = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
-        columns = table.fieldnames or ()
-        file = next((name for name in FILE_COLUMNS if name in columns), None)
-        text = next((name for name in TEXT_COLUMNS if name in columns), None)
-        if file is None or text is None:
-            raise ConfigError(
-                f"{listed}: expected the columns file and text, found {', '.join(columns)}"
-            )
-        for line in table:
-            if line[text]:
-                yield line[file], line[text]
+    return found, len(texts) - len(found)
 
 
 def missing_packages() -> list[str]:
@@ -87,40 +66,29 @@ def missing_packages() -> list[str]:
 
 
 def score_rows(
-    rows: Sequence[Row], subject: Subject, recordings: Sequence[Recorded], moved: Callable[[], None]
+    rows: Sequence[Row],
+    subject: Subject,
+    recordings: Sequence[Recorded],
+    advance: Callable[[], object],
 ) -> dict[str, Score]:
-    """Errors of every row that is there, by its key."""
+    """Errors of every row that is there, by its key; `advance` is called after each recording."""
     bundle = subject.bundle
     tokenizer = Tokenizer.open(bundle)
     room = bundle.max_tokens - len(bundle.prompt)
     limit = min(room, round(TOKENS_PER_SECOND * bundle.window_s))
-    return {
-        row.key: _score(_texts(row, tokenizer, recordings, limit, moved), recordings)
-        for row in rows
-        if row.plan
-    }
+    scores = {}
+    for row in (row for row in rows if row.plan):
+        texts = []
+        with RowProcess(row, encoder=True) as process:
+            for recorded in recordings:
+                answer = process.ask("transcribe", samples=recorded.samples, limit=limit)
+                texts.append(tokenizer.detokenize(answer["tokens"]).strip())
+                advance()
+        scores[row.key] = score(texts, recordings)
+    return scores
 
 
-def _texts(
-    row: Row,
-    tokenizer: Tokenizer,
-    recordings: Sequence[Recorded],
-    limit: int,
-    moved: Callable[[], None],
-) -> list[str]:
-    """What the row makes of each recording."""
-    texts = []
-    with tempfile.TemporaryDirectory() as scratch, Asked(row, encoder=True) as worker:
-        sound = Path(scratch) / "sound.npy"
-        for recorded in recordings:
-            np.save(sound, recorded.samples)
-            answer = worker.ask("transcribe", sound=str(sound), limit=limit)
-            texts.append(tokenizer.detokenize(answer["tokens"]).strip())
-            moved()
-    return texts
-
-
-def _score(texts: Sequence[str], recordings: Sequence[Recorded]) -> Score:
+def score(texts: Sequence[str], recordings: Sequence[Recorded]) -> Score:
     """Errors after Whisper's own English normaliser (Radford et al. 2022, appendix C)."""
     import jiwer
     from whisper_normalizer.english import EnglishTextNormalizer

@@ -1,23 +1,28 @@
-"""What every row of the benchmark knows about the model, and what it answers.
-
-The clock that a row is measured by; one for the process.
+"""What every row of the benchmark knows about the model and what it answers, and the clock that it
+is measured by, one for the process.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from appliance.records import Mel
 
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+"""cpu: what all threads of the process took together. With one thread it is the wall clock of a
+machine that does nothing else."""
+
+_chosen = CLOCKS["wall"]
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The model's sizes and tokens; travels to the worker processes as JSON."""
+    """The model's sizes and tokens; travels to the worker processes."""
 
     n_mels: int
     frames: int
@@ -44,15 +49,6 @@ class Facts:
         """Encoder positions that the network was trained with."""
         return self.longest_frames // 2
 
-    @classmethod
-    def of_json(cls, values: dict[str, Any]) -> Self:
-        """From what dataclasses.asdict gave, lists in place of tuples."""
-        plain: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-        return cls(**plain)
-
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
@@ -78,13 +74,6 @@ class Runner(Protocol):
 
     def transcribe(self, states: Any, limit: int) -> tuple[int, ...]:
         """Tokens until end-of-text, at most `limit`."""
-
-
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-"""cpu: what all threads of the process took together. With one thread it is the wall clock of a
-machine that does nothing else."""
-
-_chosen = CLOCKS["wall"]
 
 
 def choose(name: str) -> None:

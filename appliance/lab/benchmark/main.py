@@ -1,13 +1,13 @@
-"""`roomscribe benchmark`: its options, and the run."""
+"""`roomscribe benchmark`: the run. Its options are in `options`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -19,6 +19,7 @@ from appliance.lab.benchmark.measure import measure
 from appliance.lab.benchmark.report import Result, as_json, as_text
 from appliance.lab.benchmark.rows import KEYS, Row, RowMaker, memory_speed
 from appliance.lab.benchmark.subject import Subject, make_subject, wanted_rows
+from appliance.system import write_whole
 
 SCRATCH = "/var/tmp"
 """On a disk: /tmp is memory on Debian trixie, and the files of all rows are some 500 MB."""
@@ -26,7 +27,7 @@ UNSCORED = {"uncached"}
 """Rows whose texts are another row's."""
 
 
-def run(options: argparse.Namespace, settings: Settings) -> int:
+def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe benchmark`. Raises ConfigError and ModelError."""
     keys = wanted_rows(options.rows, KEYS)
     _check(options)
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
         result = _measure(subject, maker.rows(keys), options)
     print(as_text(result))
     if options.json:
-        _write(options.json, json.dumps(as_json(result), indent=1) + "\n")
+        write_whole(options.json, json.dumps(as_json(result), indent=1) + "\n")
     if options.picture:
         report.draw(result, options.picture)
     return 0
@@ -60,24 +61,24 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """Raises ConfigError for what would fail only after the measurement."""
-    faults = []
-    if options.picture and (fault := report.check_package()):
-        faults.append(f"benchmark --picture: {fault}: pip install 'roomscribe[benchmark]'")
+    troubles = []
+    if options.picture and (trouble := report.check_package()):
+        troubles.append(f"benchmark --picture: {trouble}: pip install 'roomscribe[benchmark]'")
     for name in ("json", "picture"):
         file: Path | None = getattr(options, name)
         if file and not file.absolute().parent.is_dir():
-            faults.append(f"benchmark --{name}: {file.parent}: no such folder; make it first")
+            troubles.append(f"benchmark --{name}: {file.parent}: no such folder; make it first")
     if options.recordings and options.random_weights:
-        faults.append(
+        troubles.append(
             "benchmark --recordings: made-up weights write no text; give --checkpoint FOLDER"
         )
     elif options.recordings and (missing := accuracy.missing_packages()):
-        faults.append(
+        troubles.append(
             f"benchmark --recordings: expected the packages {' and '.join(missing)}, found none: "
             "pip install 'roomscribe[benchmark]'"
         )
-    if faults:
-        raise ConfigError(*faults)
+    if troubles:
+        raise ConfigError(*troubles)
 
 
 def _measure(subject: Subject, rows: Sequence[Row], options: argparse.Namespace) -> Result:
@@ -116,26 +117,15 @@ def _score(
         return accuracy.score_rows(rows, subject, recordings, bar.update)
 
 
-@contextmanager
-def _bar(total: int, name: str) -> Iterator[tqdm]:
+def _bar(total: int, name: str) -> tqdm:
     """A bar on standard error, where that is a terminal."""
-    with tqdm(total=total, desc=name, leave=False, disable=None) as bar:
-        yield bar
+    return tqdm(total=total, desc=name, leave=False, disable=None)
 
 
 def _scratch() -> str | None:
     """Where the rows' files go: $TMPDIR if set, else /var/tmp if it is there."""
-    import os
-
     return None if "TMPDIR" in os.environ or not Path(SCRATCH).is_dir() else SCRATCH
 
 
 def _tell(line: str) -> None:
     print(f"roomscribe: {line}", file=sys.stderr, flush=True)
-
-
-def _write(file: Path, text: str) -> None:
-    """Whole or not at all."""
-    draft = file.with_name(f".{file.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.rename(file)

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 SHAPES = ("base", "tiny")
-"""Names in random_model.SHAPES."""
+"""Names in subject.SHAPES."""
 CLOCKS = ("cpu", "wall")
-"""Names in clock.CLOCKS."""
+"""Names in facts.CLOCKS."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_benchmark_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     weights = parser.add_mutually_exclusive_group()
     weights.add_argument(

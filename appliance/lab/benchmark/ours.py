@@ -1,8 +1,5 @@
-"""This appliance's own path: the bundle, its encoder and its decoder, as the daemon runs them.
-
-The rows on a Hailo: the HEFs of the model in use, as the daemon runs them.
-
-Never run on a real chip; `tests` runs them on a simulated one.
+"""This appliance's own rows, as the daemon runs them: on the CPU, and on a Hailo with the HEFs of
+the model in use, which was never run on a real chip, only on the tests' simulated one.
 """
 
 from __future__ import annotations
@@ -34,6 +31,8 @@ from appliance.records import Mel, States
 
 NEVER = -1e9
 """Boost by which end-of-text is never chosen."""
+PRESET = "conservative"
+"""Of the rows on a Hailo."""
 
 
 class FixedLength(Decoder):
@@ -91,9 +90,6 @@ class OurRunner:
     def _write(self, states: States, limit: int) -> tuple[int, ...]:
         self._decoder.limit = limit
         return self._writer.decode(states, self._bundle.window_s).tokens
-
-
-PRESET = "conservative"
 
 
 def bundle_for(model: str, facts: Facts, *, full: bool) -> Bundle | str:

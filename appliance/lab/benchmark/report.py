@@ -1,9 +1,4 @@
-"""The figures as tables for people.
-
-All that one run found, and as JSON for programs.
-
-The rows as stacked bars: encoder and decoder, milliseconds per utterance.
-"""
+"""All that one run found: as tables for people, as JSON for programs, and as a picture."""
 
 from __future__ import annotations
 
@@ -21,9 +16,29 @@ from appliance.lab.benchmark.accuracy import Score
 from appliance.lab.benchmark.measure import TIMES, Measured
 from appliance.lab.benchmark.rows import LABELS, OURS, Row
 from appliance.lab.benchmark.subject import Subject
+from appliance.system import replacing
 
 SCHEMA = 1
 PACKAGES = ("numpy", "onnxruntime", "onnx", "ctranslate2")
+CLOCK_NAMES = {"wall": "wall clock", "cpu": "PROCESSOR TIME (not the wall clock)"}
+SPEED_HEAD = (
+    *("ms per utterance", "mel", "encoder", "decoder", "total", "first token", "later", "RTF"),
+    *("MB/token", "floor ms", "reached"),
+)
+MEMORY_HEAD = (
+    *("resident memory, MB", "imports", "peak", "after warm-up", "less imports"),
+    *("decoder alone: peak", "after warm-up", "less imports"),
+)
+RATIOS = {
+    "decoder": "decoder_ms",
+    "first_token": "first_ms",
+    "later_tokens": "later_ms",
+    "utterance": "total_ms",
+    "peak_memory": "peak_mb",
+    "decoder_memory": "decoder_peak_mb",
+}
+"""Figures of which a row's is shown over OURS'."""
+DRAWN_BY = "matplotlib"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +87,7 @@ def _row_as_json(row: Row, result: Result) -> dict[str, Any]:
     if each := result.of(row.key):
         shown |= {name: round(each.median(name), 3) for name in TIMES}
         shown["least"] = {name: round(each.least(name), 3) for name in TIMES}
-        shown |= {name: _rounded(value) for name, value in each.memory.items()}
+        shown |= {name: value and round(value, 1) for name, value in each.memory.items()}
         shown |= {
             "real_time_factor": round(real_time_factor(each, result), 5),
             "token_mb": round(row.token_bytes / 1e6, 2),
@@ -85,27 +100,18 @@ def _row_as_json(row: Row, result: Result) -> dict[str, Any]:
 
 
 def ratios(result: Result) -> dict[str, dict[str, float]]:
-    """Each row's figure over OURS' (more than 1: the row is slower or larger)."""
+    """Each row's figures over OURS' (more than 1: the row is slower or larger), by RATIOS."""
     ours = result.of(OURS)
     if ours is None:
         return {}
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for each in result.measured:
         if each is not ours:
+            pairs = {name: (each.figure(key), ours.figure(key)) for name, key in RATIOS.items()}
             found[each.row.key] = {
-                "decoder": _over(each.median("decoder_ms"), ours.median("decoder_ms")),
-                "first_token": _over(each.median("first_ms"), ours.median("first_ms")),
-                "later_tokens": _over(each.median("later_ms"), ours.median("later_ms")),
-                "utterance": _over(each.median("total_ms"), ours.median("total_ms")),
-                "peak_memory": _over(each.memory["peak_mb"], ours.memory["peak_mb"]),
-                "decoder_memory": _over(
-                    each.memory["decoder_peak_mb"], ours.memory["decoder_peak_mb"]
-                ),
+                name: round(one / other, 3) for name, (one, other) in pairs.items() if one and other
             }
-    return {
-        key: {name: value for name, value in values.items() if value is not None}
-        for key, values in found.items()
-    }
+    return found
 
 
 def machine() -> dict[str, str]:
@@ -134,40 +140,6 @@ def _processor() -> str:
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
     return found[1].strip() if found else "unknown"
-
-
-def _over(one: float | None, other: float | None) -> float | None:
-    return round(one / other, 3) if one and other else None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
-
-
-CLOCK_NAMES = {"wall": "wall clock", "cpu": "PROCESSOR TIME (not the wall clock)"}
-SPEED_HEAD = (
-    "ms per utterance",
-    "mel",
-    "encoder",
-    "decoder",
-    "total",
-    "first token",
-    "later",
-    "RTF",
-    "MB/token",
-    "floor ms",
-    "reached",
-)
-MEMORY_HEAD = (
-    "resident memory, MB",
-    "imports",
-    "peak",
-    "after warm-up",
-    "less imports",
-    "decoder alone: peak",
-    "after warm-up",
-    "less imports",
-)
 
 
 def as_text(result: Result) -> str:
@@ -232,17 +204,10 @@ def _memory_cells(result: Result) -> list[list[str]]:
 
 
 def _ratio_cells(result: Result) -> list[list[str]]:
-    names = ["decoder", "first_token", "later_tokens", "utterance", "peak_memory", "decoder_memory"]
-    cells = [[f"row / {LABELS[OURS]}", *(name.replace("_", " ") for name in names)]]
-    found = ratios(result)
-    for each in result.measured:
-        if values := found.get(each.row.key):
-            cells.append(
-                [
-                    each.row.label,
-                    *(f"{values[name]:.2f}" if name in values else "-" for name in names),
-                ]
-            )
+    cells = [[f"row / {LABELS[OURS]}", *(name.replace("_", " ") for name in RATIOS)]]
+    for key, values in ratios(result).items():
+        figures = (f"{values[name]:.2f}" if name in values else "-" for name in RATIOS)
+        cells.append([LABELS[key], *figures])
     return cells
 
 
@@ -272,16 +237,13 @@ def _mb(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
 
-PACKAGE = "matplotlib"
-
-
 def check_package() -> str:
     """Why no picture can be drawn; "" when one can."""
-    return "" if find_spec(PACKAGE) else f"the package {PACKAGE} is not installed"
+    return "" if find_spec(DRAWN_BY) else f"the package {DRAWN_BY} is not installed"
 
 
 def draw(result: Result, file: Path) -> None:
-    """Writes the picture as PNG, beside its place first."""
+    """Writes the rows as stacked bars, a PNG, whole or not at all. Raises OSError."""
     from matplotlib.figure import Figure
 
     rows = list(reversed(result.measured))
@@ -303,6 +265,5 @@ def draw(result: Result, file: Path) -> None:
     )
     axes.set_xlim(0, 1.1 * max(left))
     axes.legend(loc="lower right")
-    draft = file.with_name(f".{file.name}.draft")
-    figure.savefig(draft, format="png", dpi=120)
-    draft.rename(file)
+    with replacing(file) as draft:
+        figure.savefig(draft, format="png", dpi=120)

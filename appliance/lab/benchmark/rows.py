@@ -1,6 +1,6 @@
 """The rows of the benchmark: what each one is, and the files it needs.
 
-The floor of a token's time: bytes that it must read over the memory's speed.
+The floor of a token's time are the bytes that it must read over the memory's speed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ import onnx
 
 from appliance.errors import DeviceError
 from appliance.infer import find_chip
-from appliance.lab.benchmark import exporter, ours, rivals
+from appliance.lab.benchmark import baselines, exporter, ours
 from appliance.lab.benchmark.facts import Facts
-from appliance.lab.benchmark.rivals import quantize
 from appliance.lab.benchmark.subject import Subject
 from appliance.model import BEST, STEP_FILE, Recipe, build_bundle
 
@@ -30,21 +29,41 @@ ARRAY_BYTES = 256 << 20
 ROUNDS = 20
 LOOKED_UP = {"Gather", "GatherBlockQuantized"}
 """Operators that read a row of a table, not the table."""
-FLOAT_BYTES = 4
+FLOAT_BYTES, HALF_BYTES = 4, 2
+CTRANSLATE, QUANTIZER = "ctranslate2", "onnxruntime.quantization"
+LABELS = {
+    "ct2-30s": "faster-whisper's way: CTranslate2 INT8, 30 s mel",
+    "onnx-30s-fp32": "CPU ONNX, 30 s: FP32 encoder, INT8 cached decoder",
+    "onnx-30s-int8": "CPU ONNX, 30 s: INT8 encoder, INT8 cached decoder",
+    "reference": "CPU ONNX, window: INT8, padded to 1500 (reference)",
+    "ct2-window": "CTranslate2 INT8, mel of the window, unpadded",
+    "uncached": "HEF decoder's algorithm on the CPU: no cache, FP32",
+    "conservative": "Roomscribe, CPU, conservative",
+    "balanced": "Roomscribe, CPU, balanced",
+    "aggressive": "Roomscribe, CPU, aggressive",
+    "balanced-int4": "Roomscribe, CPU, balanced, INT4 scan of the vocabulary",
+    "hybrid": "Roomscribe, hybrid: HEF encoder, CPU decoder",
+    "npu": "Roomscribe, full NPU: HEF encoder, HEF decoder",
+}
+KEYS = tuple(LABELS)
+OURS = "balanced"
+"""The row that the others are compared with."""
 
 
-def memory_speed(threads: int) -> float:
+def memory_speed(
+    threads: int, size: int = ARRAY_BYTES, now: Callable[[], float] = time.perf_counter
+) -> float:
     """Bytes a second that `threads` threads read from memory: the best of ROUNDS passes of numpy's
-    maximum over ARRAY_BYTES."""
-    array = np.ones(ARRAY_BYTES // FLOAT_BYTES, np.float32)
+    maximum over an array of `size` bytes, by the clock `now`, in seconds."""
+    array = np.ones(size // FLOAT_BYTES, np.float32)
     parts = np.array_split(array, threads)
     with ThreadPoolExecutor(threads) as pool:
         best = math.inf
         for _ in range(ROUNDS):
-            begun = time.perf_counter()
+            begun = now()
             list(pool.map(np.max, parts))
-            best = min(best, time.perf_counter() - begun)
-    return ARRAY_BYTES / best
+            best = min(best, now() - begun)
+    return size / best
 
 
 def bytes_of_graph(file: Path, unread: str = "") -> int:
@@ -80,27 +99,6 @@ def _size(constant: onnx.TensorProto) -> int:
     return count * int(item)
 
 
-CTRANSLATE, QUANTIZER = "ctranslate2", "onnxruntime.quantization"
-LABELS = {
-    "ct2-30s": "faster-whisper's way: CTranslate2 INT8, 30 s mel",
-    "onnx-30s-fp32": "CPU ONNX, 30 s: FP32 encoder, INT8 cached decoder",
-    "onnx-30s-int8": "CPU ONNX, 30 s: INT8 encoder, INT8 cached decoder",
-    "reference": "CPU ONNX, window: INT8, padded to 1500 (reference)",
-    "ct2-window": "CTranslate2 INT8, mel of the window, unpadded",
-    "uncached": "HEF decoder's algorithm on the CPU: no cache, FP32",
-    "conservative": "Roomscribe, CPU, conservative",
-    "balanced": "Roomscribe, CPU, balanced",
-    "aggressive": "Roomscribe, CPU, aggressive",
-    "balanced-int4": "Roomscribe, CPU, balanced, INT4 scan of the vocabulary",
-    "hybrid": "Roomscribe, hybrid: HEF encoder, CPU decoder",
-    "npu": "Roomscribe, full NPU: HEF encoder, HEF decoder",
-}
-KEYS = tuple(LABELS)
-HALF_BYTES = 2
-OURS = "balanced"
-"""The row that the others are compared with."""
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of the table before it is measured."""
@@ -130,16 +128,22 @@ class RowMaker:
         clock: str = "wall",
         *,
         model: str = "",
+        ctranslate: str = CTRANSLATE,
+        quantizer: str = QUANTIZER,
     ) -> None:
-        """`model`: the one in use, whose HEFs a Hailo runs."""
+        """`model`: the one in use, whose HEFs a Hailo runs. Then the packages that rows need."""
         self._subject, self._scratch = subject, scratch
         self._facts = subject.facts
         self._tokens, self._ct2_bytes, self._model = tokens, 0, model
+        self._needs: dict[Callable[[str], Row], str] = {
+            self._ctranslate: ctranslate,
+            self._exported: quantizer,
+        }
         self._common = {
             "threads": threads,
             "tokens": tokens,
             "clock": clock,
-            "facts": asdict(self._facts),
+            "facts": self._facts,
         }
 
     def rows(self, keys: Sequence[str]) -> list[Row]:
@@ -154,10 +158,19 @@ class RowMaker:
             "hybrid": self._hailo,
             "npu": self._hailo,
         }
-        return [makers.get(key, self._ours)(key) for key in keys]
+        return [self._make(makers.get(key, self._ours), key) for key in keys]
 
-    def _row(self, key: str, kind: str, token_bytes: int, **plan: object) -> Row:
-        return Row(key, LABELS[key], {**self._common, "kind": kind, **plan}, "", token_bytes)
+    def _make(self, maker: Callable[[str], Row], key: str) -> Row:
+        needed = self._needs.get(maker)
+        if needed and find_spec(needed) is None:
+            return Row(key, LABELS[key], absent=f"the package {needed} is not installed")
+        return maker(key)
+
+    def _row(
+        self, key: str, kind: str, token_bytes: int, *, alone: bool = True, **plan: object
+    ) -> Row:
+        plan = {**self._common, "kind": kind, **plan}
+        return Row(key, LABELS[key], plan, "", token_bytes, decoder_alone=alone)
 
     def _ours(self, key: str) -> Row:
         preset, _, scan = key.partition("-")
@@ -166,8 +179,8 @@ class RowMaker:
         read = bytes_of_graph(folder / STEP_FILE, unread=".left_out")
         if scan:
             read += BEST * self._facts.d_model * HALF_BYTES
-        heard = bytes_of_cross_cache(self._facts, self._facts.positions + 1)
-        return self._row(key, "ours", read + heard, folder=str(folder), preset=preset)
+        read += bytes_of_cross_cache(self._facts, self._facts.positions + 1)
+        return self._row(key, "ours", read, folder=str(folder), preset=preset)
 
     def rough_bundle(self) -> Path:
         """The bundle that scans the vocabulary with 4 bits."""
@@ -179,17 +192,15 @@ class RowMaker:
         return folder
 
     def _exported(self, key: str) -> Row:
-        if find_spec(QUANTIZER) is None:
-            return Row(key, LABELS[key], absent=f"the package {QUANTIZER} is not installed")
         facts = self._facts
         longest = key != "reference"
         frames = facts.longest_frames if longest else facts.frames
         encoder = self.encoder(frames // 2, int8=key != "onnx-30s-fp32")
         decoder = self.decoders(int8=True)
-        read = bytes_of_graph(decoder / rivals.WITH_PAST)
-        heard = bytes_of_cross_cache(facts, facts.longest_positions)
-        places = {"encoder": str(encoder), "decoder": str(decoder)}
-        return self._row(key, "exported", read + heard, frames=frames, **places)
+        read = bytes_of_graph(decoder / baselines.WITH_PAST)
+        read += bytes_of_cross_cache(facts, facts.longest_positions)
+        files = (str(encoder), str(decoder))
+        return self._row(key, "exported", read, frames=frames, encoder=files[0], decoder=files[1])
 
     def encoder(self, positions: int, *, int8: bool) -> Path:
         """The exported encoder for a window of `positions`."""
@@ -198,7 +209,7 @@ class RowMaker:
         if not plain.exists():
             exporter.write_encoder_model(self._subject.checkpoint, positions, plain)
         if not file.exists():
-            quantize(plain, file)
+            baselines.quantize(plain, file)
         return file
 
     def decoders(self, *, int8: bool) -> Path:
@@ -207,19 +218,19 @@ class RowMaker:
         folder = self._scratch / "decoders-int8" if int8 else plain
         if not plain.exists():
             plain.mkdir()
-            exporter.write_decoder_model(self._subject.checkpoint, plain / rivals.DECODER)
+            exporter.write_decoder_model(self._subject.checkpoint, plain / baselines.DECODER)
             exporter.write_decoder_with_past_model(
-                self._subject.checkpoint, plain / rivals.WITH_PAST
+                self._subject.checkpoint, plain / baselines.WITH_PAST
             )
         if not folder.exists():
             folder.mkdir()
-            for name in (rivals.DECODER, rivals.WITH_PAST):
-                quantize(plain / name, folder / name)
+            for name in (baselines.DECODER, baselines.WITH_PAST):
+                baselines.quantize(plain / name, folder / name)
         return folder
 
     def _uncached(self, key: str) -> Row:
         folder = self.uncached()
-        read = bytes_of_graph(folder / rivals.GRAPH)
+        read = bytes_of_graph(folder / baselines.GRAPH)
         encoder = self.encoder(self._facts.positions, int8=False)
         return self._row(key, "uncached", read, encoder=str(encoder), decoder=str(folder))
 
@@ -229,18 +240,16 @@ class RowMaker:
 
         facts, checkpoint = self._facts, self._subject.checkpoint
         room = len(facts.prompt) + self._tokens
-        length = min(max(rivals.LENGTH, room), checkpoint.config.max_target_positions)
+        length = min(max(baselines.LENGTH, room), checkpoint.config.max_target_positions)
         folder = self._scratch / "uncached"
         folder.mkdir()
-        write_hailo_decoder(checkpoint, facts.positions, length, folder / rivals.GRAPH)
+        write_hailo_decoder(checkpoint, facts.positions, length, folder / baselines.GRAPH)
         embedding, places = host_tables(checkpoint, length)
-        np.save(folder / rivals.EMBEDDING, embedding)
-        np.save(folder / rivals.PLACES, places)
+        np.save(folder / baselines.EMBEDDING, embedding)
+        np.save(folder / baselines.PLACES, places)
         return folder
 
     def _ctranslate(self, key: str) -> Row:
-        if find_spec(CTRANSLATE) is None:
-            return Row(key, LABELS[key], absent=f"the package {CTRANSLATE} is not installed")
         from appliance.lab.benchmark.ctranslate import write_model
         from appliance.model import read_vocabulary
 
@@ -249,9 +258,8 @@ class RowMaker:
             pieces = read_vocabulary(self._subject.folder)
             self._ct2_bytes = write_model(self._subject.checkpoint, pieces, "int8", folder)
         frames = facts.frames if key == "ct2-window" else facts.longest_frames
-        heard = bytes_of_cross_cache(facts, frames // 2)
-        plan = {**self._common, "kind": "ctranslate", "folder": str(folder), "frames": frames}
-        return Row(key, LABELS[key], plan, "", self._ct2_bytes + heard, decoder_alone=False)
+        read = self._ct2_bytes + bytes_of_cross_cache(facts, frames // 2)
+        return self._row(key, "ctranslate", read, alone=False, folder=str(folder), frames=frames)
 
     def _hailo(self, key: str) -> Row:
         """Rows that need the NPU."""
@@ -268,5 +276,4 @@ class RowMaker:
         if key == "hybrid":
             read = bytes_of_graph(found.folder / STEP_FILE, unread=".left_out")
             read += bytes_of_cross_cache(self._facts, self._facts.positions + 1)
-        plan = {**self._common, "kind": key, "folder": str(found.folder)}
-        return Row(key, LABELS[key], plan, "", read, decoder_alone=False)
+        return self._row(key, key, read, alone=False, folder=str(found.folder))

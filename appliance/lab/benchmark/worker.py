@@ -1,120 +1,71 @@
-"""One row in a process of its own: started by `measure`, asked line by line, answering in JSON.
+"""One row of the benchmark in a process of its own, which `measure` starts and asks.
 
-    python -m appliance.lab.benchmark.worker '{"kind": "ours", ...}'
-
-Standard output belongs to the answers; what libraries print there goes to standard error.
-
-Resident memory of this process (Linux: /proc/self/status, /proc/self/clear_refs).
+It imports as little as it can, for what it has in memory before its row is loaded is shown apart:
+Python, multiprocessing, numpy and the row's library.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 import numpy as np
 from numpy.typing import NDArray
 
 from appliance.lab.benchmark import facts as clock
 from appliance.lab.benchmark.facts import Facts, Runner
+from appliance.records import HOP
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 """proc(5): written to clear_refs, it sets the peak back to the present size."""
-
-
-def resident_mb() -> float:
-    """Present size, MB."""
-    return _kilobytes("VmRSS") * 1024 / 1e6
-
-
-def peak_mb() -> float:
-    """Largest size so far, MB."""
-    return _kilobytes("VmHWM") * 1024 / 1e6
-
-
-def reset_peak() -> bool:
-    """Forgets the peak so far; False where the kernel does not let a process do so."""
-    try:
-        CLEAR.write_text(RESET_PEAK, encoding="ascii")
-    except OSError:
-        return False
-    return True
-
-
-def _kilobytes(key: str) -> int:
-    found = re.search(rf"^{key}:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
-    return int(found[1]) if found else 0
-
+SOUND_SEED = 7
 
 Plan = dict[str, Any]
 """What a row is: kind, threads, facts and the places of its files; written by `rows`."""
-SOUND_SEED = 7
+
+
+def serve(connection: Connection, plan: Plan, encoder: bool) -> None:
+    """Loads the row, says so, and answers requests until the connection is closed."""
+    worker = Worker(plan, encoder=encoder)
+    connection.send({"ready": True})
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:
+            return
+        connection.send(worker.answer(request))
 
 
 def open_runner(plan: Plan, *, encoder: bool) -> Runner:
-    """The row's runner, loaded; without `encoder` only its decoder."""
-    return _KINDS[plan["kind"]](plan, encoder)
+    """The row's runner, loaded; without `encoder` only its decoder, where it can be had alone."""
+    kind, threads, facts = plan["kind"], plan["threads"], plan["facts"]
+    match kind:
+        case "ours":
+            from appliance.lab.benchmark.ours import OurRunner
 
+            return OurRunner(Path(plan["folder"]), plan["preset"], threads, encoder=encoder)
+        case "hybrid" | "npu":
+            from appliance.lab.benchmark.ours import NpuRunner
 
-def _open_ours(plan: Plan, encoder: bool) -> Runner:
-    from appliance.lab.benchmark.ours import OurRunner
+            return NpuRunner(Path(plan["folder"]), threads, full=kind == "npu")
+        case "ctranslate":
+            from appliance.lab.benchmark.ctranslate import CTranslateRunner
 
-    return OurRunner(Path(plan["folder"]), plan["preset"], plan["threads"], encoder=encoder)
+            return CTranslateRunner(Path(plan["folder"]), facts, plan["frames"], threads)
+    from appliance.lab.benchmark.baselines import ExportedRunner, UncachedRunner
 
-
-def _open_exported(plan: Plan, encoder: bool) -> Runner:
-    from appliance.lab.benchmark.rivals import ExportedRunner
-
-    return ExportedRunner(
-        Path(plan["encoder"]) if encoder else None,
-        Path(plan["decoder"]),
-        Facts.of_json(plan["facts"]),
-        plan["frames"],
-        plan["threads"],
-    )
-
-
-def _open_ctranslate(plan: Plan, encoder: bool) -> Runner:
-    from appliance.lab.benchmark.ctranslate import CTranslateRunner
-
-    del encoder
-    facts = Facts.of_json(plan["facts"])
-    return CTranslateRunner(Path(plan["folder"]), facts, plan["frames"], plan["threads"])
-
-
-def _open_uncached(plan: Plan, encoder: bool) -> Runner:
-    from appliance.lab.benchmark.rivals import UncachedRunner
-
-    return UncachedRunner(
-        Path(plan["encoder"]) if encoder else None,
-        Path(plan["decoder"]),
-        Facts.of_json(plan["facts"]),
-        plan["threads"],
-    )
-
-
-def _open_npu(plan: Plan, encoder: bool) -> Runner:
-    from appliance.lab.benchmark.ours import NpuRunner
-
-    del encoder
-    return NpuRunner(Path(plan["folder"]), plan["threads"], full=plan["kind"] == "npu")
-
-
-_KINDS: dict[str, Callable[[Plan, bool], Runner]] = {
-    "ours": _open_ours,
-    "exported": _open_exported,
-    "ctranslate": _open_ctranslate,
-    "uncached": _open_uncached,
-    "hybrid": _open_npu,
-    "npu": _open_npu,
-}
+    encoder_file = Path(plan["encoder"]) if encoder else None
+    decoder = Path(plan["decoder"])
+    if kind == "exported":
+        return ExportedRunner(encoder_file, decoder, facts, plan["frames"], threads)
+    return UncachedRunner(encoder_file, decoder, facts, threads)
 
 
 class Worker:
@@ -122,10 +73,10 @@ class Worker:
 
     def __init__(self, plan: Plan, *, encoder: bool) -> None:
         """Loads the row. `encoder` False: the decoder alone, on made-up encoder states."""
-        self._facts = Facts.of_json(plan["facts"])
+        self._facts: Facts = plan["facts"]
         self._tokens, self._encoder = plan["tokens"], encoder
         _import_for(plan["kind"])
-        self._imports_mb = resident_mb()
+        self._imports_mb = _memory_mb("VmRSS")
         clock.choose(plan["clock"])
         self._runner = open_runner(plan, encoder=encoder)
         self._sound = _made_up_sound(self._facts.frames)
@@ -138,14 +89,13 @@ class Worker:
                 with self._ready():
                     return self._utterance()
             case "memory":
-                return {"imports_mb": self._imports_mb, "peak_mb": peak_mb()}
+                return {"imports_mb": self._imports_mb, "peak_mb": _memory_mb("VmHWM")}
             case "reset":
-                return {"done": reset_peak()}
+                return {"done": _reset_peak()}
             case "transcribe":
-                samples = np.load(request["sound"])
                 with self._ready():
-                    states = self._runner.encode(self._runner.mel(samples))
-                    return {"tokens": list(self._runner.transcribe(states, request["limit"]))}
+                    states = self._runner.encode(self._runner.mel(request["samples"]))
+                    return {"tokens": self._runner.transcribe(states, request["limit"])}
         raise ValueError(f"no such request: {request}")
 
     def _ready(self) -> AbstractContextManager[None]:
@@ -159,13 +109,13 @@ class Worker:
         """One utterance's times, in milliseconds, and its tokens."""
         begun = clock.now()
         mel = self._runner.mel(self._sound)
-        heard = clock.now()
+        prepared = clock.now()
         states = self._runner.encode(mel) if self._encoder else self._states
         encoded = clock.now()
         decoded = self._runner.decode(states, self._tokens)
         if len(decoded.tokens) != self._tokens:
             raise RuntimeError(f"expected {self._tokens} tokens, found {len(decoded.tokens)}")
-        mel_ms, encoder_ms = (heard - begun) * 1000, (encoded - heard) * 1000
+        mel_ms, encoder_ms = (prepared - begun) * 1000, (encoded - prepared) * 1000
         return {
             "mel_ms": mel_ms,
             "encoder_ms": encoder_ms,
@@ -173,7 +123,7 @@ class Worker:
             "total_ms": mel_ms + encoder_ms + decoded.total_ms,
             "first_ms": decoded.first_ms,
             "later_ms": (decoded.total_ms - decoded.first_ms) / max(1, self._tokens - 1),
-            "tokens": list(decoded.tokens),
+            "tokens": decoded.tokens,
         }
 
 
@@ -186,9 +136,9 @@ def _import_for(kind: str) -> None:
 
 
 def _made_up_sound(frames: int) -> NDArray[np.float32]:
-    """A window of quiet noise, (160 frames,) float32."""
+    """A window of quiet noise, (HOP frames,) float32."""
     rng = np.random.Generator(np.random.PCG64(SOUND_SEED))
-    return rng.standard_normal(160 * frames, np.float32) * np.float32(0.05)
+    return rng.standard_normal(HOP * frames, np.float32) * np.float32(0.05)
 
 
 def _made_up_states(facts: Facts) -> NDArray[np.float32]:
@@ -197,17 +147,16 @@ def _made_up_states(facts: Facts) -> NDArray[np.float32]:
     return rng.standard_normal((facts.positions, facts.d_model), np.float32)
 
 
-def main(arguments: list[str]) -> int:
-    """Loads the row that the first argument describes and answers until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    plan = json.loads(arguments[0])
-    worker = Worker(plan, encoder=plan["with_encoder"])
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(worker.answer(json.loads(line))), file=answers, flush=True)
-    return 0
+def _memory_mb(key: str) -> float:
+    """This process's resident memory, MB: VmRSS, the present size; VmHWM, the largest so far."""
+    found = re.search(rf"^{key}:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    return int(found[1]) * 1024 / 1e6 if found else 0.0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _reset_peak() -> bool:
+    """Forgets the peak so far; False where the kernel does not let a process do so."""
+    try:
+        CLEAR.write_text(RESET_PEAK, encoding="ascii")
+    except OSError:
+        return False
+    return True

@@ -1,20 +1,16 @@
-"""What the rows share that run plain graphs: an exported encoder, and a decoder that tells when.
+"""The baselines that run in ONNX Runtime as it comes: plain numpy in and out, its own quantiser.
 
-ONNX Runtime as the rivals use it: its defaults, plain numpy in and out, its own quantiser.
-
-The cached CPU decoder as it was: Hugging Face's exported graphs in ONNX Runtime.
-
-The algorithm of Hailo's decoder on the CPU: one fixed sequence, computed anew for each token.
-
-What a KV cache saves. The graph is the one that appliance.lab.hailo.graphs writes for the
-compiler, in float32; ONNX Runtime runs it in place of the NPU.
+`ExportedRunner` is the cached decoder that there was before: Hugging Face's exported graphs.
+`UncachedRunner` is the algorithm of Hailo's decoder on the CPU: one fixed sequence, computed anew
+for each token. It shows what a KV cache saves. Its graph is the one that appliance.lab.hailo.graphs
+writes for the compiler, in float32.
 """
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +21,12 @@ from numpy.typing import NDArray
 from appliance.infer import log_mel
 from appliance.lab.benchmark import facts as clock
 from appliance.lab.benchmark.facts import Decoded, Facts
-from appliance.records import Mel, States
+from appliance.records import Logits, Mel, States
 
+DECODER, WITH_PAST = "decoder_model.onnx", "decoder_with_past_model.onnx"
+GRAPH, EMBEDDING, PLACES = "decoder.onnx", "token_embedding.npy", "positions.npy"
+LENGTH = 32
+"""Tokens of the fixed sequence; Hailo's decoder for whisper-tiny has as many."""
 QUANTIZED = ("MatMul", "Attention", "Gather", "EmbedLayerNormalization", "Transpose")
 """Operators that optimum quantises by default (ORT_DEFAULT_OPS_DYNAMIC_QUANTIZATION, without LSTM):
 no convolutions."""
@@ -71,11 +71,6 @@ def quantize(file: Path, out: Path) -> None:
         logging.disable(logging.NOTSET)
 
 
-def version() -> str:
-    """onnxruntime's."""
-    return str(onnxruntime.__version__)
-
-
 class PlainRunner(ABC):
     """An encoder as Hugging Face exports it, and greedy decoding of a kind."""
 
@@ -106,18 +101,30 @@ class PlainRunner(ABC):
         """Tokens until end-of-text, at most `limit`."""
         return self._write(states, limit, ())[0]
 
-    @abstractmethod
     def _write(
         self, states: States, count: int, banned: Sequence[int]
     ) -> tuple[tuple[int, ...], float]:
         """Tokens, and the moment at which the first one was known."""
+        facts = self._facts
+        later = np.array([*facts.suppressed, *banned], np.intp)
+        at_first = np.array([*later, *facts.suppressed_first], np.intp)
+        steps = self._steps(states)
+        logits, first, tokens = next(steps), 0.0, list[int]()
+        while True:
+            logits[later if tokens else at_first] = -np.inf
+            token = int(np.argmax(logits))
+            first = first or clock.now()
+            if token == facts.end_of_text:
+                break
+            tokens.append(token)
+            if len(tokens) >= count:
+                break
+            logits = steps.send(token)
+        return tuple(tokens), first
 
-
-ENCODER, DECODER, WITH_PAST = (
-    "encoder_model.onnx",
-    "decoder_model.onnx",
-    "decoder_with_past_model.onnx",
-)
+    @abstractmethod
+    def _steps(self, states: States) -> Generator[Logits, int, None]:
+        """Yields logits (vocabulary,), those after the prompt first, and takes the token chosen."""
 
 
 class ExportedRunner(PlainRunner):
@@ -133,43 +140,17 @@ class ExportedRunner(PlainRunner):
         self._first = PlainSession(decoder / DECODER, threads)
         self._later = PlainSession(decoder / WITH_PAST, threads)
 
-    def _write(
-        self, states: States, count: int, banned: Sequence[int]
-    ) -> tuple[tuple[int, ...], float]:
-        """Tokens, and the moment at which the first one was known."""
-        facts = self._facts
-        padded = np.pad(states, ((0, facts.longest_positions - len(states)), (0, 0)))
-        given = self._first.run(
-            {
-                "input_ids": np.array([facts.prompt], np.int64),
-                "encoder_hidden_states": padded[None],
-            }
-        )
-        later = np.array([*facts.suppressed, *banned], np.intp)
-        at_first = np.array([*later, *facts.suppressed_first], np.intp)
+    def _steps(self, states: States) -> Generator[Logits, int, None]:
+        padded = np.pad(states, ((0, self._facts.longest_positions - len(states)), (0, 0)))
+        prompt = np.array([self._facts.prompt], np.int64)
+        given = self._first.run({"input_ids": prompt, "encoder_hidden_states": padded[None]})
         known: dict[str, Any] = {}
-        tokens: list[int] = []
-        first = 0.0
-        while len(tokens) < count:
-            logits = given.pop("logits")[0, -1]
+        while True:
+            token = yield given.pop("logits")[0, -1]
             known |= {
                 name.replace("present", "past_key_values"): kept for name, kept in given.items()
             }
-            logits[later if tokens else at_first] = -np.inf
-            token = int(np.argmax(logits))
-            if not tokens:
-                first = clock.now()
-            if token == facts.end_of_text:
-                break
-            tokens.append(token)
-            if len(tokens) < count:
-                given = self._later.run({"input_ids": np.array([[token]], np.int64), **known})
-        return tuple(tokens), first
-
-
-GRAPH, EMBEDDING, PLACES = "decoder.onnx", "token_embedding.npy", "positions.npy"
-LENGTH = 32
-"""Tokens of the fixed sequence; Hailo's decoder for whisper-tiny has as many."""
+            given = self._later.run({"input_ids": np.array([[token]], np.int64), **known})
 
 
 class UncachedRunner(PlainRunner):
@@ -188,31 +169,12 @@ class UncachedRunner(PlainRunner):
         room = len(self._places) - len(self._facts.prompt) + 1
         return super().transcribe(states, min(limit, room))
 
-    def _write(
-        self, states: States, count: int, banned: Sequence[int]
-    ) -> tuple[tuple[int, ...], float]:
-        """Tokens, and the moment at which the first one was known."""
-        facts = self._facts
-        later = np.array([*facts.suppressed, *banned], np.intp)
-        at_first = np.array([*later, *facts.suppressed_first], np.intp)
+    def _steps(self, states: States) -> Generator[Logits, int, None]:
+        tokens = list(self._facts.prompt)
         sequence = np.zeros(len(self._places), np.intp)
-        sequence[: len(facts.prompt)] = facts.prompt
-        tokens: list[int] = []
-        first = 0.0
-        for place in range(len(facts.prompt), len(facts.prompt) + count):
-            parts = self._decoder.run(
-                {
-                    "encoder_hidden_states": states[None],
-                    "token_embeddings": (self._embedding[sequence] + self._places)[None],
-                }
-            )
-            row = np.concatenate([part[0, place - 1] for part in parts.values()])
-            row[later if tokens else at_first] = -np.inf
-            token = int(np.argmax(row))
-            first = first or clock.now()
-            if token == facts.end_of_text:
-                break
-            tokens.append(token)
-            if place < len(sequence):
-                sequence[place] = token
-        return tuple(tokens), first
+        while True:
+            sequence[: len(tokens)] = tokens
+            placed = self._embedding[sequence] + self._places
+            feeds = {"encoder_hidden_states": states[None], "token_embeddings": placed[None]}
+            parts = self._decoder.run(feeds).values()
+            tokens.append((yield np.concatenate([part[0, len(tokens) - 1] for part in parts])))
