@@ -9,7 +9,6 @@ The NPU's encoder against the CPU's: the same windows through both, and through 
 from __future__ import annotations
 
 import contextlib
-import csv
 import os
 import re
 import statistics
@@ -31,7 +30,6 @@ LEAST_COSINE = 0.9
 """Between the states of a window. Hailo's INT8 encoders promise a signal 15 dB above their own
 noise, which makes 0.98; another network's states are near 0. Never compared on a real chip."""
 SOUND_FILES = (".flac", ".wav", ".ogg", ".oga", ".mp3")
-LISTS = ("transcripts.tsv", "MANIFEST.tsv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,25 +138,17 @@ def _one(  # noqa: PLR0917
 
 def _spoken(folder: Path | None) -> Iterator[tuple[Path, str]]:
     """Sound files with what is said in them, as far as that is known."""
+    from appliance.lab import listed_texts
+
     if folder is None:
         yield FILE, TEXT
         return
-    texts = _texts(folder)
+    texts = listed_texts(folder) or {}
     files = sorted(file for file in folder.glob("*") if file.suffix.lower() in SOUND_FILES)
     if not files:
         raise ConfigError(f"--recordings: expected sound files in {folder}, found none")
     for file in files:
         yield file, texts.get(file.name, "")
-
-
-def _texts(folder: Path) -> dict[str, str]:
-    """What is said in the files, by their names, from a list with the columns file and text."""
-    listed = next((folder / name for name in LISTS if (folder / name).is_file()), None)
-    if listed is None:
-        return {}
-    with listed.open(encoding="utf-8", newline="") as stream:
-        rows = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return {row.get("file") or "": row.get("text") or "" for row in rows}
 
 
 PCI_VENDORS, HAILO = "sys/bus/pci/devices/*/vendor", "0x1e60"
