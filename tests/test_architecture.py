@@ -51,7 +51,7 @@ OWNERS = {
     "matplotlib": ("lab/benchmark/report.py",),
     "pyxrt": ("lab/xrt.py",),
     "sqlite3": ("store/", "cli/doctor/publishing.py"),
-    "paho": ("mqtt/client.py", "mqtt/probe.py"),
+    "paho": ("mqtt/client.py",),
     "systemd": ("daemon/journal.py",),
 }
 """A library, and the file or the folder that alone may import it."""

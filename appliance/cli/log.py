@@ -1,9 +1,4 @@
-"""What `roomscribe log` does: shows, follows, and deletes; `log_export` writes files.
-
-The log as a file for other programs: every field of every transcript, as CSV or JSON lines.
-
-`roomscribe log`: what it takes.
-"""
+"""`roomscribe log`: shows, follows, exports and deletes transcripts of the local log."""
 
 from __future__ import annotations
 
@@ -21,265 +16,29 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from appliance.config import Settings, node_name
 from appliance.errors import ConfigError, StoreError
-from appliance.mqtt import encode, timestamp, transcript
-from appliance.records import Transcript
-from appliance.store import Store, StoredTranscript, Wanted, behind, in_memory, shown
+from appliance.system import replacing
 
-FIELDS = ("seq", *(entry.name for entry in fields(Transcript)), "confidence", "stored")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""A cell beginning so is computed by spreadsheets (OWASP, CSV injection)."""
-
-
-def write(found: Iterable[StoredTranscript], form: str, output: Path | None) -> int:
-    """Writes them as `form` (csv, jsonl) to the file, whole or not at all, or to standard output.
-
-    How many there were. Raises StoreError when the file cannot be written.
-    """
-    with _opened(output) as stream:
-        return (_csv if form == "csv" else _json_lines)(found, stream)
-
-
-def _csv(found: Iterable[StoredTranscript], stream: TextIO) -> int:
-    table = csv.writer(stream)
-    table.writerow(FIELDS)
-    lines = (table.writerow(map(_cell, as_fields(stored).values())) for stored in found)
-    return sum(1 for _ in lines)
-
-
-def _json_lines(found: Iterable[StoredTranscript], stream: TextIO) -> int:
-    lines = (json.dumps(as_fields(stored), ensure_ascii=False) for stored in found)
-    return sum(1 for _ in (stream.write(f"{line}\n") for line in lines))
-
-
-def as_fields(stored: StoredTranscript) -> dict[str, Any]:
-    """FIELDS with their values: times in UTC, numbers as they are in the log."""
-    heard = stored.transcript
-    known = {"seq": stored.seq, **asdict(heard), "confidence": round(heard.confidence, 3)}
-    known |= {name: timestamp(getattr(heard, name)) for name in ("start", "end")}
-    known |= {"flags": list(heard.flags), "stored": timestamp(stored.stored)}
-    return {name: _finite(known[name]) for name in FIELDS}
-
-
-def _finite(value: object) -> object:
-    """None for a number that JSON cannot say."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _cell(value: object) -> object:
-    """A value as a spreadsheet may be given it."""
-    text = " ".join(value) if isinstance(value, list) else value
-    return f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text
-
-
-@contextmanager
-def _opened(output: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a file for this user alone that takes its name once it is whole."""
-    if output is None:
-        yield sys.stdout
-        sys.stdout.flush()
-        return
-    beside = output.with_name(f".{output.name}.{os.getpid()}.part")
-    try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(descriptor, "w", encoding="utf-8", newline="") as stream:  # noqa: PTH123
-                yield stream
-                stream.flush()
-                os.fsync(descriptor)
-            beside.rename(output)
-        except BaseException:
-            with suppress(OSError):
-                beside.unlink()
-            raise
-    except OSError as error:
-        raise StoreError(
-            f"{output}: cannot write the export: expected a folder that this user may write and "
-            f"space on its disk, found: {error.strerror}; name another file"
-        ) from error
-
+if TYPE_CHECKING:
+    from appliance.store import StoredTranscript, Wanted
 
 SHOWN = 100
-"""So many are shown where nothing else is said."""
+"""So many are shown where no limit is given."""
 LOOK_EVERY_S = 0.25
 TOLD_AFTER = 40
 """So many looks in a row that fail are worth a line."""
-Show = Callable[[StoredTranscript], None]
-
-
-def log(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe log`; 1 when nothing matches, or a deletion was declined."""
-    _refuse_contradictions(options)
-    wanted = Wanted(
-        moment(options.since, "--since") if options.since else None,
-        moment(options.until, "--until") if options.until else None,
-        tuple(text for text in options.grep if text),
-    )
-    if options.delete:
-        return _delete(options, settings, wanted)
-    if options.follow:
-        return _follow(options, settings, wanted)
-    if options.export:
-        found = shown(settings, wanted, options.limit or 0)
-        count = write(found, options.export, options.output)
-    else:
-        found = shown(settings, wanted, SHOWN if options.limit is None else options.limit)
-        count = sum(1 for _ in map(_shown(options, settings), found))
-    return 0 if count else 1
-
-
-def moment(text: str, option: str = "--since") -> datetime:
-    """A point in time: an age such as 90s, 15m, 2h, 3d, or an ISO date and time (local)."""
-    age = re.fullmatch(r"(\d+)\s*([smhdw])", text)
-    try:
-        if age:
-            unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-            return datetime.now(UTC) - timedelta(**{unit[age[2]]: int(age[1])})
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise ConfigError(
-            f"{option}: expected an age (90s, 15m, 2h, 3d) or a time (2026-01-31T18:00), "
-            f"found {text!r}"
-        ) from None
-
-
-def _refuse_contradictions(options: argparse.Namespace) -> None:
-    """Ends with status 2 where the options make no sense together."""
-    filtered = options.since or options.until or any(options.grep)
-    wrong = {
-        "--limit: expected 0 or more": options.limit is not None and options.limit < 0,
-        "--output needs --export": options.output and not options.export,
-        "--all and --yes belong to --delete": (options.all or options.yes) and not options.delete,
-        "--delete needs --since, --until, --grep or --all": options.delete
-        and not (filtered or options.all),
-        "--all and a filter exclude each other": options.all and filtered,
-        "--delete takes no --limit and no --json": options.delete
-        and (options.limit is not None or options.json),
-        "--json is a way to show; --export jsonl writes all fields": options.json
-        and options.export,
-        "--follow goes on without an end, --until does not": options.follow and options.until,
-    }
-    for sentence, holds in wrong.items():
-        if holds:
-            options.usage_error(sentence)
-
-
-def _shown(options: argparse.Namespace, settings: Settings) -> Show:
-    """Prints a transcript, for people or for programs, at once."""
-
-    def show(stored: StoredTranscript) -> None:
-        one = stored.transcript
-        if options.json:
-            event = transcript(stored, node_name(settings), one.end, False)
-            print(encode(event).decode(), flush=options.follow)
-        else:
-            start = one.start.astimezone()
-            line = f"{start:%Y-%m-%d %H:%M:%S}  {one.confidence:4.0%}  {one.text}"
-            print(line, flush=options.follow)
-
-    return show
-
-
-def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
-    """Shows the newest and all that comes, through daemon restarts and replaced files."""
-    show = _shown(options, settings)
-    store, failures = Store.open(settings.store, read_only=True), 0
-    interrupted = threading.Event()
-    before = signal.signal(signal.SIGINT, functools.partial(_interrupt, interrupted))
-    try:
-        last = store.highest()
-        for stored in shown(settings, wanted, SHOWN if options.limit is None else options.limit):
-            show(stored)
-            last = max(last, stored.seq)
-        while not interrupted.is_set() and _patience():
-            try:
-                # what is in memory first: it is in the file before it is gone from there
-                with in_memory(settings) as kept:
-                    kept_last = kept.highest() if kept else 0
-                    if not store.is_current():
-                        store.close()
-                        store = Store.open(settings.store, read_only=True)
-                        # another numbering was begun: nothing of it has been shown
-                        last = last if max(kept_last, store.highest()) >= last else 0
-                    for source in (store, kept) if kept else (store,):
-                        highest = source.highest()
-                        for stored in behind(source, wanted, last) if highest > last else ():
-                            show(stored)
-                            last = stored.seq
-                        last = max(last, highest)
-                failures = 0
-            except StoreError as error:
-                # between two files, or until the daemon has healed a damaged one
-                failures += 1
-                if failures == TOLD_AFTER:
-                    print(f"roomscribe: {error}; waiting", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        signal.signal(signal.SIGINT, before)
-        store.close()
-    return 0
-
-
-def _interrupt(interrupted: threading.Event, _number: int, _frame: FrameType | None) -> None:
-    """Ends the command, noted since SQLite swallows what is raised while it calls a function."""
-    interrupted.set()
-    raise KeyboardInterrupt
-
-
-def _patience() -> bool:
-    """Waits a little; False when nobody reads standard output any more."""
-    try:
-        piped = not stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
-    except (OSError, ValueError):
-        piped = False
-    if not piped:
-        time.sleep(LOOK_EVERY_S)
-        return True
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return not poll.poll(LOOK_EVERY_S * 1000)
-
-
-def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
-    """Deletes what is wanted, once a person or --yes says so."""
-    with Store.open(settings.store, beside_daemon=True) as store:
-        count = store.count(wanted)
-        if not options.yes and not sys.stdin.isatty():
-            options.usage_error("--delete asks on a terminal, and there is none: add --yes")
-        if not options.yes and count and not _agreed(count):
-            print("roomscribe: nothing was deleted", file=sys.stderr)
-            return 1
-        deleted = store.delete(wanted) if count or options.all else None
-    count = deleted.count if deleted else 0
-    print(f"deleted {count} transcript{'' if count == 1 else 's'}")
-    if deleted and not deleted.gone:
-        print(
-            "roomscribe: another program is reading the log: the words leave the -wal file once it "
-            "has ended, within an hour at most",
-            file=sys.stderr,
-        )
-    return 0 if count else 1
-
-
-def _agreed(count: int) -> bool:
-    """What the person at the terminal says."""
-    question = f"Delete {count} transcript{'' if count == 1 else 's'} for good? [y/N] "
-    print(question, end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().casefold() in {"y", "yes"}
-
-
-_DESCRIPTION = """\
-Shows the transcripts of the local log, oldest first; exports them, or deletes them."""
-
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""A cell beginning so is computed by spreadsheets (OWASP, CSV injection)."""
+_DESCRIPTION = (
+    "Shows the transcripts of the local log, oldest first; exports them, or deletes them."
+)
 _EPILOG = """\
 A TIME is an age (90s, 15m, 2h, 3d, 1w) or a date with or without a time, by this machine's clock
 (2026-01-31, 2026-01-31T18:00); TEXT is found anywhere in a transcript, also within words, upper and
@@ -348,3 +107,252 @@ def add_log(
     sub.add_argument("--all", action="store_true", help="delete everything, damaged files, too")
     sub.add_argument("--yes", action="store_true", help="delete without asking")
     sub.set_defaults(command=log, usage_error=sub.error)
+
+
+def log(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe log`; 1 when nothing matches, or a deletion was declined."""
+    from appliance.store import Wanted, shown
+
+    _refuse_contradictions(options)
+    wanted = Wanted(
+        moment(options.since, "--since") if options.since else None,
+        moment(options.until, "--until") if options.until else None,
+        tuple(text for text in options.grep if text),
+    )
+    if options.delete:
+        return _delete(options, settings, wanted)
+    if options.follow:
+        return _follow(options, settings, wanted)
+    if options.export:
+        found = shown(settings, wanted, options.limit or 0)
+        count = write(found, options.export, options.output)
+    else:
+        found = shown(settings, wanted, SHOWN if options.limit is None else options.limit)
+        count = sum(1 for _ in map(_printer(options, settings), found))
+    return 0 if count else 1
+
+
+def moment(text: str, option: str = "--since") -> datetime:
+    """A point in time: an age such as 90s, 15m, 2h, 3d, or an ISO date and time (local)."""
+    age = re.fullmatch(r"(\d+)\s*([smhdw])", text)
+    try:
+        if age:
+            unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+            return datetime.now(UTC) - timedelta(**{unit[age[2]]: int(age[1])})
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{option}: expected an age (90s, 15m, 2h, 3d) or a time (2026-01-31T18:00), "
+            f"found {text!r}"
+        ) from None
+
+
+def _refuse_contradictions(options: argparse.Namespace) -> None:
+    """Ends with status 2 where the options make no sense together."""
+    filtered = options.since or options.until or any(options.grep)
+    wrong = {
+        "--limit: expected 0 or more": options.limit is not None and options.limit < 0,
+        "--output needs --export": options.output and not options.export,
+        "--all and --yes belong to --delete": (options.all or options.yes) and not options.delete,
+        "--delete needs --since, --until, --grep or --all": options.delete
+        and not (filtered or options.all),
+        "--all and a filter exclude each other": options.all and filtered,
+        "--delete takes no --limit and no --json": options.delete
+        and (options.limit is not None or options.json),
+        "--json is a way to show; --export jsonl writes all fields": options.json
+        and options.export,
+        "--follow goes on without an end, --until does not": options.follow and options.until,
+    }
+    for sentence, holds in wrong.items():
+        if holds:
+            options.usage_error(sentence)
+
+
+def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[StoredTranscript], None]:
+    """Prints a transcript, for people or for programs, at once."""
+    from appliance.mqtt import events
+
+    def show(stored: StoredTranscript) -> None:
+        one = stored.transcript
+        if options.json:
+            event = events.transcript(stored, node_name(settings), one.end, late=False)
+            print(events.encode(event).decode(), flush=options.follow)
+        else:
+            start = one.start.astimezone()
+            line = f"{start:%Y-%m-%d %H:%M:%S}  {one.confidence:4.0%}  {one.text}"
+            print(line, flush=options.follow)
+
+    return show
+
+
+def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
+    """Shows the newest and all that comes, through daemon restarts and replaced files."""
+    from appliance.store import Store, behind, in_memory, shown
+
+    show = _printer(options, settings)
+    store, failures = Store.open(settings.store, read_only=True), 0
+    interrupted = threading.Event()
+    before = signal.signal(signal.SIGINT, functools.partial(_interrupt, interrupted))
+    try:
+        last = store.highest()
+        for stored in shown(settings, wanted, SHOWN if options.limit is None else options.limit):
+            show(stored)
+            last = max(last, stored.seq)
+        while not interrupted.is_set() and _wait():
+            try:
+                # what is in memory first: it is in the file before it is gone from there
+                with in_memory(settings) as kept:
+                    kept_last = kept.highest() if kept else 0
+                    if not store.is_current():
+                        store.close()
+                        store = Store.open(settings.store, read_only=True)
+                        # another numbering was begun: nothing of it has been shown
+                        last = last if max(kept_last, store.highest()) >= last else 0
+                    for source in (store, kept) if kept else (store,):
+                        highest = source.highest()
+                        for stored in behind(source, wanted, last) if highest > last else ():
+                            show(stored)
+                            last = stored.seq
+                        last = max(last, highest)
+                failures = 0
+            except StoreError as error:
+                # between two files, or until the daemon has healed a damaged one
+                failures += 1
+                if failures == TOLD_AFTER:
+                    print(f"roomscribe: {error}; waiting", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+        store.close()
+    return 0
+
+
+def _interrupt(interrupted: threading.Event, _number: int, _frame: FrameType | None) -> None:
+    """Ends the command, noted since SQLite swallows what is raised while it calls a function."""
+    interrupted.set()
+    raise KeyboardInterrupt
+
+
+def _wait() -> bool:
+    """Waits a little; False when nobody reads standard output any more."""
+    try:
+        piped = not stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    except (OSError, ValueError):
+        piped = False
+    if not piped:
+        time.sleep(LOOK_EVERY_S)
+        return True
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return not poll.poll(LOOK_EVERY_S * 1000)
+
+
+def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
+    """Deletes what is wanted, once a person or --yes says so."""
+    from appliance.store import Store
+
+    with Store.open(settings.store, beside_daemon=True) as store:
+        count = store.count(wanted)
+        if not options.yes and not sys.stdin.isatty():
+            options.usage_error("--delete asks on a terminal, and there is none: add --yes")
+        if not options.yes and count and not _agreed(count):
+            print("roomscribe: nothing was deleted", file=sys.stderr)
+            return 1
+        deleted = store.delete(wanted) if count or options.all else None
+    count = deleted.count if deleted else 0
+    print(f"deleted {_transcripts(count)}")
+    if deleted and not deleted.gone:
+        print(
+            "roomscribe: another program is reading the log: the words leave the -wal file once it "
+            "has ended, within an hour at most",
+            file=sys.stderr,
+        )
+    return 0 if count else 1
+
+
+def _agreed(count: int) -> bool:
+    """True when the person at the terminal says yes."""
+    question = f"Delete {_transcripts(count)} for good? [y/N] "
+    print(question, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().casefold() in {"y", "yes"}
+
+
+def _transcripts(count: int) -> str:
+    return f"{count} transcript{'' if count == 1 else 's'}"
+
+
+def write(found: Iterable[StoredTranscript], form: str, output: Path | None) -> int:
+    """Writes every field of the transcripts as `form` (csv, jsonl); how many there were.
+
+    To the file, for this user alone, whole or not at all; without one to standard output. Raises
+    StoreError when the file cannot be written.
+    """
+    with _opened(output) as stream:
+        return (_csv if form == "csv" else _json_lines)(found, stream)
+
+
+def _csv(found: Iterable[StoredTranscript], stream: TextIO) -> int:
+    table = csv.writer(stream)
+    table.writerow(columns())
+    lines = (table.writerow(map(_cell, as_fields(stored).values())) for stored in found)
+    return sum(1 for _ in lines)
+
+
+def _json_lines(found: Iterable[StoredTranscript], stream: TextIO) -> int:
+    lines = (json.dumps(as_fields(stored), ensure_ascii=False) for stored in found)
+    return sum(1 for _ in (stream.write(f"{line}\n") for line in lines))
+
+
+def columns() -> tuple[str, ...]:
+    """Names of the fields, in their order."""
+    from dataclasses import fields
+
+    from appliance.records import Transcript
+
+    return ("seq", *(entry.name for entry in fields(Transcript)), "confidence", "stored")
+
+
+def as_fields(stored: StoredTranscript) -> dict[str, Any]:
+    """The columns with their values: times in UTC, numbers as they are in the log.
+
+    A number that JSON cannot say is None.
+    """
+    from dataclasses import asdict
+
+    from appliance.mqtt import events
+
+    one = stored.transcript
+    known = {"seq": stored.seq, **asdict(one), "confidence": round(one.confidence, 3)}
+    known |= {name: events.timestamp(getattr(one, name)) for name in ("start", "end")}
+    known |= {"flags": list(one.flags), "stored": events.timestamp(stored.stored)}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in ((name, known[name]) for name in columns())
+    }
+
+
+def _cell(value: object) -> object:
+    """A value as a spreadsheet may be given it."""
+    text = " ".join(value) if isinstance(value, list) else value
+    return f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text
+
+
+@contextmanager
+def _opened(output: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file for this user alone that takes its name once it is whole."""
+    if output is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    try:
+        with (
+            replacing(output, mode=0o600) as draft,
+            draft.open("w", encoding="utf-8", newline="") as stream,
+        ):
+            yield stream
+    except OSError as error:
+        raise StoreError(
+            f"{output}: cannot write the export: expected a folder that this user may write and "
+            f"space on its disk, found: {error.strerror}; name another file"
+        ) from error

@@ -1,12 +1,6 @@
-"""What the `roomscribe model` commands do, behind the command line of `appliance.cli.model`.
+"""`roomscribe model`: fetches, builds, lists, verifies and chooses models, and exports them.
 
 Heavy rooms are imported by the command that needs them.
-
-`roomscribe model export` and `pack`: checkpoints in the forms that others' tools take.
-
-Heavy rooms are imported by the command that needs them.
-
-`roomscribe model ...`: what these commands are called and what they take.
 """
 
 from __future__ import annotations
@@ -23,292 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, RoomscribeError
-from appliance.model import BUILT_IN, chosen_model
 
 if TYPE_CHECKING:
     from appliance.infer import Transcriber
     from appliance.model import Bundle
     from appliance.records import Mel
-
-
-def add(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe model add`"""
-    from appliance.infer import find_chip
-    from appliance.model import AUTO, AddRequest, install, make_bundle, work_on
-
-    order = AddRequest(
-        source=options.source,
-        revision=options.revision,
-        name=options.name or "",
-        window_s=options.window,
-        quantize=options.quantize,
-        language=options.language,
-        hef=options.hef,
-        chip_present=find_chip() if options.hef == AUTO else None,
-        npu_decoder=options.npu_decoder,
-    )
-    begun = time.monotonic()
-    with work_on(order.bundle_name) as place:
-        for remark in make_bundle(order, place):
-            _say(remark)
-        load_s = _prove(place.draft)
-        size = _size(place.draft)
-        install(place)
-    _say(
-        f"{order.bundle_name}: {size / 1e6:.1f} MB in {place.bundle}, ready after "
-        f"{time.monotonic() - begun:.1f} s (peak memory {_peak_mb():.0f} MB), "
-        f"verified by a decode; loads in {load_s:.2f} s"
-    )
-    _put_to_use(order.bundle_name, options, settings)
-    return 0
-
-
-def fetch(options: argparse.Namespace, _settings: Settings) -> int:
-    """`roomscribe model fetch`"""
-    from appliance.model import fetch_checkpoint
-
-    options.folder.mkdir(parents=True, exist_ok=True)
-    origin = fetch_checkpoint(options.source, options.revision, options.folder)
-    _say(f"{options.folder}: {origin.repository} at {origin.revision}, every file verified")
-    return 0
-
-
-def list_models(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe model list`; the status of the last damaged one, after showing all."""
-    from appliance.model import installed_bundles, load_bundle
-
-    status = 0
-    for name, folder in installed_bundles().items():
-        in_use = _in_use(settings) in (name, str(folder))
-        try:
-            bundle = load_bundle(folder)
-        except RoomscribeError as error:
-            _complain(error)
-            status = error.exit_status
-            continue
-        shown = _facts(bundle) | {"in_use": in_use}
-        if options.json:
-            print(json.dumps(shown))
-        else:
-            print(
-                f"{'*' if in_use else ' '} {name:16} {shown['size_bytes'] / 1e6:7.1f} MB  "
-                f"{bundle.window_s:4g} s  {shown['languages']:>12}  {bundle.source or folder}"
-            )
-    return status
-
-
-def info(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe model info`"""
-    from appliance.model import load_bundle
-
-    facts = _facts(load_bundle(options.name or _in_use(settings)))
-    if options.json:
-        print(json.dumps(facts))
-    else:
-        for name, value in facts.items():
-            print(f"{name.replace('_', ' '):20} {value}")
-    return 0
-
-
-def verify(options: argparse.Namespace, _settings: Settings) -> int:
-    """`roomscribe model verify`; the status of the last failing one, after checking all."""
-    from appliance.model import installed_bundles
-
-    status = 0
-    for name in options.names or [str(folder) for folder in installed_bundles().values()]:
-        try:
-            load_s = _prove(name)
-            print(f"{name}: every file is as it was built, and it decodes; loads in {load_s:.2f} s")
-        except RoomscribeError as error:
-            _complain(error)
-            status = error.exit_status
-    return status
-
-
-def remove(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe model remove`"""
-    from appliance.model import library
-
-    if options.name == _in_use(settings):
-        raise ConfigError(
-            f"model {options.name!r} is in use: choose another first, "
-            f"roomscribe model use {BUILT_IN}"
-        )
-    library.remove(options.name)
-    return 0
-
-
-def use(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe model use`"""
-    from appliance.model import library, load_bundle
-
-    load_bundle(options.name)
-    if "/" in options.name:
-        raise ConfigError(
-            f"model use: expected the name of an installed model, found {options.name!r}; "
-            "a folder is named in the configuration: [model] bundle"
-        )
-    if settings.model.bundle not in ("", options.name):
-        raise ConfigError(
-            f"[model] bundle: the configuration names {settings.model.bundle!r}, which goes before "
-            f"any choice; change it to {options.name!r} there, or remove that line"
-        )
-    library.choose(options.name)
-    _say(f"{options.name} is in use from the daemon's next start: systemctl restart roomscribe")
-    return 0
-
-
-def _in_use(settings: Settings) -> str:
-    """Name or folder of the model that the daemon would run."""
-    return settings.model.bundle or chosen_model() or BUILT_IN
-
-
-def _put_to_use(name: str, options: argparse.Namespace, settings: Settings) -> None:
-    """Chooses the new model where nobody has chosen one, or says how to."""
-    from appliance.model import choose
-
-    if _in_use(settings) == name:
-        _say("it is in use; the daemon runs it from its next start: systemctl restart roomscribe")
-    elif options.no_use or settings.model.bundle or chosen_model():
-        _say(f"{_in_use(settings)} stays in use; to change: roomscribe model use {name}")
-    else:
-        choose(name)
-        _say(f"in use in place of {BUILT_IN} from the daemon's next start: "
-             "systemctl restart roomscribe")  # fmt: skip
-
-
-def _prove(name: str | Path) -> float:
-    """Verifies a bundle's files, loads it and decodes with it; seconds that loading took.
-
-    Raises ModelError.
-    """
-    from appliance.infer import DECODER_HEF, DecoderFiles
-    from appliance.model import bundled_hef, verify_hef
-
-    begun = time.perf_counter()
-    with _open(str(name)) as transcriber:
-        load_s = time.perf_counter() - begun
-        transcriber.warm_up()
-        if hef := bundled_hef(transcriber.bundle):
-            verify_hef(hef, transcriber.bundle)
-        if DECODER_HEF in transcriber.bundle.files:
-            DecoderFiles(transcriber.bundle).verify()
-    return load_s
-
-
-def _open(name: str) -> Transcriber:
-    from appliance.infer import open_transcriber
-
-    return open_transcriber(
-        replace(
-            Settings(), model=ModelSettings(bundle=name), encoder=EncoderSettings(backend="cpu")
-        )
-    )
-
-
-def _facts(bundle: Bundle) -> dict[str, Any]:
-    """What a model is, for people and programs."""
-    languages = bundle.languages
-    return {
-        "name": bundle.name,
-        "folder": str(bundle.folder),
-        "description": bundle.description,
-        "source": bundle.source,
-        "licence": bundle.licence,
-        "demo_model": bundle.demo_model,
-        "checkpoint_sha256": bundle.checkpoint_sha256,
-        "size_bytes": _size(bundle.folder),
-        "window_s": bundle.window_s,
-        "quantize": bundle.quantize,
-        "languages": " ".join(languages) if len(languages) < 4 else f"{len(languages)} languages",
-        "language": bundle.language,
-        "d_model": bundle.d_model,
-        "encoder_layers": bundle.encoder_layers,
-        "decoder_layers": bundle.decoder_layers,
-        "vocabulary_size": bundle.vocabulary_size,
-        "files": " ".join(bundle.files),
-    }
-
-
-def _size(folder: Path) -> int:
-    """Bytes of the files in a folder."""
-    return sum(file.stat().st_size for file in folder.iterdir())
-
-
-def _peak_mb() -> float:
-    """Largest resident size of this process so far, MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _complain(error: RoomscribeError) -> None:
-    print(f"roomscribe: {error}", file=sys.stderr)
-
-
-def export(options: argparse.Namespace, _settings: Settings) -> int:
-    """`roomscribe model export`"""
-    from appliance.lab import export_for_hailo
-    from appliance.model import CONFIG_FILE, read_config, window_of
-
-    config = read_config(options.folder / CONFIG_FILE)
-    window_s = options.window or window_of(config)
-    out = options.out or Path(f"{options.folder.resolve().name}-for-hailo")
-    mels = _calibration_mels(options.recordings, window_s, config.num_mel_bins)
-    report = export_for_hailo(
-        options.folder,
-        out,
-        window_s=window_s,
-        mels=mels,
-        opset=options.opset,
-        length=options.length,
-    )
-    print(report)
-    return 0
-
-
-def pack(options: argparse.Namespace, _settings: Settings) -> int:
-    """`roomscribe model pack`"""
-    from appliance.lab import write_pack
-    from appliance.model import load_checkpoint
-
-    out = options.out or Path(f"{options.folder.resolve().name}-{options.dtype}")
-    report = write_pack(load_checkpoint(options.folder), out, options.dtype)
-    print(json.dumps(report.as_json()) if options.json else report)
-    return 0
-
-
-def _calibration_mels(recordings: list[str], window_s: float, n_mels: int) -> Iterator[Mel]:
-    """Log-mels (W, n_mels) of consecutive windows of the recordings; folders are searched."""
-    import numpy as np
-
-    from appliance.capture import Recording
-    from appliance.infer import window_mel
-    from appliance.records import FRAMES_PER_SECOND, HOP
-
-    frames = round(window_s * FRAMES_PER_SECOND)
-    for name in _sound_files(recordings):
-        with Recording(name, real_time=False) as recording:
-            samples = np.concatenate([frame.samples for frame in recording.frames()])
-        for start in range(0, len(samples), frames * HOP):
-            yield window_mel(samples[start : start + frames * HOP], n_mels, frames)
-
-
-def _sound_files(names: list[str]) -> Iterator[str]:
-    """The files, and those in the folders, among `names`."""
-    for name in names:
-        if Path(name).is_dir():
-            found = sorted(
-                file for file in Path(name).rglob("*") if file.suffix in (".wav", ".flac", ".ogg")
-            )
-            if not found:
-                raise ConfigError(f"{name}: expected WAV, FLAC or Ogg files in it, found none")
-            yield from map(str, found)
-        else:
-            yield name
-
 
 EPILOG = """\
 examples:
@@ -471,3 +184,280 @@ def _add_pack(names: Names[argparse.ArgumentParser], common: argparse.ArgumentPa
     sub.add_argument("--out", type=Path, metavar="FOLDER", help="default: NAME-DTYPE")
     sub.add_argument("--json", action="store_true")
     sub.set_defaults(command=pack)
+
+
+def add(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe model add`"""
+    from appliance.infer import find_chip
+    from appliance.model import AUTO, AddRequest, install, make_bundle, work_on
+
+    order = AddRequest(
+        source=options.source,
+        revision=options.revision,
+        name=options.name or "",
+        window_s=options.window,
+        quantize=options.quantize,
+        language=options.language,
+        hef=options.hef,
+        chip_present=find_chip() if options.hef == AUTO else None,
+        npu_decoder=options.npu_decoder,
+    )
+    begun = time.monotonic()
+    with work_on(order.bundle_name) as place:
+        for remark in make_bundle(order, place):
+            _say(remark)
+        load_s = _prove(place.draft)
+        size = _size(place.draft)
+        install(place)
+    _say(
+        f"{order.bundle_name}: {size / 1e6:.1f} MB in {place.bundle}, ready after "
+        f"{time.monotonic() - begun:.1f} s (peak memory {_peak_mb():.0f} MB), "
+        f"verified by a decode; loads in {load_s:.2f} s"
+    )
+    _put_to_use(order.bundle_name, options, settings)
+    return 0
+
+
+def fetch(options: argparse.Namespace, _settings: Settings) -> int:
+    """`roomscribe model fetch`"""
+    from appliance.model import fetch_checkpoint
+
+    options.folder.mkdir(parents=True, exist_ok=True)
+    origin = fetch_checkpoint(options.source, options.revision, options.folder)
+    _say(f"{options.folder}: {origin.repository} at {origin.revision}, every file verified")
+    return 0
+
+
+def list_models(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe model list`; the status of the last damaged one, after showing all."""
+    from appliance.model import installed_bundles, load_bundle
+
+    status = 0
+    for name, folder in installed_bundles().items():
+        in_use = _in_use(settings) in (name, str(folder))
+        try:
+            bundle = load_bundle(folder)
+        except RoomscribeError as error:
+            print(f"roomscribe: {error}", file=sys.stderr)
+            status = error.exit_status
+            continue
+        shown = _facts(bundle) | {"in_use": in_use}
+        if options.json:
+            print(json.dumps(shown))
+        else:
+            print(
+                f"{'*' if in_use else ' '} {name:16} {shown['size_bytes'] / 1e6:7.1f} MB  "
+                f"{bundle.window_s:4g} s  {shown['languages']:>12}  {bundle.source or folder}"
+            )
+    return status
+
+
+def info(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe model info`"""
+    from appliance.model import load_bundle
+
+    facts = _facts(load_bundle(options.name or _in_use(settings)))
+    if options.json:
+        print(json.dumps(facts))
+    else:
+        for name, value in facts.items():
+            print(f"{name.replace('_', ' '):20} {value}")
+    return 0
+
+
+def verify(options: argparse.Namespace, _settings: Settings) -> int:
+    """`roomscribe model verify`; the status of the last failing one, after checking all."""
+    from appliance.model import installed_bundles
+
+    status = 0
+    for name in options.names or [str(folder) for folder in installed_bundles().values()]:
+        try:
+            load_s = _prove(name)
+            print(f"{name}: every file is as it was built, and it decodes; loads in {load_s:.2f} s")
+        except RoomscribeError as error:
+            print(f"roomscribe: {error}", file=sys.stderr)
+            status = error.exit_status
+    return status
+
+
+def remove(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe model remove`"""
+    from appliance.model import BUILT_IN, library
+
+    if options.name == _in_use(settings):
+        raise ConfigError(
+            f"model {options.name!r} is in use: choose another first, "
+            f"roomscribe model use {BUILT_IN}"
+        )
+    library.remove(options.name)
+    return 0
+
+
+def use(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe model use`"""
+    from appliance.model import library, load_bundle
+
+    load_bundle(options.name)
+    if "/" in options.name:
+        raise ConfigError(
+            f"model use: expected the name of an installed model, found {options.name!r}; "
+            "a folder is named in the configuration: [model] bundle"
+        )
+    if settings.model.bundle not in ("", options.name):
+        raise ConfigError(
+            f"[model] bundle: the configuration names {settings.model.bundle!r}, which goes before "
+            f"any choice; change it to {options.name!r} there, or remove that line"
+        )
+    library.choose(options.name)
+    _say(f"{options.name} is in use from the daemon's next start: systemctl restart roomscribe")
+    return 0
+
+
+def export(options: argparse.Namespace, _settings: Settings) -> int:
+    """`roomscribe model export`"""
+    from appliance.lab import export_for_hailo
+    from appliance.model import CONFIG_FILE, read_config, window_of
+
+    config = read_config(options.folder / CONFIG_FILE)
+    window_s = options.window or window_of(config)
+    out = options.out or Path(f"{options.folder.resolve().name}-for-hailo")
+    mels = _calibration_mels(options.recordings, window_s, config.num_mel_bins)
+    report = export_for_hailo(
+        options.folder,
+        out,
+        window_s=window_s,
+        mels=mels,
+        opset=options.opset,
+        length=options.length,
+    )
+    print(report)
+    return 0
+
+
+def pack(options: argparse.Namespace, _settings: Settings) -> int:
+    """`roomscribe model pack`"""
+    from appliance.lab import write_pack
+    from appliance.model import load_checkpoint
+
+    out = options.out or Path(f"{options.folder.resolve().name}-{options.dtype}")
+    report = write_pack(load_checkpoint(options.folder), out, options.dtype)
+    print(json.dumps(report.as_json()) if options.json else report)
+    return 0
+
+
+def _in_use(settings: Settings) -> str:
+    """Name or folder of the model that the daemon would run."""
+    from appliance.model import BUILT_IN, chosen_model
+
+    return settings.model.bundle or chosen_model() or BUILT_IN
+
+
+def _put_to_use(name: str, options: argparse.Namespace, settings: Settings) -> None:
+    """Chooses the new model where nobody has chosen one, or says how to."""
+    from appliance.model import BUILT_IN, choose, chosen_model
+
+    if _in_use(settings) == name:
+        _say("it is in use; the daemon runs it from its next start: systemctl restart roomscribe")
+    elif options.no_use or settings.model.bundle or chosen_model():
+        _say(f"{_in_use(settings)} stays in use; to change: roomscribe model use {name}")
+    else:
+        choose(name)
+        _say(f"in use in place of {BUILT_IN} from the daemon's next start: "
+             "systemctl restart roomscribe")  # fmt: skip
+
+
+def _prove(name: str | Path) -> float:
+    """Verifies a bundle's files, loads it and decodes with it; seconds that loading took.
+
+    Raises ModelError.
+    """
+    from appliance.infer import DECODER_HEF, DecoderFiles
+    from appliance.model import bundled_hef, verify_hef
+
+    begun = time.perf_counter()
+    with _open(str(name)) as transcriber:
+        load_s = time.perf_counter() - begun
+        transcriber.warm_up()
+        if hef := bundled_hef(transcriber.bundle):
+            verify_hef(hef, transcriber.bundle)
+        if DECODER_HEF in transcriber.bundle.files:
+            DecoderFiles(transcriber.bundle).verify()
+    return load_s
+
+
+def _open(name: str) -> Transcriber:
+    from appliance.infer import open_transcriber
+
+    return open_transcriber(
+        replace(
+            Settings(), model=ModelSettings(bundle=name), encoder=EncoderSettings(backend="cpu")
+        )
+    )
+
+
+def _facts(bundle: Bundle) -> dict[str, Any]:
+    """What a model is, for people and programs."""
+    languages = bundle.languages
+    return {
+        "name": bundle.name,
+        "folder": str(bundle.folder),
+        "description": bundle.description,
+        "source": bundle.source,
+        "licence": bundle.licence,
+        "demo_model": bundle.demo_model,
+        "checkpoint_sha256": bundle.checkpoint_sha256,
+        "size_bytes": _size(bundle.folder),
+        "window_s": bundle.window_s,
+        "quantize": bundle.quantize,
+        "languages": " ".join(languages) if len(languages) < 4 else f"{len(languages)} languages",
+        "language": bundle.language,
+        "d_model": bundle.d_model,
+        "encoder_layers": bundle.encoder_layers,
+        "decoder_layers": bundle.decoder_layers,
+        "vocabulary_size": bundle.vocabulary_size,
+        "files": " ".join(bundle.files),
+    }
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def _peak_mb() -> float:
+    """Largest resident size of this process so far, MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _calibration_mels(recordings: list[str], window_s: float, n_mels: int) -> Iterator[Mel]:
+    """Log-mels (W, n_mels) of consecutive windows of the recordings; folders are searched."""
+    import numpy as np
+
+    from appliance.capture import Recording
+    from appliance.infer import window_mel
+    from appliance.records import FRAMES_PER_SECOND, HOP
+
+    frames = round(window_s * FRAMES_PER_SECOND)
+    for name in _sound_files(recordings):
+        with Recording(name, real_time=False) as recording:
+            samples = np.concatenate([frame.samples for frame in recording.frames()])
+        for start in range(0, len(samples), frames * HOP):
+            yield window_mel(samples[start : start + frames * HOP], n_mels, frames)
+
+
+def _sound_files(names: list[str]) -> Iterator[str]:
+    """The files, and those in the folders, among `names`."""
+    for name in names:
+        if Path(name).is_dir():
+            found = sorted(
+                file for file in Path(name).rglob("*") if file.suffix in (".wav", ".flac", ".ogg")
+            )
+            if not found:
+                raise ConfigError(f"{name}: expected WAV, FLAC or Ogg files in it, found none")
+            yield from map(str, found)
+        else:
+            yield name

@@ -1,28 +1,84 @@
-"""What each command does, behind the command line of `appliance.cli.main`.
+"""`roomscribe run`, and what belongs to it: `mute` and `devices`.
 
-Heavy rooms are imported by the command that needs them, so that `roomscribe log` starts at once.
+Heavy rooms are imported by the command that needs them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance import config
 from appliance.config import Settings
-from appliance.errors import RoomscribeError
-from appliance.records import Discarded, Transcription, Window
+from appliance.errors import DeviceError, StoreError
 
 if TYPE_CHECKING:
-    from appliance.infer import Transcriber
+    from appliance.daemon import Pipeline
+
+OBEYED_WITHIN_S = 3.0
+"""A daemon closes the microphone in a fraction of this."""
 
 
-def run(options: argparse.Namespace, settings: Settings) -> int:
+def add_run(
+    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
     """`roomscribe run`"""
+    sub = names.add_parser(
+        "run",
+        parents=[common],
+        help="listen, transcribe and publish until stopped",
+        description="Listens to the microphone, transcribes what is said and publishes it to "
+        "MQTT and the local log, until SIGTERM. This is what the systemd unit runs.",
+    )
+    sub.add_argument(
+        "--recording",
+        metavar="FILE",
+        help="hear this sound file (or - for raw 16 kHz mono 16-bit PCM on standard input) in "
+        "real time in place of the microphone, and end with it",
+    )
+    sub.set_defaults(command=run)
+
+
+def add_mute(
+    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    """`roomscribe mute`"""
+    sub = names.add_parser(
+        "mute",
+        parents=[common],
+        help="close the microphone, or open it again",
+        description="Closes the microphone until it is unmuted, through restarts, too, and "
+        "returns when it is closed. Works whether the daemon runs or not. Without a word it "
+        "tells how it stands: exit status 0 when muted, 1 when not.",
+    )
+    sub.add_argument("position", nargs="?", choices=("on", "off", "toggle"))
+    sub.set_defaults(command=mute)
+
+
+def add_devices(
+    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    """`roomscribe devices`"""
+    sub = names.add_parser(
+        "devices",
+        parents=[common],
+        help="list the microphones",
+        description="Lists the microphones; a part of a name goes into capture.device.",
+    )
+    sub.set_defaults(command=devices)
+
+
+def run(
+    options: argparse.Namespace,
+    settings: Settings,
+    pipeline: Callable[[Settings], Pipeline] | None = None,
+) -> int:
+    """`roomscribe run`; `pipeline` makes one for settings, in place of Pipeline."""
     from appliance.daemon import service
 
     def with_recording(chosen: Settings) -> Settings:
@@ -30,56 +86,61 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
             return chosen
         return replace(chosen, capture=replace(chosen.capture, recording=options.recording))
 
-    service.run(with_recording(settings), lambda: with_recording(config.load(options.config)))
+    service.run(
+        with_recording(settings),
+        lambda: with_recording(config.load(options.config)),
+        pipeline or service.Pipeline,
+    )
     return 0
 
 
-def transcribe(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe transcribe`; the status of the last failing file, after doing all the others."""
-    from appliance.infer import open_transcriber
+def mute(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe mute`: returns when the microphone is closed.
 
-    if options.model:
-        settings = replace(settings, model=replace(settings.model, bundle=options.model))
-    with open_transcriber(settings) as transcriber:
-        return _write_down(options, settings, transcriber)
+    Raises StoreError when this user may not, DeviceError when a daemon does not obey.
+    """
+    from appliance.daemon import mute as switch
+    from appliance.store import store_folder
+
+    place = store_folder(settings.store)
+    _may_use(place)
+    before = switch.is_on(place)
+    if not options.position:
+        print(_position(before, switch.is_listening(place)))
+        return 0 if before else 1
+    on = not before if options.position == "toggle" else options.position == "on"
+    switch.write(place / switch.FILE_NAME, on)
+    deadline_s = time.monotonic() + OBEYED_WITHIN_S
+    while (listening := switch.is_listening(place)) and on:
+        if time.monotonic() > deadline_s:
+            raise DeviceError(
+                f"the microphone is still open after {OBEYED_WITHIN_S:g} s; "
+                "stop the daemon (`systemctl stop roomscribe`), or pull the microphone's plug"
+            )
+        time.sleep(0.02)
+    print(_position(on, listening))
+    return 0
 
 
-def _write_down(options: argparse.Namespace, settings: Settings, transcriber: Transcriber) -> int:
-    """Prints what is said in each file; the status of the last failing one."""
-    if transcriber.bundle.demo_model and not options.json:
-        print(
-            f"roomscribe: {transcriber.bundle.name} is a demonstration model that knows a few "
-            "hundred home words; `roomscribe model add tiny` brings a real one",
-            file=sys.stderr,
+def _position(muted: bool, listening: bool) -> str:
+    """How it stands, on one line."""
+    if muted:
+        return "muted: the microphone is closed"
+    return "not muted: the microphone is open" if listening else "not muted"
+
+
+def _may_use(place: Path) -> None:
+    """Raises StoreError when there is no daemon's folder, or it is not for this user."""
+    try:
+        found = "" if place.is_dir() else "no folder"
+        next(place.iterdir(), None)
+    except OSError as error:
+        found = error.strerror or str(error)
+    if found:
+        raise StoreError(
+            f"{place}: expected the folder where the daemon keeps its log, found: {found}; run "
+            "this as the daemon's user or with sudo, with the daemon's --config"
         )
-    status = 0
-    number = 0
-    for file in options.files:
-        try:
-            for window, result, reason in _transcribed(file, transcriber, settings):
-                number += reason is None
-                if options.json:
-                    print(json.dumps(_as_json(file, window, result, reason)), flush=True)
-                elif reason is None and isinstance(window, Window) and result is not None:
-                    print(_as_text(file, window, result, number, options), flush=True)
-        except RoomscribeError as error:
-            print(f"roomscribe: {error}", file=sys.stderr)
-            status = error.exit_status
-    return status
-
-
-def benchmark(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe benchmark`"""
-    from appliance.lab import main
-
-    return main.run(options, settings)
-
-
-def doctor(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe doctor`; how many checks failed."""
-    from appliance.cli.doctor import main
-
-    return main.run(options, settings)
 
 
 def devices(_options: argparse.Namespace, _settings: Settings) -> int:
@@ -99,78 +160,3 @@ def devices(_options: argparse.Namespace, _settings: Settings) -> int:
             file=sys.stderr,
         )
     return 0 if found else 1
-
-
-def _transcribed(
-    file: str, transcriber: Transcriber, settings: Settings
-) -> Iterator[tuple[Window | Discarded, Transcription | None, str | None]]:
-    """Each window of a file with what the model made of it and why it is discarded, if it is."""
-    from appliance.capture import Recording, Segmenter, VoiceDetector
-    from appliance.infer import Gates
-
-    segmenter = Segmenter(
-        VoiceDetector(settings.voice), settings.segmenter, transcriber.bundle.window_s
-    )
-
-    verdicts = Gates(transcriber.gates)
-
-    def windows() -> Iterator[Window | Discarded]:
-        with Recording(file, real_time=False) as recording:
-            for frame in recording.frames():
-                yield from segmenter.push(frame)
-            yield from segmenter.flush()
-
-    for found in windows():
-        if isinstance(found, Discarded):
-            yield found, None, found.reason
-        else:
-            yield found, *verdicts.on(found, transcriber.transcribe(found))
-
-
-def _as_text(
-    file: str, window: Window, result: Transcription, number: int, options: argparse.Namespace
-) -> str:
-    """One window for people: its text, or its SubRip entry `number`."""
-    if options.srt:
-        begin = _srt_time(window.start_s + window.overlap_s)
-        end = _srt_time(window.speech_end_s)
-        return f"{number}\n{begin} --> {end}\n{result.text}\n"
-    return f"{file}: {result.text}" if len(options.files) > 1 else result.text
-
-
-def _as_json(
-    file: str, window: Window | Discarded, result: Transcription | None, reason: str | None
-) -> dict[str, object]:
-    """One window as `--json` prints it; the text of a discarded one is shown, nothing is kept."""
-    shown: dict[str, object] = {
-        "file": file,
-        "utterance_id": window.utterance_id,
-        "duration_s": round(window.duration_s, 3),
-        "discarded": reason,
-    }
-    if isinstance(window, Window):
-        shown |= {
-            "duration_s": round(window.duration_s - window.overlap_s, 3),
-            "window": window.index,
-            "start_s": round(window.start_s + window.overlap_s, 3),
-            "end_s": round(window.speech_end_s, 3),
-        }
-    if result is not None:
-        shown |= {
-            "text": result.text,
-            "language": result.language,
-            "avg_logprob": round(result.avg_logprob, 4),
-            "no_speech_prob": round(result.no_speech_prob, 4),
-            "compression_ratio": round(result.compression_ratio, 3),
-            "flags": [*(window.flags if isinstance(window, Window) else ()), *result.flags],
-            "encode_ms": round(result.encode_ms, 1),
-            "decode_ms": round(result.decode_ms, 1),
-        }
-    return shown
-
-
-def _srt_time(seconds: float) -> str:
-    """hh:mm:ss,mmm"""
-    millis = round(max(0.0, seconds) * 1000)
-    minutes, millis = divmod(millis, 60_000)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:{millis // 1000:02d},{millis % 1000:03d}"

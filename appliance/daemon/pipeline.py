@@ -34,7 +34,7 @@ from appliance.daemon.scribe import EncodedWindow, Scribe
 from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError
 from appliance.infer import open_transcriber
-from appliance.mqtt import Publisher, commands
+from appliance.mqtt import Publisher, subscriptions
 from appliance.records import ApplianceState, ApplianceStats, Frame, Window
 from appliance.store import FILE_NAME, LastingDatabase, MemoryFolder, Store, store_folder
 
@@ -173,9 +173,9 @@ class Pipeline:
                     node,
                     store,
                     self.state,
-                    house=settings.homeassistant,
+                    home_assistant=settings.homeassistant,
                     stats_source=self.stats,
-                    subscriptions=commands.subscriptions(settings.history, node, store, self.mute),
+                    subscriptions=subscriptions(settings.history, node, store, self.mute),
                 )
                 if settings.mqtt.enabled
                 else None

@@ -1,18 +1,14 @@
 """One connection to an MQTT broker, from the attempt to its end.
 
-paho is given a new client for every attempt and never reconnects by itself: nothing is left in its
-memory to be sent again behind the outbox's back, and the delays between attempts are ours. Its
-network thread only drops news into a queue; whoever owns the link reads them in its own thread.
-
-What a connection to the broker has to tell: how it goes, and what came on subscribed topics.
-
-What paho's network thread drops for the owner of the link: news and received messages.
+The only module that knows paho. It is given a new client for every attempt and never reconnects by
+itself: nothing is left in its memory to be sent again behind the outbox's back, and the delays
+between attempts are ours. Its network thread only puts news and received messages into queues;
+whoever owns the link reads them in its own thread.
 """
 
 from __future__ import annotations
 
 import socket
-import ssl
 import sys
 import threading
 from collections import deque
@@ -32,6 +28,14 @@ from appliance.mqtt import events, tls
 
 PACKET_BYTES = 65536
 """The broker is told to keep larger messages to itself."""
+RECEIVED_WAITING = 100
+"""Messages received and not looked at yet; beyond it the oldest are dropped."""
+CONNECT_S = 5.0
+"""Longest wait for the broker's host to accept the connection."""
+THERE_S = 0.15
+"""A broker that is there takes a connection within this, and one that ends drops it."""
+FIRST_FAILURE = 128
+"""Reason codes from here on say no."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The broker answered and said no (CONNACK with a reason code of MQTT 5)."""
+    """The broker answered and refused (CONNACK with a reason code of MQTT 5)."""
 
     code: int
     reason: str
@@ -77,10 +81,11 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionRefused:
-    """The broker does not let us listen on a topic (SUBACK from 128 on)."""
+class Subscribed:
+    """The SUBACK of a subscription; codes from 128 on refuse it."""
 
-    topic: str
+    message: int
+    code: int
     reason: str
 
 
@@ -90,9 +95,8 @@ class Message:
 
     topic: str
     payload: bytes
-    """At most PACKET_BYTES."""
     retained: bool
-    """True for what lay at the broker when we subscribed."""
+    """True for what the broker had kept when we subscribed."""
     response_topic: str = ""
     """Where the sender wants the answer (MQTT 5); empty when it wants none."""
     correlation: bytes | None = None
@@ -109,7 +113,7 @@ class Reply:
     correlation: bytes | None = None
 
 
-News = Connected | Refused | Untrusted | Lost | Acknowledged | SubscriptionRefused
+News = Connected | Refused | Untrusted | Lost | Acknowledged | Subscribed
 
 
 def matches(pattern: str, topic: str) -> bool:
@@ -120,30 +124,27 @@ def matches(pattern: str, topic: str) -> bool:
     )
 
 
-RECEIVED_WAITING = 100
-"""Messages received and not looked at yet; beyond it the oldest are dropped."""
-
-
 class Mailbox:
-    """What paho's network thread has to tell, and who is to be woken for it.
+    """paho's callbacks: put news and received messages into queues and set `wake`.
 
     It does not know its link: a client that referred to its owner would not be freed, with its
     sockets, when the attempt has failed.
     """
 
-    def __init__(self, settings: MqttSettings, wake: threading.Event) -> None:
+    def __init__(self, settings: MqttSettings, wake: threading.Event, *, bounded: bool) -> None:
+        """`bounded` keeps to PACKET_BYTES and RECEIVED_WAITING."""
         self._settings = settings
         self._hint = tls.hint(settings)
+        self._bounded = bounded
         self._met = False
         self.news: deque[News] = deque()
-        self.received: deque[Message] = deque(maxlen=RECEIVED_WAITING)
-        self.asked: dict[int, str] = {}
+        self.received: deque[Message] = deque(maxlen=RECEIVED_WAITING if bounded else None)
         self.ended = threading.Event()
         self.dropped = False
         self._wake = wake
 
     def on_connect(
-        self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any
+        self, client: Any, _data: Any, _flags: Any, reason: Any, properties: Any
     ) -> None:
         """The broker's CONNACK."""
         if self.dropped:  # while the attempt was under way; it must not live on beside a new one
@@ -154,17 +155,15 @@ class Mailbox:
             self._met = True
             self._tell(Connected(getattr(properties, "ReceiveMaximum", 65535)))
 
-    def on_connect_fail(self, client: Any, userdata: Any) -> None:
+    def on_connect_fail(self, _client: Any, _data: Any) -> None:
         """No connection: paho calls this while it handles the error, and says no more about it."""
         error = sys.exc_info()[1]
-        if complaint := tls.complaint(self._settings, error):
-            self._tell(Untrusted(complaint))
+        if trouble := tls.trouble(self._settings, error):
+            self._tell(Untrusted(trouble))
         else:
             self._tell(Lost(0, str(error or "no connection")))
 
-    def on_disconnect(
-        self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any
-    ) -> None:
+    def on_disconnect(self, _client: Any, _data: Any, flags: Any, reason: Any, _: Any) -> None:
         """The end, by the broker's DISCONNECT, by ours, or by the network."""
         self.ended.set()
         if flags.is_disconnect_packet_from_server:
@@ -175,29 +174,23 @@ class Mailbox:
             self._tell(Lost(0, str(reason)))
 
     def on_failure(self, error: Exception) -> None:
-        """paho's thread has died: of what the broker sent, or of a host name that is none."""
+        """paho's thread has ended with an error: of what the broker sent, or of the host's name."""
         self.ended.set()
         why = "what it says cannot be read" if self._met else "no connection"
         self._tell(Lost(0, f"{why} ({type(error).__name__}: {str(error)[:80]!r})"))
 
-    def on_publish(
-        self, client: Any, userdata: Any, message: int, reason: Any, properties: Any
-    ) -> None:
+    def on_publish(self, _client: Any, _data: Any, message: int, reason: Any, _: Any) -> None:
         """A PUBACK, or a message of QoS 0 that has left."""
         self._tell(Acknowledged(message, reason.value, str(reason)))
 
-    def on_subscribe(
-        self, client: Any, userdata: Any, message: int, reasons: Any, properties: Any
-    ) -> None:
+    def on_subscribe(self, _client: Any, _data: Any, message: int, reasons: Any, _: Any) -> None:
         """A SUBACK."""
-        topic = self.asked.get(message or 0, "")
         for reason in reasons:
-            if reason.is_failure:
-                self._tell(SubscriptionRefused(topic, str(reason)))
+            self._tell(Subscribed(message, reason.value, str(reason)))
 
-    def on_message(self, client: Any, userdata: Any, message: Any) -> None:
-        """What a subscription brought."""
-        if len(message.payload) > PACKET_BYTES:
+    def on_message(self, _client: Any, _data: Any, message: Any) -> None:
+        """A message on a subscribed topic."""
+        if self._bounded and len(message.payload) > PACKET_BYTES:
             return
         properties = message.properties
         correlation = getattr(properties, "CorrelationData", None)
@@ -211,27 +204,14 @@ class Mailbox:
         self._wake.set()
 
 
-CONNECT_S = 5.0
-"""Longest wait for the broker's host to accept the connection."""
-ANSWER_S = 10.0
-"""With the keep-alive on top: how long the broker may leave a message unacknowledged."""
-THERE_S = 0.15
-"""A broker that is there takes a connection within this, and one that ends drops it."""
-
-
-def client_id(settings: MqttSettings, node: str) -> str:
-    """The configured client id, or one made from the node; the same at every start."""
-    return settings.client_id or f"roomscribe-{node}"
-
-
-def is_there(settings: MqttSettings) -> bool:
+def is_there(settings: MqttSettings, within_s: float = THERE_S) -> bool:
     """True when the broker takes a connection and waits for us to speak; takes 0.3 s at most.
 
     One that is going down closes it, or takes none.
     """
     try:
-        with socket.create_connection((settings.host, settings.port), THERE_S) as probe:
-            probe.settimeout(THERE_S)
+        with socket.create_connection((settings.host, settings.port), within_s) as probe:
+            probe.settimeout(within_s)
             try:
                 probe.recv(1)
             except TimeoutError:
@@ -241,21 +221,13 @@ def is_there(settings: MqttSettings) -> bool:
     return False
 
 
-def ping_s(settings: MqttSettings) -> int:
-    """How long the connection may be silent before paho asks whether the broker is there.
-
-    paho gives an idle connection up after twice that: keepalive_s + ANSWER_S at most.
-    """
-    return min(settings.keepalive_s, int(settings.keepalive_s + ANSWER_S) // 2)
-
-
 class _Client(Client):
-    """paho's, which does not end the connection for a message, nor die unheard of what it reads."""
+    """paho's, which neither ends the connection for a message nor its thread without a word."""
 
-    def __init__(self, settings: MqttSettings, node: str, failed: Callable[[Exception], None]):
+    def __init__(self, settings: MqttSettings, client_id: str, failed: Callable[[Exception], None]):
         super().__init__(
             CallbackAPIVersion.VERSION2,
-            client_id=client_id(settings, node),
+            client_id=client_id,
             protocol=MQTTv5 if settings.protocol == "5" else MQTTv311,
             reconnect_on_failure=False,
         )
@@ -287,53 +259,47 @@ class Link:
     def __init__(
         self,
         settings: MqttSettings,
-        node: str,
-        password: str | None,
-        secure: ssl.SSLContext | None,
+        client_id: str,
         wake: threading.Event,
+        *,
+        keepalive_s: int,
+        node: str = "",
     ) -> None:
-        """Begins to connect in the background; `news` tells how it went, after `wake` is set."""
-        self._mailbox = Mailbox(settings, wake)
+        """Begins to connect in the background; `news` tells how it went, after `wake` is set.
+
+        With a `node`, the connection is the appliance's: the broker says offline when it breaks
+        (its last will), and what is received is bounded. Without, it is a probe's.
+
+        Raises ConfigError when a file of the password or of TLS cannot be read.
+        """
+        password, secure = tls.password(settings), tls.context(settings)
+        self._mailbox = box = Mailbox(settings, wake, bounded=bool(node))
+        self.news, self.received = box.news, box.received
+        """What has happened, and messages on subscribed topics, oldest first, for the owner to take
+        out. News are bounded by the protocol: a few on the connection, one a message in flight."""
         self._old = settings.protocol != "5"
-        self._client = _Client(settings, node, self._mailbox.on_failure)
+        self._client = _Client(settings, client_id, box.on_failure)
         self._client.connect_timeout = CONNECT_S
         if settings.username:
             self._client.username_pw_set(settings.username, password)
         if secure:
             self._client.tls_set_context(secure)
-        will = events.topic(node, events.AVAILABILITY)
-        self._client.will_set(will, events.OFFLINE, qos=1, retain=True)
-        self._client.on_connect = self._mailbox.on_connect
-        self._client.on_connect_fail = self._mailbox.on_connect_fail
-        self._client.on_disconnect = self._mailbox.on_disconnect
-        self._client.on_publish = self._mailbox.on_publish
-        self._client.on_subscribe = self._mailbox.on_subscribe
-        self._client.on_message = self._mailbox.on_message
         limits = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        limits.MaximumPacketSize = PACKET_BYTES
-        self._client.connect_async(
-            settings.host,
-            settings.port,
-            ping_s(settings),
-            properties=None if self._old else limits,
-        )
+        if node:
+            will = events.topic(node, events.AVAILABILITY)
+            self._client.will_set(will, events.OFFLINE, qos=1, retain=True)
+            limits.MaximumPacketSize = PACKET_BYTES
+        self._client.on_connect, self._client.on_connect_fail = box.on_connect, box.on_connect_fail
+        self._client.on_disconnect, self._client.on_publish = box.on_disconnect, box.on_publish
+        self._client.on_subscribe, self._client.on_message = box.on_subscribe, box.on_message
+        more = None if self._old else limits
+        self._client.connect_async(settings.host, settings.port, keepalive_s, properties=more)
         self._client.loop_start()
 
-    @property
-    def news(self) -> deque[News]:
-        """What has happened, oldest first, for the owner to take out.
+    def subscribe(self, topic: str, *, retained: bool = False) -> int:
+        """Listens on a topic; the message's number, which Subscribed repeats.
 
-        Bounded by the protocol: a few on the connection, one for each message in flight.
-        """
-        return self._mailbox.news
-
-    @property
-    def received(self) -> deque[Message]:
-        """What subscriptions brought, oldest first, for the owner to take out; bounded."""
-        return self._mailbox.received
-
-    def subscribe(self, topic: str) -> None:
-        """Listens on a topic, without what is retained there; for a connection that stands.
+        By default without what is retained there (MQTT 5). For a connection that stands.
 
         With QoS 0: Mosquitto (2.0) never ends the delivery of a message of QoS 1 that is longer
         than PACKET_BYTES, and after twenty of them nothing else would come. Our session ends with
@@ -342,10 +308,14 @@ class Link:
         if self._old:
             _, message = self._client.subscribe(topic, qos=0)
         else:
-            options = SubscribeOptions(qos=0, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
+            handling = (
+                SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE
+                if retained
+                else SubscribeOptions.RETAIN_DO_NOT_SEND
+            )
+            options = SubscribeOptions(qos=0, retainHandling=handling)
             _, message = self._client.subscribe(topic, options=options)
-        if message is not None:
-            self._mailbox.asked[message] = topic
+        return message or 0
 
     def publish(
         self,

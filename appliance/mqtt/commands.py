@@ -1,14 +1,12 @@
-"""What others may ask of the appliance over MQTT: to be muted, and, if enabled, what was heard.
+"""Commands over MQTT: `mute/set` and, if enabled, `command/history`.
 
 Nothing in a message is trusted: whatever is not exactly as expected is refused, never guessed at.
-Everything here runs in the publisher's thread.
-
-`command/history`: what was heard after a transcript or a time, as JSON. Pure but for the store.
+Everything here runs in the publisher's thread. A request for the history is JSON,
 
     {"since_id": "01J...", "limit": 50}   or   {"since": "2026-11-21T08:00:00Z"}
 
-gives {"schema": 1, "node": ..., "status": "ok", "transcripts": [...], "more": false}, the oldest
-first, with `late` true. With `more`, ask again from the last id.
+and gives {"schema": 1, "node": ..., "status": "ok", "transcripts": [...], "more": false}, the
+oldest first, with `late` true. With `more`, ask again from the last id.
 """
 
 from __future__ import annotations
@@ -23,11 +21,20 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from appliance.config import HistorySettings
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.mqtt import events
 from appliance.mqtt.client import Message, Reply
 from appliance.store import Store
 
+log = logging.getLogger("roomscribe.mqtt")
+
+MUTE_SET, COMMANDS = "mute/set", "command/+"
+RESPONSE = "response"
+"""Answers go to this topic of the node, or to one below it that the request names."""
+WARN_EVERY_S = 60.0
+"""Wrong messages fill no log: one line in so long a time."""
+BURST, ANSWERS_PER_S = 20.0, 5.0
+"""So many requests at once are answered, and then so many in a second."""
 REQUEST_BYTES = 1024
 """A longer request is none."""
 ANSWER_BYTES = 60_000
@@ -36,15 +43,15 @@ _ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 
 
 class RequestError(ValueError):
-    """A request that is not as it should be: what was expected, never what was said."""
+    """A malformed request; the message says what was expected, never what was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that makes sense."""
+    """A well-formed request for the history."""
 
     since: str | datetime
-    """Id of a transcript, which is left out; or a time, and what ended then is in."""
+    """Id of a transcript, which is left out; or a time, which is included."""
     limit: int
 
 
@@ -70,7 +77,7 @@ def parse(payload: bytes, most: int) -> Request:
 
 
 def answer(store: Store, node: str, request: Request) -> bytes:
-    """The transcripts that were asked for, as far as they fit. Raises PublishError."""
+    """The transcripts that were asked for, as far as they fit. Raises StoreError."""
     now = datetime.now(UTC)
     found = store.following(request.since, request.limit + 1)
     shown: list[dict[str, Any]] = []
@@ -86,7 +93,7 @@ def answer(store: Store, node: str, request: Request) -> bytes:
 
 
 def refusal(node: str, why: str) -> bytes:
-    """The answer to what cannot be answered."""
+    """The answer to a request that is refused, with the reason."""
     return events.encode({"schema": events.SCHEMA, "node": node, "status": "error", "error": why})
 
 
@@ -108,18 +115,6 @@ def _id(text: object) -> str:
     return text
 
 
-log = logging.getLogger(__name__)
-
-MUTE_SET = "mute/set"
-COMMANDS = "command/+"
-RESPONSE = "response"
-"""Answers go to this topic of the node, or to one below it that the request names."""
-COMPLAIN_EVERY_S = 60.0
-"""Wrong messages fill no log: one line in so long a time."""
-BURST, ANSWERS_PER_S = 20.0, 5.0
-"""So many requests at once are answered, and then so many in a second."""
-
-
 class Switch(Protocol):
     """The mute."""
 
@@ -128,48 +123,56 @@ class Switch(Protocol):
 
 
 def subscriptions(
-    settings: HistorySettings, node: str, store: Store, mute: Switch
+    settings: HistorySettings,
+    node: str,
+    store: Store,
+    mute: Switch,
+    *,
+    burst: float = BURST,
+    answers_per_s: float = ANSWERS_PER_S,
 ) -> Mapping[str, Callable[[Message], Reply | None]]:
     """Topics of the node to listen on, with what is done about their messages."""
-    complain = Complaints()
-    wanted: dict[str, Callable[[Message], Reply | None]] = {MUTE_SET: MuteCommand(mute, complain)}
+    warn = LimitedWarnings()
+
+    def turn_mute(message: Message) -> None:
+        """ON or OFF, and not a retained one."""
+        if warn.refuse_retained(message):
+            return
+        if message.payload in (events.ON, events.OFF):
+            mute.set(message.payload == events.ON, "MQTT")
+        else:
+            warn(message, f"expected ON or OFF, found {shown(message.payload)}")
+
+    wanted: dict[str, Callable[[Message], Reply | None]] = {MUTE_SET: turn_mute}
     if settings.enabled:
-        wanted[COMMANDS] = Commands(settings, node, store, complain)
+        wanted[COMMANDS] = Commands(
+            settings, node, store, warn=warn, burst=burst, answers_per_s=answers_per_s
+        )
     return wanted
 
 
-class Complaints:
-    """Says what is wrong with messages, and how much of it was left unsaid."""
+class LimitedWarnings:
+    """Logs what is wrong with messages, at most every WARN_EVERY_S, and how much was left out."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
-        self._unsaid = 0
+        self._left_out = 0
 
-    def __call__(self, text: str) -> None:
-        """One line in the log, or one more that is not said."""
+    def __call__(self, message: Message, text: str) -> None:
+        """One line in the log, or one more that is left out."""
         now_s = time.monotonic()
         if now_s < self._next_s:
-            self._unsaid += 1
+            self._left_out += 1
             return
-        more = f" (and {self._unsaid} more like it)" if self._unsaid else ""
-        log.warning("%s%s", text, more)
-        self._next_s, self._unsaid = now_s + COMPLAIN_EVERY_S, 0
+        more = f" (and {self._left_out} more like it)" if self._left_out else ""
+        log.warning("%s: %s%s", message.topic, text, more)
+        self._next_s, self._left_out = now_s + WARN_EVERY_S, 0
 
-
-class MuteCommand:
-    """`mute/set`: ON or OFF, and not one that lay at the broker."""
-
-    def __init__(self, mute: Switch, complain: Callable[[str], None]) -> None:
-        self._mute, self._complain = mute, complain
-
-    def __call__(self, message: Message) -> None:
-        """Turns the mute."""
+    def refuse_retained(self, message: Message) -> bool:
+        """True, with a warning, for a command that was retained at the broker."""
         if message.retained:
-            self._complain(f"{message.topic}: a retained command is ignored; send it unretained")
-        elif message.payload in (events.ON, events.OFF):
-            self._mute.set(message.payload == events.ON, "MQTT")
-        else:
-            self._complain(f"{message.topic}: expected ON or OFF, found {shown(message.payload)}")
+            self(message, "a retained command is ignored; send it unretained")
+        return message.retained
 
 
 class Commands:
@@ -180,48 +183,46 @@ class Commands:
         settings: HistorySettings,
         node: str,
         store: Store,
-        complain: Callable[[str], None],
+        *,
+        warn: LimitedWarnings,
+        burst: float,
+        answers_per_s: float,
     ) -> None:
         self._settings, self._node, self._store = settings, node, store
-        self._complain = complain
+        self._warn = warn
         self._home = events.topic(node, RESPONSE)
         self._pattern = re.compile(rf"{re.escape(self._home)}(/[A-Za-z0-9_-]{{1,64}}){{0,3}}")
-        self._allowed, self._counted_s = BURST, time.monotonic()
+        self._burst, self._answers_per_s = burst, answers_per_s
+        self._allowed, self._counted_s = burst, time.monotonic()
 
     def __call__(self, message: Message) -> Reply | None:
         """The answer; None when there is to be none: for what was retained, and for a flood."""
-        if message.retained:
-            self._complain(f"{message.topic}: a retained command is ignored; send it unretained")
+        if self._warn.refuse_retained(message):
             return None
         if not self._may_answer(time.monotonic()):
-            self._complain(f"{message.topic}: more than {ANSWERS_PER_S:g} requests in a second")
+            self._warn(message, f"more than {self._answers_per_s:g} requests in a second")
             return None
         topic = message.response_topic or self._home
         try:
             if not self._pattern.fullmatch(topic):
                 topic = self._home
                 raise RequestError(f"expected a response topic below {self._home}")
-            answer = self._obey(
-                message.topic.removeprefix(f"{events.topic(self._node, '')}"), message
-            )
+            if message.topic != events.topic(self._node, "command/history"):
+                raise RequestError("unknown command; expected command/history")
+            request = parse(message.payload, self._settings.limit)
+            payload = answer(self._store, self._node, request)
         except RequestError as error:
-            self._complain(f"{message.topic}: {error}")
-            answer = refusal(self._node, str(error))
-        except PublishError as error:
-            self._complain(str(error))
-            answer = refusal(self._node, "the log cannot be read now")
-        return Reply(topic, answer, message.correlation)
-
-    def _obey(self, name: str, message: Message) -> bytes:
-        if name != "command/history":
-            raise RequestError("unknown command; expected command/history")
-        request = parse(message.payload, self._settings.limit)
-        return answer(self._store, self._node, request)
+            self._warn(message, str(error))
+            payload = refusal(self._node, str(error))
+        except StoreError as error:
+            self._warn(message, str(error))
+            payload = refusal(self._node, "the log cannot be read now")
+        return Reply(topic, payload, message.correlation)
 
     def _may_answer(self, now_s: float) -> bool:
         """Takes one of the answers that are allowed by now; False when there is none."""
-        earned = (now_s - self._counted_s) * ANSWERS_PER_S
-        self._allowed, self._counted_s = min(BURST, self._allowed + earned), now_s
+        earned = (now_s - self._counted_s) * self._answers_per_s
+        self._allowed, self._counted_s = min(self._burst, self._allowed + earned), now_s
         if self._allowed < 1:
             return False
         self._allowed -= 1

@@ -1,4 +1,4 @@
-"""Keeping a connection to the broker: attempts, the delays between them, and what is wrong."""
+"""A connection to the broker that is kept: attempts, the delays between them, and its troubles."""
 
 from __future__ import annotations
 
@@ -6,45 +6,80 @@ import logging
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from appliance.config import MqttSettings
-from appliance.errors import ConfigError, PublishError
-from appliance.mqtt import events, tls, tls as credentials, troubles
+from appliance.errors import BrokerError, ConfigError
+from appliance.mqtt import events, tls, troubles
 from appliance.mqtt.client import (
+    FIRST_FAILURE,
+    THERE_S,
     Acknowledged,
     Connected,
     Link,
     Lost,
     Message,
     Refused,
-    Reply,
-    SubscriptionRefused,
+    Subscribed,
     Untrusted,
-    client_id,
     is_there,
 )
 from appliance.mqtt.troubles import Troubles
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("roomscribe.mqtt")
 
-OUTAGE_DELAYS_S = (1.0, 2.0, 4.0)
-"""Longest pauses between attempts at a broker that is away; short, as what was said meanwhile waits
-for it: it is told within 5 s of the broker's return."""
 SPREAD = (0.5, 1.0)
-"""Every pause is cut at random to this share: a house full of clients lost the broker at the same
-moment, and is not to come back at the same moment."""
+"""Every pause is cut at random to this share: all clients of a home lose the broker at the same
+moment, and are not to come back at the same moment."""
 STEADY_S = 10.0
 """A connection that stood this long ends a series of outages."""
 BRIEF = 3
 """So many connections that broke soon, one after another, beside a broker that was there all the
 time, are no outage: it throws us out."""
-REFUSAL_DELAY_S = 60.0
-"""Between attempts at a broker that says no: a wrong password does not heal by hammering."""
-FIRST_FAILURE = 128
-"""Reason codes from here on say no."""
-ATTEMPT_S = 15.0
-"""An attempt without an answer is given up after this: more than a slow resolver needs, and no
-longer than the shortest keep-alive with mqtt.ANSWER_S."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """How long the publisher waits, in seconds."""
+
+    outages_s: tuple[float, ...] = (1.0, 2.0, 4.0)
+    """Longest pauses between attempts at a broker that is away; short, as what was said meanwhile
+    waits for it: it is published within 5 s of the broker's return."""
+    refusal_s: float = 60.0
+    """Between attempts at a broker that says no: a wrong password does not heal by hammering."""
+    attempt_s: float = 15.0
+    """An attempt without an answer is given up after this: more than a slow resolver needs, and no
+    longer than the shortest keep-alive with `answer_s`."""
+    there_s: float = THERE_S
+    """A broker that ended our connection is there when it takes another within this."""
+    answer_s: float = 10.0
+    """With the keep-alive on top: how long the broker may leave a message unacknowledged."""
+    idle_answer_s: float = 10.0
+    """The same for an idle connection."""
+    store_s: float = 5.0
+    """Pause after the store failed."""
+    announce_s: tuple[float, float] = (1.0, 10.0)
+    """After its birth message Home Assistant is sent everything again, at a random moment between
+    these: all its devices receive that message at once."""
+    birth_s: float = 20.0
+    """Home Assistant's birth message comes within this after the broker's return: it tries to
+    connect every 10 s, and says so 6 to 9 s later (seen with 2024.12 and 2026.2)."""
+
+
+DELAYS = Delays()
+
+
+def client_id(settings: MqttSettings, node: str) -> str:
+    """The configured client id, or one made from the node; the same at every start."""
+    return settings.client_id or f"roomscribe-{node}"
+
+
+def ping_s(settings: MqttSettings, delays: Delays = DELAYS) -> int:
+    """How long the connection may be silent before paho asks whether the broker is there.
+
+    paho gives an idle connection up after twice that: keepalive_s + idle_answer_s at most.
+    """
+    return min(settings.keepalive_s, int(settings.keepalive_s + delays.idle_answer_s) // 2)
 
 
 class Connection:
@@ -55,15 +90,19 @@ class Connection:
         settings: MqttSettings,
         node: str,
         wake: threading.Event,
-        problems: Troubles,
+        found: Troubles,
+        *,
         listens_on: tuple[str, ...] = (),
+        delays: Delays = DELAYS,
     ) -> None:
         """Connects nowhere yet; `listens_on` are whole topics.
 
         Raises ConfigError when a file of the password or of TLS cannot be read.
         """
-        credentials.password(settings)
+        tls.password(settings)
         tls.context(settings)
+        self._delays = delays
+        self._client_id = client_id(settings, node)
         self._listens_on = listens_on
         self._names: dict[int, str] = {}
         self._denials: dict[str, set[str]] = {}
@@ -72,7 +111,7 @@ class Connection:
         self._settings = settings
         self._node = node
         self._wake = wake
-        self._troubles = problems
+        self._troubles = found
         self._link: Link | None = None
         self._attempt_s = 0.0
         self._outages = self._brief = 0
@@ -87,7 +126,7 @@ class Connection:
         """When `news` has something to do of its own accord; None while connected."""
         if self.connected_s is not None:
             return None
-        return self._attempt_s + (ATTEMPT_S if self._link else 0.0)
+        return self._attempt_s + (self._delays.attempt_s if self._link else 0.0)
 
     def news(self, now_s: float) -> Iterator[Connected | Acknowledged | Lost]:
         """What has happened since the last call, in order; tries to connect when it is time."""
@@ -102,20 +141,22 @@ class Connection:
                 case Acknowledged(message, code, reason):
                     self._answered(self._names.pop(message, ""), code, reason)
                     yield item
-                case SubscriptionRefused(topic, reason):
-                    self._denied("listen on", topic, reason)
+                case Subscribed(message, code, reason):
+                    topic = self._names.pop(message, "")
+                    if code >= FIRST_FAILURE:
+                        self._denied("listen on", topic, reason)
                 case Refused(code, reason) if code not in troubles.PASSING:
-                    own = client_id(self._settings, self._node)
-                    why = troubles.refused(self._settings, own, code, reason)
-                    yield self._part(now_s, REFUSAL_DELAY_S, why)
+                    why = troubles.refused(self._settings, self._client_id, code, reason)
+                    yield self._part(now_s, self._delays.refusal_s, why)
                 case Untrusted(reason):
-                    yield self._part(now_s, REFUSAL_DELAY_S, reason)
+                    yield self._part(now_s, self._delays.refusal_s, reason)
                 case Lost(troubles.TAKEN_OVER, _):
-                    why = troubles.taken_over(client_id(self._settings, self._node))
-                    yield self._part(now_s, REFUSAL_DELAY_S, why)
+                    why = troubles.taken_over(self._client_id)
+                    yield self._part(now_s, self._delays.refusal_s, why)
                 case Lost(_, reason) | Refused(_, reason):
                     yield self.give_up(now_s, reason)
-        if self._link and self.connected_s is None and now_s >= self._attempt_s + ATTEMPT_S:
+        attempting = self._link is not None and self.connected_s is None
+        if attempting and now_s >= self._attempt_s + self._delays.attempt_s:
             yield self.give_up(now_s, "no answer")
 
     def received(self) -> Iterator[Message]:
@@ -127,15 +168,17 @@ class Connection:
         """Takes the broker for away: drops the link, tries again soon."""
         steady = self.connected_s is not None and now_s - self.connected_s > STEADY_S
         brief = self.connected_s is not None and not steady
-        self._brief = self._brief + 1 if brief and is_there(self._settings) else 0
+        there = brief and is_there(self._settings, self._delays.there_s)
+        self._brief = self._brief + 1 if there else 0
         if self._brief >= BRIEF:
-            why = troubles.thrown_out(client_id(self._settings, self._node))
-            return self._part(now_s, REFUSAL_DELAY_S, why)
+            why = troubles.thrown_out(self._client_id)
+            return self._part(now_s, self._delays.refusal_s, why)
         if steady:
             self._outages = 0
-        delay_s = OUTAGE_DELAYS_S[min(self._outages, len(OUTAGE_DELAYS_S) - 1)]
+        pauses_s = self._delays.outages_s
+        pause_s = pauses_s[min(self._outages, len(pauses_s) - 1)]
         self._outages += 1
-        return self._part(now_s, delay_s, *troubles.away(self._settings, detail))
+        return self._part(now_s, pause_s, *troubles.away(self._settings, detail))
 
     def publish(
         self,
@@ -148,7 +191,7 @@ class Connection:
     ) -> int:
         """Sends on one of the node's topics and returns the message's number.
 
-        Raises PublishError when no connection stands.
+        Raises BrokerError when no connection stands.
         """
         topic = events.topic(self._node, name)
         return self.publish_to(topic, payload, qos=qos, retain=retain, expiry_s=expiry_s)
@@ -163,9 +206,9 @@ class Connection:
         expiry_s: int | None = None,
         correlation: bytes | None = None,
     ) -> int:
-        """Sends on any topic and returns the message's number. Raises PublishError as above."""
+        """Sends on any topic and returns the message's number. Raises BrokerError as above."""
         if self._link is None or self.connected_s is None:
-            raise PublishError(f"cannot publish {topic}: expected a connection, found none")
+            raise BrokerError(f"cannot publish {topic}: expected a connection, found none")
         message = self._link.publish(
             topic, payload, qos=qos, retain=retain, expiry_s=expiry_s, correlation=correlation
         )
@@ -173,12 +216,8 @@ class Connection:
             self._names[message] = topic
         return message
 
-    def answer(self, reply: Reply) -> None:
-        """Publishes an answer. Raises PublishError as above."""
-        self.publish_to(reply.topic, reply.payload, correlation=reply.correlation)
-
     def close(self) -> None:
-        """Says offline and goes; takes 0.3 s at most."""
+        """Publishes offline and ends the connection; takes 0.3 s at most."""
         if self._link and self.connected_s is not None:
             self.publish(events.AVAILABILITY, events.OFFLINE, retain=True)
             self._link.close(timeout_s=0.3)
@@ -188,22 +227,25 @@ class Connection:
 
     def _attempt(self, now_s: float) -> None:
         """Begins to connect, with the password as its file has it now."""
+        self._attempt_s = now_s
         try:
-            password = credentials.password(self._settings)
-            secure = tls.context(self._settings)
+            self._link = Link(
+                self._settings,
+                self._client_id,
+                self._wake,
+                keepalive_s=ping_s(self._settings, self._delays),
+                node=self._node,
+            )
         except ConfigError as error:
-            self._part(now_s, REFUSAL_DELAY_S, str(error))
-        else:
-            self._attempt_s = now_s
-            self._link = Link(self._settings, self._node, password, secure, self._wake)
+            self._part(now_s, self._delays.refusal_s, str(error))
 
     def _welcome(self, now_s: float) -> None:
-        """The broker let us in: listens, then says so before anything else is published."""
+        """The broker let us in: subscribes, then publishes online before anything else."""
         self.connected_s = now_s
         self._troubles.clear("listen on")
         if self._link:
             for topic in self._listens_on:
-                self._link.subscribe(topic)
+                self._names[self._link.subscribe(topic)] = topic
         self.publish(events.AVAILABILITY, events.ONLINE, retain=True)
         self._troubles.clear("broker")
         log.info("connected to the broker %s:%d", self._settings.host, self._settings.port)

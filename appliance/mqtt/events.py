@@ -1,4 +1,4 @@
-"""What subscribers are told: topics and payloads of the public MQTT contract. Pure functions."""
+"""Topics and payloads of the public MQTT contract. Pure functions."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ def transcript(
     stored: StoredTranscript, node: str, published: datetime, late: bool
 ) -> dict[str, Any]:
     """The event of a transcript; `late` when its delivery waited for a broker."""
-    heard = stored.transcript
+    one = stored.transcript
     return {
         "schema": SCHEMA,
         "event_type": "transcript",
-        "id": heard.id,
+        "id": one.id,
         "seq": stored.seq,
         "node": node,
-        "utterance_id": heard.utterance_id,
-        "window": heard.window,
-        "windows": heard.windows,
-        "start": timestamp(heard.start),
-        "end": timestamp(heard.end),
+        "utterance_id": one.utterance_id,
+        "window": one.window,
+        "windows": one.windows,
+        "start": timestamp(one.start),
+        "end": timestamp(one.end),
         "published": timestamp(published),
-        "text": heard.text,
-        "language": heard.language,
-        "confidence": _number(heard.confidence),
-        "avg_logprob": _number(heard.avg_logprob),
-        "no_speech_prob": _number(heard.no_speech_prob),
-        "compression_ratio": _number(heard.compression_ratio),
-        "flags": list(heard.flags),
-        "duration_s": _number(heard.duration_s),
-        "model": heard.model,
-        "encoder": heard.encoder,
-        "latency_ms": _whole(heard.latency_ms),
-        "encode_ms": _whole(heard.encode_ms),
-        "decode_ms": _whole(heard.decode_ms),
-        "queue_ms": _whole(heard.queue_ms),
+        "text": one.text,
+        "language": one.language,
+        "confidence": _rounded(one.confidence, 3),
+        "avg_logprob": _rounded(one.avg_logprob, 3),
+        "no_speech_prob": _rounded(one.no_speech_prob, 3),
+        "compression_ratio": _rounded(one.compression_ratio, 3),
+        "flags": list(one.flags),
+        "duration_s": _rounded(one.duration_s, 3),
+        "model": one.model,
+        "encoder": one.encoder,
+        "latency_ms": _rounded(one.latency_ms),
+        "encode_ms": _rounded(one.encode_ms),
+        "decode_ms": _rounded(one.decode_ms),
+        "queue_ms": _rounded(one.queue_ms),
         "late": late,
     }
 
@@ -69,21 +69,21 @@ def transcript(
 def state(
     appliance: ApplianceState,
     outbox_depth: int,
-    faults: tuple[str, ...] = (),
+    troubles: tuple[str, ...] = (),
     waits: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The `state` message. `faults` between store and broker degrade it, `waits` do not."""
-    degraded = faults and appliance.status == "running"
+    """The `state` message. `troubles` between store and broker degrade it, `waits` do not."""
+    degraded = troubles and appliance.status == "running"
     return {
         "status": "degraded" if degraded else appliance.status,
-        "reasons": [*appliance.reasons, *faults, *waits],
+        "reasons": [*appliance.reasons, *troubles, *waits],
         "encoder": appliance.encoder,
         "model": appliance.model,
         "microphone": appliance.microphone,
         "queue_depth": appliance.queue_depth,
         "outbox_depth": outbox_depth,
         "version": appliance.version,
-        "uptime_s": _whole(appliance.uptime_s),
+        "uptime_s": _rounded(appliance.uptime_s),
     }
 
 
@@ -92,7 +92,7 @@ def discarded(speech: Discarded) -> dict[str, Any]:
     return {
         "reason": speech.reason,
         "utterance_id": speech.utterance_id,
-        "duration_s": _number(speech.duration_s),
+        "duration_s": _rounded(speech.duration_s, 3),
     }
 
 
@@ -103,12 +103,12 @@ def stats(
 ) -> dict[str, Any]:
     """The `stats` message; `latencies_ms` are those of the transcripts of the past hour.
 
-    `undelivered` counts those that are in the log and were not told: expired, passed_over.
+    `undelivered` counts those that are in the log and were not published: expired, passed_over.
     """
     prefix = "discarded_"
     counters = {**appliance.counters, **(undelivered or {})}
     return {
-        "uptime_s": _whole(appliance.uptime_s),
+        "uptime_s": _rounded(appliance.uptime_s),
         **{name: counters.get(name, 0) for name in COUNTERS},
         "discarded": {
             name.removeprefix(prefix): number
@@ -117,8 +117,8 @@ def stats(
         },
         "latency_ms_p50": _percentile(latencies_ms, 0.50),
         "latency_ms_p95": _percentile(latencies_ms, 0.95),
-        "npu_temperature_c": _reading(appliance.npu_temperature_c),
-        "soc_temperature_c": _reading(appliance.soc_temperature_c),
+        "npu_temperature_c": _rounded(appliance.npu_temperature_c, 1),
+        "soc_temperature_c": _rounded(appliance.soc_temperature_c, 1),
         "throttling": None if appliance.throttling is None else list(appliance.throttling),
     }
 
@@ -134,21 +134,12 @@ def timestamp(moment: datetime) -> str:
     return utc.isoformat(timespec="milliseconds") + "Z"
 
 
-def _number(value: float) -> float | None:
-    """Three decimals; None for what JSON cannot say (infinite, not a number)."""
-    return round(float(value), 3) if math.isfinite(value) else None
-
-
-def _reading(value: float | None) -> float | None:
-    """One decimal, as a thermometer has it."""
-    return None if value is None or not math.isfinite(value) else round(value, 1)
+def _rounded(value: float | None, digits: int | None = None) -> float | None:
+    """A whole number, or so many decimals; None for what JSON cannot say (infinite, NaN)."""
+    return None if value is None or not math.isfinite(value) else round(value, digits)
 
 
 def _percentile(values: Sequence[float], share: float) -> int | None:
     """The smallest value that `share` of them do not exceed; None without values."""
     known = sorted(value for value in values if math.isfinite(value))
     return round(known[max(0, math.ceil(share * len(known)) - 1)]) if known else None
-
-
-def _whole(value: float) -> int | None:
-    return round(value) if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""What Home Assistant is told of the appliance: one message for the device and all its entities.
+"""Home Assistant's discovery: one message for the device and all its entities.
 
 Pure functions. The form is Home Assistant's MQTT device discovery; an unknown key, a component
 without `platform` or `unique_id`, or a missing `origin` makes it refuse the whole device.
@@ -47,7 +47,7 @@ def discovery(
         "availability_mode": "all",
         "components": {
             **{name: {"platform": platform} for name, platform in former.items()},
-            **_heard(node),
+            **_speech(node),
             **_switches(node),
             **_diagnostics(node),
         },
@@ -60,24 +60,22 @@ def model(state: ApplianceState) -> str:
     return " + ".join(part for part in parts if part) or "Computer"
 
 
-def _heard(node: str) -> dict[str, Any]:
-    """What is said. None of it depends on the microphone, which may go before its last sentence."""
-    transcript = events.topic(node, events.TRANSCRIPT)
+def _speech(node: str) -> dict[str, Any]:
+    """Entities of what is said.
+
+    None of it depends on the microphone, which may go before its last sentence.
+    """
     return {
         "transcript": {
-            **_component(node, "event", "transcript", "Transcript"),
+            **_component(node, "event", "transcript", "Transcript", events.TRANSCRIPT),
             "icon": "mdi:text-recognition",
-            "state_topic": transcript,
-            "qos": 1,
             "event_types": ["transcript"],
         },
         "text": {
-            **_component(node, "sensor", "text", "Last text"),
+            **_component(node, "sensor", "text", "Last text", events.TRANSCRIPT),
             "icon": "mdi:text",
-            "state_topic": transcript,
-            "qos": 1,
             "value_template": f"{{{{ value_json.text[:{TEXT_LETTERS}] }}}}",
-            "json_attributes_topic": transcript,
+            "json_attributes_topic": events.topic(node, events.TRANSCRIPT),
             "json_attributes_template": (
                 "{{ {'text': value_json.text, 'id': value_json.id, "
                 "'late': value_json.late | default(false), "
@@ -86,9 +84,8 @@ def _heard(node: str) -> dict[str, Any]:
             "force_update": True,
         },
         "speech": {
-            **_component(node, "binary_sensor", "speech", "Speech"),
+            **_component(node, "binary_sensor", "speech", "Speech", events.SPEECH, qos=0),
             "device_class": "sound",
-            "state_topic": events.topic(node, events.SPEECH),
             "availability": [
                 {"topic": events.topic(node, events.AVAILABILITY)},
                 {"topic": events.topic(node, events.MICROPHONE)},
@@ -102,35 +99,28 @@ def _switches(node: str) -> dict[str, Any]:
     """The microphone, and the switch that closes it."""
     return {
         "microphone": {
-            **_component(node, "binary_sensor", "microphone", "Microphone"),
+            **_component(node, "binary_sensor", "microphone", "Microphone", events.MICROPHONE),
             "device_class": "connectivity",
             "entity_category": "diagnostic",
-            "state_topic": events.topic(node, events.MICROPHONE),
-            "qos": 1,
             "payload_on": events.ONLINE.decode(),
             "payload_off": events.OFFLINE.decode(),
         },
         "mute": {
-            **_component(node, "switch", "mute", "Mute"),
+            **_component(node, "switch", "mute", "Mute", events.MUTE),
             "icon": "mdi:microphone-off",
-            "state_topic": events.topic(node, events.MUTE),
             "command_topic": events.topic(node, f"{events.MUTE}/set"),
-            "qos": 1,
         },
     }
 
 
 def _diagnostics(node: str) -> dict[str, Any]:
     """Numbers for those who look after the appliance."""
-    transcript, state = events.topic(node, events.TRANSCRIPT), events.topic(node, events.STATE)
     diagnostic = {"entity_category": "diagnostic"}
     measured = {"state_class": "measurement"}
     return {
         "confidence": {
-            **_component(node, "sensor", "confidence", "Confidence"),
+            **_component(node, "sensor", "confidence", "Confidence", events.TRANSCRIPT),
             "icon": "mdi:gauge",
-            "state_topic": transcript,
-            "qos": 1,
             **measured,
             "unit_of_measurement": "%",
             "suggested_display_precision": 0,
@@ -138,45 +128,46 @@ def _diagnostics(node: str) -> dict[str, Any]:
             "if value_json.confidence is number else none }}",
         },
         "latency": {
-            **_component(node, "sensor", "latency", "Latency"),
+            **_component(node, "sensor", "latency", "Latency", events.TRANSCRIPT),
             **diagnostic,
-            "state_topic": transcript,
-            "qos": 1,
             "device_class": "duration",
             **measured,
             "unit_of_measurement": "ms",
             "value_template": "{{ value_json.latency_ms | default(none) }}",
         },
         "npu_temperature": {
-            **_component(node, "sensor", "npu_temperature", "NPU temperature"),
+            **_component(node, "sensor", "npu_temperature", "NPU temperature", events.STATS, qos=0),
             **diagnostic,
-            "state_topic": events.topic(node, events.STATS),
             "device_class": "temperature",
             **measured,
             "unit_of_measurement": "°C",
             "value_template": "{{ value_json.npu_temperature_c | default(none) }}",
         },
         "outbox": {
-            **_component(node, "sensor", "outbox", "Outbox depth"),
+            **_component(node, "sensor", "outbox", "Outbox depth", events.STATE),
             **diagnostic,
-            "state_topic": state,
-            "qos": 1,
             **measured,
             "value_template": "{{ value_json.outbox_depth | default(none) }}",
         },
         "status": {
-            **_component(node, "sensor", "status", "Status"),
+            **_component(node, "sensor", "status", "Status", events.STATE),
             **diagnostic,
-            "state_topic": state,
-            "qos": 1,
             "device_class": "enum",
             "options": ["running", "degraded", "muted"],
             "value_template": "{{ value_json.status }}",
-            "json_attributes_topic": state,
+            "json_attributes_topic": events.topic(node, events.STATE),
         },
     }
 
 
-def _component(node: str, platform: str, name: str, shown: str) -> dict[str, Any]:
-    """What every component begins with."""
-    return {"platform": platform, "unique_id": f"roomscribe_{node}_{name}", "name": shown}
+def _component(
+    node: str, platform: str, name: str, shown: str, source: str, *, qos: int = 1
+) -> dict[str, Any]:
+    """What every component begins with; `source` is the node's topic of its state."""
+    begin = {
+        "platform": platform,
+        "unique_id": f"roomscribe_{node}_{name}",
+        "name": shown,
+        "state_topic": events.topic(node, source),
+    }
+    return begin | {"qos": qos} if qos else begin

@@ -1,6 +1,4 @@
-"""Which transcripts the broker is sent next, and how far it has them. Used by one thread.
-
-The outbox on its way to the broker: how many transcripts at once, when to wait, what is late.
+"""Transcripts on their way to the broker: which are next, how many at once, which are late.
 
 Owned by the publisher's thread; times are time.monotonic()'s.
 """
@@ -14,13 +12,28 @@ from datetime import UTC, datetime
 
 from appliance.config import MqttSettings
 from appliance.mqtt import events, troubles
-from appliance.mqtt.client import ANSWER_S
-from appliance.mqtt.connection import FIRST_FAILURE, REFUSAL_DELAY_S, Connection
+from appliance.mqtt.client import FIRST_FAILURE
+from appliance.mqtt.connection import DELAYS, Connection, Delays
 from appliance.mqtt.troubles import Troubles
 from appliance.store import Store, StoredTranscript
 
 PAGE = 500
 """So many transcripts are looked at together when they are passed over."""
+IN_FLIGHT = 20
+"""Most unacknowledged messages, the product's limit and Mosquitto's."""
+RESERVED = 6
+"""Of these, kept free for availability, announcement, state, mute, microphone and an answer."""
+LATE_S = 5.0
+"""A transcript that leaves this long after it was stored has waited, whatever for."""
+OLD_SPEECH_S = 30.0
+"""Speech that ended this long before it is published is late, too: the appliance was busy, or
+restarted."""
+BOUND_EVERY_S = 1.0
+"""Counting what waits takes a millisecond where it is much."""
+SUBSCRIBER_DELAY_S = 2.0
+"""Between tries while nobody subscribes: after a broker's restart its other clients come later."""
+NOBODY_SUBSCRIBES = 16
+"""Reason code of a PUBACK."""
 
 
 class Outbox:
@@ -30,11 +43,12 @@ class Outbox:
     transcript, so that whatever ends the process, sending again from the cursor loses nothing.
     """
 
-    def __init__(self, store: Store, expiry_s: float, most: int = 0) -> None:
+    def __init__(self, store: Store, expiry_s: float, most: int = 0, page: int = PAGE) -> None:
         """Older ones than `expiry_s` are passed over, and the oldest beyond `most` (0: no bound).
 
-        Raises PublishError.
+        Raises StoreError.
         """
+        self._page = page
         self.expired = 0
         """How many were passed over as too old."""
         self.passed_over = 0
@@ -51,7 +65,7 @@ class Outbox:
     def due(self, limit: int) -> Iterator[StoredTranscript]:
         """Those to send now, in order, while fewer than `limit` are in flight.
 
-        Each one must be reported with `sent` before the next is asked for. Raises PublishError.
+        Each one must be reported with `sent` before the next is asked for. Raises StoreError.
         """
         while len(self._in_flight) < limit:
             page = self._store.after(self._reached, limit - len(self._in_flight))
@@ -65,7 +79,7 @@ class Outbox:
                     self._reached = stored.seq
 
     def bound(self) -> None:
-        """Passes over the oldest beyond the bound; raises PublishError.
+        """Passes over the oldest beyond the bound; raises StoreError.
 
         Not while any are in flight: then they are on their way, and each that arrives makes room.
         """
@@ -75,7 +89,7 @@ class Outbox:
         waiting = self._store.depth()
         excess = waiting - self._most
         while excess > 0:
-            page = self._store.after(self._reached, min(excess, PAGE))
+            page = self._store.after(self._reached, min(excess, self._page))
             if not page:
                 break
             self._reached = page[-1].seq
@@ -95,7 +109,7 @@ class Outbox:
         return self._in_flight.pop(message, None) is not None
 
     def refused(self, message: int) -> bool:
-        """The broker does not want `message`: it and all after it are due again; False as above."""
+        """The broker refuses `message`: it and all after it are due again; False as above."""
         ours = message in self._in_flight
         if ours:
             self.rewind()
@@ -108,7 +122,7 @@ class Outbox:
             self._in_flight.clear()
 
     def commit(self) -> None:
-        """Writes the cursor where it belongs, if it moved. Raises PublishError."""
+        """Writes the cursor where it belongs, if it moved. Raises StoreError."""
         known = min(self._in_flight.values(), default=self._reached + 1) - 1
         if known > self._cursor:
             self._store.move_cursor(known)
@@ -120,24 +134,8 @@ class Outbox:
         return bool(self._in_flight)
 
 
-IN_FLIGHT = 20
-"""Most unacknowledged messages, the product's limit and Mosquitto's."""
-RESERVED = 6
-"""Of these, kept free for availability, announcement, state, mute, microphone and an answer."""
-LATE_S = 5.0
-"""A transcript that leaves this long after it was stored has waited, whatever for."""
-OLD_SPEECH_S = 30.0
-"""Speech that ended this long before it is told is late, too: the appliance was busy, or fell."""
-BOUND_EVERY_S = 1.0
-"""Counting what waits takes a millisecond where it is much."""
-SUBSCRIBER_DELAY_S = 2.0
-"""Between tries while nobody subscribes: after a broker's restart its other clients come later."""
-NOBODY_SUBSCRIBES = 16
-"""Reason code of a PUBACK."""
-
-
 class Delivery:
-    """Sends what is due and keeps account of what became of it."""
+    """Sends what is due in the outbox, and takes the acknowledgements."""
 
     def __init__(
         self,
@@ -146,13 +144,14 @@ class Delivery:
         outbox: Outbox,
         connection: Connection,
         *,
-        problems: Troubles,
+        found: Troubles,
         last: Callable[[bytes], None],
+        delays: Delays = DELAYS,
     ) -> None:
         """`last` is given each event that the broker has taken, if the configuration wants it."""
         self._settings, self._node = settings, node
-        self._outbox, self._connection, self._troubles = outbox, connection, problems
-        self._last = last
+        self._outbox, self._connection, self._troubles = outbox, connection, found
+        self._last, self._delays = last, delays
         self._events: dict[int, bytes] = {}
         self._window = self._limit = 1
         self._answer_s = 0.0
@@ -175,7 +174,7 @@ class Delivery:
         self._outbox.rewind()
 
     def acknowledged(self, now_s: float, message: int, code: int) -> None:
-        """The broker has the message, or does not want it, or has nobody to give it to.
+        """A PUBACK: the broker has the message, or refuses it, or has nobody to give it to.
 
         After a connection and after a refusal one transcript goes alone, to find out: a whole
         window of them could reach somebody who subscribes just then without the first ones.
@@ -183,7 +182,7 @@ class Delivery:
         self._answer_s = now_s
         event = self._events.pop(message, None)
         if code >= FIRST_FAILURE:
-            self._hold(message, REFUSAL_DELAY_S)
+            self._hold(message, self._delays.refusal_s)
         elif code == NOBODY_SUBSCRIBES and self._settings.hold:
             if self._hold(message, SUBSCRIBER_DELAY_S):
                 self._troubles.set(troubles.NOBODY, troubles.nobody_subscribes(self._node))
@@ -194,7 +193,7 @@ class Delivery:
                 self._last(event)
 
     def bound(self, now_s: float) -> None:
-        """Keeps the outbox within its bound and says so; raises PublishError."""
+        """Keeps the outbox within its bound and says so; raises StoreError."""
         if now_s < self._bound_s:
             return
         self._bound_s = now_s + BOUND_EVERY_S
@@ -208,7 +207,7 @@ class Delivery:
     def send(self, now_s: float) -> None:
         """Sends what is due; late is what was stored before this connection stood, and old speech.
 
-        Raises PublishError.
+        Raises BrokerError and StoreError.
         """
         connected_s = self._connection.connected_s
         if connected_s is None or now_s < self._held_s:
@@ -228,7 +227,7 @@ class Delivery:
             self._outbox.sent(message, stored.seq)
 
     def due_s(self, now_s: float) -> float:
-        """When something is to be done though nobody says anything."""
+        """When something is to be done though nothing arrives."""
         bound_s = self._bound_s if self._outbox.full else math.inf
         return min(self.silent_s, bound_s, self._held_s if self._held_s > now_s else math.inf)
 
@@ -237,7 +236,7 @@ class Delivery:
         """When the broker's silence on what is in flight is to be taken for an outage."""
         if not self._outbox.waiting:
             return math.inf
-        return self._answer_s + self._settings.keepalive_s + ANSWER_S
+        return self._answer_s + self._settings.keepalive_s + self._delays.answer_s
 
     def _hold(self, message: int, delay_s: float) -> bool:
         """Stops sending for a while when `message` is a transcript, which is then sent again."""

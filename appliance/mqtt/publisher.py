@@ -1,15 +1,9 @@
-"""The broker's reader of the store: tells subscribers what was heard, in order, as soon as it may.
+"""The publisher: reads the store from its cursor and publishes each transcript, in order.
 
 One thread does everything in `run`; the other methods only leave a note and wake it. Trouble with
 broker or store never leaves this module: it is a line in the log, a reason in `status`, and another
-try.
-
-What subscribers are told live, or not at all: state, microphone, voice, discarded speech.
-
-Whether Home Assistant is there to hear, as far as it says so. No threads, no clock of its own.
-
-A PUBACK means that the broker has a message, not that Home Assistant has: after a restart of either
-it subscribes seconds later than we connect, and whoever else subscribes hides that from us.
+try. Beside the transcripts go what is published live or not at all (LiveTopics), and an
+announcement for Home Assistant, for which transcripts wait while it is away (Presence).
 """
 
 from __future__ import annotations
@@ -26,31 +20,41 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from appliance.config import HomeAssistantSettings, MqttSettings
-from appliance.errors import PublishError
-from appliance.mqtt import events, home_assistant, troubles
+from appliance.errors import BrokerError, StoreError
+from appliance.mqtt import events, troubles
 from appliance.mqtt.client import Acknowledged, Connected, Lost, Message, Reply, matches
-from appliance.mqtt.connection import Connection
+from appliance.mqtt.connection import DELAYS, Connection, Delays
+from appliance.mqtt.home_assistant import discovery, topic as discovery_topic
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, Delivery, Outbox
 from appliance.mqtt.troubles import Troubles
 from appliance.records import ApplianceState, ApplianceStats, Discarded
 from appliance.store import Store
 
+log = logging.getLogger("roomscribe.mqtt")
+
+PROGRESS_S = 5.0
+"""Looks around this often though nobody woke it."""
 STATE_S = STATS_S = 60.0
-"""State and statistics are told this often though nothing changed."""
+"""State and statistics are published this often though nothing changed."""
 LATENCIES_FROM = timedelta(hours=1)
 LATENCIES = 1000
 """The statistics know the latencies of so many transcripts at most, and none older."""
+Subscription = Callable[[Message], Reply | None]
+"""Is given each message on a topic; its answer is published."""
 
 
 class Publish(Protocol):
     """Sends a payload on one of the node's topics."""
 
     def __call__(self, name: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> object:
-        """Returns nothing of interest here. Raises PublishError."""
+        """Returns nothing of interest here. Raises BrokerError."""
 
 
 class LiveTopics:
-    """Remembers what was told, so that only news is. `speech` and `discarded`: any thread."""
+    """State, microphone, voice, discarded speech: published live, and only what is new.
+
+    `speech` and `discarded`: any thread.
+    """
 
     def __init__(
         self,
@@ -58,11 +62,11 @@ class LiveTopics:
         stats_source: Callable[[], ApplianceStats] | None,
         store: Store,
         outbox: Outbox,
-        problems: Troubles,
+        found: Troubles,
     ) -> None:
-        """The sources are called by the thread of `tell`; no statistics are told without theirs."""
+        """The sources are called by the thread of `publish`; statistics need theirs."""
         self._state_source, self._stats_source = state_source, stats_source
-        self._store, self._outbox, self._troubles = store, outbox, problems
+        self._store, self._outbox, self._troubles = store, outbox, found
         self._passing: deque[tuple[str, bytes]] = deque(maxlen=100)
         self._speech = events.OFF
         self._last: bytes | None = None
@@ -81,40 +85,41 @@ class LiveTopics:
         self._passing.append((events.DISCARDED, payload))
 
     def last(self, event: bytes) -> None:
-        """The broker has this event: it is the one to leave there. The thread of `tell`."""
+        """The broker has this event: it is the one to retain there. The thread of `publish`."""
         self._last = event
 
     def begin_anew(self) -> None:
-        """A new connection: what was missed meanwhile is of no use, what holds is told again."""
+        """A new connection: what was missed meanwhile is of no use, what holds is repeated."""
         self._passing.clear()
-        self.tell_again()
+        self.repeat()
 
-    def tell_again(self) -> None:
-        """What holds is told once more."""
+    def repeat(self) -> None:
+        """What holds is published once more."""
         self._passing.append((events.SPEECH, self._speech))
         self._retained.clear()
         self._news = ()
         self._state_s = self._stats_s = -math.inf
 
-    def tell(self, now_s: float, publish: Publish) -> None:
-        """Publishes what is new, state and statistics once a minute as well. Raises PublishError.
+    def publish(self, now_s: float, publish: Publish) -> None:
+        """Publishes what is new, state and statistics once a minute as well. Raises BrokerError.
 
         In this order: state, mute, microphone, statistics, what passes, the last transcript.
         """
         state = self._state_source()
-        faults, waits = self._troubles.faults(), self._troubles.waits()
-        news = (*state.news(), faults, waits)
+        found, waits = self._troubles.reasons(waits=False), self._troubles.reasons(waits=True)
+        news = (*state.news(), found, waits)
         if news != self._news or now_s >= self._state_s + STATE_S:
-            told = events.state(state, self._store.depth(), faults, waits)
-            publish(events.STATE, events.encode(told), retain=True)
+            message = events.state(state, self._store.depth(), found, waits)
+            publish(events.STATE, events.encode(message), retain=True)
             self._news, self._state_s = news, now_s
         self._keep(events.MUTE, events.ON if state.muted else events.OFF, publish)
         online = events.ONLINE if state.microphone_online else events.OFFLINE
         self._keep(events.MICROPHONE, online, publish)
         if self._stats_source and now_s >= self._stats_s + STATS_S:
             undelivered = {"expired": self._outbox.expired, "passed_over": self._outbox.passed_over}
-            told = events.stats(self._stats_source(), self._latencies(), undelivered)
-            publish(events.STATS, events.encode(told), qos=0)
+            latencies_ms = self._store.latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
+            message = events.stats(self._stats_source(), latencies_ms, undelivered)
+            publish(events.STATS, events.encode(message), qos=0)
             self._stats_s = now_s
         while self._passing:
             name, payload = self._passing.popleft()
@@ -125,7 +130,7 @@ class LiveTopics:
 
     @property
     def due_s(self) -> float:
-        """When something is to be told again, on time.monotonic()'s clock."""
+        """When something is to be published again, on time.monotonic()'s clock."""
         return min(
             self._state_s + STATE_S, self._stats_s + STATS_S if self._stats_source else math.inf
         )
@@ -136,29 +141,25 @@ class LiveTopics:
             publish(name, payload, retain=True)
             self._retained[name] = payload
 
-    def _latencies(self) -> list[float]:
-        """Of the transcripts of the past hour, in milliseconds. Raises PublishError."""
-        since = datetime.now(UTC) - LATENCIES_FROM
-        return self._store.latencies(since, LATENCIES)
-
-
-log = logging.getLogger(__name__)
-
-ANNOUNCE_S = (1.0, 10.0)
-"""After its birth message it is told everything again, at a random moment between these: all the
-house's devices hear that message at once."""
-BIRTH_S = 20.0
-"""Its birth message comes within this after the broker's return: it tries to connect every 10 s,
-and says so 6 to 9 s later (seen with 2024.12 and 2026.2)."""
-
 
 class Presence:
-    """Follows the birth and will messages. Owned by one thread; times are time.monotonic()'s."""
+    """Whether Home Assistant is there, as far as its birth and will messages say so.
 
-    def __init__(self, settings: HomeAssistantSettings, longest_s: float = math.inf) -> None:
+    A PUBACK means that the broker has a message, not that Home Assistant has: after a restart of
+    either it subscribes seconds later than we connect, and any other subscriber hides that from us.
+    Owned by one thread; times are time.monotonic()'s, given by the caller.
+    """
+
+    def __init__(
+        self,
+        settings: HomeAssistantSettings,
+        longest_s: float = math.inf,
+        delays: Delays = DELAYS,
+    ) -> None:
         """Holds are no longer than `longest_s`, nor than the configuration allows."""
+        self._delays = delays
         self.announce_s = math.inf
-        """When it is to be told everything again."""
+        """When it is to be sent everything again."""
         self.held_until_s = 0.0
         """Until when transcripts wait for it."""
         self._settings = settings
@@ -176,8 +177,8 @@ class Presence:
         self._discovery = discovery
         if self._seen:
             # also when its last word was offline: the broker says that for it while it goes down,
-            # and the house may be back before us
-            self.held_until_s = now_s + min(BIRTH_S, self._hold_s)
+            # and it may be back before us
+            self.held_until_s = now_s + min(self._delays.birth_s, self._hold_s)
 
     def acknowledged(self, now_s: float, message: int, *, nobody: bool) -> None:
         """A PUBACK came; `nobody` subscribes to the announcement: Home Assistant is not there."""
@@ -189,10 +190,10 @@ class Presence:
         elif self._seen:
             self._leave(now_s)
 
-    def told(self, now_s: float, message: Message) -> None:
-        """It said something on its status topic; what is neither birth nor will is ignored.
+    def on_status(self, now_s: float, message: Message) -> None:
+        """A message on its status topic; what is neither birth nor will is ignored.
 
-        So is what lay there before: nobody knows how old that is.
+        So is what was retained there: nobody knows how old that is.
         """
         if message.retained or message.payload not in (events.ONLINE, events.OFFLINE):
             return
@@ -201,13 +202,13 @@ class Presence:
             self._leave(now_s)
             return
         self._away_s = None
-        self.announce_s = now_s + random.uniform(*ANNOUNCE_S)
+        self.announce_s = now_s + random.uniform(*self._delays.announce_s)
         if self.held_until_s > now_s:
             self.held_until_s = self.announce_s
         log.info("Home Assistant is there")
 
     def announced(self) -> None:
-        """It was told everything again; transcripts may follow."""
+        """It was sent everything again; transcripts may follow."""
         self.announce_s = math.inf
         self.held_until_s = 0.0
 
@@ -216,7 +217,7 @@ class Presence:
         return now_s < self.held_until_s
 
     def due_s(self, now_s: float) -> float:
-        """When something is to be done though nobody says anything."""
+        """When something is to be done though nothing arrives."""
         held_s = self.held_until_s if self.holds(now_s) else math.inf
         return min(self.announce_s, held_s)
 
@@ -226,14 +227,6 @@ class Presence:
             self._away_s = now_s
         self.announce_s = math.inf
         self.held_until_s = max(self.held_until_s, self._away_s + self._hold_s)
-
-
-PROGRESS_S = 5.0
-"""Looks around this often though nobody woke it."""
-STORE_DELAY_S = 5.0
-"""Pause after the store failed."""
-Subscription = Callable[[Message], Reply | None]
-"""Is given what came on a topic; its answer is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +245,7 @@ class PublisherStatus:
 
 
 class Publisher:
-    """Follows the store from its cursor; also carries the state and what is told only live."""
+    """Publishes the store's transcripts from its cursor on, the state, and what is only live."""
 
     def __init__(
         self,
@@ -263,30 +256,34 @@ class Publisher:
         *,
         subscriptions: Mapping[str, Subscription] | None = None,
         stats_source: Callable[[], ApplianceStats] | None = None,
-        house: HomeAssistantSettings | None = None,
+        home_assistant: HomeAssistantSettings | None = None,
+        delays: Delays = DELAYS,
     ) -> None:
         """Connects nowhere yet. The sources are called in the thread of `run`; they must not wait.
 
-        `subscriptions` are topics below the node's, such as mute/set, with who is told of their
-        messages, in the same thread, and may answer.
+        `subscriptions` are topics below the node's, such as mute/set, with what is called for
+        their messages, in the same thread; what it returns is published as the answer.
 
-        Raises ConfigError when the password's file cannot be read, PublishError for the store.
+        Raises ConfigError when the password's file cannot be read, StoreError for the store.
         """
         self._node = node
         self._store = store
         self._state_source = state_source
-        self._home_assistant = house or HomeAssistantSettings()
+        self._delays = delays
+        self._home_assistant = home_assistant or HomeAssistantSettings()
         self._knows_subscribers = settings.protocol == "5"
-        self._presence = Presence(self._home_assistant, settings.expiry_s)
+        self._presence = Presence(self._home_assistant, settings.expiry_s, delays)
         self._wake = threading.Event()
         self._troubles = Troubles()
         self._subscriptions = {
-            events.topic(node, name): told for name, told in (subscriptions or {}).items()
+            events.topic(node, name): answer for name, answer in (subscriptions or {}).items()
         }
         listens_on = list(self._subscriptions)
         if self._home_assistant.enabled:
             listens_on.append(self._home_assistant.status_topic)
-        self._connection = Connection(settings, node, self._wake, self._troubles, tuple(listens_on))
+        self._connection = Connection(
+            settings, node, self._wake, self._troubles, listens_on=tuple(listens_on), delays=delays
+        )
         self._outbox = Outbox(store, settings.expiry_s, settings.outbox_limit)
         self._live = LiveTopics(state_source, stats_source, store, self._outbox, self._troubles)
         self._delivery = Delivery(
@@ -294,8 +291,9 @@ class Publisher:
             node,
             self._outbox,
             self._connection,
-            problems=self._troubles,
+            found=self._troubles,
             last=self._live.last,
+            delays=delays,
         )
         self._stopping = threading.Event()
         self._stop_s = math.inf
@@ -307,12 +305,12 @@ class Publisher:
         self._wake.set()
 
     def speech(self, on: bool) -> None:
-        """Voice begins or ends; told if the broker is there."""
+        """Voice begins or ends; published if the broker is there."""
         self._live.speech(on)
         self._wake.set()
 
     def discarded(self, speech: Discarded) -> None:
-        """Speech gave no transcript; told, without text, if the broker is there."""
+        """Speech gave no transcript; published, without text, if the broker is there."""
         self._live.discarded(speech)
         self._wake.set()
 
@@ -327,7 +325,7 @@ class Publisher:
         return self._troubles.reasons()
 
     def status(self) -> PublisherStatus:
-        """How it stands now. Raises PublishError when the store cannot be read."""
+        """How it stands now. Raises StoreError when the store cannot be read."""
         return PublisherStatus(
             connected=self._connection.connected_s is not None,
             reasons=self._troubles.reasons(),
@@ -339,13 +337,13 @@ class Publisher:
     # the publisher's thread
 
     def run(self, moved: Callable[[], None] = lambda: None) -> None:
-        """Delivers until `stop`, then says offline. Blocks; for a thread of its own.
+        """Delivers until `stop`, then publishes offline. Blocks; for a thread of its own.
 
-        Calls `moved` at least every PROGRESS_S + STORE_DELAY_S while it is not stuck.
+        Calls `moved` at least every PROGRESS_S + `delays.store_s` while it is not stuck.
         """
         while True:
             moved()
-            self._wake.wait(self._patience_s())
+            self._wake.wait(self._idle_s())
             self._wake.clear()
             stopping = self._stopping.is_set()
             if stopping and not self._connection.trying:
@@ -353,28 +351,28 @@ class Publisher:
             try:
                 self._step(time.monotonic())
                 self._troubles.clear("store")
-            except PublishError as error:
+            except (BrokerError, StoreError) as error:
                 self._troubles.set("store", str(error))
-                self._stopping.wait(STORE_DELAY_S)
+                self._stopping.wait(self._delays.store_s)
             if stopping and self._drained():
                 break
         self._connection.close()
 
     def _step(self, now_s: float) -> None:
-        """Everything that is due. Raises PublishError."""
+        """Everything that is due. Raises BrokerError and StoreError."""
         for news in self._connection.news(now_s):
             match news:
                 case Connected(receive_maximum):
                     self._begin_anew(now_s, receive_maximum)
-                case Acknowledged(message, code, _):
+                case Acknowledged(number, code, _):
                     if self._knows_subscribers:
                         nobody = code == NOBODY_SUBSCRIBES
-                        self._presence.acknowledged(now_s, message, nobody=nobody)
-                    self._delivery.acknowledged(now_s, message, code)
+                        self._presence.acknowledged(now_s, number, nobody=nobody)
+                    self._delivery.acknowledged(now_s, number, code)
                 case Lost():
                     self._delivery.lost()
-        for letter in self._connection.received():
-            self._take(now_s, letter)
+        for message in self._connection.received():
+            self._take(now_s, message)
         if now_s >= self._delivery.silent_s:
             self._connection.give_up(now_s, "messages stay unacknowledged")
             self._delivery.lost()
@@ -384,7 +382,7 @@ class Publisher:
         self._outbox.commit()
 
     def _publish_due(self, now_s: float) -> None:
-        """What there is to tell; transcripts last. Raises PublishError."""
+        """What there is to publish; transcripts last. Raises BrokerError and StoreError."""
         if now_s >= self._presence.announce_s:
             self._announce_again()
         held = self._presence.holds(now_s)
@@ -392,11 +390,11 @@ class Publisher:
             self._troubles.set(troubles.AWAY, troubles.HOME_ASSISTANT_AWAY)
         else:
             self._troubles.clear(troubles.AWAY)
-        self._live.tell(now_s, self._connection.publish)
+        self._live.publish(now_s, self._connection.publish)
         if not held:
             self._delivery.send(now_s)
 
-    def _patience_s(self) -> float:
+    def _idle_s(self) -> float:
         """Seconds until something is due though nobody wakes us."""
         now_s = time.monotonic()
         due_s = self._connection.due_s
@@ -418,26 +416,27 @@ class Publisher:
             self._presence.connected(now_s, self._announce())
 
     def _announce(self) -> int:
-        """Tells Home Assistant what there is; the message's number. Raises PublishError."""
-        message = home_assistant.discovery(self._node, self._state_source())
-        topic = home_assistant.topic(self._home_assistant.prefix, self._node)
+        """Publishes the discovery message; its number. Raises BrokerError."""
+        message = discovery(self._node, self._state_source())
+        topic = discovery_topic(self._home_assistant.prefix, self._node)
         return self._connection.publish_to(topic, events.encode(message), retain=True)
 
     def _announce_again(self) -> None:
-        """Home Assistant is new here: it is told everything again. Raises PublishError."""
+        """Home Assistant has started: it is sent everything again. Raises BrokerError."""
         self._announce()
         self._connection.publish(events.AVAILABILITY, events.ONLINE, retain=True)
-        self._live.tell_again()
+        self._live.repeat()
         self._presence.announced()
 
     def _take(self, now_s: float, message: Message) -> None:
-        """Hands a message to who waits for it, and sends the answer. Raises PublishError."""
+        """Gives a message to its subscription, and sends the answer. Raises BrokerError."""
         if message.topic == self._home_assistant.status_topic:
-            self._presence.told(now_s, message)
+            self._presence.on_status(now_s, message)
             return
-        for pattern, told in self._subscriptions.items():
+        for pattern, subscription in self._subscriptions.items():
             if matches(pattern, message.topic):
-                reply = told(message)
-                if reply:
-                    self._connection.answer(reply)
+                if reply := subscription(message):
+                    self._connection.publish_to(
+                        reply.topic, reply.payload, correlation=reply.correlation
+                    )
                 return

@@ -1,6 +1,6 @@
-"""An encrypted connection to the broker: who it has to be, who we are, and what goes wrong.
+"""Password and TLS of the connection to the broker, and what goes wrong with them.
 
-Secrets of the broker: from files only, never from the configuration or the environment.
+Secrets come from files only, never from the configuration or the environment.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from appliance.config import MqttSettings
 from appliance.errors import ConfigError
 
 PASSWORD_CREDENTIAL = "roomscribe.mqtt-password"
-"""Its name among systemd's credentials."""
+KEY_CREDENTIAL = "roomscribe.mqtt-key"
+"""Names, among systemd's credentials, of the password and of our certificate's private key."""
 MOST_BYTES = 4096
 """A longer file is not one that holds a password."""
-KEY_CREDENTIAL = "roomscribe.mqtt-key"
-"""The same, of the private key behind our certificate."""
 
 
 def password(settings: MqttSettings) -> str | None:
@@ -32,20 +31,15 @@ def password(settings: MqttSettings) -> str | None:
     return _read(credential, "systemd credential") if credential else None
 
 
-def credential_key_file() -> str | None:
-    """Path of the private key among systemd's credentials, if it is there."""
-    credential = _credential(KEY_CREDENTIAL)
-    return str(credential) if credential else None
-
-
 def _credential(name: str) -> Path | None:
+    """Path of a credential of systemd, if it is there."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     path = Path(folder) / name if folder else None
     return path if path and path.exists() else None
 
 
 def _read(path: Path, key: str) -> str:
-    """The secret in a file of a few hundred bytes; never shown. Raises ConfigError."""
+    """The secret in a file, one line; no message shows it. Raises ConfigError."""
     cure = "write the password into it, readable for this user alone, or leave the key out"
     try:
         with path.expanduser().open("rb") as opened:
@@ -77,14 +71,14 @@ def context(settings: MqttSettings) -> ssl.SSLContext | None:
     try:
         secure = ssl.create_default_context(cafile=ca_file)
     except (ssl.SSLError, OSError) as error:
-        raise _wrong("ca_file", "certificates (PEM)", settings.ca_file, error) from None
+        raise _unusable("ca_file", "certificates (PEM)", settings.ca_file, error) from None
     secure.minimum_version = ssl.TLSVersion.TLSv1_2
     if settings.cert_file:
-        _show_ourselves(settings, secure)
+        _load_certificate(settings, secure)
     return secure
 
 
-def complaint(settings: MqttSettings, error: BaseException | None) -> str:
+def trouble(settings: MqttSettings, error: BaseException | None) -> str:
     """One line about a connection that failed for its encryption; empty for any other failure."""
     where = f"broker {settings.host}:{settings.port}"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -113,7 +107,7 @@ def hint(settings: MqttSettings) -> str:
     return " before its answer: does it ask for our certificate (mqtt.cert_file)?"
 
 
-def _show_ourselves(settings: MqttSettings, secure: ssl.SSLContext) -> None:
+def _load_certificate(settings: MqttSettings, secure: ssl.SSLContext) -> None:
     """Loads our own certificate; a key that wants a passphrase is refused, not waited for."""
 
     def no_passphrase() -> str:
@@ -124,11 +118,12 @@ def _show_ourselves(settings: MqttSettings, secure: ssl.SSLContext) -> None:
         )
 
     cert_file = _readable(settings.cert_file, "cert_file") or ""
-    key_file = _readable(settings.key_file, "key_file") or credential_key_file() or cert_file
+    credential = _credential(KEY_CREDENTIAL)
+    key_file = _readable(settings.key_file, "key_file") or str(credential or cert_file)
     try:
         secure.load_cert_chain(cert_file, key_file, password=no_passphrase)
     except (ssl.SSLError, OSError) as error:
-        raise _wrong(
+        raise _unusable(
             "cert_file", "a certificate and its key (PEM)", f"{cert_file} and {key_file}", error
         ) from None
 
@@ -142,10 +137,10 @@ def _readable(file: str, key: str) -> str | None:
         with path.open("rb"):
             return os.fspath(path)
     except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
-        raise _wrong(key, "a file that this user may read", file, error) from None
+        raise _unusable(key, "a file that this user may read", file, error) from None
 
 
-def _wrong(key: str, expected: str, found: str, error: OSError | RuntimeError) -> ConfigError:
+def _unusable(key: str, expected: str, found: str, error: OSError | RuntimeError) -> ConfigError:
     return ConfigError(
         f"mqtt.{key}: expected {expected}, found {found}: {_reason(error)}; "
         "name the right file, readable for the user of the daemon"
@@ -153,7 +148,7 @@ def _wrong(key: str, expected: str, found: str, error: OSError | RuntimeError) -
 
 
 def _reason(error: OSError | RuntimeError) -> str:
-    """OpenSSL's or the system's own words."""
+    """OpenSSL's or the system's own message."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
     return getattr(error, "strerror", None) or str(error)

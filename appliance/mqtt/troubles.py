@@ -1,4 +1,4 @@
-"""What is wrong between store and broker, in plain words, said once."""
+"""The troubles between store and broker: each logged once, with what to do about it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 from appliance.config import MqttSettings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("roomscribe.mqtt")
 
 TAKEN_OVER = 142
 """Reason code of a DISCONNECT: another client came with our client id."""
@@ -14,47 +14,40 @@ PASSING = (136, 137, 151, 159)
 """CONNACK codes that pass by themselves: unavailable, busy, quota, connections too frequent."""
 _UNSUPPORTED, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED = 132, 133, 134, 135
 
-
 NOBODY, AWAY = "nobody subscribes", "home assistant"
-"""Topics of the troubles that are no faults: transcripts wait for somebody."""
+"""Transcripts wait for somebody, which heals by itself and degrades nothing."""
 HOME_ASSISTANT_AWAY = "Home Assistant is away; transcripts wait for it (homeassistant.hold_s)"
 
 
 class Troubles:
-    """The present troubles by topic; each is logged when it comes and when it goes."""
+    """The present troubles by what suffers; each is logged when it comes and when it goes."""
 
     def __init__(self) -> None:
         self._present: dict[str, tuple[str, str]] = {}
 
-    def set(self, topic: str, reason: str, detail: str = "") -> None:
-        """`topic` suffers from `reason`; the same one with another `detail` is no news."""
-        known, _ = self._present.get(topic, ("", ""))
-        self._present[topic] = (reason, detail)
+    def set(self, part: str, reason: str, detail: str = "") -> None:
+        """`part` suffers from `reason`; the same one with another `detail` is no news."""
+        known, _ = self._present.get(part, ("", ""))
+        self._present[part] = (reason, detail)
         if known != reason:
             log.warning("%s%s", reason, detail)
 
-    def clear(self, topic: str) -> None:
-        """`topic` is well."""
-        if self._present.pop(topic, None):
-            log.info("%s: well again", topic)
+    def clear(self, part: str) -> None:
+        """`part` is well."""
+        if self._present.pop(part, None):
+            log.info("%s: well again", part)
 
-    def reasons(self) -> tuple[str, ...]:
-        """All of them, for people. Any thread."""
-        return (*self.faults(), *self.waits())
+    def reasons(self, *, waits: bool | None = None) -> tuple[str, ...]:
+        """What is wrong and what to do, a sentence each; those to be put right first. Any thread.
 
-    def faults(self) -> tuple[str, ...]:
-        """What somebody has to put right. Any thread."""
-        return self._told(waits=False)
-
-    def waits(self) -> tuple[str, ...]:
-        """Whom transcripts wait for, which heals by itself. Any thread."""
-        return self._told(waits=True)
-
-    def _told(self, *, waits: bool) -> tuple[str, ...]:
+        With `waits`, only those for whom transcripts wait (True), or only the others (False).
+        """
+        if waits is None:
+            return (*self.reasons(waits=False), *self.reasons(waits=True))
         return tuple(
             f"{reason}{detail}"
-            for topic, (reason, detail) in list(self._present.items())
-            if (topic in (NOBODY, AWAY)) == waits
+            for part, (reason, detail) in list(self._present.items())
+            if (part in (NOBODY, AWAY)) == waits
         )
 
 
@@ -65,7 +58,7 @@ def away(settings: MqttSettings, detail: str) -> tuple[str, str]:
 
 
 def refused(settings: MqttSettings, client_id: str, code: int, reason: str) -> str:
-    """The broker answered and let us not in; `code` and `reason` are those of its CONNACK."""
+    """The broker answered and refused us; `code` and `reason` are those of its CONNACK."""
     user = f"user {settings.username!r}" if settings.username else "a client without mqtt.username"
     if code in (_BAD_PASSWORD, _NOT_AUTHORIZED):
         found = user
@@ -91,7 +84,7 @@ def taken_over(client_id: str) -> str:
 
 
 def thrown_out(client_id: str) -> str:
-    """The broker ends one connection after another and says not why; Mosquitto 2.0 does so."""
+    """The broker ends one connection after another without a reason; Mosquitto 2.0 does so."""
     return (
         "the broker ends every connection soon: probably another client uses the client id "
         f"{client_id!r}; give each appliance its own appliance.node or mqtt.client_id"
@@ -99,7 +92,7 @@ def thrown_out(client_id: str) -> str:
 
 
 def denied(settings: MqttSettings, doing: str, reason: str) -> str:
-    """The broker lets us not `doing` ("write to", "listen on") some topics."""
+    """The broker does not let us `doing` ("write to", "listen on") some topics."""
     user = repr(settings.username) if settings.username else "clients without a user name"
     return (
         f"broker {settings.host}:{settings.port} does not let us {doing} some topics ({reason}); "

@@ -19,11 +19,13 @@ from rigs.command import LINE_WITHIN_S, following
 from rigs.daemon import write_config
 from rigs.publishing import transcript
 
-from appliance.cli import log as log_commands, log as log_export, main
+from appliance.cli import main
+from appliance.cli.log import SHOWN, columns, write
 from appliance.config import StoreSettings
-from appliance.store import store as log_sources
+from appliance.errors import StoreError
 from appliance.store.folders import FILE_NAME
-from appliance.store.store import Store
+from appliance.store.store import PAGE, Store
+from appliance.store.tables import StoredTranscript
 
 Shown = Callable[[], list[str]]
 
@@ -88,16 +90,16 @@ def test_what_was_heard_is_shown_by_time_and_text(house: House, store: Store, sh
 
 
 def test_the_newest_are_shown_and_with_limit_0_all(
-    house: House, store: Store, shown: Shown, monkeypatch: pytest.MonkeyPatch
+    house: House, store: Store, shown: Shown
 ) -> None:
-    monkeypatch.setattr(log_commands, "SHOWN", 2)
-    monkeypatch.setattr(log_sources, "PAGE", 2)
+    for _ in range(PAGE):
+        store.append(transcript("one of many"))
     house.log()
-    assert len(shown()) == 2
+    assert len(shown()) == SHOWN
     house.log("--limit", "3", "--json")
-    assert [json.loads(line)["seq"] for line in shown()] == [3, 4, 5]
+    assert [json.loads(line)["seq"] for line in shown()] == [PAGE + 3, PAGE + 4, PAGE + 5]
     house.log("--limit", "0")
-    assert len(shown()) == 5
+    assert len(shown()) == PAGE + 5
 
 
 def test_an_export_has_every_field_of_every_transcript(
@@ -106,7 +108,7 @@ def test_an_export_has_every_field_of_every_transcript(
     assert house.log("--export", "jsonl") == 0
     lines = [json.loads(line) for line in shown()]
     assert [line["seq"] for line in lines] == [1, 2, 3, 4, 5]
-    assert all(tuple(line) == log_export.FIELDS for line in lines)
+    assert all(tuple(line) == columns() for line in lines)
     heard = store.after(0, 1)[0].transcript
     assert {name: lines[0][name] for name in ("id", "text", "avg_logprob", "flags", "windows")} == {
         "id": heard.id,
@@ -126,7 +128,7 @@ def test_a_spreadsheet_computes_nothing_of_what_was_said(
     assert house.log("--export", "csv", "--output", file, "--since", "1d") == 0
     assert file.stat().st_mode & 0o777 == 0o600
     table = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"), newline="")))
-    assert tuple(table[0]) == log_export.FIELDS
+    assert tuple(table[0]) == columns()
     assert [row["text"] for row in table] == [
         "kitchen light off", "hall light", '\'=HYPERLINK("x"), said she', "電気をつけて"
     ]  # fmt: skip
@@ -134,21 +136,21 @@ def test_a_spreadsheet_computes_nothing_of_what_was_said(
 
 
 def test_an_export_that_fails_leaves_the_old_file(
-    house: House, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    house: House, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "out" / "export.csv"
     assert house.log("--export", "csv", "--output", file) == 74
     assert f"roomscribe: {file}: cannot write the export" in capsys.readouterr().err
     file.parent.mkdir()
     file.write_text("the old one", encoding="utf-8")
 
-    def full(_stored: object) -> dict[str, object]:
+    def full() -> Iterator[StoredTranscript]:
+        yield from store.after(0, 1)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(log_export, "as_fields", full)
-    assert house.log("--export", "csv", "--output", file) == 74
-    assert "No space left" in capsys.readouterr().err
+    with pytest.raises(StoreError, match="No space left") as caught:
+        write(full(), "csv", file)
+    assert caught.value.exit_status == 74
     assert [path.read_text(encoding="utf-8") for path in file.parent.iterdir()] == ["the old one"]
 
 

@@ -16,9 +16,8 @@ from rigs.fuzzing import damaged, examples, is_one_line
 from rigs.publishing import running, transcript
 from rigs.waiting import until
 
-import appliance.mqtt.client
 from appliance.config import MqttSettings, StoreSettings
-from appliance.mqtt import connection
+from appliance.mqtt.connection import Delays
 from appliance.mqtt.publisher import Publisher
 from appliance.store.store import Store
 
@@ -88,24 +87,19 @@ class Impostor:
 
 @pytest.fixture(scope="module")
 def publisher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Publisher, Impostor]]:
-    patience = pytest.MonkeyPatch()
-    patience.setattr(connection, "OUTAGE_DELAYS_S", (0.01,))
-    patience.setattr(connection, "REFUSAL_DELAY_S", 0.01)
-    patience.setattr(connection, "ATTEMPT_S", 0.5)
-    patience.setattr(connection, "is_there", lambda settings: False)
-    patience.setattr(appliance.mqtt.client, "ANSWER_S", 1.0)
+    # within 0 s no broker is there
+    soon = Delays(outages_s=(0.01,), refusal_s=0.01, attempt_s=0.5, there_s=0.0, idle_answer_s=1.0)
     impostor = Impostor()
     state = tmp_path_factory.mktemp("state")
-    logging.getLogger("appliance").setLevel(logging.CRITICAL)
+    logging.getLogger("roomscribe").setLevel(logging.CRITICAL)
     with Store.open(StoreSettings(path=str(state))) as store:
         for number in range(30):
             store.append(transcript(str(number)))
         chosen = MqttSettings(host="127.0.0.1", port=impostor.port, keepalive_s=5)
-        with running(chosen, store) as one:
+        with running(chosen, store, delays=soon) as one:
             yield one, impostor
             impostor.close()
-    logging.getLogger("appliance").setLevel(logging.NOTSET)
-    patience.undo()
+    logging.getLogger("roomscribe").setLevel(logging.NOTSET)
 
 
 def answers() -> st.SearchStrategy[bytes]:

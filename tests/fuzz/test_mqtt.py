@@ -18,19 +18,19 @@ from hypothesis import given, strategies as st
 from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
-from rigs import broker as rig_broker
 from rigs.broker import Broker
 from rigs.fuzzing import ODD_TEXTS, damaged, examples
 from rigs.mqtt_client import Subscriber, properties_of
+from rigs.needs import needs_broker
 from rigs.publishing import running, transcript
 from rigs.waiting import until
 
 from appliance.config import HistorySettings, HomeAssistantSettings, MqttSettings, StoreSettings
-from appliance.mqtt import commands
+from appliance.mqtt import subscriptions
 from appliance.mqtt.publisher import Publisher
 from appliance.store.store import Store
 
-pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
+pytestmark = needs_broker
 
 HOME = "roomscribe/kitchen/"
 BATCH = 20
@@ -166,22 +166,20 @@ class House:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     state = tmp_path_factory.mktemp("state")
     switch = Switch()
-    patience = pytest.MonkeyPatch()
-    patience.setattr(commands, "BURST", 1e9)
-    patience.setattr(commands, "ANSWERS_PER_S", 1e9)
     with (
         Store.open(StoreSettings(path=str(state))) as store,
         Broker() as broker,
         Stranger(broker.port) as stranger,
     ):
         store.append(transcript("heard before"))
-        wanted = commands.subscriptions(HistorySettings(enabled=True), "kitchen", store, switch)
+        wanted = subscriptions(
+            HistorySettings(enabled=True), "kitchen", store, switch, burst=1e9, answers_per_s=1e9
+        )
         chosen = MqttSettings(host=broker.host, port=broker.port, hold=False)
         never = HomeAssistantSettings(hold_s=0)
-        with running(chosen, store, subscriptions=wanted, house=never) as publisher:
+        with running(chosen, store, subscriptions=wanted, home_assistant=never) as publisher:
             until(lambda: "kitchen/command/+" in broker.log() and store.depth() == 0)
             yield House(broker, store, switch, stranger, publisher)
-    patience.undo()
 
 
 def check(house: House, batch: list[Sent]) -> None:
@@ -222,9 +220,9 @@ def test_nothing_that_is_published_disturbs_the_publisher(house: House, topics: 
     def disturb(batch: list[Sent]) -> None:
         check(house, batch)
 
-    logging.getLogger("appliance").setLevel(logging.ERROR)
+    logging.getLogger("roomscribe").setLevel(logging.ERROR)
     disturb()
-    logging.getLogger("appliance").setLevel(logging.NOTSET)
+    logging.getLogger("roomscribe").setLevel(logging.NOTSET)
 
 
 def test_many_messages_that_are_too_long_do_not_make_it_deaf(house: House) -> None:

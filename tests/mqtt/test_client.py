@@ -14,18 +14,18 @@ import pytest
 from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
-from rigs import broker as rig_broker
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber, properties_of
+from rigs.needs import needs_broker
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
 from appliance.config import HistorySettings, MqttSettings, StoreSettings
-from appliance.mqtt import commands
+from appliance.mqtt.commands import ANSWERS_PER_S, subscriptions
 from appliance.mqtt.publisher import Publisher
 from appliance.store.store import Store
 
-pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
+pytestmark = needs_broker
 
 
 class Switch:
@@ -114,12 +114,17 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def house(store: Store) -> Iterator[House]:
+def house(store: Store, request: pytest.FixtureRequest) -> Iterator[House]:
+    """With a parameter: so many requests are answered in a second."""
     switch = Switch()
     with Broker() as broker, Asker(broker.port) as asker:
         one = House(broker, store, switch, asker)
-        wanted = commands.subscriptions(
-            HistorySettings(enabled=True, limit=50), "kitchen", store, switch
+        wanted = subscriptions(
+            HistorySettings(enabled=True, limit=50),
+            "kitchen",
+            store,
+            switch,
+            answers_per_s=getattr(request, "param", ANSWERS_PER_S),
         )
         chosen = MqttSettings(host=broker.host, port=broker.port)
         with running(chosen, store, subscriptions=wanted) as one.publisher:
@@ -191,10 +196,8 @@ MALFORMED: list[tuple[object, str]] = [
 ]
 
 
-def test_a_malformed_request_gets_an_error_and_the_next_one_an_answer(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commands, "ANSWERS_PER_S", 1000.0)
+@pytest.mark.parametrize("house", [1000.0], indirect=True)
+def test_a_malformed_request_gets_an_error_and_the_next_one_an_answer(house: House) -> None:
     house.store.append(transcript("still there"))
     for request, expected in MALFORMED:
         _, answer, correlation = house.asker.ask(request)
@@ -237,7 +240,7 @@ def test_a_flood_of_requests_is_not_answered_for_ever(house: House) -> None:
 
 
 def test_history_is_off_unless_enabled(store: Store) -> None:
-    wanted = commands.subscriptions(HistorySettings(), "kitchen", store, Switch())
+    wanted = subscriptions(HistorySettings(), "kitchen", store, Switch())
     assert list(wanted) == ["mute/set"]
 
 
@@ -258,7 +261,7 @@ def test_retained_garbage_on_every_topic_that_is_listened_on_does_nothing(
 ) -> None:
     switch = Switch()
     enabled = HistorySettings(enabled=True)
-    wanted = commands.subscriptions(enabled, "kitchen", store, switch)
+    wanted = subscriptions(enabled, "kitchen", store, switch)
     with Broker() as broker, Asker(broker.port) as asker:
         for name, payload in (
             ("mute/set", b"ON"),
@@ -285,7 +288,7 @@ def test_retained_garbage_on_every_topic_that_is_listened_on_does_nothing(
 def test_a_command_of_a_megabyte_disturbs_nothing(store: Store, protocol: str) -> None:
     switch = Switch()
     enabled = HistorySettings(enabled=True)
-    wanted = commands.subscriptions(enabled, "kitchen", store, switch)
+    wanted = subscriptions(enabled, "kitchen", store, switch)
     with Broker() as broker, Asker(broker.port) as asker, Subscriber(broker.port) as heard:
         chosen = MqttSettings(host=broker.host, port=broker.port, protocol=protocol)
         with running(chosen, store, subscriptions=wanted) as publisher:

@@ -13,21 +13,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from rigs import broker as rig_broker
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
+from rigs.needs import needs_broker
 from rigs.proxy import Proxy
 from rigs.publishing import running, transcript
 from rigs.waiting import until
 
-import appliance.mqtt.outbox
 from appliance.config import MqttSettings, StoreSettings
-from appliance.mqtt import client, connection
+from appliance.mqtt.connection import DELAYS, SPREAD, Delays, ping_s
 from appliance.mqtt.publisher import Publisher
 from appliance.store.store import Store
 
-real_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
-
+SOON = Delays(attempt_s=1.0, refusal_s=2.0, answer_s=-4.0, idle_answer_s=-1.0)
+"""With a keep-alive of 5 s, the broker's silence is noticed at once."""
 WELCOME = b"\x20\x03\x00\x00\x00"
 """CONNACK of MQTT 5."""
 
@@ -36,15 +35,6 @@ WELCOME = b"\x20\x03\x00\x00\x00"
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
         yield opened
-
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patience is cut, so that tests need none."""
-    monkeypatch.setattr(connection, "ATTEMPT_S", 1.0)
-    monkeypatch.setattr(connection, "REFUSAL_DELAY_S", 2.0)
-    monkeypatch.setattr(appliance.mqtt.outbox, "ANSWER_S", -4.0)
-    monkeypatch.setattr(client, "ANSWER_S", -1.0)
 
 
 def say(store: Store, publisher: Publisher, *texts: str) -> None:
@@ -98,14 +88,13 @@ def half_a_welcome(connection: socket.socket) -> None:
     connection.sendall(WELCOME[:3])
 
 
-@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("serve", [say_nothing, half_a_welcome, close_at_once])
 def test_a_broker_that_does_not_let_us_in_is_away_and_tried_again(
     store: Store, serve: Callable[[socket.socket], None]
 ) -> None:
     with (
         impostor(serve) as (port, moments),
-        running(MqttSettings(host="127.0.0.1", port=port), store) as publisher,
+        running(MqttSettings(host="127.0.0.1", port=port), store, delays=SOON) as publisher,
     ):
         say(store, publisher, "kept")
         until(lambda: len(moments) >= 3, 30)
@@ -114,12 +103,13 @@ def test_a_broker_that_does_not_let_us_in_is_away_and_tried_again(
     assert store.depth() == 1
 
 
-@real_broker
-@pytest.mark.usefixtures("soon")
+@needs_broker
 def test_a_broker_that_hung_during_the_attempt_is_found_when_it_wakes(store: Store) -> None:
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         broker.signal(signal.SIGSTOP)
-        with running(MqttSettings(host=broker.host, port=broker.port), store) as publisher:
+        with running(
+            MqttSettings(host=broker.host, port=broker.port), store, delays=SOON
+        ) as publisher:
             say(store, publisher, "kept")
             until(lambda: "no answer" in "".join(publisher.reasons()))
             broker.signal(signal.SIGCONT)
@@ -128,8 +118,7 @@ def test_a_broker_that_hung_during_the_attempt_is_found_when_it_wakes(store: Sto
         assert subscriber.texts() == ["kept"]
 
 
-@real_broker
-@pytest.mark.usefixtures("soon")
+@needs_broker
 def test_a_connection_that_died_without_a_word_is_given_up_and_nothing_is_lost(
     store: Store,
 ) -> None:
@@ -139,7 +128,7 @@ def test_a_connection_that_died_without_a_word_is_given_up_and_nothing_is_lost(
         Proxy(broker.port) as proxy,
     ):
         here = MqttSettings(host="127.0.0.1", port=proxy.port, keepalive_s=5)
-        with running(here, store) as publisher:
+        with running(here, store, delays=SOON) as publisher:
             until(lambda: publisher.status().connected)
             say(store, publisher, "before")
             until(lambda: store.depth() == 0)
@@ -156,14 +145,11 @@ def test_a_connection_that_died_without_a_word_is_given_up_and_nothing_is_lost(
         assert [event["late"] for event in subscriber.events()] == [False, *[True] * 30, False]
 
 
-@real_broker
-def test_an_idle_connection_that_died_is_given_up_and_another_one_begun(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "ANSWER_S", 1.0)
+@needs_broker
+def test_an_idle_connection_that_died_is_given_up_and_another_one_begun(store: Store) -> None:
     with Broker() as broker, Proxy(broker.port) as proxy:
         here = MqttSettings(host="127.0.0.1", port=proxy.port, keepalive_s=5)
-        with running(here, store) as publisher:
+        with running(here, store, delays=Delays(idle_answer_s=1.0)) as publisher:
             until(lambda: publisher.status().connected)
             proxy.freeze()
             until(publisher.reasons, 30)
@@ -173,13 +159,12 @@ def test_an_idle_connection_that_died_is_given_up_and_another_one_begun(
 
 def test_an_idle_connection_is_asked_after_so_that_its_end_is_noticed_in_time() -> None:
     for keepalive_s in (5, 10, 30, 3600):
-        asked_s = client.ping_s(MqttSettings(keepalive_s=keepalive_s))
+        asked_s = ping_s(MqttSettings(keepalive_s=keepalive_s))
         assert 0 < asked_s <= keepalive_s
-        assert 2 * asked_s <= keepalive_s + client.ANSWER_S
+        assert 2 * asked_s <= keepalive_s + DELAYS.idle_answer_s
 
 
-@real_broker
-@pytest.mark.usefixtures("soon")
+@needs_broker
 def test_what_was_taken_and_not_acknowledged_comes_again_under_its_id(store: Store) -> None:
     """The broker has it, the acknowledgement is lost."""
     with Broker() as broker, Subscriber(broker.port) as subscriber:
@@ -187,7 +172,7 @@ def test_what_was_taken_and_not_acknowledged_comes_again_under_its_id(store: Sto
         with (
             deaf,
             running(
-                MqttSettings(host="127.0.0.1", port=deaf.port, keepalive_s=5), store
+                MqttSettings(host="127.0.0.1", port=deaf.port, keepalive_s=5), store, delays=SOON
             ) as publisher,
         ):
             until(lambda: publisher.status().connected)
@@ -218,7 +203,6 @@ class OneWay(Proxy):
             super()._pass_on(connection)
 
 
-@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize(
     "packets",
     [
@@ -238,7 +222,9 @@ def test_a_broker_that_talks_nonsense_is_left_and_tried_again(
 ) -> None:
     with (
         impostor(lambda connection: connection.sendall(packets)) as (port, moments),
-        running(MqttSettings(host="127.0.0.1", port=port, keepalive_s=5), store) as publisher,
+        running(
+            MqttSettings(host="127.0.0.1", port=port, keepalive_s=5), store, delays=SOON
+        ) as publisher,
     ):
         say(store, publisher, "kept")
         until(lambda: len(moments) >= 2, 30)
@@ -256,10 +242,9 @@ def test_a_host_name_that_is_none_is_one_line(store: Store) -> None:
 
 def pauses(outages: int, chance: random.Random) -> float:
     """When the attempt after so many vain ones begins, seconds after the connection broke."""
-    delays = connection.OUTAGE_DELAYS_S
+    delays = DELAYS.outages_s
     return sum(
-        delays[min(number, len(delays) - 1)] * chance.uniform(*connection.SPREAD)
-        for number in range(outages)
+        delays[min(number, len(delays) - 1)] * chance.uniform(*SPREAD) for number in range(outages)
     )
 
 
@@ -268,5 +253,5 @@ def test_a_house_full_of_clients_does_not_come_back_at_once_and_comes_back_soon(
     for outages in (2, 5):
         moments = [pauses(outages, chance) for _ in range(100)]
         assert statistics.stdev(moments) > 0.2 * outages**0.5
-    longest = max(connection.OUTAGE_DELAYS_S) * max(connection.SPREAD)
+    longest = max(DELAYS.outages_s) * max(SPREAD)
     assert longest <= 4.0, "with the connection itself, the first event comes within 5 s"

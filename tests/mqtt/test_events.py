@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from rigs import broker as rig_broker
-from rigs.needs import needs_broker
 from rigs.checkout import ROOT
 from rigs.mqtt_client import Subscriber
+from rigs.needs import needs_broker
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rigs import broker as rig_broker
 from rigs.broker import Broker
-from rigs.checkout import GOLDEN
+from rigs.checkout import GOLDEN, shared
 from rigs.home_assistant import DISCOVERY, STATUS, Bystander, HomeAssistant
 from rigs.mqtt_client import Subscriber, publish_once
+from rigs.needs import needs_broker
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
@@ -31,17 +30,10 @@ from appliance.records import ApplianceStats
 from appliance.store.store import Store
 
 EXPECTED = GOLDEN / "home_assistant_discovery.json"
-ACCEPTED = (
-    Path(os.environ.get("ROOMSCRIBE_SHARED", "/nowhere"))
-    / "reference"
-    / "home-assistant-discovery.json"
-)
 PI = replace(STATE, machine="Raspberry Pi 5", encoder="hailo8")
 
 SOON = Delays(announce_s=(0.2, 0.3))
 """The announcement after a birth message comes almost at once."""
-
-needs_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing() or "")
 
 
 @pytest.fixture
@@ -74,9 +66,9 @@ def test_the_discovery_message_is_the_golden_one() -> None:
     assert home_assistant.discovery("kitchen", PI) == json.loads(EXPECTED.read_text("utf-8"))
 
 
-@pytest.mark.skipif(not ACCEPTED.exists(), reason="no message that Home Assistant has accepted")
 def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None:
-    accepted = json.loads(ACCEPTED.read_text("utf-8").replace("@NODE@", "kitchen"))
+    file = shared("reference/home-assistant-discovery.json")
+    accepted = json.loads(file.read_text("utf-8").replace("@NODE@", "kitchen"))
     del accepted["origin"]["support_url"]
     assert home_assistant.discovery("kitchen", PI) == accepted
 
@@ -256,7 +248,7 @@ def test_a_house_that_subscribes_seconds_after_the_brokers_restart_misses_nothin
 ) -> None:
     with (
         Broker() as broker,
-        running(settings(broker), store) as publisher,
+        running(settings(broker), store, delays=SOON) as publisher,
         HomeAssistant(broker.port, subscribes_after_s=2.0, birth_after_s=0.5) as house,
     ):
         until(lambda: house.discoveries >= 2)
@@ -279,7 +271,7 @@ def test_a_house_that_subscribes_seconds_after_the_brokers_restart_misses_nothin
 def test_what_is_said_while_the_house_restarts_waits_for_it_and_is_late(store: Store) -> None:
     with (
         Broker() as broker,
-        running(settings(broker), store) as publisher,
+        running(settings(broker), store, delays=SOON) as publisher,
         HomeAssistant(broker.port) as house,
         Subscriber(broker.port) as everybody,
     ):
@@ -306,7 +298,7 @@ def test_where_no_house_was_ever_seen_nobody_is_waited_for(store: Store, protoco
     with (
         Broker() as broker,
         Bystander(broker.port, "bystander"),
-        running(settings(broker, protocol=protocol), store) as publisher,
+        running(settings(broker, protocol=protocol), store, delays=SOON) as publisher,
     ):
         until(lambda: publisher.status().connected)
         time.sleep(0.3)
@@ -321,7 +313,7 @@ def test_where_no_house_was_ever_seen_nobody_is_waited_for(store: Store, protoco
 def test_a_house_is_waited_for_on_a_broker_of_mqtt_3_too(store: Store) -> None:
     with (
         Broker() as broker,
-        running(settings(broker, protocol="3.1.1"), store) as publisher,
+        running(settings(broker, protocol="3.1.1"), store, delays=SOON) as publisher,
         HomeAssistant(broker.port, subscribes_after_s=1.0) as house,
     ):
         until(lambda: house.discoveries >= 2)
@@ -385,7 +377,10 @@ def test_a_retained_hello_of_the_house_changes_nothing(store: Store) -> None:
     with Broker() as broker:
         for payload in (b"offline", b"\xff\x00garbage"):
             publish_once(broker.port, STATUS, payload, retain=True)
-            with running(settings(broker), store) as publisher, Subscriber(broker.port) as heard:
+            with (
+                running(settings(broker), store, delays=SOON) as publisher,
+                Subscriber(broker.port) as heard,
+            ):
                 until(partial(is_connected, publisher))
                 time.sleep(0.3)
                 say_all(store, publisher, "at once")

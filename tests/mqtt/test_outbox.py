@@ -7,21 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rigs import broker as rig_broker
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
+from rigs.needs import needs_broker
 from rigs.publishing import running, transcript
 from rigs.stores import connection_of
 from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
-from appliance.errors import PublishError
+from appliance.errors import StoreError
 from appliance.mqtt.connection import Delays
 from appliance.mqtt.outbox import Outbox
 from appliance.records import ApplianceStats
 from appliance.store.store import Store
-
-real_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
 
 
 @pytest.fixture
@@ -115,43 +113,41 @@ def test_a_deleted_transcript_leaves_a_gap_that_counts_for_nothing(store: Store)
     assert due(outbox) == ["3", "4", "5"]
 
 
-class FailingStore:
-    """A store that can be read and not written for a while."""
+class RefusingStore(Store):
+    """A store that can be read and, while it `refuses`, not written."""
 
     def __init__(self, store: Store) -> None:
-        self.after, self.cursor, self.depth = store.after, store.cursor, store.depth
-        self._store = store
-        self.refuses = False
+        super().__init__(store._database, StoreSettings())
+        self.refuses = True
 
     def move_cursor(self, seq: int) -> None:
         if self.refuses:
-            raise PublishError("the disk is full")
-        self._store.move_cursor(seq)
+            raise StoreError("the disk is full; free some space")
+        super().move_cursor(seq)
 
 
 def test_a_cursor_that_cannot_be_written_is_written_later_and_nothing_is_sent_again(
     store: Store,
 ) -> None:
     say(store, *range(4))
-    failing = FailingStore(store)
-    outbox = Outbox(failing, 3600)  # type: ignore[arg-type]
-    failing.refuses = True
+    refusing = RefusingStore(store)
+    outbox = Outbox(refusing, 3600)
     assert due(outbox, 2) == ["0", "1"]
     outbox.acknowledged(1)
     outbox.acknowledged(2)
     for _ in range(3):
-        with pytest.raises(PublishError):
+        with pytest.raises(StoreError):
             outbox.commit()
         assert store.cursor() == 0
     assert due(outbox, 2) == ["2", "3"]
     outbox.rewind()
     assert due(outbox, 2) == ["2", "3"]
-    failing.refuses = False
+    refusing.refuses = False
     outbox.commit()
     assert store.cursor() == 2
 
 
-@real_broker
+@needs_broker
 def test_a_backlog_beyond_the_bound_is_told_from_its_newest_end(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,7 +179,7 @@ def test_a_backlog_beyond_the_bound_is_told_from_its_newest_end(
     assert len(said) == 1
 
 
-@real_broker
+@needs_broker
 @pytest.mark.parametrize(("latency_ms", "late"), [(29_000.0, False), (31_000.0, True)])
 def test_speech_that_ended_long_before_it_could_be_told_is_late(
     store: Store, latency_ms: float, late: bool
@@ -200,29 +196,21 @@ def test_speech_that_ended_long_before_it_could_be_told_is_late(
         assert [event["late"] for event in subscriber.events()] == [late]
 
 
-class RefusingStore(Store):
-    """One that does not let the cursor move for a while."""
-
-    refuses = True
-
-    def move_cursor(self, seq: int) -> None:
-        if self.refuses:
-            raise PublishError("the disk is full; free some space")
-        super().move_cursor(seq)
-
-
-@real_broker
-def test_a_store_that_refuses_the_cursor_for_a_while_sends_nothing_twice(tmp_path: Path) -> None:
+@needs_broker
+def test_a_store_that_refuses_the_cursor_for_a_while_sends_nothing_twice(store: Store) -> None:
     say(store, *range(30))
+    refusing = RefusingStore(store)
     with (
         Broker() as broker,
         Subscriber(broker.port) as subscriber,
-        running(MqttSettings(host=broker.host, port=broker.port), store) as publisher,
+        running(
+            MqttSettings(host=broker.host, port=broker.port), refusing, delays=Delays(store_s=0.1)
+        ) as publisher,
     ):
         until(lambda: len(subscriber.events()) >= 30)
         until(lambda: "the disk is full" in "".join(publisher.reasons()))
         assert store.depth() == 30
-        refusing = False
+        refusing.refuses = False
         until(lambda: store.depth() == 0)
         until(lambda: not publisher.reasons())
         assert subscriber.texts() == [str(number) for number in range(30)]

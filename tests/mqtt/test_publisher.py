@@ -17,22 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rigs import broker as rig_broker
 from rigs.broker import Broker
 from rigs.checkout import TESTS
 from rigs.mqtt_client import Subscriber
+from rigs.needs import needs_broker
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
-import appliance.mqtt.outbox
 from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import ConfigError
 from appliance.mqtt import tls
+from appliance.mqtt.connection import Delays
 from appliance.mqtt.publisher import Publisher
 from appliance.records import Discarded
 from appliance.store.store import Store
 
-pytestmark = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing())
+pytestmark = needs_broker
 
 
 @pytest.fixture
@@ -166,12 +166,10 @@ def test_transcripts_wait_for_a_subscriber_that_comes_after_the_broker(store: St
             assert publisher.status().reasons == ()
 
 
-def test_a_broker_that_hangs_is_left_and_sent_again_what_it_had_not_taken(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(appliance.mqtt.outbox, "ANSWER_S", -4.0)
+def test_a_broker_that_hangs_is_left_and_sent_again_what_it_had_not_taken(store: Store) -> None:
+    soon = Delays(answer_s=-4.0)
     with Broker() as broker, Subscriber(broker.port) as subscriber:
-        with running(settings(broker, keepalive_s=5), store) as publisher:
+        with running(settings(broker, keepalive_s=5), store, delays=soon) as publisher:
             until(lambda: publisher.status().connected)
             broker.signal(signal.SIGSTOP)
             add(store, publisher, "said into the void")

@@ -22,6 +22,7 @@ from rigs.publishing import running, transcript
 from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
+from appliance.mqtt.connection import DELAYS, Delays
 from appliance.store.store import Store
 
 
@@ -97,6 +98,7 @@ def storm(
     seconds: float = 4.0,
     subscribes_after_s: float = 1.0,
     seed: int = 0,
+    delays: Delays = DELAYS,
 ) -> Outcome:
     """Says `utterances` at random moments while the broker restarts; waits until all were told."""
     chance = random.Random(seed)
@@ -105,7 +107,9 @@ def storm(
     with (
         Broker(persistent=not house) as broker,
         Store.open(StoreSettings(path=str(folder))) as store,
-        running(MqttSettings(host=broker.host, port=broker.port), store) as publisher,
+        running(
+            MqttSettings(host=broker.host, port=broker.port), store, delays=delays
+        ) as publisher,
         HomeAssistant(broker.port, subscribes_after_s=subscribes_after_s, birth_after_s=0.5)
         if house
         else Subscriber(broker.port) as listener,

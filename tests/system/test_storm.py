@@ -8,7 +8,7 @@ import pytest
 from rigs import broker
 from rigs.storm import Outcome, storm
 
-from appliance.mqtt import publisher
+from appliance.mqtt.connection import Delays
 
 pytestmark = pytest.mark.skipif(bool(broker.missing()), reason=broker.missing() or "")
 
@@ -24,11 +24,15 @@ def test_restarts_in_a_stream_of_sentences_lose_none(tmp_path: Path) -> None:
     judge(storm(tmp_path, restarts=3, utterances=60, house=False, seconds=1.0))
 
 
-def test_a_house_that_comes_late_hears_each_sentence_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publisher, "ANNOUNCE_S", (0.2, 0.5))
-    monkeypatch.setattr(publisher, "BIRTH_S", 4.0)
-    outcome = storm(tmp_path, restarts=2, utterances=40, house=True, bystander=True, seconds=1.0)
+def test_a_house_that_comes_late_hears_each_sentence_once(tmp_path: Path) -> None:
+    outcome = storm(
+        tmp_path,
+        restarts=2,
+        utterances=40,
+        house=True,
+        bystander=True,
+        seconds=1.0,
+        delays=Delays(announce_s=(0.2, 0.5), birth_s=4.0),
+    )
     judge(outcome)
     assert outcome.missed == 0

@@ -20,7 +20,6 @@ from appliance import __version__
 from appliance.cli.doctor.bounded import look
 from appliance.cli.doctor.checks import GROUPS, groups
 from appliance.cli.doctor.daemon import running_daemon
-from appliance.cli.doctor.options import add_arguments
 from appliance.cli.doctor.outcome import (
     FAILED,
     OK,
@@ -119,8 +118,6 @@ def _wrapped(begin: str, text: str, width: int) -> list[str]:
         break_on_hyphens=False,
     ) or [begin.rstrip()]
 
-
-__all__ = ["add_arguments", "examine", "run"]
 
 INSTALLED_STATE = Path("/var/lib/roomscribe")
 CREDENTIAL_STORE = Path("/etc/credstore")

@@ -24,7 +24,7 @@ from pathlib import Path
 from appliance.cli.doctor.daemon import UNIT
 from appliance.cli.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
 from appliance.config import MqttSettings, Settings, node_name
-from appliance.mqtt import ANSWER_S, REFUSED, Probe, events, tls as credentials
+from appliance.mqtt import Probe, events, password
 from appliance.store import FILE_NAME, SCHEMA, Store, files, folders, repair, store as log_sources
 
 LATE_S = 0.5
@@ -33,7 +33,7 @@ LATE_S = 0.5
 BIRTH = "homeassistant/status"
 
 
-def reachable(around: Surroundings) -> Outcome:
+def reachable(around: Surroundings, connect_s: float = 5.0) -> Outcome:
     """The broker is there and lets us in."""
     mqtt = around.settings.mqtt
     if not mqtt.enabled:
@@ -42,7 +42,7 @@ def reachable(around: Surroundings) -> Outcome:
         return skipped(why)
     around.doing(f"connecting to the broker {mqtt.host}:{mqtt.port}")
     begun_s = time.monotonic()
-    with Probe(mqtt, node_name(around.settings)):
+    with Probe(mqtt, node_name(around.settings), connect_s):
         took_ms = 1000 * (time.monotonic() - begun_s)
     who = f"user {mqtt.username!r}" if mqtt.username else "without a user name"
     return ok(f"{mqtt.host}:{mqtt.port} lets us in {who}, {took_ms:.0f} ms")
@@ -57,13 +57,12 @@ def round_trip(around: Surroundings) -> Outcome:
     cure = _allow(mqtt, node)
     around.doing("waiting for the broker")
     with Probe(mqtt, node) as probe:
-        if probe.subscribe([topic])[0] >= REFUSED:
+        if probe.subscribe([topic]):
             return failed(f"the broker refuses to let us read {topic}", cure)
         begun_s = time.monotonic()
-        code = probe.publish(topic, b"doctor")
-        if code >= REFUSED:
+        if code := probe.publish(topic, b"doctor"):
             return failed(f"the broker refuses to let us write {topic} (reason code {code})", cure)
-        if not probe.until(lambda: bool(probe.heard.messages), ANSWER_S):
+        if not probe.receive(count=1):
             return failed(f"what we write to {topic} does not come back", cure)
         took_ms = 1000 * (time.monotonic() - begun_s)
     return ok(f"a message came back after {took_ms:.1f} ms")
@@ -95,11 +94,8 @@ def _retained(
     topics = list(topics)
     with Probe(settings.mqtt, node_name(settings)) as probe:
         probe.subscribe(topics)
-        probe.until(lambda: len(probe.heard.messages) == len(topics), min(within_s, LATE_S))
-        return {
-            message.topic: message.payload.decode(errors="replace")
-            for message in probe.heard.messages
-        }
+        found = probe.receive(LATE_S, len(topics))
+        return {message.topic: message.payload.decode(errors="replace") for message in found}
 
 
 def _no_broker(around: Surroundings) -> str:
@@ -117,7 +113,7 @@ def _unreadable_password(mqtt: MqttSettings) -> str:
     if mqtt.password_file:
         hidden = file.exists() and not os.access(file, os.R_OK)
     else:
-        hidden = credentials.password(mqtt) is None
+        hidden = password(mqtt) is None
     return "the broker's password is not for this user: sudo roomscribe doctor" if hidden else ""
 
 

@@ -4,48 +4,32 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
 from rigs import broker as rig_broker
-from rigs.command import ROOT, errors, roomscribe
-from rigs.mqtt_client import Subscriber
+from rigs.command import errors, roomscribe, start
+from rigs.daemon import write_config
+from rigs.mqtt_client import Subscriber, publish_once
+from rigs.needs import needs_broker
 from rigs.publishing import STATE
 from rigs.waiting import until
 
-from appliance.cli.house import line
+from appliance.cli.mqtt import line
 from appliance.mqtt import events
 
-needs_broker = pytest.mark.skipif(bool(rig_broker.missing()), reason=rig_broker.missing() or "")
 AT = datetime(2026, 11, 21, 8, 14, 6, tzinfo=UTC)
-
-
-def config(folder: Path, port: int) -> Path:
-    file = folder / "roomscribe.toml"
-    file.write_text(
-        f'[appliance]\nnode = "kitchen"\n[mqtt]\nhost = "127.0.0.1"\nport = {port}\n',
-        encoding="utf-8",
-    )
-    return file
-
-
-def keep(broker: rig_broker.Broker, topic: str, payload: str) -> None:
-    """Leaves a retained message at the broker."""
-    command = ["mosquitto_pub", "-h", broker.host, "-p", str(broker.port), "-r", "-q", "1"]
-    subprocess.run([*command, "-t", topic, "-m", payload], check=True)
 
 
 @needs_broker
 def test_forget_clears_all_that_is_kept_of_one_appliance_and_nothing_else(tmp_path: Path) -> None:
     with rig_broker.Broker() as broker:
-        there = config(tmp_path, broker.port)
+        there = write_config(tmp_path, broker.port)
         ours = ("homeassistant/device/kitchen/config", "roomscribe/kitchen/availability")
         for topic in (*ours, "roomscribe/kitchen/state", "roomscribe/kitchen/garbage/x"):
-            keep(broker, topic, "offline")
-        keep(broker, "roomscribe/hall/state", "{}")
-        keep(broker, "homeassistant/device/hall/config", "{}")
+            publish_once(broker.port, topic, b"offline", retain=True)
+        publish_once(broker.port, "roomscribe/hall/state", b"{}", retain=True)
+        publish_once(broker.port, "homeassistant/device/hall/config", b"{}", retain=True)
         done = roomscribe("mqtt", "forget", "--config", there)
         cleared = done.stdout.splitlines()
         assert done.returncode == 0
@@ -59,28 +43,27 @@ def test_forget_clears_all_that_is_kept_of_one_appliance_and_nothing_else(tmp_pa
 @needs_broker
 def test_forget_leaves_an_appliance_alone_that_is_online(tmp_path: Path) -> None:
     with rig_broker.Broker() as broker:
-        keep(broker, "roomscribe/kitchen/availability", "online")
-        done = roomscribe("mqtt", "forget", "--config", config(tmp_path, broker.port))
+        publish_once(broker.port, "roomscribe/kitchen/availability", b"online", retain=True)
+        done = roomscribe("mqtt", "forget", "--config", write_config(tmp_path, broker.port))
     assert done.returncode == 74
     assert "kitchen is online" in errors(done)[0]
 
 
 def test_forget_takes_no_wildcard_for_a_node(tmp_path: Path) -> None:
-    done = roomscribe("mqtt", "forget", "--node", "+", "--config", config(tmp_path, 1))
+    done = roomscribe("mqtt", "forget", "--node", "+", "--config", write_config(tmp_path, 1))
     assert done.returncode == 78
 
 
 @needs_broker
 def test_watch_shows_what_comes(tmp_path: Path) -> None:
     with rig_broker.Broker() as broker, Subscriber(broker.port) as other:
-        command = [sys.executable, "-m", "appliance", "mqtt", "watch"]
-        command += ["--config", str(config(tmp_path, broker.port))]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as watcher:
+        there = write_config(tmp_path, broker.port)
+        with start("mqtt", "watch", "--config", there, stdout=subprocess.PIPE) as watcher:
             assert watcher.stdout
-            assert watcher.stdout.readline().startswith("watching roomscribe/kitchen/#")
+            assert watcher.stdout.readline().startswith(b"watching roomscribe/kitchen/#")
             other.publish("roomscribe/hall/speech", b"ON")
             other.publish("roomscribe/kitchen/speech", b"OFF\x1b[2J")
-            shown = watcher.stdout.readline()
+            shown = watcher.stdout.readline().decode()
             watcher.terminate()
         until(lambda: other.payloads("speech"))
     assert shown.split()[1:3] == ["kitchen", "speech"]

@@ -1,0 +1,156 @@
+"""`roomscribe transcribe`: what is said in sound files, as text, JSON or subtitles.
+
+Heavy rooms are imported when the command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from appliance.config import Settings
+from appliance.errors import RoomscribeError
+
+if TYPE_CHECKING:
+    from appliance.infer import Transcriber
+    from appliance.records import Discarded, Transcription, Window
+
+
+def add_transcribe(
+    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    """`roomscribe transcribe`"""
+    sub = names.add_parser(
+        "transcribe",
+        parents=[common],
+        help="write down what is said in sound files",
+        description="Sends sound files through the same path as the microphone, as fast as "
+        "possible, and prints what was said. Nothing is stored or published.",
+    )
+    sub.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="WAV, FLAC, Ogg...; - reads raw 16 kHz mono 16-bit PCM from standard input",
+    )
+    form = sub.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object a window")
+    form.add_argument("--srt", action="store_true", help="SubRip subtitles")
+    sub.add_argument("--model", metavar="BUNDLE", help="model bundle: a name or a folder")
+    sub.set_defaults(command=transcribe)
+
+
+def transcribe(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe transcribe`; the status of the last failing file, after doing all the others."""
+    from appliance.infer import open_transcriber
+
+    if options.model:
+        settings = replace(settings, model=replace(settings.model, bundle=options.model))
+    with open_transcriber(settings) as transcriber:
+        return _write_down(options, settings, transcriber)
+
+
+def _write_down(options: argparse.Namespace, settings: Settings, transcriber: Transcriber) -> int:
+    """Prints what is said in each file; the status of the last failing one."""
+    from appliance.records import Window
+
+    if transcriber.bundle.demo_model and not options.json:
+        print(
+            f"roomscribe: {transcriber.bundle.name} is a demonstration model that knows a few "
+            "hundred home words; `roomscribe model add tiny` brings a real one",
+            file=sys.stderr,
+        )
+    status = 0
+    number = 0
+    for file in options.files:
+        try:
+            for window, result, reason in _transcribed(file, transcriber, settings):
+                number += reason is None
+                if options.json:
+                    print(json.dumps(_as_json(file, window, result, reason)), flush=True)
+                elif reason is None and isinstance(window, Window) and result is not None:
+                    print(_as_text(file, window, result, number, options), flush=True)
+        except RoomscribeError as error:
+            print(f"roomscribe: {error}", file=sys.stderr)
+            status = error.exit_status
+    return status
+
+
+def _transcribed(
+    file: str, transcriber: Transcriber, settings: Settings
+) -> Iterator[tuple[Window | Discarded, Transcription | None, str | None]]:
+    """Each window of a file with what the model made of it and why it is discarded, if it is."""
+    from appliance.capture import Recording, Segmenter, VoiceDetector
+    from appliance.infer import Gates
+    from appliance.records import Discarded
+
+    window_s = transcriber.bundle.window_s
+    segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
+    gates = Gates(transcriber.gates)
+
+    def windows() -> Iterator[Window | Discarded]:
+        with Recording(file, real_time=False) as recording:
+            for frame in recording.frames():
+                yield from segmenter.push(frame)
+            yield from segmenter.flush()
+
+    for found in windows():
+        if isinstance(found, Discarded):
+            yield found, None, found.reason
+        else:
+            yield found, *gates.on(found, transcriber.transcribe(found))
+
+
+def _as_text(
+    file: str, window: Window, result: Transcription, number: int, options: argparse.Namespace
+) -> str:
+    """One window for people: its text, or its SubRip entry `number`."""
+    if options.srt:
+        begin = _srt_time(window.start_s + window.overlap_s)
+        end = _srt_time(window.speech_end_s)
+        return f"{number}\n{begin} --> {end}\n{result.text}\n"
+    return f"{file}: {result.text}" if len(options.files) > 1 else result.text
+
+
+def _as_json(
+    file: str, window: Window | Discarded, result: Transcription | None, reason: str | None
+) -> dict[str, object]:
+    """One window as `--json` prints it; the text of a discarded one is shown, nothing is kept."""
+    from appliance.records import Window
+
+    shown: dict[str, object] = {
+        "file": file,
+        "utterance_id": window.utterance_id,
+        "duration_s": round(window.duration_s, 3),
+        "discarded": reason,
+    }
+    if isinstance(window, Window):
+        shown |= {
+            "duration_s": round(window.duration_s - window.overlap_s, 3),
+            "window": window.index,
+            "start_s": round(window.start_s + window.overlap_s, 3),
+            "end_s": round(window.speech_end_s, 3),
+        }
+    if result is not None:
+        shown |= {
+            "text": result.text,
+            "language": result.language,
+            "avg_logprob": round(result.avg_logprob, 4),
+            "no_speech_prob": round(result.no_speech_prob, 4),
+            "compression_ratio": round(result.compression_ratio, 3),
+            "flags": [*(window.flags if isinstance(window, Window) else ()), *result.flags],
+            "encode_ms": round(result.encode_ms, 1),
+            "decode_ms": round(result.decode_ms, 1),
+        }
+    return shown
+
+
+def _srt_time(seconds: float) -> str:
+    """hh:mm:ss,mmm"""
+    millis = round(max(0.0, seconds) * 1000)
+    minutes, millis = divmod(millis, 60_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{millis // 1000:02d},{millis % 1000:03d}"
