@@ -92,7 +92,7 @@ class NoiseFloor:
         self._part_left -= samples
 
     def reset(self) -> None:
-        """Forgets what was heard: what comes next follows a gap."""
+        """Forgets all: what comes next follows a gap."""
         self._newest.clear()
         self._energy, self._samples = 0.0, 0
         self._lowest.clear()
@@ -179,5 +179,5 @@ class Endpoint:
         return ""
 
     def reset(self) -> None:
-        """Forgets what was heard: what comes next follows a gap."""
+        """Forgets all: what comes next follows a gap."""
         self._fooled = 0.0

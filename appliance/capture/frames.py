@@ -1,7 +1,4 @@
-"""Samples in whatever number a source gives them -> frames of 30 ms with their dates.
-
-Any sample rate and channel count -> 16 kHz mono int16, as a stream.
-"""
+"""Samples of any rate, channel count and number -> frames of 30 ms, 16 kHz mono int16, dated."""
 
 from __future__ import annotations
 
@@ -16,6 +13,8 @@ from appliance.records import FULL_SCALE, SAMPLE_RATE, Frame, Samples
 FRAME_MS = 30
 """webrtcvad takes 10, 20 or 30 ms and nothing else; the longest costs least."""
 FRAME_SAMPLES = SAMPLE_RATE * FRAME_MS // 1000
+CLIPPED_SHARE = 0.001
+"""More samples than this at full scale sound distorted."""
 LOST_S = 0.2
 """When the clock is further ahead of the samples than this, samples were lost or are late."""
 BURST_WITHIN_S = 0.5
@@ -23,6 +22,12 @@ BURST_WITHIN_S = 0.5
 DRIFT_SHARE = 0.01
 """Share of a difference from the clock that is made good per block: smooths jitter, follows the
 sound card's own clock."""
+
+
+def is_clipped(samples: Samples) -> bool:
+    """True when more than CLIPPED_SHARE of the samples, of any shape, are at full scale."""
+    full = np.count_nonzero((samples == 32767) | (samples == -32768))
+    return bool(full > CLIPPED_SHARE * samples.size)
 
 
 class Framer:
@@ -33,7 +38,7 @@ class Framer:
         self._after_gap = False
 
     def push(self, samples: Samples, start_s: float) -> Iterator[Frame]:
-        """The frames completed by `samples` (n,) int16, whose first one was heard at `start_s`."""
+        """The frames completed by `samples` (n,) int16, the first one recorded at `start_s`."""
         first_s = start_s - len(self._pending) / SAMPLE_RATE
         waiting = np.concatenate((self._pending, samples))
         whole = len(waiting) - len(waiting) % FRAME_SAMPLES
@@ -59,21 +64,21 @@ class SampleClock:
 
     def __init__(self) -> None:
         self.began_s = 0.0
-        """When the stream's first sample was heard, as it looks from the newest one."""
+        """When the stream's first sample was recorded, as it looks from the newest one."""
         self._begun = False
         self._late_since_s = 0.0
         self._late_s: float | None = None
         """The least that samples have been behind the clock since they fell behind."""
 
-    def follow(self, now_s: float, heard_s: float, *, lost: bool = False) -> bool | None:
-        """True when samples were lost; `heard_s` of sound had come when it was `now_s`.
+    def follow(self, now_s: float, received_s: float, *, lost: bool = False) -> bool | None:
+        """True when samples were lost; `received_s` of sound had come when it was `now_s`.
 
         None while it is not known: sound that is behind the clock may be lost, or only late, and
         then what is missing comes in one burst.
         """
-        ahead_s = now_s - heard_s - self.began_s
+        ahead_s = now_s - received_s - self.began_s
         if not self._begun:
-            self._begun, self.began_s = True, now_s - heard_s
+            self._begun, self.began_s = True, now_s - received_s
             return False
         if lost:
             self._late_s = None

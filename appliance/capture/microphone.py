@@ -1,8 +1,7 @@
-"""Microphone -> frames: the blocks of a recorder's process, resampled, dated and cut.
+"""Where sound comes from: a microphone, or a recording in its place.
 
-Whether what a microphone gives can be speech at all: digital silence, distortion.
-
-Where sound comes from: the microphone, or a recording in its place.
+The recorder's process gives what PortAudio reads; here it is resampled, dated and cut into frames,
+and watched for digital silence and distortion.
 """
 
 from __future__ import annotations
@@ -14,26 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.devices import Device, stable_name
-from appliance.capture.frames import Framer, Resampler, SampleClock
+from appliance.capture.frames import Framer, Resampler, SampleClock, is_clipped
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
 from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
 from appliance.records import FULL_SCALE, SAMPLE_RATE, Frame
 
-LOUD_SHARE = 0.001
-"""As the segmenter has it: more samples than this at full scale are heard as distortion."""
-LOUD_AFTER_S, LOUD_AT_MOST_S = 5.0, 10.0
-"""So much more distorted than clear sound is told; it is taken back when the balance is even."""
+CLIPPED_AFTER_S, CLIPPED_AT_MOST_S = 5.0, 10.0
+"""So much more clipped than clear sound is reported; it is taken back when the balance is even."""
 
 
 class Levels:
     """Follows the sound of one microphone. One thread pushes, any thread looks."""
 
     def __init__(self, silence_s: float) -> None:
-        """`silence_s`: so long only zeros mean that nothing is heard; 0: never."""
+        """`silence_s`: so long only zeros are a trouble; 0: never."""
         self._silence_s = silence_s
-        self._loud_s = 0.0
+        self._clipped_s = 0.0
         self.silent_s = 0.0
         """For so long nothing but zeros has come: muted, or not plugged in."""
         self.distorted = False
@@ -47,11 +44,10 @@ class Levels:
     def push(self, sound: NDArray[np.int16], duration_s: float) -> None:
         """Takes note of the next samples as the device gave them, an array of any shape."""
         self.silent_s = 0.0 if sound.any() else self.silent_s + duration_s
-        full = np.count_nonzero((sound == 32767) | (sound == -32768))
-        balance_s = duration_s if full > LOUD_SHARE * sound.size else -duration_s
-        self._loud_s = min(max(self._loud_s + balance_s, 0.0), LOUD_AT_MOST_S)
-        if not 0.0 < self._loud_s < LOUD_AFTER_S:
-            self.distorted = self._loud_s > 0.0
+        balance_s = duration_s if is_clipped(sound) else -duration_s
+        self._clipped_s = min(max(self._clipped_s + balance_s, 0.0), CLIPPED_AT_MOST_S)
+        if not 0.0 < self._clipped_s < CLIPPED_AFTER_S:
+            self.distorted = self._clipped_s > 0.0
 
 
 def list_microphones() -> list[Device]:
@@ -79,7 +75,7 @@ class Microphone:
 
     @property
     def silence(self) -> str:
-        """Why nothing is to be heard although sound comes; empty when all is well."""
+        """Why there is no sound although samples come; empty when all is well."""
         if not self._levels.silent:
             return ""
         return (
@@ -88,7 +84,7 @@ class Microphone:
         )
 
     @property
-    def complaint(self) -> str:
+    def trouble(self) -> str:
         """What is wrong with the sound; empty when all is well."""
         if not self._levels.distorted:
             return ""
@@ -100,32 +96,25 @@ class Microphone:
     def frames(self) -> Iterator[Frame]:
         """Frames until `stop`; raises DeviceError when the device is lost."""
         stream = _Stream(self.rate_hz)
-        heard = 0
+        received = 0
         waiting: list[NDArray[np.int16]] = []
         try:
             while (block := self._recorder.read()) is not None:
                 sound = np.frombuffer(block.data, np.int16).reshape(-1, self._channels)
-                heard += len(sound)
+                received += len(sound)
                 self._levels.push(sound, len(sound) / self.rate_hz)
                 waiting.append(sound)
-                lost = stream.clock.follow(block.heard_s, heard / self.rate_hz, lost=block.lost)
+                lost = stream.clock.follow(block.end_s, received / self.rate_hz, lost=block.lost)
                 if lost is None:
                     continue
                 if lost:
                     self.overflows += 1
                     stream.framer.gap()
                 yield from stream.push(waiting)
-        except StallError as error:
+        except (StallError, EndError) as error:
             yield from stream.push(waiting)
             raise DeviceError(
-                f"microphone {self.name!r}: expected sound, found {error}: the sound server or the "
-                "card hangs; it is opened again as soon as it answers"
-            ) from error
-        except EndError as error:
-            yield from stream.push(waiting)
-            raise DeviceError(
-                f"microphone {self.name!r}: expected sound, found {error}: is it still plugged in? "
-                "`roomscribe devices` shows what is there"
+                f"microphone {self.name!r}: expected sound, found {error}: {error.cure}"
             ) from error
 
     def stop(self) -> None:
@@ -167,11 +156,11 @@ class Source(Protocol):
 
     @property
     def silence(self) -> str:
-        """Why nothing is to be heard although sound comes, with the cure; empty: all is well."""
+        """Why there is no sound although samples come, with the cure; empty when all is well."""
         ...
 
     @property
-    def complaint(self) -> str:
+    def trouble(self) -> str:
         """What else is wrong with the sound, with the cure; empty when all is well."""
         ...
 

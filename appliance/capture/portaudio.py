@@ -1,4 +1,6 @@
-"""The recorder's program: PortAudio reads -> blocks on standard output. No other touches PortAudio.
+"""The recorder's program: blocks of samples from PortAudio, written to a pipe as messages.
+
+Nothing else touches PortAudio.
 
 In a process of its own, since a PortAudio call may hang for ever, or crash, when a card vanishes or
 a sound server stalls: then the process is killed, and another has a fresh list of devices. It
@@ -7,9 +9,8 @@ imports no numpy and so starts in less than 0.1 s.
 No callback: under MemoryDenyWriteExecute cffi cannot make one, and a callback stream ends without
 a word when its device vanishes.
 
-Standard input: requests, JSON, one a line. Standard output: messages.
-
-What the recorder's process and the appliance say to each other on a pipe.
+Standard input: requests, JSON, one a line. Standard output: `Message`s, which the appliance takes
+apart with an `Inbox`.
 """
 
 from __future__ import annotations
@@ -30,24 +31,30 @@ from appliance.capture.devices import Device, choose, why_missing
 from appliance.errors import DeviceError
 
 HEADER = struct.Struct("=BBId")
-"""Kind, whether samples were lost before it, bytes that follow, and heard_s."""
+"""Kind, whether samples were lost before it, bytes that follow, and end_s."""
 WORDS, SOUND = 0, 1
-"""JSON; int16 samples, channels in turn, as the device gives them."""
+"""JSON; a block of int16 samples, channels in turn, as the device gives them."""
+SPEECH_RATE_HZ = 16_000
+LATENCY_S = 0.2
+"""Asked of PortAudio: so long may a read be held up before samples are lost."""
+FRESH_S = 0.3
+"""A list of devices that is not older need not be read again."""
+PR_SET_PDEATHSIG = 1
 
 
 class Message(NamedTuple):
-    """One thing said."""
+    """What goes through the pipe."""
 
     kind: int
     data: bytes
-    heard_s: float
-    """When the last sample was heard, on time.monotonic()'s clock, which all processes share."""
+    end_s: float
+    """When the last sample was recorded, on time.monotonic()'s clock, which all processes share."""
     lost: bool = False
     """True when samples were lost before it."""
 
     def packed(self) -> bytes:
         """As it goes through the pipe."""
-        return HEADER.pack(self.kind, self.lost, len(self.data), self.heard_s) + self.data
+        return HEADER.pack(self.kind, self.lost, len(self.data), self.end_s) + self.data
 
 
 class Inbox:
@@ -64,21 +71,13 @@ class Inbox:
         """The oldest message that has come to its end; None when there is none."""
         if len(self._bytes) < HEADER.size:
             return None
-        kind, lost, length, heard_s = HEADER.unpack_from(self._bytes)
+        kind, lost, length, end_s = HEADER.unpack_from(self._bytes)
         end = HEADER.size + length
         if len(self._bytes) < end:
             return None
         data = bytes(self._bytes[HEADER.size : end])
         del self._bytes[:end]
-        return Message(kind, data, heard_s, bool(lost))
-
-
-SPEECH_RATE_HZ = 16_000
-LATENCY_S = 0.2
-"""Asked of PortAudio: so long may a read be held up before samples are lost."""
-FRESH_S = 0.3
-"""A list of devices that is not older need not be read again."""
-PR_SET_PDEATHSIG = 1
+        return Message(kind, data, end_s, bool(lost))
 
 
 def main() -> NoReturn:
@@ -101,8 +100,8 @@ class _Recorder:
         self._output = output
         self._portaudio: ModuleType | None = None
         self._listed_s = 0.0
-        self._tell(started=True)
-        with contextlib.suppress(DeviceError):  # told when it is asked for something
+        self._say(started=True)
+        with contextlib.suppress(DeviceError):  # raised again by the first request
             self._load()
 
     def answer(self, request: dict[str, Any]) -> None:
@@ -111,15 +110,15 @@ class _Recorder:
             portaudio = self._load()
             devices = _microphones(portaudio)
             if request["do"] == "list":
-                self._tell(devices=[asdict(one) for one in devices])
+                self._say(devices=[asdict(one) for one in devices])
                 return
             self._record(portaudio, devices, request["device"], request["block_ms"])
         except DeviceError as error:
-            self._tell(error=str(error))
+            self._say(error=str(error))
         except BrokenPipeError:
             raise
         except Exception as error:
-            self._tell(error=f"PortAudio does not work: {_reason(error)}")
+            self._say(error=f"PortAudio does not work: {_reason(error)}")
 
     def _load(self) -> ModuleType:
         """sounddevice with a fresh list of devices; raises DeviceError."""
@@ -159,16 +158,16 @@ class _Recorder:
         block = round(rate_hz * block_ms / 1000)
         try:
             stream.start()
-            self._tell(opened={"name": device.name, "rate_hz": rate_hz, "channels": channels})
+            self._say(opened={"name": device.name, "rate_hz": rate_hz, "channels": channels})
             while True:
                 data, lost = stream.read(block)
-                heard_s = time.monotonic() - stream.read_available / rate_hz
-                self._write(Message(SOUND, bytes(data), heard_s, bool(lost)))
+                end_s = time.monotonic() - stream.read_available / rate_hz
+                self._write(Message(SOUND, bytes(data), end_s, bool(lost)))
         except portaudio.PortAudioError as error:
-            self._tell(lost=_reason(error))
+            self._say(lost=_reason(error))
             os._exit(0)  # closing the stream might hang
 
-    def _tell(self, **words: object) -> None:
+    def _say(self, **words: object) -> None:
         self._write(Message(WORDS, json.dumps(words).encode(), time.monotonic()))
 
     def _write(self, message: Message) -> None:

@@ -21,19 +21,9 @@ from appliance.capture.devices import Device
 from appliance.capture.portaudio import SOUND, Inbox, Message
 from appliance.errors import DeviceError
 
-START_WITHIN_S = 10.0
-"""A process needs 0.1 s, on a machine that does much else sometimes many."""
-OPEN_WITHIN_S = 5.0
-"""A Pi that lists all of ALSA's devices needs one; a sound server that hangs needs for ever."""
-PATIENCE_S = 2.5
-"""Without a block for so long, the device or the sound server hangs."""
-FIRST_WITHIN_S = 4.0
-"""A sound server may wake its device first, and then fills a buffer."""
 PIPE_BYTES = 1 << 20
 """30 s of 16 kHz mono: so long may the appliance be held up before samples are lost."""
 REAP_S = 0.5
-ATTEMPTS = 10
-"""A process that so often found nothing to open makes room for a new one."""
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
@@ -41,12 +31,35 @@ PROGRAM = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long the process may take, and how often it may fail."""
+
+    start_s: float = 10.0
+    """A process needs 0.1 s, on a machine that does much else sometimes many."""
+    open_s: float = 5.0
+    """A Pi that lists all of ALSA's devices needs one; a sound server that hangs needs for ever."""
+    first_s: float = 4.0
+    """A sound server may wake its device first, and then fills a buffer."""
+    block_s: float = 2.5
+    """Without a block for so long, the device or the sound server hangs."""
+    attempts: int = 10
+    """A process that so often found nothing to open makes room for a new one."""
+
+
+LIMITS = Limits()
+
+
 class StallError(Exception):
     """Nothing came from the process, which has been killed."""
+
+    cure = "the sound server or the card hangs; it is opened again as soon as it answers"
 
 
 class EndError(Exception):
     """The process ended, or said that the device did."""
+
+    cure = "is it still plugged in? `roomscribe devices` shows what is there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +77,15 @@ class Recorder:
     Any thread may `interrupt`: then every wait ends at once, until `resume`.
     """
 
-    def __init__(self, command: Sequence[str] = ()) -> None:
+    def __init__(self, command: Sequence[str] = (), limits: Limits = LIMITS) -> None:
         """`command` is run in place of the recorder's program."""
-        self._command = command
+        self._command, self._limits = command, limits
         self._process: subprocess.Popen[bytes] | None = None
         self._inbox = Inbox()
         self._attempts = 0
         self._started = False
         """The process has said so, and nothing but PortAudio is to be waited for."""
-        self._patience_s = FIRST_WITHIN_S
+        self._block_within_s = limits.first_s
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
             end.setblocking(False)
@@ -111,11 +124,11 @@ class Recorder:
                 fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def open(self, device: str, block_ms: int) -> Opened:
-        """Opens the microphone of that name; `read` gives what it hears. Raises DeviceError."""
-        if self._attempts >= ATTEMPTS:
+        """Opens the microphone of that name; `read` gives its blocks. Raises DeviceError."""
+        if self._attempts >= self._limits.attempts:
             self.kill()
         answer = self._ask(do="open", device=device, block_ms=block_ms)
-        self._patience_s = FIRST_WITHIN_S
+        self._block_within_s = self._limits.first_s
         return Opened(**answer["opened"])
 
     def devices(self) -> list[Device]:
@@ -124,9 +137,9 @@ class Recorder:
 
     def read(self) -> Message | None:
         """The next block; None when interrupted. Raises StallError or EndError if none comes."""
-        while (message := self._next(self._patience_s)) is not None:
+        while (message := self._next(self._block_within_s)) is not None:
             if message.kind == SOUND:
-                self._patience_s = PATIENCE_S
+                self._block_within_s = self._limits.block_s
                 return message
             raise EndError(json.loads(message.data)["lost"])
         return None
@@ -171,10 +184,11 @@ class Recorder:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(json.dumps(request).encode() + b"\n")
         try:
-            answer = self._answer(OPEN_WITHIN_S if self._started else START_WITHIN_S)
+            limits = self._limits
+            answer = self._answer(limits.open_s if self._started else limits.start_s)
             if "started" in answer:
                 self._started = True
-                answer = self._answer(OPEN_WITHIN_S)
+                answer = self._answer(limits.open_s)
         except (StallError, EndError) as error:
             raise DeviceError(
                 f"microphone: expected PortAudio to answer, found {error}: start the sound server "

@@ -55,17 +55,17 @@ class Recording:
         self.name = path
         self.description = self._sound.description
 
-    silence = complaint = ""
+    silence = trouble = ""
 
     def frames(self) -> Iterator[Frame]:
         """All frames, the last one filled up with silence; raises AudioError."""
         framer = Framer()
-        heard = 0
+        given = 0
         for samples in self._sound.blocks(self._stopped):
             self.last_data_s = time.monotonic()
-            yield from self._paced(framer.push(samples, heard / SAMPLE_RATE))
-            heard += len(samples)
-        yield from self._paced(framer.rest(heard / SAMPLE_RATE))
+            yield from self._paced(framer.push(samples, given / SAMPLE_RATE))
+            given += len(samples)
+        yield from self._paced(framer.rest(given / SAMPLE_RATE))
 
     def stop(self) -> None:
         """Makes `frames` end within POLL_S. Any thread."""

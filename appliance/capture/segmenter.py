@@ -1,6 +1,7 @@
-"""Frames -> utterances -> windows of at most the model's length, cut at the quietest place.
+"""Frames -> utterances -> windows of at most the model's length.
 
-Where to cut speech that is longer than a window, and how much of it the next window repeats.
+Speech that is longer than a window is cut at the quietest place near the window's end; the next
+window repeats a little of it, unless the cut fell into a pause.
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.endpoint import SMOOTHED, Endpoint, NoiseFloor, loudest, power_of, ratio_of
+from appliance.capture.frames import is_clipped
 from appliance.capture.voice import Detector, Judgement
 from appliance.config import SegmenterSettings
-from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window, new_id
+from appliance.records import SAMPLE_RATE, Discarded, Frame, Window, new_id
 
 Powers = NDArray[np.float64]
 """(n,) float64, the power of each frame."""
 
+TAIL_MS = 300
+"""Of the silence that ended an utterance so much is left in it."""
+CUT_WITHIN_S = 3.0
+"""A cut is looked for in so much of the window's end, at most half of it."""
+GAP_ENDS_S = 0.5
+"""A longer hole in the sound ends the utterance; a shorter one is flagged."""
 CUT_FRAMES = 2
 """Loudness at a cut is taken over so many frames on either side: 120 ms, a pause and no stop."""
 LOUD_PERCENTILE = 90
@@ -76,16 +84,6 @@ def _around(powers: Powers, place: int) -> float:
     return float(powers[max(0, place - CUT_FRAMES) : place + CUT_FRAMES].mean())
 
 
-TAIL_MS = 300
-"""Of the silence that ended an utterance so much is left in it."""
-CUT_WITHIN_S = 3.0
-"""A cut is looked for in so much of the window's end, at most half of it."""
-GAP_ENDS_S = 0.5
-"""A longer hole in the sound ends the utterance; a shorter one is flagged."""
-CLIPPED_SHARE = 0.001
-"""More samples than this at full scale are heard as distortion."""
-
-
 @dataclass(frozen=True, slots=True)
 class JudgedFrame:
     """A frame and what it was taken for."""
@@ -100,7 +98,7 @@ class Segmenter:
 
     While idle it keeps the newest `pre_roll_ms`. From the frame that opens an utterance on it
     keeps everything, until `hang_over_ms` without speech (or what only seems to be speech, see
-    `ending`), or until speech reaches past `window_s`: then the quietest place is cut and the
+    `Endpoint`), or until speech reaches past `window_s`: then the quietest place is cut and the
     utterance goes on in the next window, which repeats a little unless the cut fell into a pause.
     """
 
@@ -110,18 +108,18 @@ class Segmenter:
         self._hang_over = _samples(settings.hang_over_ms)
         self._overlap = _samples(settings.overlap_ms)
         self._longest = int(window_s * SAMPLE_RATE)
-        self._heard: list[JudgedFrame] = []
+        self._frames: list[JudgedFrame] = []
         self._length = 0
-        """Samples in `_heard`."""
+        """Samples in `_frames`."""
         self._speech_until = 0
-        """Samples in `_heard` up to the end of the last speech."""
+        """Samples in `_frames` up to the end of the last speech."""
         self._utterance_id = ""
         self._windows = 0
         """How many the open utterance has given so far."""
         self._repeated = 0
-        """Frames in `_heard` that the window before has, too."""
+        """Frames in `_frames` that the window before has, too."""
         self._floor = NoiseFloor()
-        self._ending = Endpoint(settings, self._floor)
+        self._endpoint = Endpoint(settings, self._floor)
 
     @property
     def speaking(self) -> bool:
@@ -131,28 +129,28 @@ class Segmenter:
     def push(self, frame: Frame) -> list[Window | Discarded]:
         """What the next frame decides: mostly nothing, else a window or a discarded utterance."""
         found: list[Window | Discarded] = []
-        if self._heard and abs(frame.start_s - self._heard[-1].frame.end_s) >= GAP_ENDS_S:
+        if self._frames and abs(frame.start_s - self._frames[-1].frame.end_s) >= GAP_ENDS_S:
             found += self.flush(interrupted=True)
-        heard = JudgedFrame(frame, self._voice.push(frame), power_of(frame.samples))
-        self._floor.push(heard.power, len(frame.samples))
+        judged = JudgedFrame(frame, self._voice.push(frame), power_of(frame.samples))
+        self._floor.push(judged.power, len(frame.samples))
         if not self.speaking:
             self._keep_newest(self._pre_roll)
-        self._append(heard)
+        self._append(judged)
         length_s = len(frame.samples) / SAMPLE_RATE
-        self._ending.learn(heard.judgement, length_s)
+        self._endpoint.learn(judged.judgement, length_s)
         if not self.speaking:
-            if heard.judgement.opens:
+            if judged.judgement.opens:
                 self._open()
             return found
-        self._ending.follow(heard.judgement, length_s)
+        self._endpoint.follow(judged.judgement, length_s)
         if self._speech_until > self._longest:
             found.append(self._cut())
         elif self._length - self._speech_until >= self._hang_over:
             found.append(self._close())
-        elif self._ending.sunk():
+        elif self._endpoint.sunk():
             self._speech_until = max(0, self._length - self._hang_over)
             found.append(self._close())
-        elif self._ending.steady():
+        elif self._endpoint.steady():
             found.append(self._close())
         return found
 
@@ -162,19 +160,19 @@ class Segmenter:
         self._keep_newest(0)
         self._voice.reset()
         self._floor.reset()
-        self._ending.reset()
+        self._endpoint.reset()
         return found
 
     def _open(self) -> None:
         self._utterance_id = new_id()
         self._speech_until = self._speech_until or self._length
-        frames = SMOOTHED // len(self._heard[0].frame.samples)
-        self._ending.open(loudest([one.power for one in self._heard], frames))
+        frames = SMOOTHED // len(self._frames[0].frame.samples)
+        self._endpoint.open(loudest([one.power for one in self._frames], frames))
 
-    def _append(self, heard: JudgedFrame) -> None:
-        self._heard.append(heard)
-        self._length += len(heard.frame.samples)
-        if heard.judgement.speech:
+    def _append(self, judged: JudgedFrame) -> None:
+        self._frames.append(judged)
+        self._length += len(judged.frame.samples)
+        if judged.judgement.speech:
             self._speech_until = self._length
 
     def _keep_newest(self, samples: int) -> None:
@@ -182,13 +180,13 @@ class Segmenter:
         surplus = 0
         left = self._length
         while left > samples:
-            left -= len(self._heard[surplus].frame.samples)
+            left -= len(self._frames[surplus].frame.samples)
             surplus += 1
         self._take(surplus)
 
     def _take(self, frames: int) -> list[JudgedFrame]:
         """Removes and returns the oldest frames."""
-        taken, self._heard = self._heard[:frames], self._heard[frames:]
+        taken, self._frames = self._frames[:frames], self._frames[frames:]
         length = sum(len(one.frame.samples) for one in taken)
         self._length -= length
         self._speech_until = max(0, self._speech_until - length)
@@ -196,7 +194,7 @@ class Segmenter:
 
     def _whole_frames(self, samples: int) -> int:
         """How many of the oldest frames fit into so many samples."""
-        lengths = np.cumsum([len(one.frame.samples) for one in self._heard])
+        lengths = np.cumsum([len(one.frame.samples) for one in self._frames])
         return int(np.searchsorted(lengths, samples, side="right"))
 
     def _cut(self) -> Window:
@@ -205,11 +203,11 @@ class Segmenter:
         search_s = min(CUT_WITHIN_S, self._longest / SAMPLE_RATE / 2)
         first = self._whole_frames(self._longest - int(search_s * SAMPLE_RATE))
         first = max(first, self._repeated + 1)  # what the window before has is no window
-        most = self._overlap // len(self._heard[0].frame.samples)
-        powers = np.array([one.power for one in self._heard])
+        most = self._overlap // len(self._frames[0].frame.samples)
+        powers = np.array([one.power for one in self._frames])
         cut = choose_cut(powers, self._floor.power, first, last, (most // 2, most))
         self._windows += 1
-        window = self._window(self._heard[: cut.end], last=False, flags=("cut_at_window",))
+        window = self._window(self._frames[: cut.end], last=False, flags=("cut_at_window",))
         self._take(cut.begin)
         self._repeated = cut.end - cut.begin
         return window
@@ -217,42 +215,36 @@ class Segmenter:
     def _close(self, flag: str = "") -> Window | Discarded:
         """The rest of the utterance with a short tail; silence after it is the next pre-roll."""
         end = min(self._speech_until + _samples(TAIL_MS), self._longest, self._length)
-        heard = self._take(max(self._whole_frames(end), self._repeated + 1))
+        frames = self._take(max(self._whole_frames(end), self._repeated + 1))
         self._windows += 1
-        window = self._window(heard, last=True, flags=(flag,) if flag else ())
-        reason = self._ending.verdict(window) if window.index == 1 else ""
+        window = self._window(frames, last=True, flags=(flag,) if flag else ())
+        reason = self._endpoint.verdict(window) if window.index == 1 else ""
         self._utterance_id, self._windows, self._speech_until, self._repeated = "", 0, 0, 0
         if reason:
             return Discarded(reason, window.utterance_id, window.duration_s)
         return window
 
-    def _window(self, heard: list[JudgedFrame], *, last: bool, flags: tuple[str, ...]) -> Window:
-        """What was heard as a window; speech in what it repeats was the window's before."""
-        samples = np.concatenate([one.frame.samples for one in heard])
-        new = heard[self._repeated :]
+    def _window(self, frames: list[JudgedFrame], *, last: bool, flags: tuple[str, ...]) -> Window:
+        """The frames as a window; speech in what it repeats was the window's before."""
+        samples = np.concatenate([one.frame.samples for one in frames])
+        new = frames[self._repeated :]
         speech = [one.frame.end_s for one in new if one.judgement.speech]
-        if any(one.frame.after_gap for one in heard[1:]):
+        if any(one.frame.after_gap for one in frames[1:]):
             flags += ("gap",)
         if is_clipped(samples):
             flags += ("clipped",)
-        repeated = sum(len(one.frame.samples) for one in heard[: self._repeated])
+        repeated = sum(len(one.frame.samples) for one in frames[: self._repeated])
         return Window(
             utterance_id=self._utterance_id,
             index=self._windows,
             last=last,
             samples=samples,
-            start_s=heard[0].frame.start_s,
-            speech_end_s=speech[-1] if speech else heard[-1].frame.end_s,
+            start_s=frames[0].frame.start_s,
+            speech_end_s=speech[-1] if speech else frames[-1].frame.end_s,
             voiced_s=sum(one.judgement.voiced_s for one in new),
             flags=flags,
             overlap_s=repeated / SAMPLE_RATE,
         )
-
-
-def is_clipped(samples: Samples) -> bool:
-    """True when more than CLIPPED_SHARE of the samples are at full scale."""
-    full = np.count_nonzero((samples == 32767) | (samples == -32768))
-    return bool(full > CLIPPED_SHARE * len(samples))
 
 
 def _samples(milliseconds: float) -> int:

@@ -24,7 +24,7 @@ SILERO_WINDOW_S = SILERO_SAMPLES / SAMPLE_RATE
 OPENING_WINDOWS, OPENING_HITS = 5, 3
 """Opens when 3 of the last 5 Silero windows are speech."""
 LOOK_BACK_WINDOWS = 16
-"""Windows before the waking frame that Silero hears first (0.5 s)."""
+"""Windows before the waking frame that Silero is given first (0.5 s)."""
 AWAKE_S = 0.6
 """Silero stays awake so long after the last sign of speech; more than it looks back, lest it hear
 the same speech twice."""
@@ -57,7 +57,7 @@ class Detector(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forgets what was heard."""
+        """Forgets all."""
         ...
 
 
@@ -80,7 +80,7 @@ class VoiceDetector:
 
     @property
     def awake(self) -> bool:
-        """True while Silero listens."""
+        """True while Silero judges."""
         return self._awake_left_s > 0
 
     def push(self, frame: Frame) -> Judgement:
@@ -107,7 +107,7 @@ class VoiceDetector:
         return Judgement(opens, speech, voiced * SILERO_WINDOW_S)
 
     def reset(self) -> None:
-        """Forgets what was heard: the next frame follows a gap."""
+        """Forgets all: the next frame follows a gap."""
         self._past.clear()
         self._past_samples = 0
         self._scores.clear()
@@ -115,7 +115,7 @@ class VoiceDetector:
         self._awake_left_s = 0.0
 
     def _wake(self) -> None:
-        """Makes Silero hear what came before the waking frame."""
+        """Gives Silero what came before the waking frame."""
         self._awake_left_s = AWAKE_S
         self._awake_for_s = 0.0
         past = np.concatenate((np.empty(0, np.int16), *self._past))

@@ -175,8 +175,8 @@ class CaptureSupervisor:
             self._tell(source.silence)
         else:
             self._health.trouble("microphone", None)
-        if self._health.trouble("sound", source.complaint or None) and source.complaint:
-            log.warning("%s", source.complaint)
+        if self._health.trouble("sound", source.trouble or None) and source.trouble:
+            log.warning("%s", source.trouble)
 
     def _forget(self) -> None:
         """The source is closed; whoever was speaking is cut short."""

@@ -99,7 +99,7 @@ class Mouth:
     """A source that plays sentences in real time and knows when each one's last sample came."""
 
     description = "the sentences of tests/speech"
-    silence = complaint = ""
+    silence = trouble = ""
 
     def __init__(self, sounds: list[Sound]) -> None:
         self._sounds, self._stopped = sounds, False

@@ -16,10 +16,10 @@ import pytest
 from rigs.command import is_gone
 from rigs.waiting import until
 
-from appliance.capture import portaudio, recorder
+from appliance.capture import portaudio
 from appliance.capture.devices import Device
 from appliance.capture.microphone import Microphone
-from appliance.capture.recorder import EndError, Recorder, StallError
+from appliance.capture.recorder import LIMITS, EndError, Limits, Recorder, StallError
 from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
 from appliance.records import Frame
@@ -27,8 +27,8 @@ from appliance.records import Frame
 FAKE = """
 import json, os, struct, sys, time
 from appliance.capture.portaudio import Message
-def tell(kind, data, lost=False, heard_s=None):
-    os.write(1, Message(kind, data, heard_s or time.monotonic(), lost).packed())
+def tell(kind, data, lost=False, end_s=None):
+    os.write(1, Message(kind, data, end_s or time.monotonic(), lost).packed())
 def say(**words):
     tell(0, json.dumps(words).encode())
 def opened(name="a fake", rate_hz=16000.0, channels=1):
@@ -39,15 +39,12 @@ sys.stdin.readline()
 """A recorder's program that says what a test lets it say, after the first request."""
 
 
-def fake(program: str) -> Recorder:
-    return Recorder([sys.executable, "-c", FAKE + program])
+def fake(program: str, limits: Limits = LIMITS) -> Recorder:
+    return Recorder([sys.executable, "-c", FAKE + program], limits)
 
 
-def test_a_reader_that_gives_nothing_is_killed_and_another_one_is_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recorder, "FIRST_WITHIN_S", 0.3)
-    with fake("opened(); time.sleep(60)") as one:
+def test_a_reader_that_gives_nothing_is_killed_and_another_one_is_started() -> None:
+    with fake("opened(); time.sleep(60)", Limits(first_s=0.3)) as one:
         one.open("", 30)
         pid = one.pid
         assert pid
@@ -58,11 +55,11 @@ def test_a_reader_that_gives_nothing_is_killed_and_another_one_is_started(
         assert one.pid != pid
 
 
-def test_a_reader_that_does_not_even_open_is_a_device_error_with_its_cure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recorder, "OPEN_WITHIN_S", 0.3)
-    with fake("time.sleep(60)") as one, pytest.raises(DeviceError, match="start the sound server"):
+def test_a_reader_that_does_not_even_open_is_a_device_error_with_its_cure() -> None:
+    with (
+        fake("time.sleep(60)", Limits(open_s=0.3)) as one,
+        pytest.raises(DeviceError, match="start the sound server"),
+    ):
         one.open("", 30)
 
 
@@ -81,11 +78,9 @@ def test_a_reader_that_ends_says_how(end: str, told: str) -> None:
             one.read()
 
 
-def test_a_reader_that_found_nothing_is_asked_again_before_there_is_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recorder, "ATTEMPTS", 3)
-    with fake("say(error='none')\nfor line in sys.stdin: say(error='none')") as one:
+def test_a_reader_that_found_nothing_is_asked_again_before_there_is_another() -> None:
+    program = "say(error='none')\nfor line in sys.stdin: say(error='none')"
+    with fake(program, Limits(attempts=3)) as one:
         pids = []
         for _ in range(4):
             with pytest.raises(DeviceError, match="none"):
@@ -118,7 +113,7 @@ for block in range(100):
     tone = [round(9000 * math.sin(2 * math.pi * 440 * (at + i) / 44100)) for i in range(1323)]
     at += 1323
     data = struct.pack("2646h", *(value for one in tone for value in (one, one)))
-    tell(1, data, heard_s=begun_s + at / 44100)
+    tell(1, data, end_s=begun_s + at / 44100)
 time.sleep(60)
 """
     with Microphone(CaptureSettings(), fake(program)) as microphone:
@@ -139,8 +134,8 @@ def test_what_came_before_a_loss_is_heard_although_it_was_late() -> None:
     program = """
 opened()
 now_s = time.monotonic()
-tell(1, bytes(960), heard_s=now_s)
-tell(1, struct.pack("480h", *range(480)), heard_s=now_s + 0.4)
+tell(1, bytes(960), end_s=now_s)
+tell(1, struct.pack("480h", *range(480)), end_s=now_s + 0.4)
 say(lost="gone")
 """
     heard: list[Frame] = []

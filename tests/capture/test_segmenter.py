@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from appliance.capture.frames import FRAME_SAMPLES
-from appliance.capture.segmenter import Segmenter, is_clipped, quietest
+from appliance.capture.frames import FRAME_SAMPLES, is_clipped
+from appliance.capture.segmenter import Segmenter, quietest
 from appliance.capture.voice import Judgement
 from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Window
@@ -194,7 +194,7 @@ def test_settings_of_the_segmenter_are_obeyed() -> None:
 
 def test_idle_memory_is_bounded() -> None:
     room = Room().hear(silence(5000))
-    assert len(room.segmenter._heard) <= 21
+    assert len(room.segmenter._frames) <= 21
 
 
 def test_of_equally_quiet_places_the_latest_is_cut() -> None:
