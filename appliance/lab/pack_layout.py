@@ -16,11 +16,7 @@ convolution's (out, in, 3).
 
 In an int8 pack matrices and convolutions are int8, with one float32 scale for each output channel
 right behind them; biases, layer norms and positions stay float32. In the other packs all weights
-have the pack's type.
-
-The number types of packs: float32 -> bfloat16, float16, int8 with scales, and back.
-
-Arrays of numbers as they lie in a pack are little-endian whatever the machine is.
+have the pack's type. `narrow` and `widen` go from float32 to these types and back.
 """
 
 from __future__ import annotations
@@ -34,7 +30,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.model import ENCODER, SOUND_POSITIONS, WhisperConfig, expected_shapes
+from appliance.model import (
+    ENCODER,
+    SOUND_POSITIONS,
+    WhisperConfig,
+    expected_shapes,
+    to_int8 as columns_to_int8,
+)
+
+ALIGNMENT = 64
+"""Bytes: a cache line, a multiple of every vector load of the NPUs and CPUs meant."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "int8": "int8", "fp32": "float32"}
+"""Types of packs, and of the numbers in them."""
+LAYER = (
+    *("self_attn_layer_norm.weight", "self_attn_layer_norm.bias"),
+    *("self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.k_proj.weight"),
+    *("self_attn.v_proj.weight", "self_attn.v_proj.bias"),
+    *("self_attn.out_proj.weight", "self_attn.out_proj.bias"),
+    *("final_layer_norm.weight", "final_layer_norm.bias"),
+    *("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"),
+)
+"""A layer's weights; Whisper's key projection has no bias."""
 
 Bits = NDArray[np.uint16]
 """bfloat16 numbers as their 16 bits; numpy has no such type."""
@@ -53,8 +69,6 @@ LARGEST = {
     "int8": float(np.finfo(np.float32).max),
 }
 """Beyond this a number does not fit; an int8's scale takes what float32 takes."""
-INT8_STEPS = 127
-"""Symmetric: -128 is not used, so that a kernel may negate."""
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> Bits:
@@ -79,13 +93,10 @@ def to_int8(values: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.f
     """Values (n, ...) as int8 in -127..127 of the same shape, and scales (n,) float32.
 
     A number is int8 times the scale of its output channel (the first axis); a channel's largest
-    number is 127. A channel of zeros has scale 1.
+    number is 127. A channel of zeros has scale 1. -128 is not used, so that a kernel may negate.
     """
-    rows = values.reshape(len(values), -1)
-    scales = np.abs(rows).max(axis=1) / np.float32(INT8_STEPS)
-    scales = np.where(scales > 0, scales, 1).astype(np.float32)
-    steps = np.clip(np.rint(rows / scales[:, None]), -INT8_STEPS, INT8_STEPS)
-    return steps.astype(np.int8).reshape(values.shape), scales
+    steps, scales = columns_to_int8(values.reshape(len(values), -1).T)
+    return np.ascontiguousarray(steps.T).reshape(values.shape), scales
 
 
 def from_int8(steps: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -117,21 +128,6 @@ def widen(stored: list[NDArray[Any]], dtype: str) -> NDArray[np.float32]:
     if dtype == "int8":
         return from_int8(stored[0].astype(np.int8), stored[1].astype(np.float32))
     return stored[0].astype(np.float32)
-
-
-ALIGNMENT = 64
-"""Bytes: a cache line, a multiple of every vector load of the NPUs and CPUs meant."""
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "int8": "int8", "fp32": "float32"}
-"""Types of packs, and of the numbers in them."""
-LAYER = (
-    *("self_attn_layer_norm.weight", "self_attn_layer_norm.bias"),
-    *("self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.k_proj.weight"),
-    *("self_attn.v_proj.weight", "self_attn.v_proj.bias"),
-    *("self_attn.out_proj.weight", "self_attn.out_proj.bias"),
-    *("final_layer_norm.weight", "final_layer_norm.bias"),
-    *("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"),
-)
-"""A layer's weights; Whisper's key projection has no bias."""
 
 
 @dataclass(frozen=True, slots=True)

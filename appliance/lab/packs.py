@@ -1,17 +1,13 @@
 """Packs: the encoder's weights as blobs for kernels that load their weights themselves.
 
-An AMD XDNA's kernels through XRT buffers are one example (`xrt` beside this module). The format is
-told in `layout`; `reader` reads it back.
-
-pack.json: written from a pack's layout, and read only if every value of it is as written.
-
-A pack read back: mapped into memory, every checksum verified.
+An AMD XDNA's kernels through XRT buffers are one example (`xrt` beside this module); `pack_layout`
+tells the format. pack.json is written from a pack's layout, and read only if every value of it is
+as written; the blobs are mapped into memory and every checksum is verified.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -34,7 +30,7 @@ from appliance.lab.pack_layout import (
     narrow,
     widen,
 )
-from appliance.model import Checkpoint, Weights, WhisperConfig, drafted, read_json
+from appliance.model import Checkpoint, Weights, WhisperConfig, drafted, read_json, write_json
 from appliance.system import shorten
 
 INDEX = "pack.json"
@@ -42,6 +38,8 @@ FORMAT, SCHEMA = "roomscribe pack", 1
 LARGEST_SIZE = 100_000
 """Twice the largest number in any Whisper's config."""
 CURE = "the pack is damaged: write it again with roomscribe model pack"
+
+Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +57,6 @@ class Index:
     def blobs(self) -> tuple[Blob, ...]:
         """All files, in the order of the signal's way."""
         return lay_out(self.config, self.dtype)
-
-
-def write_index(folder: Path, index: Index) -> None:
-    """Writes pack.json."""
-    text = json.dumps(_to_json(index), indent=1) + "\n"
-    (folder / INDEX).write_text(text, "utf-8")
 
 
 def _to_json(index: Index) -> dict[str, Any]:
@@ -99,7 +91,7 @@ def _describe(array: Array) -> dict[str, Any]:
 
 
 def read_index(folder: Path) -> Index:
-    """pack.json, every value of it as `write_index` would write it for these sizes and this type.
+    """pack.json, every value of it as `write_pack` would write it for these sizes and this type.
 
     Raises ModelError naming the first value that is not.
     """
@@ -108,8 +100,8 @@ def read_index(folder: Path) -> Index:
     try:
         index = _from_json(found)
         _compare(_to_json(index), found, "")
-    except ModelError as fault:
-        raise ModelError(f"{file}: {fault}; {CURE}") from None
+    except ModelError as trouble:
+        raise ModelError(f"{file}: {trouble}; {CURE}") from None
     return index
 
 
@@ -234,7 +226,8 @@ def write_pack(checkpoint: Checkpoint, out: Path, dtype: str) -> PackReport:
     blobs = lay_out(checkpoint.config, dtype)
     with drafted(out, "a pack") as draft:
         tensors, sums = _write_blobs(checkpoint.weights, blobs, draft)
-        write_index(draft, Index(dtype, checkpoint.config, checkpoint.sha256, sums))
+        index = Index(dtype, checkpoint.config, checkpoint.sha256, sums)
+        write_json(draft / INDEX, _to_json(index), indent=1)
     layers = [each for each in tensors if each.blob.startswith("layer_")]
     return PackReport(
         folder=out,
@@ -269,7 +262,7 @@ def _write_blobs(
 
     Raises ModelError naming all weights that do not fit.
     """
-    reports, sums, faults = [], {}, []
+    reports, sums, troubles = [], {}, []
     for blob in blobs:
         digest = hashlib.sha256()
         with (folder / blob.file).open("wb") as stream:
@@ -278,8 +271,8 @@ def _write_blobs(
                 values = weights[tensor.name]
                 try:
                     stored = narrow(values, tensor.values.dtype)
-                except ModelError as fault:
-                    faults.append(f"{tensor.name}: {fault}")
+                except ModelError as trouble:
+                    troubles.append(f"{tensor.name}: {trouble}")
                     continue
                 for array, numbers in zip(tensor.arrays, stored, strict=True):
                     data = bytes(array.offset - at) + numbers.tobytes()
@@ -293,8 +286,8 @@ def _write_blobs(
             stream.flush()
             os.fsync(stream.fileno())
         sums[blob.file] = digest.hexdigest()
-    if faults:
-        raise ModelError(f"{len(faults)} of the weights do not fit: " + "; ".join(faults))
+    if troubles:
+        raise ModelError(f"{len(troubles)} of the weights do not fit: " + "; ".join(troubles))
     return reports, sums
 
 
@@ -313,9 +306,6 @@ def _report(
         max_abs_error=float(np.abs(error).max()),
         relative_rms_error=float(np.sqrt(np.mean(error**2))) / scale if scale else 0.0,
     )
-
-
-Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

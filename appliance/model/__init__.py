@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         DECODER_HEF as DECODER_HEF,
         EMBEDDING_FILE as EMBEDDING_FILE,
         ENCODER_FILE as ENCODER_FILE,
+        FRAMES_PER_POSITION as FRAMES_PER_POSITION,
         HEF_FILE as HEF_FILE,
         PLACE_TABLE as PLACE_TABLE,
         STEP_FILE as STEP_FILE,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         LAYER_NORM_EPSILON as LAYER_NORM_EPSILON,
         Dimensions as Dimensions,
         Graph as Graph,
+        to_int8 as to_int8,
     )
     from appliance.model.hef import (
         CHIP_NAMES as CHIP_NAMES,

@@ -159,7 +159,9 @@ def to_int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.f
     """A matrix (in, out) as whole numbers -127..127 and the scale of each column, (out,)."""
     scales = np.abs(matrix).max(axis=0) / np.float32(HIGHEST_8)
     scales[scales == 0] = 1.0
-    return np.rint(matrix / scales).astype(np.int8), scales.astype(np.float32)
+    # so close to 0 that their scale is rounded, numbers may be more than 127 of it
+    whole = np.clip(np.rint(matrix / scales), -HIGHEST_8, HIGHEST_8)
+    return whole.astype(np.int8), scales.astype(np.float32)
 
 
 def to_int4(rows: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:

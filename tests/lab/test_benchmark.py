@@ -22,7 +22,7 @@ from appliance.config import ModelSettings, Settings
 from appliance.errors import ConfigError, ModelError
 from appliance.lab.benchmark import options as offered
 from appliance.lab.benchmark.baselines import ExportedRunner, UncachedRunner
-from appliance.lab.benchmark.facts import CLOCKS
+from appliance.lab.benchmark.clock import CLOCKS
 from appliance.lab.benchmark.main import run_benchmark
 from appliance.lab.benchmark.measure import RowProcess
 from appliance.lab.benchmark.options import add_benchmark_arguments
@@ -52,8 +52,8 @@ def options(*given: str) -> argparse.Namespace:
 
 
 def states_of(runner: OurRunner, subject: Subject) -> np.ndarray:
-    facts = subject.facts
-    return runner.encode(random_mel(subject.checkpoint.config, facts.frames, seed=5))
+    bundle = subject.bundle
+    return runner.encode(random_mel(subject.checkpoint.config, bundle.frames, seed=5))
 
 
 def test_reference_uncached_and_ours_write_the_same_tokens(
@@ -61,17 +61,17 @@ def test_reference_uncached_and_ours_write_the_same_tokens(
 ) -> None:
     subject = subject_of(checkpoint_folder, 10.0, tmp_path)
     maker = RowMaker(subject, tmp_path, 1, COUNT)
-    facts = subject.facts
+    bundle = subject.bundle
     ours = OurRunner(subject.bundle.folder, "conservative", 1, encoder=True)
     reference = ExportedRunner(
-        maker.encoder(facts.positions, int8=False),
+        maker.encoder(bundle.positions, int8=False),
         maker.decoders(int8=False),
-        facts,
-        facts.frames,
+        bundle,
+        bundle.frames,
         1,
     )
-    uncached = UncachedRunner(None, maker.uncached(), facts, 1)
-    mel = random_mel(subject.checkpoint.config, facts.frames, seed=5)
+    uncached = UncachedRunner(None, maker.uncached(), bundle, 1)
+    mel = random_mel(subject.checkpoint.config, bundle.frames, seed=5)
     states = ours.encode(mel)
     assert np.abs(reference.encode(mel) - states).max() < 1e-4
     tokens = ours.decode(states, COUNT).tokens
@@ -90,8 +90,8 @@ def test_real_padding_writes_what_free_padding_writes(
     maker = RowMaker(subject, tmp_path, 1, COUNT)
     ours = OurRunner(subject.bundle.folder, "conservative", 1, encoder=True)
     unpadded = OurRunner(subject.bundle.folder, "aggressive", 1, encoder=False)
-    facts = subject.facts
-    reference = ExportedRunner(None, maker.decoders(int8=False), facts, facts.frames, 1)
+    bundle = subject.bundle
+    reference = ExportedRunner(None, maker.decoders(int8=False), bundle, bundle.frames, 1)
     states = states_of(ours, subject)
     tokens = ours.decode(states, COUNT).tokens
     assert reference.decode(states, COUNT).tokens == tokens
@@ -107,10 +107,10 @@ def test_ctranslate2_in_float32_writes_the_same_tokens(
 
     subject = subject_of(checkpoint_folder, 10.0, tmp_path)
     write_model(subject.checkpoint, read_vocabulary(checkpoint_folder), "float32", tmp_path / "ct2")
-    facts = subject.facts
-    rival = CTranslateRunner(tmp_path / "ct2", facts, facts.frames, 1)
+    bundle = subject.bundle
+    rival = CTranslateRunner(tmp_path / "ct2", bundle, bundle.frames, 1)
     ours = OurRunner(subject.bundle.folder, "conservative", 1, encoder=True)
-    mel = random_mel(subject.checkpoint.config, facts.frames, seed=5)
+    mel = random_mel(subject.checkpoint.config, bundle.frames, seed=5)
     tokens = ours.decode(ours.encode(mel), COUNT).tokens
     assert rival.decode(rival.encode(mel), COUNT).tokens == tokens
     assert rival.decode(rival.encode(mel), 1).tokens == tokens[:1]
@@ -245,8 +245,8 @@ def test_random_checkpoint_is_a_multilingual_whisper_that_builds(tmp_path: Path)
     again = write_random_checkpoint(config, tmp_path / "again")
     assert load_checkpoint(again).sha256 == load_checkpoint(folder).sha256
     subject = subject_of(folder, 1.0, tmp_path)
-    assert subject.facts.prompt == (50258, 50259, 50359, 50363)
-    assert (subject.facts.end_of_text, subject.facts.longest_positions) == (50257, 1500)
+    assert subject.bundle.prompt == (50258, 50259, 50359, 50363)
+    assert (subject.bundle.tokens.end_of_text, subject.bundle.trained_positions) == (50257, 1500)
     assert load_bundle(subject.bundle.folder).tokens.no_speech == 50362
 
 

@@ -19,8 +19,9 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from appliance.infer import log_mel
-from appliance.lab.benchmark import facts as clock
-from appliance.lab.benchmark.facts import Decoded, Facts
+from appliance.lab.benchmark import clock
+from appliance.lab.benchmark.clock import Decoded
+from appliance.model import Bundle
 from appliance.records import Logits, Mel, States
 
 DECODER, WITH_PAST = "decoder_model.onnx", "decoder_with_past_model.onnx"
@@ -74,14 +75,14 @@ def quantize(file: Path, out: Path) -> None:
 class PlainRunner(ABC):
     """An encoder as Hugging Face exports it, and greedy decoding of a kind."""
 
-    def __init__(self, encoder: Path | None, facts: Facts, frames: int, threads: int) -> None:
+    def __init__(self, encoder: Path | None, bundle: Bundle, frames: int, threads: int) -> None:
         """Loads the encoder for `frames`; without it only the decoder is there."""
-        self._facts, self._frames = facts, frames
+        self._bundle, self._frames = bundle, frames
         self._encoder = PlainSession(encoder, threads) if encoder else None
 
     def mel(self, samples: NDArray[np.float32]) -> Mel:
         """Log-mel (frames, n_mels)."""
-        return log_mel(samples, self._facts.n_mels, self._frames)
+        return log_mel(samples, self._bundle.n_mels, self._frames)
 
     def encode(self, mel: Mel) -> States:
         """States (P, d_model) of mel (2 P, n_mels)."""
@@ -94,7 +95,7 @@ class PlainRunner(ABC):
     def decode(self, states: States, count: int) -> Decoded:
         """`count` tokens."""
         begun = clock.now()
-        tokens, first = self._write(states, count, (self._facts.end_of_text,))
+        tokens, first = self._write(states, count, (self._bundle.tokens.end_of_text,))
         return Decoded(tokens, (first - begun) * 1000, (clock.now() - begun) * 1000)
 
     def transcribe(self, states: States, limit: int) -> tuple[int, ...]:
@@ -105,16 +106,16 @@ class PlainRunner(ABC):
         self, states: States, count: int, banned: Sequence[int]
     ) -> tuple[tuple[int, ...], float]:
         """Tokens, and the moment at which the first one was known."""
-        facts = self._facts
-        later = np.array([*facts.suppressed, *banned], np.intp)
-        at_first = np.array([*later, *facts.suppressed_first], np.intp)
+        bundle = self._bundle
+        later = np.array([*bundle.suppressed, *banned], np.intp)
+        at_first = np.array([*later, *bundle.suppressed_first], np.intp)
         steps = self._steps(states)
         logits, first, tokens = next(steps), 0.0, list[int]()
         while True:
             logits[later if tokens else at_first] = -np.inf
             token = int(np.argmax(logits))
             first = first or clock.now()
-            if token == facts.end_of_text:
+            if token == bundle.tokens.end_of_text:
                 break
             tokens.append(token)
             if len(tokens) >= count:
@@ -132,17 +133,17 @@ class ExportedRunner(PlainRunner):
     states really zero-padded to all positions."""
 
     def __init__(
-        self, encoder: Path | None, decoder: Path, facts: Facts, frames: int, threads: int
+        self, encoder: Path | None, decoder: Path, bundle: Bundle, frames: int, threads: int
     ) -> None:
         """Loads the graphs; without `encoder` only the decoder is there. `decoder` is the folder of
         both decoder graphs."""
-        super().__init__(encoder, facts, frames, threads)
+        super().__init__(encoder, bundle, frames, threads)
         self._first = PlainSession(decoder / DECODER, threads)
         self._later = PlainSession(decoder / WITH_PAST, threads)
 
     def _steps(self, states: States) -> Generator[Logits, int, None]:
-        padded = np.pad(states, ((0, self._facts.longest_positions - len(states)), (0, 0)))
-        prompt = np.array([self._facts.prompt], np.int64)
+        padded = np.pad(states, ((0, self._bundle.trained_positions - len(states)), (0, 0)))
+        prompt = np.array([self._bundle.prompt], np.int64)
         given = self._first.run({"input_ids": prompt, "encoder_hidden_states": padded[None]})
         known: dict[str, Any] = {}
         while True:
@@ -156,21 +157,21 @@ class ExportedRunner(PlainRunner):
 class UncachedRunner(PlainRunner):
     """Encoder, then one run of the whole sequence for each token."""
 
-    def __init__(self, encoder: Path | None, decoder: Path, facts: Facts, threads: int) -> None:
+    def __init__(self, encoder: Path | None, decoder: Path, bundle: Bundle, threads: int) -> None:
         """Loads the graphs; without `encoder` only the decoder is there. `decoder` is the folder of
         its graph and tables."""
-        super().__init__(encoder, facts, facts.frames, threads)
+        super().__init__(encoder, bundle, bundle.frames, threads)
         self._decoder = PlainSession(decoder / GRAPH, threads)
         self._embedding = np.load(decoder / EMBEDDING, mmap_mode="r")
         self._places = np.load(decoder / PLACES)
 
     def transcribe(self, states: States, limit: int) -> tuple[int, ...]:
         """Tokens until end-of-text, at most `limit` and what the fixed sequence holds."""
-        room = len(self._places) - len(self._facts.prompt) + 1
+        room = len(self._places) - len(self._bundle.prompt) + 1
         return super().transcribe(states, min(limit, room))
 
     def _steps(self, states: States) -> Generator[Logits, int, None]:
-        tokens = list(self._facts.prompt)
+        tokens = list(self._bundle.prompt)
         sequence = np.zeros(len(self._places), np.intp)
         while True:
             sequence[: len(tokens)] = tokens

@@ -15,9 +15,9 @@ from ctranslate2 import specs
 from numpy.typing import NDArray
 
 from appliance.infer import log_mel
-from appliance.lab.benchmark import facts as clock
-from appliance.lab.benchmark.facts import Decoded, Facts
-from appliance.model import Checkpoint, Weights
+from appliance.lab.benchmark import clock
+from appliance.lab.benchmark.clock import Decoded
+from appliance.model import Bundle, Checkpoint, Weights
 from appliance.records import Mel
 
 
@@ -58,16 +58,16 @@ class CTranslateRunner:
     The prompt's first tokens pass the network without logits, its last one gives the first token.
     """
 
-    def __init__(self, folder: Path, facts: Facts, frames: int, threads: int) -> None:
+    def __init__(self, folder: Path, bundle: Bundle, frames: int, threads: int) -> None:
         """Loads the model for mels of `frames` frames."""
-        self._facts, self._frames = facts, frames
+        self._bundle, self._frames = bundle, frames
         self._model = ctranslate2.models.Whisper(
             str(folder), device="cpu", compute_type="default", intra_threads=threads
         )
 
     def mel(self, samples: NDArray[np.float32]) -> Mel:
         """Log-mel (frames, n_mels)."""
-        return log_mel(samples, self._facts.n_mels, self._frames)
+        return log_mel(samples, self._bundle.n_mels, self._frames)
 
     def encode(self, mel: Mel) -> Any:
         """Encoder states in CTranslate2's own array."""
@@ -85,14 +85,14 @@ class CTranslateRunner:
 
     def transcribe(self, states: Any, limit: int) -> tuple[int, ...]:
         """Tokens until end-of-text, at most `limit`."""
-        facts = self._facts
-        return tuple(self._call(states, _length(limit, len(facts.prompt)), facts.suppressed))
+        bundle = self._bundle
+        return tuple(self._call(states, _length(limit, len(bundle.prompt)), bundle.suppressed))
 
     def _generate(self, states: Any, count: int) -> list[int]:
         """Exactly `count` tokens: end-of-text is suppressed and the length limited."""
-        facts = self._facts
-        banned = (*facts.suppressed, facts.end_of_text)
-        tokens = self._call(states, _length(count, len(facts.prompt)), banned)
+        bundle = self._bundle
+        banned = (*bundle.suppressed, bundle.tokens.end_of_text)
+        tokens = self._call(states, _length(count, len(bundle.prompt)), banned)
         if len(tokens) != count:
             raise RuntimeError(f"CTranslate2: expected {count} tokens, found {len(tokens)}")
         return tokens
@@ -100,7 +100,7 @@ class CTranslateRunner:
     def _call(self, states: Any, length: int, banned: tuple[int, ...]) -> list[int]:
         [result] = self._model.generate(
             states,
-            [list(self._facts.prompt)],
+            [list(self._bundle.prompt)],
             beam_size=1,
             max_length=length,
             return_scores=True,

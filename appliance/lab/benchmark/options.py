@@ -8,7 +8,7 @@ from pathlib import Path
 SHAPES = ("base", "tiny")
 """Names in subject.SHAPES."""
 CLOCKS = ("cpu", "wall")
-"""Names in facts.CLOCKS."""
+"""Names in clock.CLOCKS."""
 
 
 def add_benchmark_arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,8 +24,8 @@ from appliance.infer import (
     open_on_npu,
     preset_guards,
 )
-from appliance.lab.benchmark import facts as clock
-from appliance.lab.benchmark.facts import Decoded, Facts
+from appliance.lab.benchmark import clock
+from appliance.lab.benchmark.clock import Decoded
 from appliance.model import HEF_FILE, Bundle, load_bundle
 from appliance.records import Mel, States
 
@@ -92,7 +92,7 @@ class OurRunner:
         return self._writer.decode(states, self._bundle.window_s).tokens
 
 
-def bundle_for(model: str, facts: Facts, *, full: bool) -> Bundle | str:
+def bundle_for(model: str, measured: Bundle, *, full: bool) -> Bundle | str:
     """The bundle of the model in use, if its HEFs may stand in this table; else why not.
 
     The weights may be others than the rest of the table's: speed does not depend on them.
@@ -108,7 +108,7 @@ def bundle_for(model: str, facts: Facts, *, full: bool) -> Bundle | str:
             "roomscribe model add tiny --npu-decoder"
         )
     found = (bundle.frames, bundle.n_mels, bundle.d_model, bundle.decoder_layers)
-    wanted = (facts.frames, facts.n_mels, facts.d_model, facts.decoder_layers)
+    wanted = (measured.frames, measured.n_mels, measured.d_model, measured.decoder_layers)
     if found != wanted:
         return (
             f"the model in use, {bundle.name}, is of another shape or window than what is measured "

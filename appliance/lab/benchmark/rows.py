@@ -20,9 +20,8 @@ import onnx
 from appliance.errors import DeviceError
 from appliance.infer import find_chip
 from appliance.lab.benchmark import baselines, exporter, ours
-from appliance.lab.benchmark.facts import Facts
 from appliance.lab.benchmark.subject import Subject
-from appliance.model import BEST, STEP_FILE, Recipe, build_bundle
+from appliance.model import BEST, FRAMES_PER_POSITION, STEP_FILE, Bundle, Recipe, build_bundle
 
 ARRAY_BYTES = 256 << 20
 """Many times the largest cache of such a machine."""
@@ -85,9 +84,9 @@ def bytes_of_graph(file: Path, unread: str = "") -> int:
     return total
 
 
-def bytes_of_cross_cache(facts: Facts, positions: int) -> int:
+def bytes_of_cross_cache(bundle: Bundle, positions: int) -> int:
     """Bytes of the cross-attention's keys and values in float32, read for every token."""
-    return 2 * facts.decoder_layers * positions * facts.d_model * FLOAT_BYTES
+    return 2 * bundle.decoder_layers * positions * bundle.d_model * FLOAT_BYTES
 
 
 def _size(constant: onnx.TensorProto) -> int:
@@ -133,7 +132,7 @@ class RowMaker:
     ) -> None:
         """`model`: the one in use, whose HEFs a Hailo runs. Then the packages that rows need."""
         self._subject, self._scratch = subject, scratch
-        self._facts = subject.facts
+        self._bundle = subject.bundle
         self._tokens, self._ct2_bytes, self._model = tokens, 0, model
         self._needs: dict[Callable[[str], Row], str] = {
             self._ctranslate: ctranslate,
@@ -143,7 +142,7 @@ class RowMaker:
             "threads": threads,
             "tokens": tokens,
             "clock": clock,
-            "facts": self._facts,
+            "bundle": self._bundle,
         }
 
     def rows(self, keys: Sequence[str]) -> list[Row]:
@@ -178,8 +177,8 @@ class RowMaker:
         # what no token of a text can be is scored at the prompt alone
         read = bytes_of_graph(folder / STEP_FILE, unread=".left_out")
         if scan:
-            read += BEST * self._facts.d_model * HALF_BYTES
-        read += bytes_of_cross_cache(self._facts, self._facts.positions + 1)
+            read += BEST * self._bundle.d_model * HALF_BYTES
+        read += bytes_of_cross_cache(self._bundle, self._bundle.positions + 1)
         return self._row(key, "ours", read, folder=str(folder), preset=preset)
 
     def rough_bundle(self) -> Path:
@@ -192,13 +191,13 @@ class RowMaker:
         return folder
 
     def _exported(self, key: str) -> Row:
-        facts = self._facts
+        bundle = self._bundle
         longest = key != "reference"
-        frames = facts.longest_frames if longest else facts.frames
+        frames = FRAMES_PER_POSITION * bundle.trained_positions if longest else bundle.frames
         encoder = self.encoder(frames // 2, int8=key != "onnx-30s-fp32")
         decoder = self.decoders(int8=True)
         read = bytes_of_graph(decoder / baselines.WITH_PAST)
-        read += bytes_of_cross_cache(facts, facts.longest_positions)
+        read += bytes_of_cross_cache(bundle, bundle.trained_positions)
         files = (str(encoder), str(decoder))
         return self._row(key, "exported", read, frames=frames, encoder=files[0], decoder=files[1])
 
@@ -231,19 +230,19 @@ class RowMaker:
     def _uncached(self, key: str) -> Row:
         folder = self.uncached()
         read = bytes_of_graph(folder / baselines.GRAPH)
-        encoder = self.encoder(self._facts.positions, int8=False)
+        encoder = self.encoder(self._bundle.positions, int8=False)
         return self._row(key, "uncached", read, encoder=str(encoder), decoder=str(folder))
 
     def uncached(self) -> Path:
         """The folder of the fixed-length decoder and its tables."""
         from appliance.lab.hailo.graphs import host_tables, write_hailo_decoder
 
-        facts, checkpoint = self._facts, self._subject.checkpoint
-        room = len(facts.prompt) + self._tokens
+        bundle, checkpoint = self._bundle, self._subject.checkpoint
+        room = len(bundle.prompt) + self._tokens
         length = min(max(baselines.LENGTH, room), checkpoint.config.max_target_positions)
         folder = self._scratch / "uncached"
         folder.mkdir()
-        write_hailo_decoder(checkpoint, facts.positions, length, folder / baselines.GRAPH)
+        write_hailo_decoder(checkpoint, bundle.positions, length, folder / baselines.GRAPH)
         embedding, places = host_tables(checkpoint, length)
         np.save(folder / baselines.EMBEDDING, embedding)
         np.save(folder / baselines.PLACES, places)
@@ -253,12 +252,14 @@ class RowMaker:
         from appliance.lab.benchmark.ctranslate import write_model
         from appliance.model import read_vocabulary
 
-        facts, folder = self._facts, self._scratch / "ctranslate2"
+        bundle, folder = self._bundle, self._scratch / "ctranslate2"
         if not folder.exists():
             pieces = read_vocabulary(self._subject.folder)
             self._ct2_bytes = write_model(self._subject.checkpoint, pieces, "int8", folder)
-        frames = facts.frames if key == "ct2-window" else facts.longest_frames
-        read = self._ct2_bytes + bytes_of_cross_cache(facts, frames // 2)
+        frames = (
+            bundle.frames if key == "ct2-window" else FRAMES_PER_POSITION * bundle.trained_positions
+        )
+        read = self._ct2_bytes + bytes_of_cross_cache(bundle, frames // 2)
         return self._row(key, "ctranslate", read, alone=False, folder=str(folder), frames=frames)
 
     def _hailo(self, key: str) -> Row:
@@ -269,11 +270,11 @@ class RowMaker:
             return Row(key, LABELS[key], absent=str(error))
         if chip is None:
             return Row(key, LABELS[key], absent="there is no Hailo in this machine")
-        found = ours.bundle_for(self._model, self._facts, full=key == "npu")
+        found = ours.bundle_for(self._model, self._bundle, full=key == "npu")
         if isinstance(found, str):
             return Row(key, LABELS[key], absent=found)
         read = 0
         if key == "hybrid":
             read = bytes_of_graph(found.folder / STEP_FILE, unread=".left_out")
-            read += bytes_of_cross_cache(self._facts, self._facts.positions + 1)
+            read += bytes_of_cross_cache(self._bundle, self._bundle.positions + 1)
         return self._row(key, key, read, alone=False, folder=str(found.folder))

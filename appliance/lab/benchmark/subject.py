@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ConfigError
-from appliance.lab.benchmark.facts import Facts
 from appliance.model import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -148,24 +147,6 @@ class Subject:
     """The checkpoint's."""
     checkpoint: Checkpoint
     bundle: Bundle
-
-    @property
-    def facts(self) -> Facts:
-        """What the rows need to know."""
-        bundle, config = self.bundle, self.checkpoint.config
-        return Facts(
-            n_mels=bundle.n_mels,
-            frames=bundle.frames,
-            longest_frames=2 * config.max_source_positions,
-            d_model=bundle.d_model,
-            heads=bundle.heads,
-            decoder_layers=bundle.decoder_layers,
-            vocabulary_size=bundle.vocabulary_size,
-            prompt=bundle.prompt,
-            end_of_text=bundle.tokens.end_of_text,
-            suppressed=bundle.suppressed,
-            suppressed_first=bundle.suppressed_first,
-        )
 
 
 def make_subject(

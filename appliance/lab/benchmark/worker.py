@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.lab.benchmark import facts as clock
-from appliance.lab.benchmark.facts import Facts, Runner
+from appliance.lab.benchmark import clock
+from appliance.lab.benchmark.clock import Runner
+from appliance.model import Bundle
 from appliance.records import HOP
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -28,7 +29,7 @@ RESET_PEAK = "5"
 SOUND_SEED = 7
 
 Plan = dict[str, Any]
-"""What a row is: kind, threads, facts and the places of its files; written by `rows`."""
+"""What a row is: kind, threads, the bundle and the places of its files; written by `rows`."""
 
 
 def serve(connection: Connection, plan: Plan, encoder: bool) -> None:
@@ -45,7 +46,7 @@ def serve(connection: Connection, plan: Plan, encoder: bool) -> None:
 
 def open_runner(plan: Plan, *, encoder: bool) -> Runner:
     """The row's runner, loaded; without `encoder` only its decoder, where it can be had alone."""
-    kind, threads, facts = plan["kind"], plan["threads"], plan["facts"]
+    kind, threads, bundle = plan["kind"], plan["threads"], plan["bundle"]
     match kind:
         case "ours":
             from appliance.lab.benchmark.ours import OurRunner
@@ -58,14 +59,14 @@ def open_runner(plan: Plan, *, encoder: bool) -> Runner:
         case "ctranslate":
             from appliance.lab.benchmark.ctranslate import CTranslateRunner
 
-            return CTranslateRunner(Path(plan["folder"]), facts, plan["frames"], threads)
+            return CTranslateRunner(Path(plan["folder"]), bundle, plan["frames"], threads)
     from appliance.lab.benchmark.baselines import ExportedRunner, UncachedRunner
 
     encoder_file = Path(plan["encoder"]) if encoder else None
     decoder = Path(plan["decoder"])
     if kind == "exported":
-        return ExportedRunner(encoder_file, decoder, facts, plan["frames"], threads)
-    return UncachedRunner(encoder_file, decoder, facts, threads)
+        return ExportedRunner(encoder_file, decoder, bundle, plan["frames"], threads)
+    return UncachedRunner(encoder_file, decoder, bundle, threads)
 
 
 class Worker:
@@ -73,14 +74,14 @@ class Worker:
 
     def __init__(self, plan: Plan, *, encoder: bool) -> None:
         """Loads the row. `encoder` False: the decoder alone, on made-up encoder states."""
-        self._facts: Facts = plan["facts"]
+        self._bundle: Bundle = plan["bundle"]
         self._tokens, self._encoder = plan["tokens"], encoder
         _import_for(plan["kind"])
         self._imports_mb = _memory_mb("VmRSS")
         clock.choose(plan["clock"])
         self._runner = open_runner(plan, encoder=encoder)
-        self._sound = _made_up_sound(self._facts.frames)
-        self._states = _made_up_states(self._facts)
+        self._sound = _made_up_sound(self._bundle.frames)
+        self._states = _made_up_states(self._bundle)
 
     def answer(self, request: Plan) -> Plan:
         """What the request asks for."""
@@ -141,10 +142,10 @@ def _made_up_sound(frames: int) -> NDArray[np.float32]:
     return rng.standard_normal(HOP * frames, np.float32) * np.float32(0.05)
 
 
-def _made_up_states(facts: Facts) -> NDArray[np.float32]:
+def _made_up_states(bundle: Bundle) -> NDArray[np.float32]:
     """Encoder states (P, d_model) of the size that a layer norm gives."""
     rng = np.random.Generator(np.random.PCG64(SOUND_SEED))
-    return rng.standard_normal((facts.positions, facts.d_model), np.float32)
+    return rng.standard_normal((bundle.positions, bundle.d_model), np.float32)
 
 
 def _memory_mb(key: str) -> float:

@@ -1,6 +1,4 @@
-"""What every row of the benchmark knows about the model and what it answers, and the clock that it
-is measured by, one for the process.
-"""
+"""The process's clock, by which a row of the benchmark is measured, and what a row does."""
 
 from __future__ import annotations
 
@@ -18,36 +16,6 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 machine that does nothing else."""
 
 _chosen = CLOCKS["wall"]
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """The model's sizes and tokens; travels to the worker processes."""
-
-    n_mels: int
-    frames: int
-    """Mel frames of the window."""
-    longest_frames: int
-    """Of the longest window that the network takes: Whisper's 30 s."""
-    d_model: int
-    heads: int
-    decoder_layers: int
-    vocabulary_size: int
-    prompt: tuple[int, ...]
-    end_of_text: int
-    suppressed: tuple[int, ...]
-    suppressed_first: tuple[int, ...]
-    """At the first step, besides `suppressed`."""
-
-    @property
-    def positions(self) -> int:
-        """Encoder positions of the window."""
-        return self.frames // 2
-
-    @property
-    def longest_positions(self) -> int:
-        """Encoder positions that the network was trained with."""
-        return self.longest_frames // 2
 
 
 @dataclass(frozen=True, slots=True)
