@@ -19,15 +19,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import soundfile
 from rigs import broker as rig_broker, microphone
+from rigs.command import start
+from rigs.daemon import write_config
 from rigs.recordings import Sentence, sentences as all_sentences
-from rigs.subscriber import Heard, latency_ms, real_time_factor, subscribe, wait_for
 
 NODE = "demo"
 IDLE_S = 30.0
@@ -46,8 +50,10 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roomscribe-demo-")))
         broker = stack.enter_context(rig_broker.Broker())
         say(f"a private Mosquitto listens on port {broker.port}")
-        heard = subscribe(broker, NODE, stack)
-        config = write_config(folder, broker)
+        heard = subscribe(broker, stack)
+        config = write_config(
+            folder, broker.port, appliance={"node": NODE}, journal={"level": "warning"}
+        )
         spoken: microphone.PulseMicrophone | None = None
         arguments = ["run", "--config", str(config)]
         environment = dict(os.environ)
@@ -64,7 +70,8 @@ def main() -> int:
             say(f"no PulseAudio microphone ({why_not}): a recording stands in for it")
             arguments += ["--recording", str(joined(sentences, folder))]
         begun_s = time.monotonic()
-        daemon = start(arguments, environment, stack)
+        daemon = start(*arguments, environment=environment)
+        stack.callback(daemon.kill)
         try:
             wait_for(heard, "availability", READY_WITHIN_S)
         except TimeoutError as error:
@@ -83,33 +90,6 @@ def main() -> int:
         print("\n$ roomscribe log", flush=True)
         subprocess.run([*roomscribe(), "log", "--config", str(config)], check=True)
     return report(sentences, events, status)
-
-
-def write_config(folder: Path, broker: rig_broker.Broker) -> Path:
-    """A configuration for this demonstration alone."""
-    config = folder / "roomscribe.toml"
-    config.write_text(
-        f'[appliance]\nnode = "{NODE}"\n'
-        f'[mqtt]\nhost = "{broker.host}"\nport = {broker.port}\n'
-        f'[store]\npath = "{folder / "state"}"\n'
-        '[journal]\nlevel = "warning"\n',
-        encoding="utf-8",
-    )
-    return config
-
-
-def start(
-    arguments: list[str], environment: dict[str, str], stack: ExitStack
-) -> subprocess.Popen[bytes]:
-    """The daemon; killed at the end if it still runs."""
-    daemon = subprocess.Popen([*roomscribe(), *arguments], env=environment)
-
-    def end() -> None:
-        if daemon.poll() is None:
-            daemon.kill()
-
-    stack.callback(end)
-    return daemon
 
 
 def roomscribe() -> list[str]:
@@ -196,6 +176,59 @@ def report(sentences: list[Sentence], events: list[Heard], status: int) -> int:
     )
     say(f"{len(events)} of {len(sentences)} sentences came, {same} of them word for word")
     return 0 if len(events) == len(sentences) and status == 0 else 1
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A message as the subscriber got it, `at_s` Unix time."""
+
+    at_s: float
+    topic: str
+    payload: str
+
+
+def subscribe(broker: rig_broker.Broker, stack: ExitStack) -> queue.Queue[Heard]:
+    """Everything that the appliance publishes, as a subscriber of its own hears it."""
+    command = ["mosquitto_sub", "-h", broker.host, "-p", str(broker.port), "-q", "1"]
+    command += ["-V", "mqttv5", "-t", f"roomscribe/{NODE}/#", "-F", "%U\t%t\t%p"]
+    subscriber = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    stack.callback(subscriber.terminate)
+    heard: queue.Queue[Heard] = queue.Queue()
+
+    def read() -> None:
+        assert subscriber.stdout is not None
+        for line in subscriber.stdout:
+            at, topic, payload = line.rstrip("\n").split("\t", 2)
+            heard.put(Heard(float(at), topic.rsplit("/", 1)[1], payload))
+
+    threading.Thread(target=read, daemon=True).start()
+    return heard
+
+
+def wait_for(heard: queue.Queue[Heard], topic: str, within_s: float) -> Heard:
+    """The next message of a topic; TimeoutError when none comes."""
+    deadline_s = time.monotonic() + within_s
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        try:
+            message = heard.get(timeout=left_s)
+        except queue.Empty:
+            break
+        if message.topic == topic:
+            return message
+    raise TimeoutError(f"nothing on {topic} within {within_s:g} s")
+
+
+def latency_ms(message: Heard) -> float:
+    """From the end of speech, as the voice detector found it, to the subscriber."""
+    event = json.loads(message.payload)
+    return (message.at_s - datetime.fromisoformat(event["end"]).timestamp()) * 1000
+
+
+def real_time_factor(events: list[Heard]) -> float:
+    """Seconds of encoder and decoder for each second of the windows heard."""
+    parsed = [json.loads(message.payload) for message in events]
+    computed_ms = sum(event["encode_ms"] + event["decode_ms"] for event in parsed)
+    return float(computed_ms / 1000 / sum(event["duration_s"] for event in parsed))
 
 
 def say(line: str) -> None:

@@ -10,15 +10,16 @@ when the daemon releases its lock, which it does after the device; told is when 
 from __future__ import annotations
 
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from paho.mqtt.client import Client, MQTTv5
-from paho.mqtt.enums import CallbackAPIVersion
 from rigs import broker as rig_broker, microphone as rig_microphone
+from rigs.daemon import daemon, write_config
+from rigs.mqtt_client import Subscriber
+from rigs.waiting import holds
 
 from appliance.daemon import mute
 
@@ -30,23 +31,14 @@ def main() -> int:
     times = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     with tempfile.TemporaryDirectory() as name, rig_broker.Broker() as broker:
         folder = Path(name)
-        config = folder / "roomscribe.toml"
-        config.write_text(
-            f'[appliance]\nnode = "kitchen"\n[mqtt]\nhost = "127.0.0.1"\nport = {broker.port}\n'
-            f'[store]\npath = "{folder / "state"}"\n',
-            encoding="utf-8",
-        )
-        with rig_microphone.PulseMicrophone(folder / "microphone") as microphone:
-            daemon = subprocess.Popen(
-                [sys.executable, "-m", "appliance", "run", "--config", str(config)],
-                env=microphone.environment,
-                stderr=subprocess.DEVNULL,
-            )
-            try:
-                closed_ms, told_ms = measure(broker.port, folder / "state", times)
-            finally:
-                daemon.terminate()
-                daemon.wait(10)
+        config = write_config(folder, broker.port)
+        with (
+            rig_microphone.PulseMicrophone(folder / "microphone") as microphone,
+            daemon(config, environment=microphone.environment) as running,
+        ):
+            closed_ms, told_ms = measure(broker.port, folder / "state", times)
+            running.terminate()
+            running.wait(10)
     for what, taken in (("closed", closed_ms), ("told", told_ms)):
         middle, longest = statistics.median(taken), max(taken)
         print(f"mute/set to {what}: median {middle:.0f} ms, longest {longest:.0f} ms of {times}")
@@ -55,39 +47,26 @@ def main() -> int:
 
 def measure(port: int, state: Path, times: int) -> tuple[list[float], list[float]]:
     """Milliseconds to closed, and to told, each time that it is muted."""
-    told: dict[bytes, float] = {}
-    client = Client(CallbackAPIVersion.VERSION2, "measure", protocol=MQTTv5)
-    client.on_message = lambda _c, _u, message: told.update(
-        {bytes(message.payload): time.monotonic()}
-    )
-    client.on_connect = lambda c, *_: c.subscribe("roomscribe/kitchen/mute", qos=1)
-    client.connect("127.0.0.1", port)
-    client.loop_start()
     closed_ms, told_ms = [], []
-    for _ in range(times):
-        wait(lambda: mute.is_listening(state), 60)
-        time.sleep(0.5)
-        told.clear()
-        begun_s = time.monotonic()
-        client.publish("roomscribe/kitchen/mute/set", b"ON", qos=1)
-        wait(lambda: not mute.is_listening(state), 5)
-        closed_ms.append((time.monotonic() - begun_s) * 1000)
-        wait(lambda: b"ON" in told, 5)
-        told_ms.append((told[b"ON"] - begun_s) * 1000)
-        client.publish("roomscribe/kitchen/mute/set", b"OFF", qos=1)
-    client.disconnect()
-    client.loop_stop()
+    with Subscriber(port, name="measure", topics=("roomscribe/kitchen/mute",)) as told:
+        for _ in range(times):
+            soon(lambda: mute.is_listening(state), 60)
+            time.sleep(0.5)
+            told.messages.clear()
+            begun_s = time.monotonic()
+            told.publish("roomscribe/kitchen/mute/set", b"ON")
+            soon(lambda: not mute.is_listening(state), 5)
+            closed_ms.append((time.monotonic() - begun_s) * 1000)
+            soon(lambda: b"ON" in told.payloads("mute"), 5)
+            told_ms.append((told.messages[-1].timestamp - begun_s) * 1000)
+            told.publish("roomscribe/kitchen/mute/set", b"OFF")
     return closed_ms, told_ms
 
 
-def wait(condition: object, within_s: float) -> None:
-    """Until `condition` holds; TimeoutError when it does not."""
-    deadline_s = time.monotonic() + within_s
-    assert callable(condition)
-    while not condition():
-        if time.monotonic() > deadline_s:
-            raise TimeoutError("what was waited for did not happen")
-        time.sleep(0.001)
+def soon(condition: Callable[[], object], within_s: float) -> None:
+    """Waits until `condition` holds, to a millisecond; TimeoutError when it does not."""
+    if not holds(condition, within_s, every_s=0.001):
+        raise TimeoutError("what was waited for did not happen")
 
 
 if __name__ == "__main__":

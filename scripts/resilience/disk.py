@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from resilience.accounts import Sentences, Verdict, compare, first_times, spooled
-from resilience.rig import STEP, Daemon, Place, Said, reference_texts, sentences, until
+from resilience.rig import STEP, Daemon, Place, Said, reference_texts, sentences
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
+from rigs.waiting import holds
 
 HEALS_WITHIN_S = 60.0
 SIZE_MIB = 6
@@ -90,7 +91,7 @@ class Scenery:
             if self.daemon.feed(one.pcm, 60):
                 raise TimeoutError("the daemon takes no sound")
             self.case.said.append(one.number)
-        if self.daemon.feed(bytes(6 * STEP), 60) or not until(self._read, 60):
+        if self.daemon.feed(bytes(6 * STEP), 60) or not holds(self._read, 60):
             raise TimeoutError("the daemon takes no sound")
 
     def _read(self) -> bool:
@@ -115,7 +116,7 @@ class Scenery:
             log = self.place.log.read_text(encoding="utf-8", errors="replace")
             return "the log" if re.search(r" ERROR .*roomscribe\.db", log) else ""
 
-        until(told, within_s)
+        holds(told, within_s)
         self.case.told = told()
 
     def heals(self) -> None:
@@ -129,7 +130,7 @@ class Scenery:
                 and self.states()[-1]["status"] == "running"
             )
 
-        if until(well, HEALS_WITHIN_S):
+        if holds(well, HEALS_WITHIN_S):
             self.case.healed_s = time.monotonic() - begun_s
         if self.daemon is None or not self.daemon.alive():
             self.case.trouble = "the daemon ended"
@@ -213,10 +214,10 @@ def deleted(place: Scenery) -> None:
     """The database is deleted under the daemon, while the broker is away."""
     place.start()
     place.say(2)
-    until(lambda: len(place.heard()) == 2, 30)
+    holds(lambda: len(place.heard()) == 2, 30)
     place.broker.stop()
     place.say(2)
-    until(lambda: not spooled(place.place.spool), 30)
+    holds(lambda: not spooled(place.place.spool), 30)
     for path in place.place.state.glob("roomscribe.db*"):
         path.unlink()
     place.say(2)
@@ -232,10 +233,10 @@ def damaged_running(place: Scenery) -> None:
     """
     place.start()
     place.say(4)
-    until(lambda: len(place.heard()) == 4, 30)
+    holds(lambda: len(place.heard()) == 4, 30)
     place.broker.stop()
     place.say(2)
-    until(lambda: not spooled(place.place.spool), 30)
+    holds(lambda: not spooled(place.place.spool), 30)
     _overwrite(place.place.state, random.Random(1))
     place.say(3)
     place.broker.start()
@@ -253,7 +254,7 @@ def damaged_between(place: Scenery) -> None:
     """Random places of the database are overwritten while no daemon runs."""
     place.start()
     place.say(4)
-    until(lambda: len(place.heard()) == 4, 30)
+    holds(lambda: len(place.heard()) == 4, 30)
     place.stop()
     _overwrite(place.place.state, random.Random(2))
     place.start()

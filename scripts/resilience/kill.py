@@ -19,9 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from resilience.accounts import Sentences, Verdict, compare, first_times, spooled, stored
-from resilience.rig import BYTES_PER_S, Daemon, Place, Said, reference_texts, sentences, until
+from resilience.rig import BYTES_PER_S, Daemon, Place, Said, reference_texts, sentences
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
+from rigs.waiting import holds
 
 HEARD_AFTER = int(0.35 * BYTES_PER_S)
 """A sentence is heard to its end once so much of the next one's silence has been read: one read
@@ -189,9 +190,9 @@ class Killing:
     def _finish(self, daemon: Daemon, count: int) -> None:
         """All that was said is stored and told; then the sound ends, and the daemon with it."""
         goal = count - self.outcome.lost_at_kills
-        if not until(lambda: len(stored(self._place.state)) >= goal, 60):
+        if not holds(lambda: len(stored(self._place.state)) >= goal, 60):
             self.outcome.trouble = f"{goal} transcripts were not stored within 60 s"
-        until(lambda: len({event["id"] for event in self._listener.events()}) >= goal, 60)
+        holds(lambda: len({event["id"] for event in self._listener.events()}) >= goal, 60)
         self.outcome.status = daemon.end_of_sound()
 
     def moment(self) -> Callable[[Daemon], bool]:
@@ -236,7 +237,7 @@ def run(kills: int, seed: int = 0, *, spool: bool = True, count: int = 40) -> Ou
     known = Sentences(texts)
     usable = [one for one in sentences() if one.number in texts]
     with Place() as place, Broker(persistent=True) as broker, Subscriber(broker.port) as listener:
-        place.configure(broker.port, "" if spool else "enabled = false")
+        place.configure(broker.port, spool=spool)
         killing = Killing(place, usable, chance, listener)
         outcome = killing.outcome
         with Weather(broker, random.Random(seed + 1)) as weather:

@@ -1,18 +1,19 @@
 """From the last sample of speech to the message at the subscriber, and where the time goes.
 
-Real time, a real Mosquitto and mosquitto_sub, the product's pipeline in this process with a clock
+Real time, a real Mosquitto, a subscriber and the product's pipeline in this process with a clock
 around its calls. Speech ends at the last 10 ms of the recording that are within 35 dB of its
 loudest, not where a detector finds the end. The parts are measured one by one, and must add up.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 from resilience.rig import (
@@ -27,25 +28,22 @@ from resilience.rig import (
 )
 from rigs.broker import Broker
 from rigs.checkout import SPEECH
-from rigs.subscriber import subscribe
+from rigs.mqtt_client import Subscriber
 
-import appliance.daemon.listening
 from appliance import config
 from appliance.capture.segmenter import Segmenter
 from appliance.daemon.pipeline import Pipeline
-from appliance.infer.transcriber import Transcriber
-from appliance.records import Frame, Window
+from appliance.infer.transcriber import Encoded, Transcriber, open_transcriber
+from appliance.records import Discarded, Frame, Transcript, Transcription, Window
 from appliance.store.store import Store
+from appliance.store.tables import StoredTranscript
 
 FRAME = 480
 PARTS = ("hang-over", "queue", "mel", "encoder", "decoder", "store", "broker")
 TOLERANCE_MS = 5.0
-"""The parts may miss the whole by so much: two clocks (monotonic here, Unix at the subscriber)."""
+"""The parts may miss the whole by so much."""
 STEP = RATE // 100
 WITHIN_DB = 35.0
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass
@@ -53,10 +51,6 @@ class Clock:
     """Moments (time.monotonic()) of each window, by its id; one thread a moment."""
 
     moments: dict[str, dict[str, float]] = field(default_factory=dict)
-    encoding: str = ""
-    """The window that is with the encoder."""
-    writing: str = ""
-    """The window that is with the decoder."""
 
     def note(self, window_id: str, name: str) -> None:
         """It is now."""
@@ -95,7 +89,7 @@ def _spread(values: list[float]) -> str:
     )
 
 
-class Mouth:
+class Player:
     """A source that plays sentences in real time and knows when each one's last sample came."""
 
     description = "the sentences of tests/speech"
@@ -136,68 +130,63 @@ def speech_ends(sound: Sound) -> int:
     return (int(np.flatnonzero(level > level.max() - WITHIN_DB)[-1]) + 1) * STEP
 
 
-def wrap(stack: ExitStack, clock: Clock) -> None:
-    """Puts the clock around the product's calls; undone when the stack is closed."""
+class TimedSegmenter(Segmenter):
+    """Notes when each window is made."""
 
-    def around(owner: type, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
-        plain = getattr(owner, name)
-        setattr(owner, name, make(plain))
-        stack.callback(setattr, owner, name, plain)
+    def __init__(self, clock: Clock, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._clock = clock
 
-    def push(plain: Callable[..., Any]) -> Any:
-        def timed(self: Segmenter, frame: Frame) -> Any:
-            found = plain(self, frame)
-            for one in found:
-                if isinstance(one, Window):
-                    clock.note(one.id, "window")
-            return found
+    def push(self, frame: Frame) -> list[Window | Discarded]:
+        """As the segmenter does."""
+        found = super().push(frame)
+        for one in found:
+            if isinstance(one, Window):
+                self._clock.note(one.id, "window")
+        return found
 
-        return timed
 
-    def encode(plain: Callable[..., Any]) -> Any:
-        def timed(self: Transcriber, window: Window) -> Any:
-            clock.encoding = window.id
-            clock.note(window.id, "taken")
-            encoded = plain(self, window)
-            clock.note(window.id, "encoded")
-            owners[id(encoded)] = window.id
-            return encoded
+class TimedTranscriber(Transcriber):
+    """Notes when each window is with the encoder and with the decoder."""
 
-        return timed
+    def __init__(self, clock: Clock, plain: Transcriber) -> None:
+        vars(self).update(vars(plain))
+        self._clock = clock
+        self._owners: dict[int, str] = {}
+        """Ids of windows by those of what the encoder made of them."""
 
-    def mel(plain: Callable[..., Any]) -> Any:
-        def timed(self: Transcriber, window: Window) -> Any:
-            made = plain(self, window)
-            clock.note(window.id, "mel")
-            return made
+    def encode(self, window: Window) -> Encoded:
+        """As the transcriber does."""
+        self._clock.note(window.id, "taken")
+        encoded = super().encode(window)
+        self._clock.note(window.id, "encoded")
+        at = self._clock.moments[window.id]
+        at["mel"] = at["encoded"] - encoded.encode_ms / 1000
+        self._owners[id(encoded)] = window.id
+        return encoded
 
-        return timed
+    def write(self, encoded: Encoded) -> Transcription:
+        """As the transcriber does."""
+        window_id = self._owners.pop(id(encoded), "")
+        self._clock.note(window_id, "decoding")
+        written = super().write(encoded)
+        self._clock.note(window_id, "decoded")
+        return written
 
-    def write(plain: Callable[..., Any]) -> Any:
-        def timed(self: Transcriber, encoded: Any, *more: Any, **named: Any) -> Any:
-            window_id = owners.pop(id(encoded), "")
-            clock.note(window_id, "decoding")
-            written = plain(self, encoded, *more, **named)
-            clock.note(window_id, "decoded")
-            return written
 
-        return timed
+class TimedStore(Store):
+    """Notes when each transcript is written."""
 
-    def append(plain: Callable[..., Any]) -> Any:
-        def timed(self: Store, transcript: Any, *more: Any, **named: Any) -> Any:
-            clock.note(transcript.id, "storing")
-            done = plain(self, transcript, *more, **named)
-            clock.note(transcript.id, "stored")
-            return done
+    def __init__(self, clock: Clock, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._clock = clock
 
-        return timed
-
-    owners: dict[int, str] = {}
-    around(Segmenter, "push", push)
-    around(Transcriber, "encode", encode)
-    around(Transcriber, "_mel", mel)
-    around(Transcriber, "write", write)
-    around(Store, "append", append)
+    def append(self, transcript: Transcript) -> StoredTranscript:
+        """As the store does."""
+        self._clock.note(transcript.id, "storing")
+        stored = super().append(transcript)
+        self._clock.note(transcript.id, "stored")
+        return stored
 
 
 def split(moments: dict[str, float], end_s: float, told_s: float) -> dict[str, float]:
@@ -220,25 +209,29 @@ def run(count: int = 40) -> Outcome:
     """Says so many sentences in real time."""
     spoken: list[Said] = sentences()[:count]
     sounds = [between_silences(read(SPEECH / f"{one.number:02}.flac")) for one in spoken]
-    mouth, clock, outcome = Mouth(sounds), Clock(), Outcome(said=count)
+    player, clock, outcome = Player(sounds), Clock(), Outcome(said=count)
     with Broker() as broker, Place() as place, ExitStack() as stack:
         place.configure(broker.port)
-        heard = subscribe(broker, NODE, stack)
-        wrap(stack, clock)
-        plain = appliance.daemon.listening.open_source  # type: ignore[attr-defined]
-        stack.callback(setattr, appliance.daemon.listening, "open_source", plain)
-        appliance.daemon.listening.open_source = lambda *_args, **_named: mouth  # type: ignore[attr-defined]
-        pipeline = Pipeline(config.load(place.config))
+        heard = stack.enter_context(Subscriber(broker.port))
+        pipeline = Pipeline(
+            config.load(place.config),
+            source=lambda *_: player,
+            segmenter=functools.partial(TimedSegmenter, clock),
+            transcriber=lambda settings: TimedTranscriber(clock, open_transcriber(settings)),
+            store=functools.partial(TimedStore, clock),
+        )
         pipeline.start()
         pipeline.ended.wait(60 + 10 * count)
         pipeline.stop()
         time.sleep(1.0)
-        messages = [one for one in list(heard.queue) if one.topic == "transcript"]
-    since_s = time.time() - time.monotonic()
-    events = {json.loads(one.payload)["id"]: one.at_s - since_s for one in messages}
+    events = {
+        json.loads(message.payload)["id"]: message.timestamp
+        for message in heard.messages
+        if message.topic == f"roomscribe/{NODE}/transcript"
+    }
     for window_id, told_s in events.items():
         at = clock.moments[window_id]
-        end_s = max((one for one in mouth.ends_s if one < at["window"]), default=None)
+        end_s = max((one for one in player.ends_s if one < at["window"]), default=None)
         if end_s is None:
             outcome.trouble = "a transcript came before anything was said"
             continue

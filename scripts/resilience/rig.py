@@ -16,7 +16,6 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,9 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 from rigs import recordings
-from rigs.checkout import ROOT, environment
+from rigs.checkout import ROOT
+from rigs.command import PROGRAM, start
+from rigs.daemon import write_config
 from rigs.word_errors import words
 
 RATE = 16_000
@@ -85,17 +86,16 @@ class Place:
         self.state, self.log = self.folder / "state", self.folder / "daemon.log"
         self.spool, self.config = self.folder / "spool", self.folder / "roomscribe.toml"
 
-    def configure(self, port: int, spool: str = "", more: str = "") -> None:
-        """Writes the configuration; `spool` are lines of its section."""
-        lines = [
-            f'[appliance]\nnode = "{NODE}"',
-            f'[mqtt]\nhost = "127.0.0.1"\nport = {port}\nexpiry_s = 86400',
-            "[homeassistant]\nenabled = false",
-            f'[store]\npath = "{self.state}"',
-            f'[spool]\n{spool or "enabled = true"}\npath = "{self.spool}"',
-            more,
-        ]
-        self.config.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    def configure(self, port: int, *, spool: bool = True) -> None:
+        """Writes the configuration, with or without the spool."""
+        write_config(
+            self.folder,
+            port,
+            mqtt={"expiry_s": 86400},
+            homeassistant={"enabled": False},
+            store={"path": self.state},
+            spool={"enabled": spool, "path": self.spool},
+        )
 
     def __enter__(self) -> Place:
         return self
@@ -117,20 +117,19 @@ class Daemon:
         """What it told systemd."""
         self.written = 0
         """Bytes of sound put into the pipe."""
-        module = "resilience.fast" if fast else "appliance"
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         address = f"\0roomscribe-torture-{os.getpid()}-{self.begun_s}"
         self._notify.bind(address)
         self._notify.setblocking(False)
         told = {"NOTIFY_SOCKET": "@" + address[1:], "ROOMSCRIBE_MODELS": str(place.folder / "no")}
         with place.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, "run", "--config", place.config, "--recording", "-"],
+            self.process = start(
+                *("run", "--config", place.config, "--recording", "-"),
                 stdin=subprocess.PIPE,
-                stderr=log,
                 stdout=log,
-                env=environment(**told, **more),
-                cwd=ROOT,
+                stderr=log,
+                environment=told | more,
+                program=("-m", "resilience.fast") if fast else PROGRAM,
             )
         assert self.process.stdin is not None
         self._pipe = self.process.stdin.fileno()
@@ -197,16 +196,6 @@ class Daemon:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def until(condition: Callable[[], object], timeout_s: float) -> bool:
-    """Waits until `condition` holds; False when it does not in time."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @functools.cache

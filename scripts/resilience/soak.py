@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from resilience.accounts import Hearing, stored
-from resilience.rig import BYTES_PER_S, Daemon, Place, until
+from resilience.rig import BYTES_PER_S, Daemon, Place
 from resilience.scenes import Sounds, scene
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
+from rigs.waiting import holds
 
 EVERY_S = 60.0
 """Seconds of the wall clock between two lines."""
@@ -215,7 +216,7 @@ def run(hours: float, folder: Path, seed: int = 0, *, every_s: float = EVERY_S) 
             try:
                 work.feed(hours, sounds, seed, every_s)
                 daemon.feed(bytes(5 * BYTES_PER_S), 60)
-                until(lambda: daemon.consumed() >= daemon.written, 60)
+                holds(lambda: daemon.consumed() >= daemon.written, 60)
                 time.sleep(5.0)
                 work.write(daemon.consumed() / BYTES_PER_S, waiting=0)
             except (BrokenPipeError, TimeoutError) as error:

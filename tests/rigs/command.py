@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from rigs.checkout import ROOT
+from rigs.checkout import ROOT, environment as environment_of
 
 PROGRAM = ("-m", "appliance")
 LINE_WITHIN_S = 60.0
@@ -53,7 +53,7 @@ def start(
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | dict(environment or {}),
+        env=environment_of(**dict(environment or {})),
         cwd=ROOT,
     )
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PAUSE_S = 0.02
 
-
-def holds(condition: Callable[[], object], within_s: float) -> bool:
+def holds(condition: Callable[[], object], within_s: float, every_s: float = 0.02) -> bool:
     """Waits until `condition` holds; False when it does not in time."""
     deadline_s = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline_s:
             return False
-        time.sleep(PAUSE_S)
+        time.sleep(every_s)
     return True
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hardware import check
 from rigs.checkout import ROOT
+from rigs.daemon import write_config
 
 from appliance.lab.benchmark.rows import KEYS
 
@@ -48,16 +49,19 @@ def report(tmp_path: Path, command: str, config: Path, *more: str) -> dict[str, 
 def config(tmp_path: Path) -> Path:
     """A configuration full of things that are nobody's business."""
     (tmp_path / "secret-password").write_text("correct horse\n", encoding="utf-8")
-    config = tmp_path / "aunt-ednas-house.toml"
-    config.write_text(
-        '[appliance]\nnode = "ednas_kitchen"\n'
-        '[mqtt]\nhost = "127.0.0.9"\nport = 9\nusername = "edna"\n'
-        f'password_file = "{tmp_path}/secret-password"\n'
-        '[capture]\ndevice = "Ednas Headset"\n'
-        f'[store]\npath = "{tmp_path}/ednas-log"\n',
-        encoding="utf-8",
+    written = write_config(
+        tmp_path,
+        9,
+        appliance={"node": "ednas_kitchen"},
+        mqtt={
+            "host": "127.0.0.9",
+            "username": "edna",
+            "password_file": tmp_path / "secret-password",
+        },
+        capture={"device": "Ednas Headset"},
+        store={"path": tmp_path / "ednas-log"},
     )
-    return config
+    return written.rename(tmp_path / "aunt-ednas-house.toml")
 
 
 def test_the_report_tells_what_was_found_and_not_whose_it_is(tmp_path: Path, config: Path) -> None:
