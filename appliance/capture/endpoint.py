@@ -1,11 +1,9 @@
-"""Whether an utterance is over although the detector still hears speech, and whether it was one.
+"""Whether an utterance is over although the detector still finds speech, and whether it was one.
 
-Among voices from a television the detector hears speech for ever. Two things end an utterance then:
-its level has sunk to that of the noise, which the detector is known to take for speech; or little
-of the last seconds was voiced. An utterance of one window that was no louder than the noise, or
-hardly voiced, is no speech.
-
-How loud it is, and how loud it is when nobody speaks: a running estimate of the noise floor.
+Among voices from a television the detector finds speech without end. Two things end an utterance
+then: its level has sunk to that of the noise (a running estimate of how loud it is when nobody
+speaks), which the detector is known to take for speech; or little of the last seconds was voiced.
+An utterance of one window that was no louder than the noise, or hardly voiced, is no speech.
 """
 
 from __future__ import annotations

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.infer.arithmetic import LARGEST_ERROR as LARGEST_ERROR, find_fault as find_fault
+    from appliance.infer.arithmetic import (
+        LARGEST_ERROR as LARGEST_ERROR,
+        Products as Products,
+        find_fault as find_fault,
+    )
     from appliance.infer.decoder import Decoder as Decoder, preset_guards as preset_guards
     from appliance.infer.encoder import Encoder as Encoder
     from appliance.infer.gates import Gates as Gates

@@ -1,7 +1,4 @@
-"""Log-mel to encoder states: which encoder does it.
-
-The encoder on the CPU: encoder.onnx through ONNX Runtime.
-"""
+"""Log-mel to encoder states: what an encoder is, and the one on the CPU."""
 
 from __future__ import annotations
 
@@ -10,27 +7,6 @@ from typing import Any, Protocol
 from appliance.infer.sessions import Session
 from appliance.model import ENCODER_FILE, Bundle
 from appliance.records import Mel, States
-
-
-class CpuEncoder:
-    """Log-mel to encoder states. Interchangeable with the NPU's: same input, same output."""
-
-    name = "cpu"
-
-    def __init__(self, bundle: Bundle, threads: int) -> None:
-        """Loads the graph; `threads` 0 is one for each core. Raises ModelError."""
-        self._session = Session(
-            bundle.folder / ENCODER_FILE,
-            threads,
-            inputs={"mel": (1, bundle.frames, bundle.n_mels)},
-            outputs={"states": (1, bundle.positions, bundle.d_model)},
-            precise=bundle.zero_points,
-        )
-
-    def encode(self, mel: Mel) -> States:
-        """States (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P. Raises ModelError."""
-        states: States = self._session.run({"mel": mel[None]})[0][0]
-        return states
 
 
 class Encoder(Protocol):
@@ -59,8 +35,29 @@ class Encoder(Protocol):
         """Frees the device."""
 
 
+class CpuEncoder:
+    """encoder.onnx through ONNX Runtime. Interchangeable with the NPU's: same input and output."""
+
+    name = "cpu"
+
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        """Loads the graph; `threads` 0 is one for each core. Raises ModelError."""
+        self._session = Session(
+            bundle.folder / ENCODER_FILE,
+            threads,
+            inputs={"mel": (1, bundle.frames, bundle.n_mels)},
+            outputs={"states": (1, bundle.positions, bundle.d_model)},
+            precise=bundle.zero_points,
+        )
+
+    def encode(self, mel: Mel) -> States:
+        """States (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P. Raises ModelError."""
+        states: States = self._session.run({"mel": mel[None]})[0][0]
+        return states
+
+
 class PlainEncoder:
-    """The CPU's encoder, where there is nothing else."""
+    """The CPU's encoder as an Encoder, where there is nothing else."""
 
     name = "cpu"
     trouble: str | None = None

@@ -1,9 +1,9 @@
-"""What becomes of a window's transcription: what it says that is new, its marks, or why it goes.
+"""What becomes of a window's transcription: what it says that is new, its flags, or why it is
+discarded.
 
-Phrases that Whisper writes where nobody speaks: it was trained on films' subtitles.
-
-Collected from what users of Whisper report (openai/whisper discussions 679 and 928, and the
-trackers of programs that use it). They only mark a transcript: no list is ever complete, and every
+The phrases are those that Whisper writes where nobody speaks, since it was trained on films'
+subtitles; collected from what its users report (openai/whisper discussions 679 and 928, and the
+trackers of programs that use it). They only flag a transcript: no list is ever complete, and every
 phrase in it is said by somebody some day.
 """
 
@@ -20,6 +20,17 @@ from appliance.config import GateSettings
 from appliance.infer.joining import OverlapJoiner, plain
 from appliance.records import Transcription, Window
 
+LOOP_REPEATS = 5
+LOOP_TOKENS = 12
+"""The same tokens so often in a row, and so many in all, are a loop. People do say "no no no no";
+they do not say it through 12 tokens, and a decoder that loops goes on for dozens."""
+STUTTER_REPEATS, STUTTER_TOKENS = 3, 6
+"""So much is no loop yet, and more than people repeat themselves: it is marked and kept."""
+LONE_LOGPROB = -0.6
+"""Mean log-probability (55 %) below which a lone word is doubted."""
+HOPELESS_LOGPROB = 1.5
+"""So far below GateSettings.avg_logprob nothing is text any more: at the default -1, a mean
+probability of 8 % for each token."""
 CREDITS = re.compile(
     r"amaraorg|mooji|castingwords|steamteamextra|soustitreurcom|stephaniegeiges|dimatorzok"
     r"|qtss|soustitragest501|明镜与点点|明鏡與點點|优优独播|優優獨播"
@@ -175,28 +186,6 @@ SAID_TOO = frozenset(
 """Just as often invented, and said in every house: known only where the model doubts."""
 
 
-def is_known(text: str, *, doubtful: bool) -> bool:
-    """True when the whole text, without case and punctuation, is a phrase that Whisper invents;
-    `doubtful` when there is another sign that nobody spoke."""
-    letters = plain(text)
-    if letters in INVENTED or CREDITS.search(letters) or BROADCASTERS.fullmatch(letters):
-        return True
-    return doubtful and letters in SAID_TOO
-
-
-LOOP_REPEATS = 5
-LOOP_TOKENS = 12
-"""The same tokens so often in a row, and so many in all, are a loop. People do say "no no no no";
-they do not say it through 12 tokens, and a decoder that loops goes on for dozens."""
-STUTTER_REPEATS, STUTTER_TOKENS = 3, 6
-"""So much is no loop yet, and more than people repeat themselves: it is marked and kept."""
-LONE_LOGPROB = -0.6
-"""Mean log-probability (55 %) below which a lone word is doubted."""
-HOPELESS_LOGPROB = 1.5
-"""So far below GateSettings.avg_logprob nothing is text any more: at the default -1, a mean
-probability of 8 % for each token."""
-
-
 def compression_ratio(text: str) -> float:
     """Length of the UTF-8 text over its zlib size (Whisper's measure of repetition); 0 if empty."""
     data = text.encode()
@@ -223,7 +212,7 @@ def judge(transcription: Transcription, gates: GateSettings) -> str | None:
 
     A false text acts on somebody's home and a lost "yes" annoys, so each test needs evidence that
     real speech does not give:
-    - empty text: the model itself heard nothing;
+    - empty text: the model itself found nothing;
     - a no-speech probability above `no_speech_sure` counts alone: where its token is reliable;
     - from `no_speech_prob` on it counts only with low confidence, as in Whisper: the token alone
       is often wrong about short words in noise;
@@ -258,6 +247,15 @@ def is_doubtful(transcription: Transcription, gates: GateSettings) -> bool:
     return transcription.avg_logprob < gates.avg_logprob
 
 
+def is_known(text: str, *, doubtful: bool) -> bool:
+    """True when the whole text, without case and punctuation, is a phrase that Whisper invents;
+    `doubtful` when there is another sign that nobody spoke."""
+    letters = plain(text)
+    if letters in INVENTED or CREDITS.search(letters) or BROADCASTERS.fullmatch(letters):
+        return True
+    return doubtful and letters in SAID_TOO
+
+
 def marks(transcription: Transcription, gates: GateSettings) -> tuple[str, ...]:
     """What is doubtful about a transcription that is kept: low_confidence, repetition (it says the
     same several times over), known_hallucination (nothing but a phrase that Whisper invents)."""
@@ -285,13 +283,13 @@ class Gates:
     """Judges the transcriptions of windows, in the order of the windows. One thread."""
 
     def __init__(self, gates: GateSettings) -> None:
-        self._gates, self._seams = gates, OverlapJoiner()
+        self._gates, self._joiner = gates, OverlapJoiner()
 
     def on(
         self, window: Window, result: Transcription, recall: Callable[[], str] = str
     ) -> tuple[Transcription, str | None]:
-        """The transcription with its marks and without what the window before says too; and why
-        it is discarded, if it is (`guards.judge`).
+        """The transcription with its flags and without what the window before says too; and why
+        it is discarded, if it is (`judge`).
 
         A window that says nothing new is a `repetition`: its words are told already, and an empty
         transcript would be a sentence that nobody said. `recall` tells the text of the window
@@ -299,6 +297,6 @@ class Gates:
         """
         if reason := judge(result, self._gates):
             return result, reason
-        text = self._seams.fresh(window, result.text, recall)
+        text = self._joiner.fresh(window, result.text, recall)
         flags = (*result.flags, *marks(result, self._gates))
         return replace(result, text=text, flags=flags), None if text else "repetition"

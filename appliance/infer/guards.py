@@ -1,7 +1,6 @@
-"""What keeps the decoder from running on, and invented text from being believed.
+"""What keeps the decoder from running on: pure functions on the logits of a step.
 
-Pure functions: the first ones act on the logits of every step, `judge`, `is_failed` and
-`is_doubtful` on the finished transcription. A column is where a token stands among the logits.
+A column is where a token stands among the logits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The numeric chain: window -> transcription. No threads."""
+"""The numeric chain: window -> mel -> encoder states -> tokens -> transcription. No threads."""
 
 from __future__ import annotations
 
@@ -24,38 +24,6 @@ from appliance.infer.tokenizer import Tokenizer
 from appliance.model import ENCODER_FILE, HEF_FILE, Bundle, bundled_hef, load_bundle
 from appliance.records import HOP, States, Transcription, Window
 
-
-def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
-    """The encoder that the settings ask for, open.
-
-    auto: the NPU if the bundle has a HEF and there is a chip; else the CPU, which stands in for a
-    chip that is there and cannot be used (see `trouble`). hailo: the same, but the NPU must be
-    usable at the start: raises DeviceError or ModelError when it is not. Raises ModelError.
-    """
-    hef = bundled_hef(bundle)
-    must = settings.backend == "hailo"
-    if must and hef is None:
-        raise ModelError(
-            f"{bundle.folder}: expected {HEF_FILE} in the model, as [encoder] backend = hailo "
-            f"wants it, found none; roomscribe model add {bundle.name} --hef hailo8, "
-            "or backend = auto"
-        )
-    cpu = CpuEncoder(bundle, settings.threads) if ENCODER_FILE in bundle.files else None
-    if cpu and (hef is None or settings.backend == "cpu"):
-        return PlainEncoder(cpu)
-    if hef is None or settings.backend == "cpu":
-        raise ModelError(f"{bundle.folder}: expected {ENCODER_FILE} in the model, found none")
-    file = hef
-    encoder = FailoverEncoder(lambda: open_npu(bundle, file, share=settings.share), cpu)
-    if must or cpu is None or errors.nodes():
-        try:
-            encoder.open()
-        except RoomscribeError:
-            if must or cpu is None:
-                raise
-    return encoder
-
-
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Tried in this order while a decode fails (openai/whisper, transcribe.py)."""
 
@@ -65,7 +33,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A window as the encoder heard it."""
+    """A window as the encoder left it, for the decoder."""
 
     states: States
     duration_s: float
@@ -96,7 +64,7 @@ class Transcriber:
         self._decoder, self._tokenizer = decoder, tokenizer
         self._temperatures = TEMPERATURES if fallback else TEMPERATURES[:1]
         self.gates = gates
-        """For `guards.judge`."""
+        """For `Gates`."""
         self.trouble = trouble
         """Why texts are worse here than they should be, with the cure; mostly empty."""
 
@@ -192,6 +160,37 @@ def open_transcriber(settings: Settings) -> Transcriber:
     return Transcriber(
         bundle, encoder, decoder, tokenizer, gates, fallback=fallback, trouble=trouble
     )
+
+
+def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
+    """The encoder that the settings ask for, open.
+
+    auto: the NPU if the bundle has a HEF and there is a chip; else the CPU, which stands in for a
+    chip that is there and cannot be used (see `trouble`). hailo: the same, but the NPU must be
+    usable at the start: raises DeviceError or ModelError when it is not. Raises ModelError.
+    """
+    hef = bundled_hef(bundle)
+    must = settings.backend == "hailo"
+    if must and hef is None:
+        raise ModelError(
+            f"{bundle.folder}: expected {HEF_FILE} in the model, as [encoder] backend = hailo "
+            f"wants it, found none; roomscribe model add {bundle.name} --hef hailo8, "
+            "or backend = auto"
+        )
+    cpu = CpuEncoder(bundle, settings.threads) if ENCODER_FILE in bundle.files else None
+    if cpu and (hef is None or settings.backend == "cpu"):
+        return PlainEncoder(cpu)
+    if hef is None or settings.backend == "cpu":
+        raise ModelError(f"{bundle.folder}: expected {ENCODER_FILE} in the model, found none")
+    file = hef
+    encoder = FailoverEncoder(lambda: open_npu(bundle, file, share=settings.share), cpu)
+    if must or cpu is None or errors.nodes():
+        try:
+            encoder.open()
+        except RoomscribeError:
+            if must or cpu is None:
+                raise
+    return encoder
 
 
 def _timed(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R, float]:
