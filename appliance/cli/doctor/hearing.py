@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
 from appliance.cli.doctor import publishing
-from appliance.cli.doctor.daemon import Holder, holders
-from appliance.cli.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
+from appliance.cli.doctor.daemon import holders
+from appliance.cli.doctor.machine import INSTALL
+from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.cli.doctor.transcribing import TEXT, spoken_frames
 from appliance.errors import DeviceError
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
@@ -19,10 +20,9 @@ CAPTURE_NODES = "dev/snd/pcmC*D*c"
 SETTLE_S, LISTEN_S = 0.3, 1.0
 """A microphone clicks when it is opened; then it is listened to."""
 CLIPPED_SHARE = 0.001
-"""As the segmenter has it: more than this at full scale is heard as distortion."""
+"""As the segmenter has it: more than this at full scale is distorted."""
 QUIET_S, QUIET_SEED, QUIET_LEVEL = 2.0, 5, 20
 """Noise at about -64 dBFS that must not open an utterance."""
-TOLD_WITHIN_S = 3.0
 
 
 def microphone(around: Surroundings) -> Outcome:
@@ -37,9 +37,10 @@ def microphone(around: Surroundings) -> Outcome:
     try:
         return _listen(around)
     except DeviceError as error:
-        if daemon and (told := _told(around)):
-            return _held(around, f"not to be opened beside {daemon}", told)
-        raise DeviceError(f"{_held_by(there)}{error}") from error
+        if daemon and (online := _published(around)):
+            return _held(around, f"not to be opened beside {daemon}", online)
+        held = f"held by {', '.join(map(str, there))}; " if there else ""
+        raise DeviceError(f"{held}{error}") from error
 
 
 def _parent(pid: int) -> int:
@@ -53,30 +54,24 @@ def _parent(pid: int) -> int:
     return 0
 
 
-def _held_by(there: list[Holder]) -> str:
-    return f"held by {', '.join(map(str, there))}; " if there else ""
-
-
-def _held(around: Surroundings, who: str, told: str = "") -> Outcome:
-    """The microphone is the daemon's: what it says of it, if it can be asked."""
-    told = told or _told(around)
-    if told == "offline":
+def _held(around: Surroundings, who: str, online: str = "") -> Outcome:
+    """The microphone is the daemon's: what it has published of it, if the broker can be asked."""
+    online = online or _published(around)
+    if online == "offline":
         return failed(
             f"{who}, which says that it is offline",
             "see `journalctl -u roomscribe`; plug the microphone in again, unmute it (`alsamixer`)",
         )
-    return ok(f"{who}, which hears it" if told else f"{who}; its level is not known")
+    return ok(f"{who}, which hears it" if online else f"{who}; its level is not known")
 
 
-def _told(around: Surroundings) -> str:
-    """online or offline, as the daemon told the broker; empty when that is not to be had."""
+def _published(around: Surroundings) -> str:
+    """online or offline, as the daemon has published it; empty when that is not to be had."""
     if not around.settings.mqtt.enabled:
         return ""
     around.doing("asking the broker what the daemon says")
     with contextlib.suppress(Exception):
-        return publishing.retained(around.settings, ("microphone",), TOLD_WITHIN_S).get(
-            "microphone", ""
-        )
+        return publishing.retained(around.settings, ("microphone",)).get("microphone", "")
     return ""
 
 
@@ -125,7 +120,9 @@ def judge_sound(which: str, sound: Samples) -> Outcome:
     return ok(found)
 
 
-def voice_detector(around: Surroundings) -> Outcome:
+def voice_detector(
+    around: Surroundings, sentence: Callable[[], Iterable[Frame]] = spoken_frames
+) -> Outcome:
     """It opens on a sentence and stays closed on quiet noise."""
     around.doing("importing the voice detector")
     from appliance.capture import Segmenter, VoiceDetector
@@ -136,20 +133,33 @@ def voice_detector(around: Surroundings) -> Outcome:
         )
         return [*(one for frame in frames for one in segmenter.push(frame)), *segmenter.flush()]
 
-    around.doing("hearing the packaged sentence")
-    heard = [one for one in utterances(spoken_frames()) if isinstance(one, Window)]
+    around.doing("detecting the packaged sentence")
+    found = [one for one in utterances(sentence()) if isinstance(one, Window)]
     cure = (
         "leave [voice] and [segmenter] out of the configuration; if that does not help, reinstall"
     )
-    if len(heard) != 1:
-        return failed(f"{len(heard)} utterances found in one sentence ({TEXT!r})", cure)
-    if noise := utterances(_quiet_frames()):
+    if len(found) != 1:
+        return failed(f"{len(found)} utterances found in one sentence ({TEXT!r})", cure)
+    if noise := utterances(quiet_frames()):
         return failed(f"{len(noise)} utterances found in quiet noise", cure)
-    return ok(f"a sentence opens it for {heard[0].duration_s:.1f} s, quiet noise does not")
+    return ok(f"a sentence opens it for {found[0].duration_s:.1f} s, quiet noise does not")
 
 
-def _quiet_frames() -> Iterable[Frame]:
+def quiet_frames() -> Iterable[Frame]:
+    """QUIET_S of noise without speech."""
     count = round(SAMPLE_RATE * 0.03)
     rng = np.random.default_rng(QUIET_SEED)
     for number in range(round(QUIET_S / 0.03)):
         yield Frame(rng.normal(0, QUIET_LEVEL, count).astype(np.int16), number * 0.03)
+
+
+CHECKS = (
+    Check(
+        "microphone",
+        microphone,
+        "plug it in again; `roomscribe devices` shows what is there; `systemctl --user restart "
+        "pipewire` (or pulseaudio) wakes a sound server that hangs",
+        within_s=15,
+    ),
+    Check("voice detector", voice_detector, INSTALL, within_s=30),
+)

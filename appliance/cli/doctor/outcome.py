@@ -1,15 +1,17 @@
-"""What a check is, what it is given, and what it says."""
+"""What a check is, what it is given, and its outcome."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.cli.doctor.daemon import Daemon
 from appliance.config import Settings
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
+CONFIGURATION, BUNDLE, BROKER = "configuration", "model bundle", "broker"
+"""Names of checks on which those of other modules stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Surroundings:
     recordings: Path | None = None
     """Folder of recordings on which the NPU is compared with the CPU, too."""
     doing: Callable[[str], None] = lambda _what: None
-    """Told what a check is about to do, for the case that this is the last it does."""
+    """Takes what a check is about to do, for the case that this is the last it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Check:
     """For errors that do not say what to do, and for a check that hangs."""
     within_s: float = 10.0
     """It is given up after this."""
-    needs: tuple[str, ...] = field(default=())
+    needs: tuple[str, ...] = (CONFIGURATION,)
     """Checks without which it says nothing new: it is skipped when one of them failed."""
 
 

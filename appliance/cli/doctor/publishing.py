@@ -1,12 +1,4 @@
-"""The broker: reachable, lets us in, brings our own message back; what is retained there.
-
-A client of its own for each check, with an id that is never the daemon's and without a last will:
-nothing that it does is told to the daemon's subscribers.
-
-The service: what systemd says of it, and what it says of itself.
-
-The local log and the disk that it is on. Opened read-only.
-"""
+"""The broker: reachable, lets us in, brings our message back; the service and what it publishes."""
 
 from __future__ import annotations
 
@@ -14,7 +6,6 @@ import json
 import os
 import secrets
 import shutil
-import sqlite3
 import subprocess
 import time
 from collections.abc import Iterable
@@ -22,23 +13,30 @@ from contextlib import suppress
 from pathlib import Path
 
 from appliance.cli.doctor.daemon import UNIT
-from appliance.cli.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
+from appliance.cli.doctor.outcome import (
+    BROKER,
+    CONFIGURATION,
+    Check,
+    Outcome,
+    Surroundings,
+    failed,
+    ok,
+    skipped,
+)
 from appliance.config import MqttSettings, Settings, node_name
 from appliance.mqtt import Probe, events, password
-from appliance.store import FILE_NAME, SCHEMA, Store, files, folders, repair, store as log_sources
 
 LATE_S = 0.5
 """Retained messages come at once behind the SUBACK; so long is waited for them all the same."""
-
 BIRTH = "homeassistant/status"
+ASK_S = 5.0
+"""systemctl answers at once, or systemd is in trouble."""
 
 
 def reachable(around: Surroundings, connect_s: float = 5.0) -> Outcome:
     """The broker is there and lets us in."""
     mqtt = around.settings.mqtt
-    if not mqtt.enabled:
-        return skipped("mqtt.enabled is false")
-    if why := _unreadable_password(mqtt):
+    if why := _no_broker(around):
         return skipped(why)
     around.doing(f"connecting to the broker {mqtt.host}:{mqtt.port}")
     begun_s = time.monotonic()
@@ -69,33 +67,30 @@ def round_trip(around: Surroundings) -> Outcome:
 
 
 def home_assistant(around: Surroundings) -> Outcome:
-    """What Home Assistant left at its birth topic; for information."""
+    """Home Assistant's retained birth message; for information."""
     if why := _no_broker(around):
         return skipped(why)
     around.doing("waiting for the broker")
-    told = _retained(around.settings, [BIRTH]).get(BIRTH)
-    if told is None:
+    birth = _retained(around.settings, [BIRTH]).get(BIRTH)
+    if birth is None:
         return skipped(f"nothing retained at {BIRTH}, which is usual; nothing to conclude from it")
-    if told == "online":
+    if birth == "online":
         return ok(f"{BIRTH} says online")
-    return skipped(f"{BIRTH} says {told!r}: Home Assistant is down or restarting")
+    return skipped(f"{BIRTH} says {birth!r}: Home Assistant is down or restarting")
 
 
-def retained(settings: Settings, names: Iterable[str], within_s: float) -> dict[str, str]:
+def retained(settings: Settings, names: Iterable[str]) -> dict[str, str]:
     """What is retained on these topics of the node. Raises BrokerError and ConfigError."""
     topics = {events.topic(node_name(settings), name): name for name in names}
-    found = _retained(settings, topics, within_s)
-    return {topics[topic]: payload for topic, payload in found.items()}
+    return {topics[topic]: text for topic, text in _retained(settings, topics).items()}
 
 
-def _retained(
-    settings: Settings, topics: Iterable[str], within_s: float = LATE_S
-) -> dict[str, str]:
+def _retained(settings: Settings, topics: Iterable[str]) -> dict[str, str]:
     topics = list(topics)
     with Probe(settings.mqtt, node_name(settings)) as probe:
         probe.subscribe(topics)
         found = probe.receive(LATE_S, len(topics))
-        return {message.topic: message.payload.decode(errors="replace") for message in found}
+    return {message.topic: message.payload.decode(errors="replace") for message in found}
 
 
 def _no_broker(around: Surroundings) -> str:
@@ -120,10 +115,6 @@ def _unreadable_password(mqtt: MqttSettings) -> str:
 def _allow(mqtt: MqttSettings, node: str) -> str:
     who = repr(mqtt.username) if mqtt.username else "clients without a user name"
     return f"allow {who} to read and write roomscribe/{node}/# in the broker's access list"
-
-
-ASK_S = 5.0
-"""systemctl answers at once, or systemd is in trouble."""
 
 
 def unit(around: Surroundings) -> Outcome:
@@ -159,12 +150,12 @@ def judge_unit(facts: dict[str, str], *, running: str = "") -> Outcome:
 
 
 def own_word(around: Surroundings) -> Outcome:
-    """What the daemon tells its subscribers about itself."""
+    """What the daemon publishes about itself."""
     if not around.settings.mqtt.enabled:
         return skipped("mqtt.enabled is false")
     around.doing("waiting for the broker")
-    told = retained(around.settings, ("availability", "state"), LATE_S)
-    return judge_state(told.get("availability", ""), told.get("state", ""))
+    found = retained(around.settings, ("availability", "state"))
+    return judge_state(found.get("availability", ""), found.get("state", ""))
 
 
 def judge_state(availability: str, payload: str) -> Outcome:
@@ -188,80 +179,35 @@ def judge_state(availability: str, payload: str) -> Outcome:
     return ok(found)
 
 
-LEAST_FREE_MB = 200
-"""The log grows by about 1 kB a sentence; the rest of the system needs room, too."""
-DEEP = 100
-"""More transcripts than this that no broker has: worth saying."""
-
-
-def log(around: Surroundings) -> Outcome:
-    """The store opens, its schema is known, its pages are whole."""
-    settings = around.settings.store
-    file = folders.store_folder(settings) / FILE_NAME
-    with log_sources.in_memory(around.settings) as kept:
-        if kept is not None:
-            return failed(
-                f"the log goes on in memory, lost with the power: {file} cannot be written",
-                "make its disk writable, or free some space; then it is put there by itself",
-            )
-    try:
-        there = file.exists()
-    except PermissionError:
-        return skipped(f"{file.parent} is not for this user: sudo roomscribe doctor")
-    if not there:
-        return skipped(f"{file} is not there: the daemon has not run yet, or keeps it elsewhere")
-    around.doing(f"opening {file}")
-    with Store.open(settings, read_only=True) as opened:
-        around.doing(f"checking every page of {file}")
-        if (trouble := _quick_check(file)) != "ok":
-            cure = (
-                "restart the daemon (`systemctl restart roomscribe`): it sets the file aside and "
-                "goes on with what can be read of it"
-            )
-            return failed(f"{file} is damaged: {trouble}", cure)
-        waiting = opened.depth()
-    size_mb = file.stat().st_size / 1e6
-    damaged = len(repair.asides(file))
-    aside = f"; {damaged} damaged files are set aside beside it" if damaged else ""
-    waits = f"{waiting} transcripts wait for the broker" if waiting else "nothing waits"
-    note = ": see the broker's checks" if waiting > DEEP else ""
-    return ok(f"{file}: schema {SCHEMA}, {size_mb:.1f} MB, whole; {waits}{note}{aside}")
-
-
-def disk(around: Surroundings) -> Outcome:
-    """There is room where the log is, or will be."""
-    place = folders.store_folder(around.settings.store)
-    while not _exists(place):
-        place = place.parent
-    if os.statvfs(place).f_flag & os.ST_RDONLY:
-        return failed(
-            f"the disk of {place} is read-only",
-            "see `dmesg` for why: after an error of the card, replace it",
-        )
-    free_mb = shutil.disk_usage(place).free / 1e6
-    found = f"{free_mb:,.0f} MB free where the log is".replace(",", " ")
-    if free_mb < LEAST_FREE_MB:
-        return failed(
-            f"{found}; wanted are {LEAST_FREE_MB}", "free some space (`du -xh / | sort -h`)"
-        )
-    return ok(found)
-
-
-def _quick_check(file: Path) -> str:
-    """ok, or SQLite's first complaint."""
-    connection = None
-    try:
-        connection, _ = files.connect(file, write=False, busy_s=5)
-        return str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
-    except sqlite3.DatabaseError as error:
-        return str(error)
-    finally:
-        if connection:
-            connection.close()
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
+CHECKS = (
+    Check(
+        BROKER,
+        reachable,
+        "see mqtt.host and mqtt.port, and that a broker runs there",
+        within_s=15,
+    ),
+    Check(
+        "round trip",
+        round_trip,
+        "see the broker's log",
+        within_s=20,
+        needs=(CONFIGURATION, BROKER),
+    ),
+    Check(
+        "Home Assistant",
+        home_assistant,
+        "see the broker's log",
+        within_s=15,
+        needs=(CONFIGURATION, BROKER),
+    ),
+)
+SERVICE_CHECKS = (
+    Check("unit", unit, "see `systemctl status roomscribe`", needs=()),
+    Check(
+        "its own word",
+        own_word,
+        "`journalctl -u roomscribe` has the whole story",
+        within_s=15,
+        needs=(CONFIGURATION, BROKER),
+    ),
+)

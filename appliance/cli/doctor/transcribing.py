@@ -1,7 +1,4 @@
-"""The model: its bundle, and a known sentence through it on the CPU.
-
-A spoken sentence with its text, for the self-tests: synthesised, of no living voice.
-"""
+"""The model: its bundle, the processor's integer arithmetic, a known sentence on the CPU."""
 
 from __future__ import annotations
 
@@ -10,16 +7,30 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from appliance.cli.doctor.outcome import Outcome, Surroundings, failed, ok, skipped
+from appliance.cli.doctor.outcome import (
+    BUNDLE,
+    CONFIGURATION,
+    Check,
+    Outcome,
+    Surroundings,
+    failed,
+    ok,
+    skipped,
+)
 from appliance.config import Settings
-from appliance.model import BUILT_IN
 from appliance.records import SAMPLE_RATE, Frame, Transcription, Window
+
+if TYPE_CHECKING:
+    from appliance.infer import Products
+    from appliance.model import Bundle
 
 FILE = Path(__file__).resolve().parent / "sentence.flac"
 TEXT = "turn off the cellar fan"
+"""A spoken sentence with its text, for the self-tests: synthesised, of no living voice."""
 
 
 def spoken_frames(file: Path = FILE) -> Iterator[Frame]:
@@ -62,14 +73,20 @@ def bundle(around: Surroundings) -> Outcome:
 def arithmetic(around: Surroundings) -> Outcome:
     """ONNX Runtime's products of 8- and 4-bit numbers are right on this processor."""
     around.doing("loading the model's manifest")
-    from appliance.infer import LARGEST_ERROR, find_fault
     from appliance.model import load_bundle
 
     found = load_bundle(around.settings.model.bundle)
+    around.doing("computing INT8 products with known results")
+    return judge_arithmetic(found)
+
+
+def judge_arithmetic(found: Bundle, products: Products | None = None) -> Outcome:
+    """The outcome for a bundle, with `products` in place of ONNX Runtime's."""
+    from appliance.infer import LARGEST_ERROR, find_fault
+
     if found.quantize == "none":
         return skipped(f"{found.name} computes with 32 bits")
-    around.doing("computing INT8 products with known results")
-    if fault := find_fault(found):
+    if fault := find_fault(found, products):
         return failed(fault.found, fault.cure)
     return ok(f"products of 8 and 4 bits are right within {LARGEST_ERROR:.0%}")
 
@@ -93,6 +110,8 @@ def self_test(around: Surroundings) -> Outcome:
 def judge_text(model: str, result: Transcription, took_ms: float) -> Outcome:
     """The outcome for what `model` made of the sentence: the built-in one knows it word for word;
     others may spell it otherwise, and a model of another language makes anything of it."""
+    from appliance.model import BUILT_IN
+
     timing = f"encoder {result.encode_ms:.0f} ms, all {took_ms:.0f} ms"
     found = f"{TEXT!r} is read as {result.text!r}; {timing}"
     if model == BUILT_IN and words(result.text) != words(TEXT):
@@ -108,3 +127,22 @@ def judge_text(model: str, result: Transcription, took_ms: float) -> Outcome:
 def on_cpu(settings: Settings) -> Settings:
     """The same settings with the CPU's encoder."""
     return replace(settings, encoder=replace(settings.encoder, backend="cpu"))
+
+
+CHECKS = (
+    Check(BUNDLE, bundle, "roomscribe model list shows what is installed", within_s=120),
+    Check(
+        "INT8 arithmetic",
+        arithmetic,
+        "install onnxruntime again",
+        within_s=120,
+        needs=(CONFIGURATION, BUNDLE),
+    ),
+    Check(
+        "self-test on the CPU",
+        self_test,
+        "install the model again, or take another one",
+        within_s=180,
+        needs=(CONFIGURATION, BUNDLE),
+    ),
+)

@@ -83,7 +83,7 @@ def test_an_unexpected_error_is_a_failed_check_with_its_text_and_place() -> None
 
     found = check(stumble)
     assert found.status == "failed"
-    assert "KeyError: 'MemAvailable' (test_doctor_bounded.py:" in found.found
+    assert "KeyError: 'MemAvailable' (test_bounded.py:" in found.found
     assert found.cure == "do something"
 
 

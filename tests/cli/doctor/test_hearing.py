@@ -37,7 +37,7 @@ LOOK = """
 import json, sys
 from dataclasses import asdict, replace
 from appliance.cli.doctor.bounded import look
-from appliance.cli.doctor.checks import GROUPS
+from appliance.cli.doctor.main import GROUPS
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import Settings
 check = replace(GROUPS["hearing"][0], within_s=float(sys.argv[1]))
@@ -220,10 +220,9 @@ def test_the_voice_detector_opens_on_speech_alone() -> None:
     assert hearing.voice_detector(Surroundings(Settings())).status == "ok"
 
 
-def test_a_voice_detector_that_hears_no_speech_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hearing, "spoken_frames", hearing._quiet_frames)
-    found = hearing.voice_detector(Surroundings(Settings()))
+def test_a_voice_detector_that_hears_no_speech_is_a_fault() -> None:
+    found = hearing.voice_detector(Surroundings(Settings()), hearing.quiet_frames)
     assert found.status == "failed"
     assert found.found.startswith("0 utterances")
     settings = Settings(voice=VoiceSettings(open_score=0.99, close_score=0.95))
-    assert hearing.voice_detector(Surroundings(settings)).status == "failed"
+    assert hearing.voice_detector(Surroundings(settings), hearing.quiet_frames).status == "failed"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from appliance.cli.doctor import machine
 from appliance.cli.doctor.machine import (
     configuration,
     judge_clock,
@@ -57,16 +56,13 @@ def test_a_library_that_does_not_import_is_named_with_its_own_words(tmp_path: Pa
     )
 
 
-def test_a_library_that_is_too_old_is_named_with_both_versions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_library_that_is_too_old_is_named_with_both_versions() -> None:
     wanted = {"numpy": "99.1", "python": "3.99"}
-    monkeypatch.setattr(machine, "_metadata_of_package", lambda: wanted)
-    found = libraries(AROUND)
+    found = libraries(AROUND, wanted)
     assert found.status == "failed"
     assert found.found.startswith("numpy ")
     assert found.found.endswith(" is older than 99.1")
-    assert "wanted is 3.99 or newer" in python(AROUND).found
+    assert "wanted is 3.99 or newer" in python(AROUND, wanted).found
 
 
 def test_wanted_versions_come_from_the_packages_metadata() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from rigs.disks import House
 from rigs.needs import needs_memory
 from rigs.publishing import transcript
 
-from appliance.cli.doctor import publishing
+from appliance.cli.doctor import storage
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import Settings, StoreSettings
 from appliance.daemon.health import Health
@@ -32,7 +31,7 @@ def test_a_whole_log_is_well_while_the_daemon_writes(tmp_path: Path) -> None:
             store.append(transcript())
         store.move_cursor(1)
         before = (tmp_path / FILE_NAME).read_bytes()
-        found = publishing.log(around(tmp_path))
+        found = storage.log(around(tmp_path))
         assert found.status == "ok"
         assert "schema 2" in found.found
         assert "2 transcripts wait" in found.found
@@ -41,7 +40,7 @@ def test_a_whole_log_is_well_while_the_daemon_writes(tmp_path: Path) -> None:
 
 
 def test_a_log_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    assert publishing.log(around(tmp_path / "none")).status == "skipped"
+    assert storage.log(around(tmp_path / "none")).status == "skipped"
     assert not (tmp_path / "none").exists()
 
 
@@ -52,7 +51,7 @@ def test_a_file_that_is_no_log_yet_is_not_made_one(tmp_path: Path) -> None:
     empty.close()
     before = file.read_bytes()
     with pytest.raises(StoreError, match="no such table"):
-        publishing.log(around(tmp_path))
+        storage.log(around(tmp_path))
     assert file.read_bytes() == before
 
 
@@ -65,7 +64,7 @@ def test_a_damaged_page_is_found(tmp_path: Path) -> None:
     middle = len(content) // 2 // 4096 * 4096
     content[middle : middle + 4096] = b"\xa5" * 4096
     file.write_bytes(content)
-    found = publishing.log(around(tmp_path))
+    found = storage.log(around(tmp_path))
     assert found.status == "failed"
     assert "is damaged" in found.found
     assert "sets the file aside" in found.cure
@@ -74,12 +73,12 @@ def test_a_damaged_page_is_found(tmp_path: Path) -> None:
 def test_another_kind_of_file_and_a_newer_log_are_told(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"no database at all" * 100)
     with pytest.raises(StoreError, match="another kind of file"):
-        publishing.log(around(tmp_path))
+        storage.log(around(tmp_path))
     (tmp_path / FILE_NAME).unlink()
     with sqlite3.connect(tmp_path / FILE_NAME) as newer:
         newer.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="expected schema 2 or older, found 99"):
-        publishing.log(around(tmp_path))
+        storage.log(around(tmp_path))
 
 
 @needs_memory
@@ -91,22 +90,22 @@ def test_a_read_only_disk_is_a_fault_and_a_log_in_memory_another(
     settings = Settings(store=house.settings)
     with Store.open(house.settings) as store:
         store.append(transcript())
-    assert publishing.log(Surroundings(settings)).status == "ok"
-    assert publishing.disk(Surroundings(settings)).status == "failed", "it is a small disk"
+    assert storage.log(Surroundings(settings)).status == "ok"
+    assert storage.disk(Surroundings(settings)).status == "failed", "it is a small disk"
     house.read_only()
-    assert publishing.log(Surroundings(settings)).status == "ok", "read where it cannot be written"
-    assert "is read-only" in publishing.disk(Surroundings(settings)).found
+    assert storage.log(Surroundings(settings)).status == "ok", "read where it cannot be written"
+    assert "is read-only" in storage.disk(Surroundings(settings)).found
     with Store(lasting_log(settings, Health()), house.settings) as store:
         store.append(transcript())
-        found = publishing.log(Surroundings(settings))
+        found = storage.log(Surroundings(settings))
     assert found.status == "failed"
     assert "goes on in memory" in found.found
 
 
-def test_a_full_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert publishing.disk(around(tmp_path / "not" / "yet")).status == "ok"
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _place: usage(10, 10, 5_000_000))
-    found = publishing.disk(around(tmp_path))
+def test_a_full_disk_is_a_fault(tmp_path: Path) -> None:
+    assert storage.disk(around(tmp_path / "not" / "yet")).status == "ok"
+    free_mb = shutil.disk_usage(tmp_path).free // 1_000_000
+    found = storage.disk(around(tmp_path), least_free_mb=free_mb + 10_000)
     assert found.status == "failed"
-    assert "5 MB free" in found.found
+    assert "MB free" in found.found
+    assert f"wanted are {free_mb + 10_000}" in found.found

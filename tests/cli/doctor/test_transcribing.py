@@ -43,16 +43,12 @@ def test_another_model_is_asked_for_any_text_that_ends(bundle_folder: Path) -> N
     assert "is read as" in found.found
 
 
-def test_the_int8_arithmetic_is_checked_where_a_model_has_any(
-    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_int8_arithmetic_is_checked_where_a_model_has_any(bundle_folder: Path) -> None:
     assert transcribing.arithmetic(around(bundle_folder)).status == "skipped"
     whole = load_bundle(bundle_folder)
     int8 = replace(whole, quantize="int8", zero_points=True)
-    monkeypatch.setattr("appliance.model.bundle.load_bundle", lambda _name: int8)
-    assert transcribing.arithmetic(around(bundle_folder)).status == "ok"
-    monkeypatch.setattr("appliance.infer.arithmetic.open_products", lambda **_options: Saturating())
-    found = transcribing.arithmetic(around(bundle_folder))
+    assert transcribing.judge_arithmetic(int8).status == "ok"
+    found = transcribing.judge_arithmetic(int8, Saturating())
     assert found.status == "failed"
     assert "many_rows off by 49%" in found.found
     assert "--quantize none" in found.cure
