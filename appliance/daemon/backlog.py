@@ -1,7 +1,8 @@
-"""Windows that wait to be transcribed: in the order in which they were heard, bounded, and with few
-samples in memory: those of the others are in the spool until their turn comes.
+"""Windows that wait to be transcribed: a bounded queue in the order in which they were spoken, and
+the lease under which one of them is handed out.
 
-When too much waits, the oldest window is dropped; the newest speech matters most in a house.
+Few samples are in memory: those of the others are in the spool until their turn comes. When too
+much waits, the oldest window is dropped; the newest speech matters most in a house.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
-from appliance.config import SpoolSettings
+from appliance.config import Settings
 from appliance.daemon.health import Health
-from appliance.daemon.spool import DEATHS, Kept, Spool
+from appliance.daemon.spool import Spool
+from appliance.errors import DeviceError
 from appliance.records import Discarded, Window
 
 log = logging.getLogger("roomscribe.daemon")
@@ -25,52 +28,122 @@ HELD = 4
 """So many windows at most keep their samples here although the spool has them, too."""
 UNSPOOLED = 64
 """So many windows wait at most that the spool does not have."""
+DEATHS = 2
+"""A window that was being transcribed when so many processes died is tried apart."""
+FAILURES_IN_A_ROW = 3
+"""So many windows failing one after another are a broken device, not a strange sound."""
 BEHIND_S = 30.0
-"""More speech than this, waiting, is told as a trouble."""
+"""More speech than this, waiting, is a trouble."""
 CAUGHT_UP_S = 10.0
 """Less than this is no trouble any more."""
 
 
-@dataclass(slots=True, eq=False)
-class Waiting:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
     """A window in the queue."""
 
     id: str
     utterance_id: str
     duration_s: float
-    deaths: int
-    """How many processes ended while they transcribed it."""
     queued_s: float
-    """When it was queued, on time.monotonic()'s clock."""
-    window: Window | None
+    deaths: int = 0
+    window: Window | None = None
     """None when it is in the spool alone."""
-    spooled: bool
+    spooled: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A window whose turn has come."""
+class Lease:
+    """A window whose turn has come; nobody else gets it. Any thread may call any method.
 
-    window: Window
-    deaths: int
-    queued_s: float
+    It ends with `done`, `discard`, `set_aside` or `failed`. The window of a lease that is not
+    ended, and of one that failed with others in a row, is found by the next start.
+    """
+
+    def __init__(self, backlog: Backlog, window: Window, queued_s: float, deaths: int) -> None:
+        """The window was queued at `queued_s` (time.monotonic()); `deaths` processes died while
+        they transcribed it.
+        """
+        self.window, self.queued_s, self.deaths = window, queued_s, deaths
+        self.here = deaths < DEATHS
+        """True when it may be transcribed in this process."""
+        self._backlog, self._spool = backlog, backlog._spool
+        if self.here:
+            self.try_here()
+
+    def try_here(self) -> None:
+        """Has it transcribed in this process: its death before `transcribed` is counted."""
+        self.here = True
+        self._spool.begin(self.window.id)
+
+    def transcribed(self) -> None:
+        """The window waits for the store alone, and no death is its fault any more.
+
+        What failed just before was no broken device, then, and is not tried again.
+        """
+        failed, self._backlog._failed = self._backlog._failed, []
+        for window_id in failed:
+            self._spool.done(window_id)
+        self._spool.survived(self.window.id)
+
+    def done(self) -> None:
+        """The transcript is in the store, or nobody wants the window any more."""
+        self._backlog._leased.discard(self.window.id)
+        self._spool.done(self.window.id)
+
+    def discard(self, reason: str) -> None:
+        """The window gives no transcript, which is reported."""
+        window = self.window
+        self._backlog._discard(Discarded(reason, window.utterance_id, window.duration_s))
+        self.done()
+
+    def set_aside(self, trouble: str) -> None:
+        """The window kills whatever transcribes it."""
+        log.error("a window of %.1f s is set aside: %s", self.window.duration_s, trouble)
+        self._backlog._health.count("set_aside")
+        self.discard("set_aside")
+
+    def failed(self, error: Exception) -> None:
+        """Transcribing it failed, which is reported.
+
+        Raises DeviceError when several windows failed here in a row.
+        """
+        window, backlog = self.window, self._backlog
+        log.error("a window of %.1f s failed: %s", window.duration_s, error, exc_info=error)
+        if not self.here:
+            self.discard("failed")
+            return
+        # the spool keeps it until another one does not fail: were it the device, the next start
+        # would try it again
+        backlog._discard(Discarded("failed", window.utterance_id, window.duration_s))
+        backlog._leased.discard(window.id)
+        backlog._failed.append(window.id)
+        if len(backlog._failed) >= FAILURES_IN_A_ROW:
+            raise DeviceError(
+                f"transcribing failed {len(backlog._failed)} times in a row, last with: {error}"
+            ) from error
 
 
 class Backlog:
     """The queue between the segmenter and the encoder. Any thread may call any method."""
 
     def __init__(
-        self,
-        spool: Spool,
-        settings: SpoolSettings,
-        health: Health,
-        discard: Callable[[Discarded], None],
+        self, settings: Settings, health: Health, discard: Callable[[Discarded], None]
     ) -> None:
-        """Begins with what was left in `spool`; `discard` is told of each window that is lost."""
-        self._spool, self._limit = spool, settings.limit_mb << 20
+        """Opens the spool and begins with what was left in it; `discard` is called with each window
+        that gives no transcript.
+        """
+        self._spool, self._limit = Spool.open(settings, health), settings.spool.limit_mb << 20
         self._health, self._discard = health, discard
         self._news = threading.Condition()
-        self._waiting: deque[Waiting] = deque(_left(kept) for kept in spool.left())
+        now_s = time.monotonic()
+        self._waiting = deque(
+            _Waiting(kept.id, kept.utterance_id, kept.duration_s, now_s, kept.attempts)
+            for kept in self._spool.left()
+        )
+        self._leased: set[str] = set()
+        """Ids of the windows whose lease has not ended."""
+        self._failed: list[str] = []
+        """Ids of the windows that failed in a row."""
         self._ends_s = math.inf
         """When it is over even if windows wait."""
         self._complete = False
@@ -79,7 +152,7 @@ class Backlog:
         if self._waiting:
             health.count("recovered", len(self._waiting))
             log.info("%d windows were left by the process before", len(self._waiting))
-        self._tell()
+        self._judge()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -90,23 +163,26 @@ class Backlog:
         with self._news:
             held = sum(1 for one in self._waiting if one.window) < HELD
             self._waiting.append(
-                Waiting(
+                _Waiting(
                     window.id,
                     window.utterance_id,
                     window.duration_s,
-                    0,
                     time.monotonic(),
-                    window if held or not spooled else None,
-                    spooled,
+                    window=window if held or not spooled else None,
+                    spooled=spooled,
                 )
             )
             dropped = self._surplus()
             self._news.notify()
         for one in dropped:
-            self._drop(one)
-        self._tell()
+            if not self._dropping:
+                self._dropping = True
+                log.error("too much speech waits to be transcribed: the oldest is dropped")
+            self._health.count("lost_overload")
+            self._discard(Discarded("overload", one.utterance_id, one.duration_s))
+        self._judge()
 
-    def next(self, timeout_s: float) -> Taken | None:
+    def take(self, timeout_s: float) -> Lease | None:
         """The oldest window, whose transcription begins now; None when none came for a while."""
         with self._news:
             if not self._waiting and not self.over:
@@ -114,15 +190,15 @@ class Backlog:
             if not self._waiting or self.over:
                 return None
             one = self._waiting.popleft()
-        self._tell()
+            self._leased.add(one.id)
+        self._judge()
         window = one.window or self._spool.load(one.id)
-        if window is None:
-            self._spool.done(one.id)
-            self._discard(Discarded("failed", one.utterance_id, one.duration_s))
-            return None
-        if one.deaths < DEATHS:
-            self._spool.begin(one.id)
-        return Taken(window, one.deaths, one.queued_s)
+        if window:
+            return Lease(self, window, one.queued_s, one.deaths)
+        self._leased.discard(one.id)
+        self._spool.done(one.id)
+        self._discard(Discarded("failed", one.utterance_id, one.duration_s))
+        return None
 
     def complete(self, within_s: float = math.inf) -> None:
         """Nothing follows; what still waits after `within_s` is left to the next start."""
@@ -142,15 +218,29 @@ class Backlog:
         return time.monotonic() >= self._ends_s
 
     def lost(self) -> int:
-        """How many of those that wait would be lost with the process."""
+        """How many windows, waiting or leased, would be lost with the process."""
+        kept = {one.id for one in self._spool.left()}
         with self._news:
-            return sum(1 for one in self._waiting if not one.spooled)
+            return len({*self._leased, *(one.id for one in self._waiting)} - kept)
 
-    def _surplus(self) -> list[Waiting]:
+    def close(self) -> None:
+        """Says what the next start finds, and what nobody will; closes the spool."""
+        if left := len(self._spool.left()):
+            log.info("%d windows are left to the next start", left)
+        if lost := self.lost():
+            log.error("stopped with %d windows untranscribed or transcripts unstored", lost)
+        self._spool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _surplus(self) -> list[_Waiting]:
         """Takes out the oldest windows until the rest is within the limits."""
-        dropped: list[Waiting] = []
         unspooled = [one for one in self._waiting if not one.spooled]
-        dropped += unspooled[: max(0, len(unspooled) - UNSPOOLED)]
+        dropped = unspooled[: max(0, len(unspooled) - UNSPOOLED)]
         size = self._spool.size
         for one in self._waiting if size > self._limit else ():
             while self._spool.size > self._limit and self._spool.release():
@@ -164,21 +254,13 @@ class Backlog:
             self._waiting.remove(one)
         return dropped
 
-    def _drop(self, one: Waiting) -> None:
-        if not self._dropping:
-            self._dropping = True
-            log.error("too much speech waits to be transcribed: the oldest is dropped")
-        self._health.count("lost_overload")
-        self._discard(Discarded("overload", one.utterance_id, one.duration_s))
-
-    def _tell(self) -> None:
+    def _judge(self) -> None:
         """Says so when the appliance falls behind, and when it has caught up."""
         with self._news:
             waiting_s = sum(one.duration_s for one in self._waiting)
             number = len(self._waiting)
             was, bound_s = self._behind, CAUGHT_UP_S if self._behind else BEHIND_S
-            self._behind = waiting_s > bound_s
-            behind = self._behind
+            behind = self._behind = waiting_s > bound_s
             self._dropping = self._dropping and behind
         if behind == was:
             return
@@ -193,16 +275,3 @@ class Backlog:
             if behind
             else None,
         )
-
-
-def _left(kept: Kept) -> Waiting:
-    """A window of the process before."""
-    return Waiting(
-        kept.id,
-        kept.utterance_id,
-        kept.duration_s,
-        kept.attempts,
-        time.monotonic(),
-        None,
-        True,
-    )

@@ -35,7 +35,7 @@ def set_up(settings: JournalSettings) -> None:
     root.setLevel(settings.level.upper())
 
 
-def heard(stored: StoredTranscript, settings: JournalSettings) -> None:
+def log_transcript(stored: StoredTranscript, settings: JournalSettings) -> None:
     """One line for a stored transcript; its text only when the configuration asks for it."""
     transcript = stored.transcript
     text = f": {transcript.text}" if settings.text else ""
@@ -59,9 +59,9 @@ def heard(stored: StoredTranscript, settings: JournalSettings) -> None:
 
 
 def notify(state: str) -> bool:
-    """Tells systemd `state`, such as READY=1 or WATCHDOG=1; False when it does not listen.
+    """Tells systemd `state`, such as READY=1 or WATCHDOG=1; False when it is not there.
 
-    Any thread. Never raises: being heard by systemd is not what the appliance lives for.
+    Any thread. Never raises: the appliance works without systemd, too.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:

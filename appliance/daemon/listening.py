@@ -1,4 +1,4 @@
-"""The capture thread's work: reads the source; a microphone that is lost is opened again.
+"""The capture supervisor: reads the source and opens it again when it is lost.
 
 While the appliance is muted no source is open.
 """
@@ -21,9 +21,12 @@ log = logging.getLogger("roomscribe.daemon")
 REOPEN_PAUSE_S = 1.0
 """Between two attempts to open a microphone that is not there; one costs some 10 ms of CPU."""
 REOPEN_AT_ONCE_S = 0.1
-"""After sound has come: what was lost for a moment is heard again after a moment."""
+"""The same after sound has come: what was lost for a moment is back after a moment."""
 REST_S = 1.0
-"""While muted the thread shows that it lives this often."""
+"""While muted the thread shows this often that it is not stuck."""
+
+Opener = Callable[[CaptureSettings, Recorder], Source]
+"""Opens the configured source; raises DeviceError, and AudioError for a recording."""
 
 
 class CaptureSupervisor:
@@ -34,16 +37,20 @@ class CaptureSupervisor:
         settings: CaptureSettings,
         health: Health,
         mute: Mute,
-        hear: Callable[[Frame], None],
+        put: Callable[[Frame], None],
         lose: Callable[[], None],
+        *,
+        source: Opener = open_source,
+        reopen_pause_s: float = REOPEN_PAUSE_S,
     ) -> None:
         """Opens the source unless muted. A microphone that is not there is a trouble, waited for.
 
-        `hear` is called with each frame, `lose` when the source was lost or muted; both by the
+        `put` is called with each frame, `lose` when the source was lost or muted; both by the
         thread that listens. Raises AudioError for a recording.
         """
         self._settings, self._health, self._mute = settings, health, mute
-        self._hear, self._lose = hear, lose
+        self._put, self._lose = put, lose
+        self._open, self._reopen_pause_s = source, reopen_pause_s
         self._stopping = threading.Event()
         self._woken = threading.Event()
         self._lock = threading.Lock()
@@ -51,14 +58,14 @@ class CaptureSupervisor:
         self._source: Source | None = None
         self._muted = mute.on
         self._silenced = False
-        self._told: set[str] = set()
-        """What was said of the microphone since sound last came."""
+        self._logged: set[str] = set()
+        """Troubles of the microphone since sound last came."""
         if self._muted:
             return
         try:
-            self._source = open_source(settings, self._recorder)
+            self._source = source(settings, self._recorder)
         except DeviceError as error:
-            self._tell(str(error))
+            self._trouble(str(error))
 
     @property
     def description(self) -> str | None:
@@ -72,7 +79,7 @@ class CaptureSupervisor:
         return self._muted
 
     def listen(self, moved: Callable[[], None]) -> None:
-        """Hears until the source ends or `stop` is called; calls `moved` at every progress."""
+        """Reads until the source ends or `stop` is called; calls `moved` at every progress."""
         try:
             while True:
                 self._woken.clear()
@@ -108,7 +115,7 @@ class CaptureSupervisor:
         self._recorder.interrupt()
 
     def _rest(self, moved: Callable[[], None]) -> None:
-        """Hears nothing until the mute is turned or `stop` is called."""
+        """Keeps the source closed until the mute is turned or `stop` is called."""
         with self._lock:
             source, self._source = self._source, None
         if source:  # opened before, and never read
@@ -122,7 +129,7 @@ class CaptureSupervisor:
         self._become(muted=False)
 
     def _become(self, *, muted: bool) -> None:
-        """Says so to whom it concerns."""
+        """Notes and logs the change; a microphone that is not wanted has no trouble."""
         if self._muted != muted:
             self._muted = muted
             log.info("the microphone is %s", "closed" if muted else "to be opened")
@@ -130,10 +137,10 @@ class CaptureSupervisor:
         self._health.on_change()
 
     def _read(self, moved: Callable[[], None]) -> bool:
-        """Hears until the source is closed, and waits if it was lost; True when it has ended."""
+        """Reads until the source is closed, and waits if it was lost; True when it has ended."""
         with self._lock:
             self._silenced = self._mute.on
-        heard = False
+        sound = False
         try:
             with self._mute.listening(), self._opened() as source:
                 for frame in source.frames():
@@ -141,14 +148,14 @@ class CaptureSupervisor:
                         break
                     moved()
                     self._judge(source)
-                    self._hear(frame)
-                    heard = True
+                    self._put(frame)
+                    sound = True
         except DeviceError as error:
             if not (self._silenced or self._stopping.is_set()):
-                # the trouble is told before the source is forgotten: no state has neither
-                self._tell(str(error))
+                # the trouble is set before the source is forgotten: no state has neither
+                self._trouble(str(error))
                 self._forget()
-                self._woken.wait(REOPEN_AT_ONCE_S if heard else REOPEN_PAUSE_S)
+                self._woken.wait(REOPEN_AT_ONCE_S if sound else self._reopen_pause_s)
                 moved()
                 return False
         if not self._silenced:
@@ -159,7 +166,7 @@ class CaptureSupervisor:
 
     def _opened(self) -> Source:
         """The source, opened unless it is. Raises DeviceError."""
-        source = self._source or open_source(self._settings, self._recorder)
+        source = self._source or self._open(self._settings, self._recorder)
         with self._lock:
             self._source = source
             if self._silenced or self._stopping.is_set():
@@ -167,12 +174,12 @@ class CaptureSupervisor:
         return source
 
     def _judge(self, source: Source) -> None:
-        """Says what is wrong with the sound that comes."""
-        if self._told and not source.silence:
+        """Sets what is wrong with the sound that comes."""
+        if self._logged and not source.silence:
             log.info("listening to %s", source.description)
-            self._told.clear()
+            self._logged.clear()
         if source.silence:
-            self._tell(source.silence)
+            self._trouble(source.silence)
         else:
             self._health.trouble("microphone", None)
         if self._health.trouble("sound", source.trouble or None) and source.trouble:
@@ -185,9 +192,9 @@ class CaptureSupervisor:
         self._health.trouble("sound", None)
         self._lose()
 
-    def _tell(self, trouble: str) -> None:
+    def _trouble(self, trouble: str) -> None:
         """Sets what is wrong, and logs it once, however often it is met."""
         self._health.trouble("microphone", trouble)
-        if trouble not in self._told:
-            self._told.add(trouble)
+        if trouble not in self._logged:
+            self._logged.add(trouble)
             log.warning("%s", trouble)

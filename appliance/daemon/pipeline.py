@@ -1,12 +1,10 @@
-"""The corridor: builds the stages, joins them with bounded queues, starts, supervises, stops.
+"""The running appliance: builds the stages, joins them with bounded queues, starts, watches, stops.
 
     capture --frames--> segmenter --windows--> encoder --states--> transcriber --> store
                                                                      publisher <--/
 
-Only this module and `stage` say Thread and Queue. Started from the end of the path, stopped from
-its beginning, so that what was heard is still published.
-
-One thread of the pipeline, and how it waits for its queue.
+Only this module makes threads and queues. It starts at the end of the path and stops at its
+beginning, so that what was said is still published.
 """
 
 from __future__ import annotations
@@ -17,39 +15,73 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from queue import Empty, Full, Queue
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from appliance import __version__, system
-from appliance.capture import Segmenter, VoiceDetector
-from appliance.config import Settings, node_name
-from appliance.daemon import health as vitals
-from appliance.daemon.backlog import Backlog
+from appliance.capture import Segmenter, VoiceDetector, open_source
+from appliance.config import SegmenterSettings, Settings, StoreSettings, node_name
+from appliance.daemon.backlog import Backlog, Lease
 from appliance.daemon.health import Health
-from appliance.daemon.listening import CaptureSupervisor
+from appliance.daemon.listening import CaptureSupervisor, Opener
 from appliance.daemon.mute import Mute
-from appliance.daemon.retry import Retry
+from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, retry
 from appliance.daemon.scribe import EncodedWindow, Scribe
-from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError
-from appliance.infer import open_transcriber
+from appliance.infer import Transcriber, open_transcriber
 from appliance.mqtt import Publisher, subscriptions
 from appliance.records import ApplianceState, ApplianceStats, Frame, Window
 from appliance.store import FILE_NAME, LastingDatabase, MemoryFolder, Store, store_folder
 
-log = logging.getLogger("roomscribe")
+log = logging.getLogger("roomscribe.daemon")
 
 IDLE_S = 1.0
+"""A stage that waits for its queue shows this often that it is not stuck."""
+FRAMES_WAITING = 1000
+"""30 s of sound: longer than any window takes; beyond it frames are dropped and counted."""
+STATES_WAITING = 1
+"""One window is encoded ahead while another is decoded; more would only cost memory."""
+LISTEN_FIRST_S = 2.0
+"""What was left by the process before waits for sound, at most so long."""
+STOP_WITHIN_S = 4.0
+"""Of the 5 s that systemd is promised."""
+DECODE_WITHIN_S = 1.0
+"""Of these, for the windows that are with the encoder and the decoder when time is up."""
+JOIN_WITHIN_S = {"capture": 1.0, "segmenter": 1.0}
+"""A stalled audio server must not take the time that transcribing needs."""
 
 Item = TypeVar("Item")
 
 
 class Sentinel(enum.Enum):
-    """What a queue carries besides sound."""
+    """A mark in a queue, between the items that came before it and those that come after."""
 
     LOST = "the source was lost in mid-stream"
     END = "nothing follows"
+
+
+class StageQueue(Queue[Item | Sentinel], Generic[Item]):
+    """What waits between two stages: at most `maxsize` items, and the marks among them.
+
+    A full queue takes no item (`put_nowait` raises Full). It always takes a mark, and nobody waits
+    for that: one that follows its like says nothing new and is left out, so that at most one of
+    each kind stands behind the last item.
+    """
+
+    def mark(self, mark: Sentinel) -> None:
+        """Puts a mark, full or not. Any thread."""
+        with self.mutex:
+            if not self.queue or self.queue[-1] is not mark:
+                self._put(mark)
+                self.not_empty.notify()
+
+    def next(self, idle_s: float) -> Item | Sentinel | None:
+        """The oldest item or mark; None when nothing came for a while."""
+        try:
+            return self.get(timeout=idle_s)
+        except Empty:
+            return None
 
 
 class Stage(threading.Thread):
@@ -90,107 +122,76 @@ class Stage(threading.Thread):
         return time.monotonic() - self._moved_s if self.is_alive() else 0.0
 
 
-def slowest(stages: Iterable[Stage]) -> tuple[float, str]:
-    """Seconds since the one that moved longest ago did, and its name."""
-    return max(((stage.still_s(), stage.name) for stage in stages), default=(0.0, ""))
-
-
-def next_item(queue: Queue[Item]) -> Item | None:
-    """The queue's next item; None when nothing came for a while."""
-    try:
-        return queue.get(timeout=IDLE_S)
-    except Empty:
-        return None
-
-
-def put(queue: Queue[Item], item: Item, stage: Stage) -> None:
-    """Waits for room and queues the item. The next stage is watched by itself: waiting for it is
-    no standing still.
-    """
-    while True:
-        try:
-            queue.put(item, timeout=IDLE_S)
-            break
-        except Full:
-            stage.moved()
-    stage.moved()
-
-
-def end(followers: Queue[Item | Sentinel]) -> None:
-    """Tells the next stage that nothing follows; for a stage that could not say so itself."""
-    with contextlib.suppress(Full):
-        followers.put_nowait(Sentinel.END)
-
-
 def lasting_log(settings: Settings, health: Health) -> LastingDatabase:
-    """The daemon's log, in memory while its disk refuses. Raises PublishError."""
+    """The daemon's log, in memory while its disk refuses. Raises StoreError."""
     tell = functools.partial(health.trouble, "log")
     return LastingDatabase(store_folder(settings.store) / FILE_NAME, MemoryFolder(settings), tell)
-
-
-FRAMES_WAITING = 1000
-"""30 s of sound: longer than any window takes; beyond it frames are dropped and counted."""
-LISTEN_FIRST_S = 2.0
-"""What was left by the process before waits for sound, at most so long."""
-STATES_WAITING = 1
-"""One window is encoded ahead while another is decoded; more would only cost memory."""
-STOP_WITHIN_S = 4.0
-"""Of the 5 s that systemd is promised."""
-DECODE_WITHIN_S = 1.0
-"""Of these, for the windows that are with the encoder and the decoder when time is up."""
-JOIN_WITHIN_S = {"capture": 1.0, "segmenter": 1.0}
-"""A stalled audio server must not take the time that transcribing needs."""
 
 
 class Pipeline:
     """A running appliance: `start`, wait for `ended`, `stop`; all from one thread."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Opens store, model and sound source; raises any RoomscribeError, leaving nothing open."""
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        source: Opener = open_source,
+        segmenter: Callable[[VoiceDetector, SegmenterSettings, float], Segmenter] = Segmenter,
+        transcriber: Callable[[Settings], Transcriber] = open_transcriber,
+        store: Callable[[LastingDatabase, StoreSettings], Store] = Store,
+        publisher: Callable[..., Publisher] = Publisher,
+        idle_s: float = IDLE_S,
+        retry_within_s: float = RETRY_WITHIN_S,
+    ) -> None:
+        """Opens store, model and sound source; raises any RoomscribeError, leaving nothing open.
+
+        The keywords are what the stages are made with; tests give others.
+        """
         self.health = Health()
         self.ended = threading.Event()
         """Set when the source came to its end, or a stage failed."""
         self.sounding = threading.Event()
         """Set once sound has come from the source."""
         self._settings, self._machine = settings, system.machine()
+        self._idle_s, self._retry_within_s = idle_s, retry_within_s
         self._stopping = False
-        self._frames: Queue[Frame | Sentinel] = Queue(FRAMES_WAITING)
-        self._heard: Queue[EncodedWindow | Sentinel] = Queue(STATES_WAITING)
+        self._frames: StageQueue[Frame] = StageQueue(FRAMES_WAITING)
+        self._states: StageQueue[EncodedWindow] = StageQueue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
             self._log = lasting_log(settings, self.health)
-            store = opened.enter_context(Store(self._log, settings.store))
+            log_store = opened.enter_context(store(self._log, settings.store))
             node = node_name(settings)
             self.mute = Mute(store_folder(settings.store))
-            transcriber = opened.enter_context(open_transcriber(settings))
-            transcriber.warm_up()
-            self.health.trouble("arithmetic", transcriber.trouble or None)
-            self._segmenter = Segmenter(
-                VoiceDetector(settings.voice), settings.segmenter, transcriber.bundle.window_s
+            model = opened.enter_context(transcriber(settings))
+            model.warm_up()
+            self.health.trouble("arithmetic", model.trouble or None)
+            self._encoder = model.encoder
+            self._segmenter = segmenter(
+                VoiceDetector(settings.voice), settings.segmenter, model.bundle.window_s
             )
             self._publisher = (
-                Publisher(
+                publisher(
                     settings.mqtt,
                     node,
-                    store,
+                    log_store,
                     self.state,
                     home_assistant=settings.homeassistant,
                     stats_source=self.stats,
-                    subscriptions=subscriptions(settings.history, node, store, self.mute),
+                    subscriptions=subscriptions(settings.history, node, log_store, self.mute),
                 )
                 if settings.mqtt.enabled
                 else None
             )
             listeners = (self._publisher,) if self._publisher else ()
-            self._encoder = transcriber.encoder
-            spool = opened.enter_context(Spool.open(settings, self.health))
-            self._scribe = Scribe(settings, transcriber, store, self.health, listeners, spool=spool)
-            self._backlog = Backlog(spool, settings.spool, self.health, self._scribe.discard)
-            self._second_try = Retry(settings, spool, self._backlog, self._scribe)
-            lose = functools.partial(self._frames.put, Sentinel.LOST)
-            self._ears = CaptureSupervisor(
-                settings.capture, self.health, self.mute, self._put, lose
+            self._scribe = Scribe(settings, model, log_store, self.health, listeners)
+            self._backlog = opened.enter_context(
+                Backlog(settings, self.health, self._scribe.discard)
             )
-            self.mute.on_change = self._ears.obey
+            lose = functools.partial(self._frames.mark, Sentinel.LOST)
+            self._supervisor = CaptureSupervisor(
+                settings.capture, self.health, self.mute, self._put, lose, source=source
+            )
+            self.mute.on_change = self._supervisor.obey
             self._opened = opened.pop_all()
         if self._publisher:
             self.health.on_change = self._publisher.notify
@@ -212,22 +213,23 @@ class Pipeline:
             stage.start()
 
     def stop(self) -> None:
-        """Ends the stages, the first one of the path first; what was heard is published."""
+        """Ends the stages, the first one of the path first; what was said is published."""
         deadline_s = time.monotonic() + STOP_WITHIN_S
         self._stopping = True
-        self._ears.stop()
+        self._supervisor.stop()
         for stage in reversed(self._stages):
             left_s = max(0.2, deadline_s - time.monotonic())
             if stage.name == "publisher" and self._publisher:
                 self._publisher.stop(max(0.5, left_s - 0.5))
             stage.leave(min(left_s, JOIN_WITHIN_S.get(stage.name, left_s)))
+            # a stage that was left behind cannot say itself that nothing follows
             if stage.name == "capture":
-                end(self._frames)
+                self._frames.mark(Sentinel.END)
             elif stage.name == "segmenter":
                 self._backlog.complete(deadline_s - time.monotonic() - DECODE_WITHIN_S)
             elif stage.name == "encoder":
-                end(self._heard)
-        self._scribe.take_leave(self._backlog.lost())
+                self._states.mark(Sentinel.END)
+        self._scribe.flush()
         self._opened.close()
 
     def check(self) -> None:
@@ -237,17 +239,18 @@ class Pipeline:
                 raise stage.error
 
     def still_s(self) -> tuple[float, str]:
-        """Seconds since the slowest stage last moved, and its name.
+        """Seconds since the stage moved that moved longest ago, and its name.
 
         A recording may keep its reader waiting (a pipe); a microphone may not.
         """
         may_wait = "capture" if self._settings.capture.recording else ""
-        return slowest(stage for stage in self._stages if stage.name != may_wait)
+        watched = [stage for stage in self._stages if stage.name != may_wait]
+        return max(((stage.still_s(), stage.name) for stage in watched), default=(0.0, ""))
 
     def state(self) -> ApplianceState:
         """How the appliance is, for the `state` topic. Any thread; does not wait."""
-        microphone = self._ears.description
-        muted, troubles = self._ears.muted, self.health.troubles()
+        microphone = self._supervisor.description
+        muted, troubles = self._supervisor.muted, self.health.troubles()
         return ApplianceState(
             status="muted" if muted else "degraded" if troubles else "running",
             reasons=(*troubles.values(), *filter(None, [self.mute.unsaved])),
@@ -255,7 +258,7 @@ class Pipeline:
             model=self._scribe.model,
             microphone=microphone or "none",
             microphone_online=microphone is not None and "microphone" not in troubles,
-            queue_depth=len(self._backlog) + self._heard.qsize(),
+            queue_depth=len(self._backlog) + self._states.qsize(),
             uptime_s=self.health.uptime_s,
             version=__version__,
             muted=muted,
@@ -264,7 +267,13 @@ class Pipeline:
 
     def stats(self) -> ApplianceStats:
         """Counters and readings, for the `stats` topic. Any thread; does not wait."""
-        return vitals.stats(self.health, self._encoder.facts().get("temperature_c"))
+        return ApplianceStats(
+            counters=self.health.counters(),
+            uptime_s=self.health.uptime_s,
+            npu_temperature_c=self._encoder.facts().get("temperature_c"),
+            soc_temperature_c=system.soc_temperature_c(),
+            throttling=system.throttling(),
+        )
 
     def broker_reasons(self) -> tuple[str, ...]:
         """What is wrong between the store and the broker, in plain words."""
@@ -278,10 +287,10 @@ class Pipeline:
 
     def _capture(self, stage: Stage) -> bool:
         """Source -> frames, until a recording's end or `stop`; a microphone has no end."""
-        self._ears.listen(stage.moved)
+        self._supervisor.listen(stage.moved)
         asked = self._stopping or bool(self._settings.capture.recording)
         if asked:
-            self._frames.put(Sentinel.END)
+            self._frames.mark(Sentinel.END)
         return asked
 
     def _put(self, frame: Frame) -> None:
@@ -297,7 +306,7 @@ class Pipeline:
         speaking = False
         item: Frame | Sentinel | None = None
         while item is not Sentinel.END:
-            item = next_item(self._frames)
+            item = self._frames.next(self._idle_s)
             stage.moved()
             if item is None:
                 continue
@@ -321,19 +330,42 @@ class Pipeline:
         """Windows -> encoder states, one window ahead of the transcriber."""
         self.sounding.wait(LISTEN_FIRST_S)
         while not self._backlog.over:
-            taken = self._backlog.next(IDLE_S)
+            lease = self._backlog.take(self._idle_s)
             stage.moved()
-            if taken and (heard := self._second_try.encode(taken, stage.moved)):
-                put(self._heard, heard, stage)
+            if lease and (encoded := self._encoded(lease, stage)):
+                self._pass_on(encoded, stage)
             if not self._backlog:
                 self._encoder.look_after(time.monotonic())
                 self.health.trouble("encoder", self._encoder.trouble)
-        put(self._heard, Sentinel.END, stage)
+        self._states.mark(Sentinel.END)
         return True
+
+    def _encoded(self, lease: Lease, stage: Stage) -> EncodedWindow | None:
+        """The window, encoded here, or transcribed apart when too many processes died with it."""
+
+        def goes_on() -> bool:
+            stage.moved()
+            return not self._backlog.out_of_time
+
+        if lease.here:
+            return self._scribe.encode(lease)
+        return retry(lease, self._settings, self._scribe.encode, goes_on, self._retry_within_s)
+
+    def _pass_on(self, encoded: EncodedWindow, stage: Stage) -> None:
+        """Waits for room and queues an encoded window: the backlog drops what is too much, and the
+        transcriber is watched by itself, so that waiting for it is no standing still.
+        """
+        while True:
+            try:
+                self._states.put(encoded, timeout=self._idle_s)
+                break
+            except Full:
+                stage.moved()
+        stage.moved()
 
     def _transcribe(self, stage: Stage) -> bool:
         """Encoder states -> stored transcripts, until the end of the path."""
-        while not isinstance(item := next_item(self._heard), Sentinel):
+        while not isinstance(item := self._states.next(self._idle_s), Sentinel):
             stage.moved()
             self._log.look_after()
             if item is None:

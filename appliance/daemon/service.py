@@ -47,16 +47,20 @@ class Asked:
 
 
 class Announcer:
-    """Tells systemd what the appliance does: READY once, STATUS whenever that changes."""
+    """Tells systemd what the appliance does: READY once, STATUS whenever that changes, and
+    WATCHDOG as long as every stage of the pipeline moves.
+    """
 
-    def __init__(self, pipeline: Pipeline, begun_s: float) -> None:
+    def __init__(self, pipeline: Pipeline, begun_s: float, still_s: float = STILL_S) -> None:
         """`begun_s` is when starting began, on time.monotonic()'s clock."""
-        self._pipeline, self._begun_s = pipeline, begun_s
-        self.complaint = ""
+        self._pipeline, self._begun_s, self._still_s = pipeline, begun_s, still_s
+        self.trouble = ""
         """What else is wrong; put in front of STATUS."""
         self.ready = False
         """READY has been said."""
-        self._told = ""
+        self._status = ""
+        self._period_s = min(10.0, int(os.environ.get("WATCHDOG_USEC", "0")) / 3e6 or 10.0)
+        self._fed_s = time.monotonic()
 
     def look(self) -> None:
         """Says READY when sound has come, or when it is known that it has to be waited for."""
@@ -73,36 +77,55 @@ class Announcer:
                 time.monotonic() - self._begun_s,
             )
             notify("READY=1")
-        text = "; ".join(filter(None, (self.complaint, status(self._pipeline))))
-        if text != self._told:
-            self._told = text
+        text = "; ".join(filter(None, (self.trouble, status(self._pipeline))))
+        if text != self._status:
+            self._status = text
             notify(f"STATUS={text}")
 
+    def feed(self) -> None:
+        """Feeds the watchdog when that is due; raises DeviceError when a stage is stuck."""
+        still_s, stage = self._pipeline.still_s()
+        if still_s > self._still_s:
+            raise DeviceError(f"the {stage} has been stuck for {still_s:.0f} s; restarting")
+        if time.monotonic() - self._fed_s >= self._period_s:
+            self._fed_s = time.monotonic()
+            notify("WATCHDOG=1")
 
-def run(settings: Settings, reread: Callable[[], Settings]) -> None:
+
+Factory = Callable[[Settings], Pipeline]
+
+
+def run(
+    settings: Settings,
+    reread: Callable[[], Settings],
+    pipeline: Factory = Pipeline,
+    still_s: float = STILL_S,
+) -> None:
     """Runs the appliance until SIGTERM, SIGINT or the end of a recording.
 
     On SIGHUP the settings are those of `reread` from then on, if they are right. Raises whatever
-    ended it otherwise; what was heard until then has been published.
+    ended it otherwise; what was said until then has been published. `pipeline` makes one for
+    settings; one that stands still for `still_s` is stuck.
     """
     asked = Asked()
     begun_s = time.monotonic()
-    pipeline = Pipeline(settings)
+    running = pipeline(settings)
     while True:
-        renewed = _live(pipeline, settings, asked, reread, begun_s)
+        announcer = Announcer(running, begun_s, still_s)
+        renewed = _live(running, settings, asked, reread, announcer)
         if renewed is None:
             return
         begun_s = time.monotonic()
-        settings, pipeline = _renew(settings, renewed)
+        settings, running = _renew(settings, renewed, pipeline)
 
 
 def status(pipeline: Pipeline) -> str:
     """What the appliance does and lacks, on one line: `listening, 128 transcripts, CPU`."""
     state = pipeline.state()
-    heard = pipeline.health.counters().get("transcripts", 0)
+    transcripts = pipeline.health.counters().get("transcripts", 0)
     unit = "CPU" if state.encoder == "cpu" else "NPU"
-    reasons = (*state.reasons, *pipeline.broker_reasons())
-    return "; ".join((f"{_doing(state)}, {heard} transcripts, {unit}", *reasons))
+    troubles = (*state.reasons, *pipeline.broker_reasons())
+    return "; ".join((f"{_doing(state)}, {transcripts} transcripts, {unit}", *troubles))
 
 
 def _doing(state: ApplianceState) -> str:
@@ -116,13 +139,13 @@ def _live(
     settings: Settings,
     asked: Asked,
     reread: Callable[[], Settings],
-    begun_s: float,
+    announcer: Announcer,
 ) -> Settings | None:
     """Runs `pipeline` to its end; the settings to go on with, None when nothing is to follow."""
     renewed = None
     pipeline.start()
     try:
-        renewed = _supervise(pipeline, settings, asked, reread, begun_s)
+        renewed = _supervise(pipeline, settings, asked, reread, announcer)
     finally:
         if renewed is None:
             notify("STOPPING=1\nSTATUS=publishing what was heard")
@@ -136,12 +159,12 @@ def _supervise(
     settings: Settings,
     asked: Asked,
     reread: Callable[[], Settings],
-    begun_s: float,
+    announcer: Announcer,
 ) -> Settings | None:
-    """Feeds the watchdog while every stage moves; returns when this pipeline is to end."""
-    period_s = min(10.0, int(os.environ.get("WATCHDOG_USEC", "0")) / 3e6 or 10.0)
-    fed_s = time.monotonic()
-    announcer = Announcer(pipeline, begun_s)
+    """Feeds the watchdog while every stage moves; returns when this pipeline is to end.
+
+    Raises DeviceError when a stage is stuck, or when something eats the memory.
+    """
     ceiling_mb = memory_ceiling_mb(settings.appliance.memory_mb)
     while not asked.stop.wait(LOOK_S if announcer.ready else LOOK_S / 4):
         if pipeline.ended.is_set():
@@ -155,32 +178,22 @@ def _supervise(
             renewed = _read_again(settings, reread, announcer)
             if renewed is not None:
                 return renewed
-        _check(pipeline, ceiling_mb)
+        memory_mb = resident_mb()
+        if memory_mb > ceiling_mb:
+            raise DeviceError(
+                f"memory: expected at most {ceiling_mb:.0f} MB, found {memory_mb:.0f} MB; "
+                "restarting, what waits to be transcribed is kept"
+            )
         announcer.look()
-        if time.monotonic() - fed_s >= period_s:
-            fed_s = time.monotonic()
-            notify("WATCHDOG=1")
+        announcer.feed()
     return None
-
-
-def _check(pipeline: Pipeline, ceiling_mb: float) -> None:
-    """Raises DeviceError when a stage is stuck, or when something eats the memory."""
-    still_s, stage = pipeline.still_s()
-    if still_s > STILL_S:
-        raise DeviceError(f"the {stage} has been stuck for {still_s:.0f} s; restarting")
-    memory_mb = resident_mb()
-    if memory_mb > ceiling_mb:
-        raise DeviceError(
-            f"memory: expected at most {ceiling_mb:.0f} MB, found {memory_mb:.0f} MB; restarting, "
-            "what waits to be transcribed is kept"
-        )
 
 
 def _read_again(
     settings: Settings, reread: Callable[[], Settings], announcer: Announcer
 ) -> Settings | None:
     """The configuration as it is now; None when it is wrong or the same as before."""
-    announcer.complaint = ""
+    announcer.trouble = ""
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
     try:
         renewed = reread()
@@ -188,7 +201,7 @@ def _read_again(
         for message in error.messages:
             log.error("%s", message)
         log.error("the configuration is wrong: going on with the one that was read before")
-        announcer.complaint = "the configuration on the disk is wrong, see the journal"
+        announcer.trouble = "the configuration on the disk is wrong, see the journal"
     else:
         if renewed != settings:
             log.info("the configuration has changed: starting again with it")
@@ -198,13 +211,13 @@ def _read_again(
     return None
 
 
-def _renew(old: Settings, new: Settings) -> tuple[Settings, Pipeline]:
+def _renew(old: Settings, new: Settings, pipeline: Factory) -> tuple[Settings, Pipeline]:
     """A pipeline for the new settings; for the old ones when the new ones cannot be run."""
     journal.set_up(new.journal)
     try:
-        return new, Pipeline(new)
+        return new, pipeline(new)
     except RoomscribeError as error:
         log.error("%s", error)
         log.error("going on with the configuration that was read before")
     journal.set_up(old.journal)
-    return old, Pipeline(old)
+    return old, pipeline(old)

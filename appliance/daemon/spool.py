@@ -5,7 +5,7 @@ One file a window in a folder in memory, for this user alone: written before the
 deleted when its transcript is in the store or it was discarded. What a process leaves behind, the
 next one finds. Without such a folder everything goes on, and windows are in the process alone.
 
-A window as the bytes of one file, and back. Pure functions; no bytes make them crash.
+A window's file, which `pack` makes and `parse` reads, whatever bytes there are:
 
     magic, version, attempts, header's length, CRC-32 of header and samples    16 bytes
     header    JSON: the window's fields, when it was written, on which boot
@@ -36,14 +36,23 @@ import numpy as np
 from appliance.config import Settings
 from appliance.daemon.health import Health
 from appliance.records import Window
-from appliance.store import folders, leave_folder, lock_folder, log_runtime_folder
+from appliance.store import folders
 from appliance.system import boot_id
+
+log = logging.getLogger("roomscribe.daemon")
 
 MAGIC, VERSION = b"rswind", 1
 _FRONT = struct.Struct("<6sBBII")
 ATTEMPTS_AT = 7
 """Where in the file the byte of the attempts is."""
 LONGEST_HEADER = 4096
+LARGEST = 8 << 20
+"""No window has so many bytes: 30 s have one million."""
+NAME = re.compile(r"(\d{8})-([0-9A-Z]{26})\.window")
+BESIDE = ".new"
+"""Ends the name of a file that is being written."""
+IN_WORK = 3
+"""So many windows are with the encoder and the decoder at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +174,6 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[0-9A-Z]{26}", value) is not None
 
 
-NAME = re.compile(r"(\d{8})-([0-9A-Z]{26})\.window")
-
-BESIDE = ".new"
-"""Ends the name of a file that is being written."""
-LARGEST = 8 << 20
-"""No window has so many bytes: 30 s have one million."""
-
-
 def place(settings: Settings) -> Path:
     """The spool's folder, there or not: spool.path, else one below the runtime folder.
 
@@ -180,7 +181,7 @@ def place(settings: Settings) -> Path:
     """
     if settings.spool.path:
         return Path(settings.spool.path).expanduser()
-    return log_runtime_folder(settings) / "spool"
+    return folders.log_runtime_folder(settings) / "spool"
 
 
 def write(path: Path, data: bytes) -> None:
@@ -221,21 +222,13 @@ def empty(folder: Path) -> None:
     """Deletes every window in `folder`, if it is there. Raises OSError, also when it is in use."""
     if not folder.is_dir():
         return
-    descriptor = lock_folder(folder)
+    descriptor = folders.lock_folder(folder)
     try:
         for path in folder.iterdir():
             if NAME.fullmatch(path.name.removesuffix(BESIDE)):
                 path.unlink()
     finally:
-        leave_folder(folder, descriptor)
-
-
-log = logging.getLogger("roomscribe.daemon")
-
-DEATHS = 2
-"""A window that was being transcribed when so many processes died is tried apart."""
-IN_WORK = 3
-"""So many windows are with the encoder and the decoder at most."""
+        folders.leave_folder(folder, descriptor)
 
 
 @dataclass(slots=True)
@@ -255,17 +248,28 @@ class Kept:
 class Spool:
     """The open folder, or none. Any thread may call any method; none of them raises."""
 
-    def __init__(self, folder: Path | None, lock: int, health: Health) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        lock: int,
+        health: Health,
+        write: Callable[[Path, bytes], None] = write,
+    ) -> None:
         """Takes over the descriptor `lock`; use Spool.open."""
         self.folder = folder
         """None when windows are kept in the process alone."""
-        self._descriptor, self._health = lock, health
+        self._descriptor, self._health, self._write = lock, health, write
         self._lock = threading.Lock()
         self._kept: dict[str, Kept] = {}
         self._number = 0
 
     @classmethod
-    def open(cls, settings: Settings, health: Health) -> Spool:
+    def open(
+        cls,
+        settings: Settings,
+        health: Health,
+        write: Callable[[Path, bytes], None] = write,
+    ) -> Spool:
         """The spool that the configuration asks for, with what was left in it; none with one line
         in the log where it cannot be. Where it is turned off, what was left is deleted."""
         folder = place(settings)
@@ -274,7 +278,7 @@ class Spool:
                 empty(folder)
                 return cls(None, -1, health)
             folders.make_folder(folder)
-            spool = cls(folder, folders.lock_folder(folder), health)
+            spool = cls(folder, folders.lock_folder(folder), health, write)
             spool._find(folder)
             return spool
         except OSError as error:
@@ -283,7 +287,7 @@ class Spool:
             return cls(None, -1, health)
 
     def left(self) -> list[Kept]:
-        """The windows in it, in the order in which they were heard."""
+        """The windows in it, in the order in which they were spoken."""
         with self._lock:
             return list(self._kept.values())
 
@@ -302,7 +306,7 @@ class Spool:
             self._number += 1
             path = self.folder / f"{self._number:08}-{window.id}.window"
         try:
-            self._write(path, data)
+            self._put(path, data)
         except OSError as error:
             trouble = f"{self.folder}: cannot keep windows over a crash: {error.strerror}"
             if self._health.trouble("spool", trouble):
@@ -404,15 +408,15 @@ class Spool:
                 found.attempts,
             )
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _put(self, path: Path, data: bytes) -> None:
         """Writes a file; makes the folder again when it is gone. Raises OSError."""
         try:
-            write(path, data)
+            self._write(path, data)
         except FileNotFoundError:
             folders.make_folder(path.parent)
             before, self._descriptor = self._descriptor, folders.lock_folder(path.parent)
             os.close(before)
-            write(path, data)
+            self._write(path, data)
 
     def _damaged(self, path: Path, error: Exception) -> None:
         """Deletes a file that cannot be used."""

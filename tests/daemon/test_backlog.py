@@ -1,4 +1,4 @@
-"""The queue of windows: bounded, few samples in memory, the oldest dropped, and said."""
+"""The queue of windows: bounded, few samples in memory, the oldest dropped; and its leases."""
 
 from __future__ import annotations
 
@@ -11,52 +11,57 @@ from rigs.needs import needs_memory
 from rigs.windows import a_window
 
 from appliance.config import Settings, SpoolSettings
-from appliance.daemon.backlog import HELD, UNSPOOLED, Backlog
+from appliance.daemon.backlog import DEATHS, FAILURES_IN_A_ROW, HELD, UNSPOOLED, Backlog, Lease
 from appliance.daemon.health import Health
-from appliance.daemon.spool import Spool
+from appliance.daemon.spool import note
+from appliance.errors import DeviceError
 from appliance.records import Discarded, Window
 
 WINDOW_S = 6.0
+NOWHERE = Path("/nowhere/at/all")
 
 
-class House:
+class Rig:
     """A backlog, with or without a spool."""
 
     def __init__(self, memory: Path | None, limit_mb: int = 1) -> None:
         self.health = Health()
-        chosen = SpoolSettings(limit_mb=limit_mb, path=str(memory or ""))
-        if memory:
-            self.spool = Spool.open(Settings(spool=chosen), self.health)
-        else:
-            self.spool = Spool(None, -1, self.health)
+        chosen = SpoolSettings(
+            limit_mb=limit_mb, path=str(memory or NOWHERE), enabled=memory is not None
+        )
         self.discarded: list[Discarded] = []
-        self.backlog = Backlog(self.spool, chosen, self.health, self.discarded.append)
+        self.backlog = Backlog(Settings(spool=chosen), self.health, self.discarded.append)
 
-    def hears(self, number: int, seconds: float = WINDOW_S) -> list[Window]:
+    def push(self, number: int, seconds: float = WINDOW_S) -> list[Window]:
         windows = [a_window(f"u{place}", seconds) for place in range(number)]
         for window in windows:
             self.backlog.push(window)
         return windows
 
+    def take(self) -> Lease:
+        lease = self.backlog.take(0)
+        assert lease
+        return lease
+
     def takes(self, number: int) -> list[str]:
-        found = [self.backlog.next(0) for _ in range(number)]
-        return [taken.window.id for taken in found if taken]
+        found = [self.backlog.take(0) for _ in range(number)]
+        return [lease.window.id for lease in found if lease]
 
 
 @needs_memory
 def test_windows_come_in_the_order_in_which_they_were_heard(memory: Path) -> None:
-    house = House(memory)
-    heard = [window.id for window in house.hears(HELD + 3, 0.1)]
-    assert house.takes(HELD + 3) == heard
-    assert house.backlog.next(0) is None
+    rig = Rig(memory)
+    heard = [window.id for window in rig.push(HELD + 3, 0.1)]
+    assert rig.takes(HELD + 3) == heard
+    assert rig.backlog.take(0) is None
 
 
 @needs_memory
 def test_only_a_few_hold_their_samples_in_memory(memory: Path) -> None:
-    house = House(memory, limit_mb=64)
-    heard = house.hears(100, 0.1)
-    assert sum(1 for one in house.backlog._waiting if one.window) == HELD
-    taken = [house.backlog.next(0) for _ in range(100)]
+    rig = Rig(memory, limit_mb=64)
+    heard = rig.push(100, 0.1)
+    assert sum(1 for one in rig.backlog._waiting if one.window) == HELD
+    taken = [rig.backlog.take(0) for _ in range(100)]
     for found, window in zip(taken, heard, strict=True):
         assert found
         assert (found.window.samples == window.samples).all()
@@ -64,94 +69,219 @@ def test_only_a_few_hold_their_samples_in_memory(memory: Path) -> None:
 
 @needs_memory
 def test_beyond_the_limit_the_oldest_goes_and_is_counted(memory: Path) -> None:
-    house = House(memory)
-    heard = house.hears(8)  # 192 kB each, 5 in a megabyte
-    assert [one.utterance_id for one in house.discarded] == ["u0", "u1", "u2"]
-    assert {one.reason for one in house.discarded} == {"overload"}
-    assert house.health.counters() == {"lost_overload": 3}
+    rig = Rig(memory)
+    heard = rig.push(8)  # 192 kB each, 5 in a megabyte
+    assert [one.utterance_id for one in rig.discarded] == ["u0", "u1", "u2"]
+    assert {one.reason for one in rig.discarded} == {"overload"}
+    assert rig.health.counters() == {"lost_overload": 3}
     assert len(list(memory.glob("*.window"))) == 5
-    assert house.takes(9) == [window.id for window in heard[3:]]
+    assert rig.takes(9) == [window.id for window in heard[3:]]
 
 
 def test_without_a_spool_the_number_is_bounded() -> None:
-    house = House(None)
-    heard = house.hears(UNSPOOLED + 2, 0.1)
-    assert len(house.backlog) == UNSPOOLED == house.backlog.lost()
-    assert [one.utterance_id for one in house.discarded] == ["u0", "u1"]
-    assert house.takes(1) == [heard[2].id]
+    rig = Rig(None)
+    heard = rig.push(UNSPOOLED + 2, 0.1)
+    assert len(rig.backlog) == UNSPOOLED == rig.backlog.lost()
+    assert [one.utterance_id for one in rig.discarded] == ["u0", "u1"]
+    assert rig.takes(1) == [heard[2].id]
 
 
 @needs_memory
 def test_what_waits_for_the_store_alone_goes_before_what_nobody_has_transcribed(
     memory: Path,
 ) -> None:
-    house = House(memory)
-    house.hears(5)
-    house.takes(5)
-    house.hears(2)
-    assert house.discarded == []
-    assert len(house.backlog) == 2
+    rig = Rig(memory)
+    rig.push(5)
+    rig.takes(5)
+    rig.push(2)
+    assert rig.discarded == []
+    assert len(rig.backlog) == 2
 
 
 def test_being_behind_is_a_trouble_until_it_has_caught_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
-    house = House(None)
-    house.hears(5)
-    assert house.health.troubles() == {}
-    house.hears(3)
-    assert "more than 30 s of speech wait" in house.health.troubles()["backlog"]
-    house.takes(6)
-    assert house.health.troubles()
-    house.takes(1)
-    assert house.health.troubles() == {}
+    rig = Rig(None)
+    rig.push(5)
+    assert rig.health.troubles() == {}
+    rig.push(3)
+    assert "more than 30 s of speech wait" in rig.health.troubles()["backlog"]
+    rig.takes(6)
+    assert rig.health.troubles()
+    rig.takes(1)
+    assert rig.health.troubles() == {}
     assert len(caplog.records) == 2, "once when it falls behind, once when it has caught up"
 
 
 @needs_memory
 def test_what_was_left_comes_first_and_is_counted(memory: Path) -> None:
-    before = House(memory)
-    left = before.hears(2, 0.1)
-    before.spool.close()
-    house = House(memory)
-    new = house.hears(1, 0.1)
-    assert house.takes(3) == [window.id for window in (*left, *new)]
-    assert house.health.counters() == {"recovered": 2}
+    before = Rig(memory)
+    left = before.push(2, 0.1)
+    before.backlog.close()
+    rig = Rig(memory)
+    new = rig.push(1, 0.1)
+    assert rig.takes(3) == [window.id for window in (*left, *new)]
+    assert rig.health.counters() == {"recovered": 2}
 
 
 @needs_memory
 def test_a_window_that_is_gone_is_discarded_and_the_next_one_comes(memory: Path) -> None:
-    before = House(memory)
-    left = before.hears(2, 0.1)
-    before.spool.close()
-    house = House(memory)
+    before = Rig(memory)
+    left = before.push(2, 0.1)
+    before.backlog.close()
+    rig = Rig(memory)
     min(memory.glob("*.window")).unlink()
-    assert house.takes(2) == [left[1].id]
-    assert [one.reason for one in house.discarded] == ["failed"]
+    assert rig.takes(2) == [left[1].id]
+    assert [one.reason for one in rig.discarded] == ["failed"]
 
 
 def test_it_is_over_when_nothing_follows_and_nothing_waits() -> None:
-    house = House(None)
-    house.hears(2, 0.1)
-    house.backlog.complete()
-    assert not house.backlog.over
-    house.takes(2)
-    assert house.backlog.over
+    rig = Rig(None)
+    rig.push(2, 0.1)
+    rig.backlog.complete()
+    assert not rig.backlog.over
+    rig.takes(2)
+    assert rig.backlog.over
 
 
 def test_at_a_stop_what_there_is_no_time_for_is_left() -> None:
-    house = House(None)
-    house.hears(2, 0.1)
-    house.backlog.complete(-1.0)
-    assert house.backlog.over
-    assert house.backlog.next(0) is None
-    assert house.backlog.lost() == 2
+    rig = Rig(None)
+    rig.push(2, 0.1)
+    rig.backlog.complete(-1.0)
+    assert rig.backlog.over
+    assert rig.backlog.take(0) is None
+    assert rig.backlog.lost() == 2
 
 
 def test_who_waits_for_a_window_is_woken_by_the_end() -> None:
-    house = House(None)
-    threading.Timer(0.1, house.backlog.complete).start()
+    rig = Rig(None)
+    threading.Timer(0.1, rig.backlog.complete).start()
     begun_s = time.monotonic()
-    assert house.backlog.next(30) is None
+    assert rig.backlog.take(30) is None
     assert time.monotonic() - begun_s < 20
+
+
+@needs_memory
+def test_a_lease_that_is_done_leaves_nothing_in_the_spool(memory: Path) -> None:
+    rig = Rig(memory)
+    rig.push(1, 0.1)
+    lease = rig.take()
+    lease.transcribed()
+    assert len(list(memory.glob("*.window"))) == 1, "it waits for the store"
+    lease.done()
+    lease.done()
+    assert list(memory.glob("*.window")) == []
+    assert rig.discarded == []
+
+
+@needs_memory
+def test_a_lease_that_is_not_ended_is_there_at_the_next_start(
+    memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    before = Rig(memory)
+    left = before.push(3, 0.1)
+    before.take()
+    before.take().transcribed()
+    before.backlog.close()
+    assert "3 windows are left to the next start" in caplog.text
+    rig = Rig(memory)
+    leases = [rig.take() for _ in range(3)]
+    assert [lease.window.id for lease in leases] == [window.id for window in left]
+    assert [lease.deaths for lease in leases] == [1, 0, 0], "of a process that transcribed it"
+
+
+def test_a_lease_that_is_not_ended_is_lost_without_a_spool(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig(None)
+    rig.push(3, 0.1)
+    rig.take()
+    rig.take().done()
+    assert rig.backlog.lost() == 2
+    rig.backlog.close()
+    assert "stopped with 2 windows untranscribed" in caplog.text
+
+
+@needs_memory
+def test_a_window_that_failed_is_counted_and_goes_when_the_next_one_does_not_fail(
+    memory: Path,
+) -> None:
+    rig = Rig(memory)
+    rig.push(2, 0.1)
+    failed, good = rig.take(), rig.take()
+    failed.failed(RuntimeError("a strange sound"))
+    assert [(one.reason, one.utterance_id) for one in rig.discarded] == [("failed", "u0")]
+    assert len(list(memory.glob("*.window"))) == 2
+    good.transcribed()
+    good.done()
+    assert list(memory.glob("*.window")) == []
+
+
+@needs_memory
+def test_windows_that_fail_in_a_row_are_a_broken_device_and_left_to_the_next_start(
+    memory: Path,
+) -> None:
+    rig = Rig(memory)
+    windows = rig.push(FAILURES_IN_A_ROW, 0.1)
+    leases = [rig.take() for _ in windows]
+    for lease in leases[:-1]:
+        lease.failed(RuntimeError("graph"))
+    with pytest.raises(DeviceError, match="3 times in a row, last with: graph"):
+        leases[-1].failed(RuntimeError("graph"))
+    rig.backlog.close()
+    assert Rig(memory).takes(9) == [window.id for window in windows]
+
+
+@needs_memory
+def test_a_window_that_met_too_many_deaths_may_not_be_tried_here(memory: Path) -> None:
+    before = Rig(memory)
+    before.push(3, 0.1)
+    before.backlog.close()
+    for deaths, file in enumerate(sorted(memory.glob("*.window")), DEATHS - 1):
+        note(file, deaths)
+    rig = Rig(memory)
+    fit, apart, hopeless = (rig.take() for _ in range(3))
+    assert [lease.here for lease in (fit, apart, hopeless)] == [True, False, False]
+    apart.failed(RuntimeError("what another process says"))
+    hopeless.set_aside("it kills")
+    assert [one.reason for one in rig.discarded] == ["failed", "set_aside"]
+    assert rig.health.counters() == {"recovered": 3, "set_aside": 1}
+    assert len(list(memory.glob("*.window"))) == 1
+
+
+@needs_memory
+def test_a_death_is_counted_for_what_is_transcribed_here_alone(memory: Path) -> None:
+    deaths = []
+    for start in range(4):
+        rig = Rig(memory)
+        if not start:
+            rig.push(1, 0.1)
+        lease = rig.take()
+        deaths.append(lease.deaths)
+        if start == 3:
+            lease.try_here()
+        rig.backlog.close()
+    assert deaths == [0, 1, 2, 2]
+    assert Rig(memory).take().deaths == 3
+
+
+@needs_memory
+def test_two_leases_never_hold_one_window(memory: Path) -> None:
+    rig = Rig(memory, limit_mb=64)
+    windows = rig.push(200, 0.01)
+    rig.backlog.complete()
+    leases: list[Lease] = []
+
+    def take() -> None:
+        while not rig.backlog.over:
+            if lease := rig.backlog.take(0.01):
+                leases.append(lease)
+
+    takers = [threading.Thread(target=take) for _ in range(8)]
+    for taker in takers:
+        taker.start()
+    for taker in takers:
+        taker.join(30)
+    assert sorted(lease.window.id for lease in leases) == sorted(one.id for one in windows)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from rigs.transcriber import HEARD, FakeTranscriber
 
-from appliance.config import Settings, StoreSettings
+from appliance.config import Settings, SpoolSettings, StoreSettings
+from appliance.daemon.backlog import Backlog
 from appliance.daemon.health import Health
 from appliance.daemon.scribe import Scribe
 from appliance.infer.transcriber import Transcriber
@@ -20,7 +21,7 @@ from appliance.records import Window
 from appliance.store.store import Store
 
 
-class House:
+class Rig:
     """A scribe with a real store, which it may lose and find again as a new process does."""
 
     def __init__(self, store: Store) -> None:
@@ -31,56 +32,61 @@ class House:
         self.health = Health()
         transcriber = cast(Transcriber, self.transcriber)
         self.scribe = Scribe(Settings(), transcriber, self.store, self.health)
+        without = SpoolSettings(enabled=False, path="/nowhere/at/all")
+        self.backlog = Backlog(Settings(spool=without), self.health, self.scribe.discard)
 
-    def hear(self, text: str, index: int, overlap_s: float = 0.8, *, last: bool = False) -> None:
+    def say(self, text: str, index: int, overlap_s: float = 0.8, *, last: bool = False) -> None:
         self.transcriber.answer = replace(HEARD, text=text)
         now_s = time.monotonic()
         samples = np.zeros(32_000, np.int16)
         window = Window("u", index, last, samples, now_s - 2.0, now_s, 1.5, overlap_s=overlap_s)
-        self.scribe.write(self.scribe.encode(window, now_s))
+        self.backlog.push(window)
+        lease = self.backlog.take(0)
+        assert lease
+        self.scribe.write(self.scribe.encode(lease))
 
     def texts(self) -> list[str]:
         return [row.transcript.text for row in self.store.query()]
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def rig(tmp_path: Path) -> Iterator[Rig]:
     with Store.open(StoreSettings(path=str(tmp_path))) as store:
-        yield House(store)
+        yield Rig(store)
 
 
-def test_a_later_window_is_stored_without_what_the_one_before_says(house: House) -> None:
-    house.hear("turn on the light", 1, 0.0)
-    house.hear("the light in the kitchen and", 2)
-    house.hear("close the door", 3, 0.0, last=True)
-    assert house.texts() == ["turn on the light", "in the kitchen and", "close the door"]
+def test_a_later_window_is_stored_without_what_the_one_before_says(rig: Rig) -> None:
+    rig.say("turn on the light", 1, 0.0)
+    rig.say("the light in the kitchen and", 2)
+    rig.say("close the door", 3, 0.0, last=True)
+    assert rig.texts() == ["turn on the light", "in the kitchen and", "close the door"]
 
 
-def test_so_it_is_after_a_crash_between_the_two(house: House) -> None:
-    house.hear("turn on the light", 1, 0.0)
-    house.restart()
-    house.hear("the light in the kitchen", 2)
-    assert house.texts() == ["turn on the light", "in the kitchen"]
+def test_so_it_is_after_a_crash_between_the_two(rig: Rig) -> None:
+    rig.say("turn on the light", 1, 0.0)
+    rig.restart()
+    rig.say("the light in the kitchen", 2)
+    assert rig.texts() == ["turn on the light", "in the kitchen"]
 
 
-def test_another_utterance_is_never_taken_for_the_window_before(house: House) -> None:
-    house.hear("turn on the light", 1, 0.0)
-    house.restart()
-    house.hear("the light in the kitchen", 3)
-    assert house.texts()[1] == "the light in the kitchen"
+def test_another_utterance_is_never_taken_for_the_window_before(rig: Rig) -> None:
+    rig.say("turn on the light", 1, 0.0)
+    rig.restart()
+    rig.say("the light in the kitchen", 3)
+    assert rig.texts()[1] == "the light in the kitchen"
 
 
-def test_a_window_that_adds_nothing_is_counted_and_not_stored(house: House) -> None:
-    house.hear("turn on the light", 1, 0.0)
-    house.hear("the light", 2, last=True)
-    assert house.texts() == ["turn on the light"]
-    assert house.health.counters()["discarded_repetition"] == 1
+def test_a_window_that_adds_nothing_is_counted_and_not_stored(rig: Rig) -> None:
+    rig.say("turn on the light", 1, 0.0)
+    rig.say("the light", 2, last=True)
+    assert rig.texts() == ["turn on the light"]
+    assert rig.health.counters()["discarded_repetition"] == 1
 
 
-def test_start_and_duration_are_those_of_what_is_new(house: House) -> None:
-    house.hear("turn on the light", 1, 0.0)
-    house.hear("the light in the kitchen", 2)
-    first, second = (row.transcript for row in house.store.query())
+def test_start_and_duration_are_those_of_what_is_new(rig: Rig) -> None:
+    rig.say("turn on the light", 1, 0.0)
+    rig.say("the light in the kitchen", 2)
+    first, second = (row.transcript for row in rig.store.query())
     assert first.duration_s == pytest.approx(2.0)
     assert second.duration_s == pytest.approx(1.2)
     assert (second.end - second.start).total_seconds() == pytest.approx(1.2, abs=0.01)

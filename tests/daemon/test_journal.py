@@ -31,8 +31,8 @@ def logging_kept() -> Iterator[None]:
 
 def test_text_reaches_the_journal_only_when_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    journal.heard(STORED, JournalSettings())
-    journal.heard(STORED, JournalSettings(text=True))
+    journal.log_transcript(STORED, JournalSettings())
+    journal.log_transcript(STORED, JournalSettings(text=True))
     first, second = caplog.records
     assert first.getMessage() == "transcript 7: 3.4 s of speech, 540 ms after its end"
     assert "secret" not in repr(vars(first))
@@ -48,8 +48,8 @@ def test_the_journal_behind_standard_error_is_given_the_level(
     monkeypatch.setitem(sys.modules, "systemd", None)
     monkeypatch.setitem(sys.modules, "systemd.journal", None)
     journal.set_up(JournalSettings(level="warning"))
-    logging.getLogger("roomscribe").info("not shown")
-    logging.getLogger("roomscribe").warning("shown\nin two lines")
+    logging.getLogger("appliance").info("not shown")
+    logging.getLogger("appliance").warning("shown\nin two lines")
     assert capsys.readouterr().err == "<4>shown\n<4>in two lines\n"
 
 

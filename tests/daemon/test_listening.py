@@ -1,4 +1,4 @@
-"""The ears with a real microphone that is taken away, hangs, is muted, or too loud."""
+"""The capture supervisor with a real microphone that is taken away, hangs, or is too loud."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def listener(rig: PulseMicrophone) -> Iterator[Listener]:
 
 
 def trouble(listener: Listener) -> str:
-    """What the ears say next that is wrong; empty when all is well."""
+    """The next trouble; empty when all is well."""
     return " ".join(listener.wait("trouble", HEALS_WITHIN_S)[1:]).strip("{}")
 
 
@@ -91,7 +91,7 @@ def test_a_reader_that_dies_or_hangs_is_replaced(
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_ears_that_are_killed_leave_no_reader_and_no_open_microphone(
+def test_a_supervisor_that_is_killed_leaves_no_reader_and_no_open_microphone(
     rig: PulseMicrophone, listener: Listener, hangs: bool
 ) -> None:
     if hangs:
@@ -153,19 +153,19 @@ def test_a_missing_microphone_is_logged_once_however_often_it_is_looked_for(
     rig: PulseMicrophone,
 ) -> None:
     program = """
-import logging, sys, tempfile, threading
+import logging, sys, threading
 from pathlib import Path
-import appliance.daemon.listening
-from appliance.daemon.health import Health
-from appliance.daemon.mute import Mute
 from appliance.config import CaptureSettings
+from appliance.daemon.health import Health
+from appliance.daemon.listening import CaptureSupervisor
+from appliance.daemon.mute import Mute
 logging.basicConfig(stream=sys.stdout)
-appliance.daemon.listening.REOPEN_PAUSE_S = 0.1
-settings = CaptureSettings(device="jabra")
-mute = Mute(Path(sys.argv[1]))
-ears = appliance.daemon.listening.CaptureSupervisor(settings, Health(), mute, print, lambda: None)
-threading.Timer(3, ears.stop).start()
-ears.listen(lambda: print("moved"))
+settings, mute = CaptureSettings(device="jabra"), Mute(Path(sys.argv[1]))
+supervisor = CaptureSupervisor(
+    settings, Health(), mute, print, lambda: None, reopen_pause_s=0.1
+)
+threading.Timer(3, supervisor.stop).start()
+supervisor.listen(lambda: print("moved"))
 """
     done = subprocess.run(
         [sys.executable, "-c", program, str(rig._folder)],

@@ -7,14 +7,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
-import numpy as np
 import pytest
 from rigs.command import errors, roomscribe
+from rigs.sources import FakeSource, silence
 from rigs.waiting import until
 
-import appliance.daemon.listening
 from appliance.capture.recorder import Recorder
 from appliance.config import CaptureSettings
 from appliance.daemon import mute as switch
@@ -25,8 +23,8 @@ from appliance.errors import DeviceError, StoreError
 from appliance.records import Frame
 
 
-class House:
-    """Sources that are opened one after the other, and what came of them."""
+class Microphones:
+    """Sources that are opened one after the other."""
 
     def __init__(self) -> None:
         self.opened: list[FakeSource] = []
@@ -35,7 +33,7 @@ class House:
     def open(self, _settings: CaptureSettings, _recorder: Recorder) -> FakeSource:
         if self.broken:
             raise DeviceError("expected a microphone, found none")
-        self.opened.append(FakeSource())
+        self.opened.append(FakeSource(silence(0.03)))
         return self.opened[-1]
 
     @property
@@ -43,66 +41,47 @@ class House:
         return sum(not source.closed for source in self.opened)
 
 
-class FakeSource:
-    """A microphone that hears silence, 30 ms after 30 ms."""
-
-    description = "a fake microphone"
-    silence = complaint = ""
-
-    def __init__(self) -> None:
-        self.closed = False
-        self.stopped = threading.Event()
-
-    def frames(self) -> Iterator[Frame]:
-        while not self.stopped.wait(0.03):
-            yield Frame(np.zeros(480, np.int16), time.monotonic())
-
-    def stop(self) -> None:
-        self.stopped.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.closed = True
-
-
 class Listener:
-    """Ears in a thread of their own, with all that they said."""
+    """A capture supervisor in a thread of its own, and what came of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, microphones: Microphones) -> None:
         self.mute = Mute(folder)
         self.health = Health()
         self.frames = self.lost = 0
-        self.ears = CaptureSupervisor(
-            CaptureSettings(), self.health, self.mute, self._hear, self._lose
+        self.supervisor = CaptureSupervisor(
+            CaptureSettings(),
+            self.health,
+            self.mute,
+            self._put,
+            self._lose,
+            source=microphones.open,
         )
-        self.mute.on_change = self.ears.obey
-        self.thread = threading.Thread(target=self.ears.listen, args=(lambda: None,), daemon=True)
+        self.mute.on_change = self.supervisor.obey
+        self.thread = threading.Thread(
+            target=self.supervisor.listen, args=(lambda: None,), daemon=True
+        )
         self.thread.start()
 
-    def _hear(self, _frame: Frame) -> None:
+    def _put(self, _frame: Frame) -> None:
         self.frames += 1
 
     def _lose(self) -> None:
         self.lost += 1
 
     def stop(self) -> None:
-        self.ears.stop()
+        self.supervisor.stop()
         self.thread.join(5)
         assert not self.thread.is_alive()
 
 
 @pytest.fixture
-def house(monkeypatch: pytest.MonkeyPatch) -> House:
-    fake = House()
-    monkeypatch.setattr(appliance.daemon.listening, "open_source", fake.open)
-    return fake
+def microphones() -> Microphones:
+    return Microphones()
 
 
 @pytest.fixture
-def listener(tmp_path: Path, house: House) -> Iterator[Listener]:
-    one = Listener(tmp_path)
+def listener(tmp_path: Path, microphones: Microphones) -> Iterator[Listener]:
+    one = Listener(tmp_path, microphones)
     yield one
     one.stop()
 
@@ -147,20 +126,20 @@ def test_another_process_that_writes_the_file_is_followed(tmp_path: Path) -> Non
     assert turned == [True, False, True]
 
 
-def test_a_disk_that_refuses_leaves_it_muted_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mute = Mute(tmp_path)
+def test_a_disk_that_refuses_leaves_it_muted_and_says_so(tmp_path: Path) -> None:
+    full = True
 
-    def refuse(_file: Path, _on: bool) -> switch.Stamp:
-        raise StoreError("no space")
+    def write(file: Path, on: bool) -> switch.Stamp:
+        if full:
+            raise StoreError("no space")
+        return switch.write(file, on)
 
-    with monkeypatch.context() as full:
-        full.setattr(switch, "write", refuse)
-        mute.set(True)
-        assert (mute.on, mute.unsaved) == (True, "no space")
-        mute.look()
-        assert mute.on
+    mute = Mute(tmp_path, write=write)
+    mute.set(True)
+    assert (mute.on, mute.unsaved) == (True, "no space")
+    mute.look()
+    assert mute.on
+    full = False
     mute.set(True)
     assert (mute.unsaved, Mute(tmp_path).on) == ("", True)
 
@@ -177,27 +156,27 @@ def test_a_position_that_cannot_be_kept_is_one_line_and_leaves_nothing_behind(
 
 
 def test_the_source_is_closed_while_muted_and_opened_again(
-    listener: Listener, house: House, tmp_path: Path
+    listener: Listener, microphones: Microphones, tmp_path: Path
 ) -> None:
     until(lambda: listener.frames)
     assert switch.is_listening(tmp_path)
     listener.mute.set(True)
-    until(lambda: listener.ears.muted)
-    assert house.listening == 0
+    until(lambda: listener.supervisor.muted)
+    assert microphones.listening == 0
     assert listener.lost == 1, "whoever was speaking is cut short"
-    assert listener.ears.description is None
+    assert listener.supervisor.description is None
     assert not switch.is_listening(tmp_path)
     heard = listener.frames
     time.sleep(0.2)
     assert listener.frames == heard
     listener.mute.set(False)
     until(lambda: listener.frames > heard)
-    assert (len(house.opened), house.listening) == (2, 1)
-    assert not listener.ears.muted
+    assert (len(microphones.opened), microphones.listening) == (2, 1)
+    assert not listener.supervisor.muted
 
 
 def test_a_mute_that_is_taken_back_at_once_does_not_end_the_listening(
-    listener: Listener, house: House
+    listener: Listener, microphones: Microphones
 ) -> None:
     until(lambda: listener.frames)
     for _ in range(20):
@@ -205,29 +184,33 @@ def test_a_mute_that_is_taken_back_at_once_does_not_end_the_listening(
         listener.mute.toggle()
     heard = listener.frames
     until(lambda: listener.frames > heard + 1)
-    assert house.listening == 1
+    assert microphones.listening == 1
 
 
-def test_a_source_is_never_opened_when_it_starts_muted(tmp_path: Path, house: House) -> None:
+def test_a_source_is_never_opened_when_it_starts_muted(
+    tmp_path: Path, microphones: Microphones
+) -> None:
     switch.write(tmp_path / "mute", True)
-    listener = Listener(tmp_path)
+    listener = Listener(tmp_path, microphones)
     try:
-        assert listener.ears.muted
+        assert listener.supervisor.muted
         time.sleep(0.1)
-        assert house.opened == []
+        assert microphones.opened == []
         listener.mute.set(False)
         until(lambda: listener.frames)
     finally:
         listener.stop()
 
 
-def test_a_missing_microphone_is_no_trouble_while_muted(tmp_path: Path, house: House) -> None:
-    house.broken = True
-    listener = Listener(tmp_path)
+def test_a_missing_microphone_is_no_trouble_while_muted(
+    tmp_path: Path, microphones: Microphones
+) -> None:
+    microphones.broken = True
+    listener = Listener(tmp_path, microphones)
     try:
         until(listener.health.troubles)
         listener.mute.set(True)
-        until(lambda: listener.ears.muted)
+        until(lambda: listener.supervisor.muted)
         assert listener.health.troubles() == {}
         listener.mute.set(False)
         until(listener.health.troubles)

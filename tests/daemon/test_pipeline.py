@@ -1,14 +1,174 @@
-"""A stage's thread: whatever ends it is known at once."""
+"""The stages: whatever ends one is known at once, none waits for a later one, and one that stands
+still is named and starves the watchdog.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import Full
+from typing import Any
 
+import numpy as np
 import pytest
+from rigs.sources import FakeSource, silence
+from rigs.systemd import Systemd
+from rigs.transcriber import HEARD, FakeTranscriber
+from rigs.waiting import until
+from rigs.windows import a_window
 
-from appliance.daemon.pipeline import Stage
+from appliance.config import CaptureSettings, Settings, SpoolSettings, StoreSettings
+from appliance.daemon import service
+from appliance.daemon.pipeline import FRAMES_WAITING, Pipeline, Sentinel, Stage, StageQueue
 from appliance.errors import DeviceError
+from appliance.infer.transcriber import Encoded
+from appliance.records import Discarded, Frame, Transcription, Window
+
+STAGES = ("capture", "segmenter", "encoder", "transcriber", "publisher")
+FRAME = Frame(np.zeros(480, np.int16), 0.0)
+STILL_S = 1.0
+"""Longer than any stage waits here, however busy the machine is."""
+
+
+class Gate:
+    """Where a stage stands still while it is shut."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self.reached = threading.Event()
+        """Set when somebody waits before it, or has."""
+
+    def shut(self) -> None:
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def pass_through(self) -> None:
+        if not self._open.is_set():
+            self.reached.set()
+            self._open.wait()
+
+
+class FakeSegmenter:
+    """Makes a window of every frame, if it is to."""
+
+    speaking = False
+
+    def __init__(self, gate: Gate, windows: bool) -> None:
+        self._gate, self._windows = gate, windows
+        self.taken: list[str] = []
+
+    def push(self, _frame: Frame) -> list[Window]:
+        self._gate.pass_through()
+        self.taken.append("frame")
+        return [a_window(seconds=0.01)] if self._windows else []
+
+    def flush(self, *, interrupted: bool = False) -> list[Window]:
+        self.taken.append("lost" if interrupted else "end")
+        return []
+
+
+class GatedTranscriber(FakeTranscriber):
+    """Finds no speech in any window."""
+
+    def __init__(self, encoder: Gate, transcriber: Gate) -> None:
+        super().__init__()
+        self._encoder, self._transcriber = encoder, transcriber
+        self.answer = replace(HEARD, text="")
+
+    def encode(self, window: Window) -> Encoded:
+        self._encoder.pass_through()
+        return super().encode(window)
+
+    def write(self, encoded: Encoded) -> Transcription:
+        self._transcriber.pass_through()
+        return super().write(encoded)
+
+
+class FakePublisher:
+    """Delivers nothing, and shows that it lives."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate, self._stopped = gate, threading.Event()
+
+    def run(self, moved: Callable[[], None]) -> None:
+        while not self._stopped.wait(0.01):
+            self._gate.pass_through()
+            moved()
+
+    def stop(self, _flush_s: float) -> None:
+        self._stopped.set()
+
+    def notify(self) -> None:
+        pass
+
+    def speech(self, _on: bool) -> None:
+        pass
+
+    def discarded(self, _discarded: Discarded) -> None:
+        pass
+
+    def reasons(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass
+class Rig:
+    """A pipeline whose stages can be made to stand still."""
+
+    folder: Path
+    scripts: list[Iterator[Frame]] = field(default_factory=list)
+    """What the sources give, one after the other."""
+    windows: bool = True
+    gates: dict[str, Gate] = field(default_factory=lambda: {name: Gate() for name in STAGES})
+
+    def __post_init__(self) -> None:
+        self.segmenter = FakeSegmenter(self.gates["segmenter"], self.windows)
+        self.settings = Settings(
+            store=StoreSettings(path=str(self.folder)),
+            spool=SpoolSettings(enabled=False, path=str(self.folder / "none")),
+            capture=CaptureSettings(recording="a script" if self.scripts else ""),
+        )
+
+    def pipeline(self, settings: Settings) -> Pipeline:
+        fakes: dict[str, Any] = {
+            "source": self.source,
+            "segmenter": lambda *_: self.segmenter,
+            "transcriber": lambda _: GatedTranscriber(
+                self.gates["encoder"], self.gates["transcriber"]
+            ),
+            "publisher": lambda *_, **__: FakePublisher(self.gates["publisher"]),
+        }
+        return Pipeline(settings, **fakes, idle_s=0.05)
+
+    def source(self, *_: object) -> FakeSource:
+        script = self.scripts.pop(0) if self.scripts else silence(0.01)
+        return FakeSource(script, self.gates["capture"].pass_through)
+
+    def open_gates(self) -> None:
+        for gate in self.gates.values():
+            gate.open()
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts this process's signal handlers back afterwards."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def stage(pipeline: Pipeline, name: str) -> Stage:
+    return next(one for one in pipeline._stages if one.name == name)
 
 
 def ended(work: Callable[[Stage], bool]) -> tuple[Stage, bool]:
@@ -52,3 +212,127 @@ def test_an_error_is_kept_as_it_is() -> None:
     stage, told = ended(work)
     assert told
     assert stage.error is error
+
+
+def test_a_full_queue_takes_no_item_and_every_mark_once() -> None:
+    queue: StageQueue[str] = StageQueue(2)
+    for item in ("one", "two"):
+        queue.put_nowait(item)
+    for _ in range(5):
+        with pytest.raises(Full):
+            queue.put_nowait("three")
+        queue.mark(Sentinel.LOST)
+    queue.mark(Sentinel.END)
+    queue.mark(Sentinel.END)
+    found = [queue.next(0.01) for _ in range(5)]
+    assert found == ["one", "two", Sentinel.LOST, Sentinel.END, None]
+    queue.put_nowait("four")
+    assert queue.next(0.01) == "four"
+
+
+def test_whoever_waits_for_an_item_is_woken_by_a_mark() -> None:
+    queue: StageQueue[str] = StageQueue(1)
+    threading.Timer(0.1, queue.mark, [Sentinel.END]).start()
+    assert queue.next(30.0) is Sentinel.END
+
+
+def test_while_the_segmenter_stands_still_frames_are_dropped_and_counted_and_nobody_waits(
+    tmp_path: Path,
+) -> None:
+    gates = {name: Gate() for name in STAGES}
+    gates["segmenter"].shut()
+
+    def until_it_is_lost() -> Iterator[Frame]:
+        yield FRAME
+        assert gates["segmenter"].reached.wait(10), "the segmenter has the first frame"
+        yield from [FRAME] * (FRAMES_WAITING + 50)
+        raise DeviceError("unplugged")
+
+    rig = Rig(tmp_path, [until_it_is_lost(), iter([FRAME] * 20)], windows=False, gates=gates)
+    pipeline = rig.pipeline(rig.settings)
+    pipeline.start()
+    try:
+        stage(pipeline, "capture").join(10)
+        assert not stage(pipeline, "capture").is_alive(), "it waits for the segmenter"
+        assert pipeline.health.counters() == {"frames_dropped": 70}
+        assert rig.segmenter.taken == []
+        rig.open_gates()
+        stage(pipeline, "segmenter").join(10)
+    finally:
+        rig.open_gates()
+        pipeline.stop()
+    pipeline.check()
+    assert rig.segmenter.taken == ["frame"] * (1 + FRAMES_WAITING) + ["lost", "end"]
+
+
+def test_a_stop_reaches_a_segmenter_that_stood_still_before_a_full_queue(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, windows=False)
+    rig.gates["segmenter"].shut()
+    pipeline = rig.pipeline(rig.settings)
+    pipeline.start()
+    try:
+        assert rig.gates["segmenter"].reached.wait(10)
+        for _ in range(FRAMES_WAITING):
+            pipeline._put(FRAME)
+    finally:
+        pipeline.stop()
+    assert not stage(pipeline, "capture").is_alive()
+    assert stage(pipeline, "segmenter").is_alive()
+    rig.open_gates()
+    stage(pipeline, "segmenter").join(10)
+    assert rig.segmenter.taken == ["frame"] * (1 + FRAMES_WAITING) + ["end"]
+
+
+@pytest.mark.parametrize("stuck", STAGES)
+def test_a_stage_that_stands_still_is_named_while_the_others_move(
+    tmp_path: Path, stuck: str
+) -> None:
+    rig = Rig(tmp_path)
+    pipeline = rig.pipeline(rig.settings)
+    pipeline.start()
+    try:
+        until(lambda: pipeline.health.counters().get("discarded_no_speech", 0) > 3)
+        assert pipeline.still_s()[0] < STILL_S
+        rig.gates[stuck].shut()
+        assert rig.gates[stuck].reached.wait(10)
+        until(lambda: pipeline.still_s()[0] > STILL_S)
+        assert pipeline.still_s()[1] == stuck
+        until(lambda: max(stage(pipeline, one).still_s() for one in STAGES if one != stuck) < 0.5)
+        rig.open_gates()
+        until(lambda: pipeline.still_s()[0] < STILL_S / 2)
+    finally:
+        rig.open_gates()
+        pipeline.stop()
+    pipeline.check()
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("stuck", STAGES)
+def test_the_watchdog_is_fed_while_every_stage_moves_and_never_after(
+    tmp_path: Path, stuck: str, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", systemd.address)
+    monkeypatch.setenv("WATCHDOG_USEC", "150000")
+    rig = Rig(tmp_path)
+
+    def meanwhile() -> None:
+        for _ in range(3):
+            systemd.told("WATCHDOG=1")
+        rig.gates[stuck].shut()
+        systemd.told("STOPPING=1")
+        rig.open_gates()
+
+    other = threading.Thread(target=meanwhile)
+    other.start()
+    give_up = threading.Timer(15.0, os.kill, [os.getpid(), signal.SIGTERM])
+    give_up.start()
+    try:
+        with pytest.raises(DeviceError, match=f"the {stuck} has been stuck for"):
+            service.run(rig.settings, lambda: rig.settings, rig.pipeline, STILL_S)
+    finally:
+        give_up.cancel()
+        rig.open_gates()
+    other.join(10)
+    assert rig.gates[stuck].reached.is_set()
+    time.sleep(0.5)
+    assert "WATCHDOG=1" not in systemd.everything()

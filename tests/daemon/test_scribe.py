@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from rigs.needs import needs_memory
 from rigs.transcriber import HEARD, FakeTranscriber
-from rigs.windows import a_window
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
+from appliance.daemon.backlog import FAILURES_IN_A_ROW, Backlog
 from appliance.daemon.health import Health
-from appliance.daemon.scribe import FAILURES_IN_A_ROW, Scribe
-from appliance.daemon.spool import Spool
+from appliance.daemon.scribe import Scribe
 from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Discarded, Transcript, Transcription, Window
@@ -49,46 +48,47 @@ class FakeListener:
         self.reasons.append(speech.reason)
 
 
-class House:
-    def __init__(self, store: FullDisk) -> None:
+class Rig:
+    def __init__(self, store: FullDisk, spool: SpoolSettings) -> None:
         self.store = store
         self.transcriber = FakeTranscriber()
         self.health = Health()
         self.listener = FakeListener(store)
-        self.scribe = Scribe(
-            Settings(),
-            cast(Transcriber, self.transcriber),
-            store,
-            self.health,
-            (self.listener,),
-        )
+        transcriber = cast(Transcriber, self.transcriber)
+        self.scribe = Scribe(Settings(), transcriber, store, self.health, (self.listener,))
+        self.backlog = Backlog(Settings(spool=spool), self.health, self.scribe.discard)
 
-    def hear(self, answer: Transcription | Exception = HEARD) -> None:
+    def say(self, answer: Transcription | Exception = HEARD) -> str:
+        """A window of which the model makes `answer`; its id."""
         self.transcriber.answer = answer
         now_s = time.monotonic()
         samples = np.zeros(32_000, np.int16)
         window = Window("u", 1, True, samples, now_s - 2.6, now_s - 0.6, 1.5)
-        self.scribe.write(self.scribe.encode(window, now_s))
+        self.backlog.push(window)
+        lease = self.backlog.take(0)
+        assert lease
+        self.scribe.write(self.scribe.encode(lease))
+        return window.id
 
     def texts(self) -> list[str]:
         return [row.transcript.text for row in self.store.query()]
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def rig(tmp_path: Path) -> Iterator[Rig]:
     with FullDisk.open(StoreSettings(path=str(tmp_path))) as store:
-        yield House(cast(FullDisk, store))
+        yield Rig(cast(FullDisk, store), SpoolSettings(enabled=False, path=str(tmp_path / "none")))
 
 
-def test_a_listener_is_told_after_the_store_has_it(house: House) -> None:
-    house.hear()
-    house.hear(replace(HEARD, text="and off again"))
-    assert house.listener.seen == [1, 2]
+def test_a_listener_is_told_after_the_store_has_it(rig: Rig) -> None:
+    rig.say()
+    rig.say(replace(HEARD, text="and off again"))
+    assert rig.listener.seen == [1, 2]
 
 
-def test_a_transcript_carries_the_times_of_its_window(house: House) -> None:
-    house.hear()
-    kept = house.store.query()[0].transcript
+def test_a_transcript_carries_the_times_of_its_window(rig: Rig) -> None:
+    rig.say()
+    kept = rig.store.query()[0].transcript
     assert 1.99 < (kept.end - kept.start).total_seconds() < 2.01
     assert 600 <= kept.latency_ms < 1000
     assert (kept.model, kept.encoder, kept.windows) == ("fake", "cpu", 1)
@@ -105,71 +105,64 @@ def test_a_transcript_carries_the_times_of_its_window(house: House) -> None:
     ],
 )
 def test_what_is_discarded_is_counted_and_told_without_text(
-    house: House, answer: Transcription | Exception, reason: str
+    rig: Rig, answer: Transcription | Exception, reason: str
 ) -> None:
-    house.hear(answer)
-    assert house.listener.reasons == [reason]
-    assert house.health.counters() == {f"discarded_{reason}": 1}
-    assert house.texts() == []
+    rig.say(answer)
+    assert rig.listener.reasons == [reason]
+    assert rig.health.counters() == {f"discarded_{reason}": 1}
+    assert rig.texts() == []
 
 
-def test_an_unsure_yes_is_kept_and_flagged(house: House) -> None:
-    house.hear(replace(HEARD, text="yes", avg_logprob=-1.4, no_speech_prob=0.3))
-    assert house.texts() == ["yes"]
-    assert house.store.query()[0].transcript.flags == ("low_confidence",)
+def test_an_unsure_yes_is_kept_and_flagged(rig: Rig) -> None:
+    rig.say(replace(HEARD, text="yes", avg_logprob=-1.4, no_speech_prob=0.3))
+    assert rig.texts() == ["yes"]
+    assert rig.store.query()[0].transcript.flags == ("low_confidence",)
 
 
-def test_what_is_heard_while_the_disk_is_full_is_stored_later_in_order(house: House) -> None:
-    house.store.full = True
+def test_what_is_heard_while_the_disk_is_full_is_stored_later_in_order(rig: Rig) -> None:
+    rig.store.full = True
     for text in ("one", "two", "three"):
-        house.hear(replace(HEARD, text=text))
-    assert house.texts() == []
-    assert list(house.health.troubles().values()) == ["the disk is full: make room"]
-    house.store.full = False
-    house.scribe.tidy()
-    assert house.texts() == ["one", "two", "three"]
-    assert not house.health.troubles()
+        rig.say(replace(HEARD, text=text))
+    assert rig.texts() == []
+    assert list(rig.health.troubles().values()) == ["the disk is full: make room"]
+    rig.store.full = False
+    rig.scribe.tidy()
+    assert rig.texts() == ["one", "two", "three"]
+    assert not rig.health.troubles()
 
 
-def test_several_windows_failing_in_a_row_are_a_broken_device(house: House) -> None:
+def test_several_windows_failing_in_a_row_are_a_broken_device(rig: Rig) -> None:
     for _ in range(FAILURES_IN_A_ROW - 1):
-        house.hear(RuntimeError("graph"))
-    house.hear()
+        rig.say(RuntimeError("graph"))
+    rig.say()
     for _ in range(FAILURES_IN_A_ROW - 1):
-        house.hear(RuntimeError("graph"))
+        rig.say(RuntimeError("graph"))
     with pytest.raises(DeviceError, match="3 times in a row, last with: graph"):
-        house.hear(RuntimeError("graph"))
+        rig.say(RuntimeError("graph"))
 
 
 @needs_memory
 def test_what_fails_in_a_row_is_kept_for_the_next_start_and_a_strange_window_is_not(
-    house: House, memory: Path
+    rig: Rig, memory: Path
 ) -> None:
-    spool = Spool.open(Settings(spool=SpoolSettings(path=str(memory))), house.health)
-    house.scribe = Scribe(
-        Settings(), cast(Transcriber, house.transcriber), house.store, house.health, spool=spool
-    )
+    rig = Rig(rig.store, SpoolSettings(path=str(memory)))
 
-    def hear(answer: Transcription | Exception) -> str:
-        house.transcriber.answer = answer
-        window = a_window()
-        spool.put(window)
-        house.scribe.write(house.scribe.encode(window, 0.0))
-        return window.id
+    def kept() -> list[str]:
+        return [path.stem.partition("-")[2] for path in sorted(memory.glob("*.window"))]
 
-    hear(RuntimeError("a strange sound"))
-    hear(HEARD)
-    assert spool.left() == []
-    broken = [hear(RuntimeError("graph")) for _ in range(FAILURES_IN_A_ROW - 1)]
+    rig.say(RuntimeError("a strange sound"))
+    rig.say()
+    assert kept() == []
+    broken = [rig.say(RuntimeError("graph")) for _ in range(FAILURES_IN_A_ROW - 1)]
     with pytest.raises(DeviceError):
-        hear(RuntimeError("graph"))
-    assert [kept.id for kept in spool.left()][:-1] == broken
+        rig.say(RuntimeError("graph"))
+    assert kept()[:-1] == broken
 
 
-def test_a_window_that_cannot_be_encoded_is_discarded_in_its_turn(house: House) -> None:
-    house.transcriber.fault = ModelError("encoder")
-    house.hear()
-    house.transcriber.fault = None
-    house.hear()
-    assert house.listener.reasons == ["failed"]
-    assert house.texts() == ["turn on the light"]
+def test_a_window_that_cannot_be_encoded_is_discarded_in_its_turn(rig: Rig) -> None:
+    rig.transcriber.fault = ModelError("encoder")
+    rig.say()
+    rig.transcriber.fault = None
+    rig.say()
+    assert rig.listener.reasons == ["failed"]
+    assert rig.texts() == ["turn on the light"]

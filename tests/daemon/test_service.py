@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,53 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from rigs.checkout import ROOT
+from rigs.checkout import ROOT, environment
 from rigs.daemon import daemon, log_of, write_config
+from rigs.systemd import Systemd
 
 from appliance import system
 from appliance.daemon import service
 from appliance.daemon.health import Health
 from appliance.records import ApplianceState
-
-WITHIN_S = 30.0
-
-
-class Systemd:
-    """The other end of the notification socket."""
-
-    def __init__(self, folder: Path) -> None:
-        self.address = str(folder / "notify")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(self.address)
-        self._socket.settimeout(WITHIN_S)
-
-    def told(self, beginning: str) -> str:
-        """The next message that begins so; TimeoutError when none comes."""
-        while True:
-            message = self._socket.recv(4096).decode()
-            if message.startswith(beginning):
-                return message
-
-    def everything(self) -> list[str]:
-        """What is waiting to be read, without waiting for more."""
-        self._socket.setblocking(False)
-        found = []
-        try:
-            while True:
-                found.append(self._socket.recv(4096).decode())
-        except BlockingIOError:
-            self._socket.settimeout(WITHIN_S)
-            return found
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@pytest.fixture
-def systemd(tmp_path: Path) -> Iterator[Systemd]:
-    listener = Systemd(tmp_path)
-    yield listener
-    listener.close()
 
 
 @contextmanager
@@ -71,10 +31,10 @@ def deaf_daemon(
     alsa.write_text(
         "</usr/share/alsa/alsa.conf>\npcm.!default { type hw card 31 }\n", encoding="utf-8"
     )
-    environment = {"NOTIFY_SOCKET": systemd.address, "ALSA_CONFIG_PATH": str(alsa)}
+    told = {"NOTIFY_SOCKET": systemd.address, "ALSA_CONFIG_PATH": str(alsa)}
     with (
         Path(sound).open("rb") as stdin,
-        daemon(config, *arguments, stdin=stdin, environment=environment) as running,
+        daemon(config, *arguments, stdin=stdin, environment=told) as running,
     ):
         yield running
 
@@ -181,19 +141,19 @@ def test_a_reload_to_a_model_that_is_not_there_goes_on_with_the_old_configuratio
 
 
 DYING = """
-import sys
-from appliance import ears
-from appliance.__main__ import main
+import functools, sys
+from appliance.cli import main, run
+from appliance.daemon.pipeline import Pipeline
+from rigs.sources import FakeSource, silence
 
-listen = ears.Ears.listen
-
-def dies(self, moved):
+def dies():
+    frames = silence()
     for _ in range(3):
-        moved()
+        yield next(frames)
     {effect}
 
-ears.Ears.listen = dies
-sys.exit(main())
+pipeline = functools.partial(Pipeline, source=lambda *_: FakeSource(dies()))
+sys.exit(main.main(command=functools.partial(run.run, pipeline=pipeline)))
 """
 
 
@@ -211,7 +171,7 @@ def test_a_thread_that_dies_ends_the_daemon_with_its_cause(
     done = subprocess.run(
         [sys.executable, "-c", DYING.format(effect=effect), "run", "--config",
          str(write_config(tmp_path))],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode in (69, 70)
     assert done.stderr.splitlines()[-1] == line

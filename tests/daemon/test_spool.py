@@ -1,7 +1,4 @@
-"""The spool's folder: what is kept over a crash, what is deleted, and that it stops nothing.
-
-The file of a window: what comes back, on whose clock, and what damage does.
-"""
+"""The spool: what is kept over a crash, what is deleted, that it stops nothing; a window's file."""
 
 from __future__ import annotations
 
@@ -163,7 +160,7 @@ def test_two_daemons_never_share_one(memory: Path, caplog: pytest.LogCaptureFixt
 
 def test_a_killed_daemon_holds_it_no_longer(memory: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; import test_spool as t;"
+        "import os, sys; from pathlib import Path; from daemon import test_spool as t;"
         "spool = t.opened(Path(sys.argv[1])); spool.put(t.a_window()); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(
@@ -199,19 +196,19 @@ def test_another_users_folder_is_not_trusted(memory: Path) -> None:
         folders.make_folder(memory / "spool")
 
 
-def test_a_full_folder_is_a_trouble_that_passes(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_folder_is_a_trouble_that_passes(memory: Path) -> None:
     health = Health()
-    with Spool.open(Settings(spool=SpoolSettings(path=str(memory))), health) as spool:
+    full = True
 
-        def full(_path: Path, _data: bytes) -> None:
+    def write(path: Path, data: bytes) -> None:
+        if full:
             raise OSError(28, "No space left on device")
+        spool_module.write(path, data)
 
-        with monkeypatch.context() as patched:
-            patched.setattr(spool_module, "write", full)
-            assert not spool.put(a_window())
-            assert "No space left" in health.troubles()["spool"]
+    with Spool.open(Settings(spool=SpoolSettings(path=str(memory))), health, write) as spool:
+        assert not spool.put(a_window())
+        assert "No space left" in health.troubles()["spool"]
+        full = False
         assert spool.put(a_window())
         assert health.troubles() == {}
 

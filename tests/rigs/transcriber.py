@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Self
 
 import numpy as np
 
@@ -24,15 +25,32 @@ HEARD = Transcription(
 )
 
 
+class FakeEncoder:
+    """What the pipeline asks of an encoder besides encoding."""
+
+    name, trouble = "cpu", None
+
+    def look_after(self, _now_s: float) -> None:
+        pass
+
+    def facts(self) -> dict[str, float]:
+        return {}
+
+
 class FakeTranscriber:
     """Says what it is told to say, or fails."""
 
+    trouble = ""
+
     def __init__(self) -> None:
-        self.bundle = SimpleNamespace(name="fake")
-        self.encoder = SimpleNamespace(name="cpu")
+        self.bundle = SimpleNamespace(name="fake", window_s=10.0)
+        self.encoder = FakeEncoder()
         self.gates = Settings().gates
         self.answer: Transcription | Exception = HEARD
         self.fault: Exception | None = None
+
+    def warm_up(self) -> None:
+        pass
 
     def encode(self, window: Window) -> Encoded:
         if isinstance(self.fault, Exception):
@@ -43,3 +61,9 @@ class FakeTranscriber:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

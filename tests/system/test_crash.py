@@ -112,9 +112,10 @@ def test_what_a_killed_daemon_had_heard_is_transcribed_once_and_in_order(house: 
     assert not list(house.spool.glob("*")), "nothing of the sound is left"
 
 
-POISON = """
-import os, sys
-from appliance import second_try
+POISONED = """
+import functools, os, sys
+from appliance.cli import main, run
+from appliance.daemon.pipeline import Pipeline
 from appliance.infer.transcriber import Transcriber
 
 encode = Transcriber.encode
@@ -124,14 +125,10 @@ def poisoned(self, window):
         {effect}
     return encode(self, window)
 
-Transcriber.encode = poisoned
-second_try.WITHIN_S = 10.0
-if sys.argv[0] == "-c":
-    second_try.main()
-    sys.exit()
-second_try.CHILD = ("-c", open(__file__).read())
-from appliance import cli
-sys.exit(cli.main())
+Transcriber.encode = poisoned  # in the process of its own, too, which imports this file
+if __name__ == "__main__":
+    pipeline = functools.partial(Pipeline, retry_within_s=10.0)
+    sys.exit(main.main(command=functools.partial(run.run, pipeline=pipeline)))
 """
 
 
@@ -151,7 +148,7 @@ def test_a_window_that_kills_every_process_is_set_aside_and_said(
         house.hears(3),
     )
     program = house.folder / "poisoned.py"
-    program.write_text(POISON.format(effect=effect), encoding="utf-8")
+    program.write_text(POISONED.format(effect=effect), encoding="utf-8")
     for _ in range(2 if in_parent else 0):
         with house.daemon(str(program)) as running:
             assert running.wait(WITHIN_S) == -signal.SIGKILL

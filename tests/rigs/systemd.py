@@ -1,0 +1,50 @@
+"""systemd's end of the notification socket."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+WITHIN_S = 30.0
+
+
+class Systemd:
+    """Receives what a daemon tells."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = str(folder / "notify")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.address)
+        self._socket.settimeout(WITHIN_S)
+
+    def told(self, beginning: str) -> str:
+        """The next message that begins so; TimeoutError when none comes."""
+        while True:
+            message = self._socket.recv(4096).decode()
+            if message.startswith(beginning):
+                return message
+
+    def everything(self) -> list[str]:
+        """What is waiting to be read, without waiting for more."""
+        self._socket.setblocking(False)
+        found = []
+        try:
+            while True:
+                found.append(self._socket.recv(4096).decode())
+        except BlockingIOError:
+            self._socket.settimeout(WITHIN_S)
+            return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[Systemd]:
+    """A notification socket; what is to be told of it needs its address in $NOTIFY_SOCKET."""
+    listener = Systemd(tmp_path)
+    yield listener
+    listener.close()
