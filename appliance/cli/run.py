@@ -79,7 +79,7 @@ def run(
     pipeline: Callable[[Settings], Pipeline] | None = None,
 ) -> int:
     """`roomscribe run`; `pipeline` makes one for settings, in place of Pipeline."""
-    from appliance.daemon import service
+    from appliance.daemon import Pipeline, service
 
     def with_recording(chosen: Settings) -> Settings:
         if not options.recording:
@@ -89,7 +89,7 @@ def run(
     service.run(
         with_recording(settings),
         lambda: with_recording(config.load(options.config)),
-        pipeline or service.Pipeline,
+        pipeline or Pipeline,
     )
     return 0
 
