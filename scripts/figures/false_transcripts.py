@@ -22,12 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures.model import NOT_SPEECH, quiet, read, to_int16
+from figures.model import NOT_SPEECH, cut, quiet, read, to_int16
 from rigs.recordings import SHARED_AUDIO, manifest
 
-from appliance.capture.frames import Framer
-from appliance.capture.segmenter import Segmenter
-from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
 from appliance.infer.gates import Gates
 from appliance.infer.transcriber import Transcriber, open_transcriber
@@ -66,16 +63,13 @@ def streams(folder: Path) -> Iterator[tuple[str, Samples]]:
 
 def measure(samples: Samples, settings: Settings, transcriber: Transcriber) -> dict[str, Any]:
     """Seconds of a stream, its windows, why they were discarded, and the texts that were not."""
-    window_s = transcriber.bundle.window_s
-    segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
-    found = [one for frame in Framer().push(samples, 0.0) for one in segmenter.push(frame)]
-    verdicts, reasons, texts, windows = Gates(transcriber.gates), Counter[str](), [], 0
-    for one in (*found, *segmenter.flush()):
+    gates, reasons, texts, windows = Gates(transcriber.gates), Counter[str](), [], 0
+    for one in cut(samples, settings, transcriber.bundle.window_s):
         if isinstance(one, Discarded):
             reasons[f"{one.reason} before decoding"] += 1
             continue
         windows += 1
-        result, reason = verdicts.on(one, transcriber.transcribe(one))
+        result, reason = gates.on(one, transcriber.transcribe(one))
         if reason:
             reasons[reason] += 1
         else:

@@ -17,13 +17,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
-from figures.model import read, to_int16
+from figures.model import cut, read, to_int16
 from rigs import recordings
 from rigs.word_errors import word_errors, words
 
-from appliance.capture.frames import Framer
-from appliance.capture.segmenter import Segmenter
-from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
 from appliance.infer.gates import Gates
 from appliance.infer.transcriber import Transcriber, open_transcriber
@@ -85,22 +82,13 @@ def in_a_room(samples: Samples) -> Samples:
     return heard
 
 
-def cut(samples: Samples, settings: Settings, window_s: float) -> list[Window | Discarded]:
-    """What the segmenter makes of a stream."""
-    segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
-    found: list[Window | Discarded] = []
-    for frame in Framer().push(samples, 0.0):
-        found += segmenter.push(frame)
-    return [*found, *segmenter.flush()]
-
-
 def heard(found: list[Window | Discarded], transcriber: Transcriber, *, join: bool = True) -> str:
     """The published text of what the segmenter found; without joining: of every window whole."""
-    verdicts, texts = Gates(transcriber.gates), []
+    gates, texts = Gates(transcriber.gates), []
     for one in found:
         if isinstance(one, Window):
             window = one if join else replace(one, overlap_s=0.0)
-            result, reason = verdicts.on(window, transcriber.transcribe(window))
+            result, reason = gates.on(window, transcriber.transcribe(window))
             texts += [] if reason else [result.text]
     return " ".join(texts)
 

@@ -22,18 +22,18 @@ from numpy.typing import NDArray
 from rigs.recordings import SHARED_AUDIO, manifest, sentences
 from rigs.word_errors import word_error_rate, words
 
+from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
 from appliance.infer.gates import judge
 from appliance.infer.transcriber import Transcriber, open_transcriber
-from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Window
+from appliance.records import SAMPLE_RATE, Discarded, Samples, Transcription, Window
 
 Sound = NDArray[np.float32]
 
 PRE_ROLL_S, TAIL_S = 0.6, 0.3
 OFFSETS_S = (0, 2, 4, 6, 8)
-FRAME = 480
 NOT_SPEECH = {"beep", "music", "noise", "silence"}
 COMMANDS = {"speech-home-automation", "tts-home-automation", "speech-slots"}
 SEED = 7
@@ -72,18 +72,10 @@ class Examination:
 
     def pipeline(self, sound: Sound) -> Iterator[tuple[Transcription | None, str | None]]:
         """Transcriptions of `sound` with quiet before and after it; why each is discarded."""
-        segmenter = Segmenter(
-            VoiceDetector(self.settings.voice),
-            self.settings.segmenter,
-            self.transcriber.bundle.window_s,
-        )
         rng = np.random.default_rng(SEED)
         around = [quiet(rng, seconds) for seconds in (1, 2)]
         samples = to_int16(np.concatenate((around[0], sound, around[1])))
-        found: list[Window | Discarded] = []
-        for at in range(0, len(samples) - FRAME + 1, FRAME):
-            found += segmenter.push(Frame(samples[at : at + FRAME], at / SAMPLE_RATE))
-        for one in [*found, *segmenter.flush()]:
+        for one in cut(samples, self.settings, self.transcriber.bundle.window_s):
             if isinstance(one, Discarded):
                 yield None, one.reason
             else:
@@ -162,6 +154,13 @@ class Examination:
         """How many sentences are right word for word."""
         right = sum(words(a) == words(b) for a, b in zip(self.said, heard, strict=True))
         return f"{right}/{len(heard)} sentences right"
+
+
+def cut(samples: Samples, settings: Settings, window_s: float) -> list[Window | Discarded]:
+    """What detector and segmenter make of a stream, (n,) int16 at 16 kHz."""
+    segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
+    found = [one for frame in Framer().push(samples, 0.0) for one in segmenter.push(frame)]
+    return [*found, *segmenter.flush()]
 
 
 def show(name: str, figure: str, more: str) -> None:

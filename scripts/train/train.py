@@ -13,8 +13,10 @@ import math
 import os
 import signal
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,14 +30,16 @@ from train.features import Studio
 from train.losses import losses
 from train.network import NetworkSize, Whisper
 from train.optimizer import FlatOptimizer
-from train.options import DEFAULT_MINUTES, arguments
-from train.pacing import Clock, Log
-from train.schedule import Schedule, mix_at
+from train.plans import Mix
 from train.scoring import hearing
 from train.shards import Bank, join_new
 from train.sounds import make_channels, make_sounds
 from train.texts import sentences
 
+DEFAULT_MINUTES = 110
+WARM_UP_STEPS = 150
+CLEAN_UNTIL, MILD_UNTIL = 0.08, 0.62
+"""Shares of the time in which windows are clean, then mildly distorted; after them hard."""
 EMA_DECAY = 0.998
 EMA_FROM = 0.6
 SAVE_EVERY_S = 180
@@ -44,6 +48,69 @@ CHANNELS = 400
 HEADS_APART_STEPS = 200
 """So many steps fresh heads learn before the encoder of a bundle learns from them."""
 PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Where a run stands: `progress` 0..1 is a matter of time alone."""
+
+    start_s: float
+    total_s: float
+    extension: bool
+
+    def progress(self, spent_s: float) -> float:
+        """Share of this schedule's time that is over."""
+        return min(1.0, (spent_s - self.start_s) / self.total_s)
+
+    def stage(self, spent_s: float) -> float:
+        """Progress through the stages; an extension stays in the last one."""
+        done = self.progress(spent_s)
+        return MILD_UNTIL + (1 - MILD_UNTIL) * done if self.extension else done
+
+    def rate(self, spent_s: float, steps: int) -> float:
+        """Learning rate as a share of its peak: linear warm-up, cosine to 0."""
+        peak = 0.5 if self.extension else 1.0
+        cosine = 0.5 * (1 + math.cos(math.pi * self.progress(spent_s)))
+        return peak * cosine * min(1.0, (steps + 1) / WARM_UP_STEPS)
+
+
+def mix_at(stage: float) -> Mix:
+    """Clean short clips first, then ever harder ones, at last as many full windows as pay."""
+    if stage < CLEAN_UNTIL:
+        return Mix(strength=0.0, full_share=0.04, combination_share=0.1, empty_share=0.03)
+    if stage < MILD_UNTIL:
+        done = (stage - CLEAN_UNTIL) / (MILD_UNTIL - CLEAN_UNTIL)
+        return Mix(0.2 + 0.6 * done, 0.1 + 0.15 * done, 0.3, 0.05)
+    return Mix(strength=1.0, full_share=0.3, combination_share=0.4, empty_share=0.08)
+
+
+class Log:
+    """Lines with the time, to a file and standard output; silent on all processes but the first."""
+
+    def __init__(self, path: Path, process: int) -> None:
+        self._file = path.open("a", buffering=1) if process == 0 else None
+
+    def __call__(self, line: str) -> None:
+        """Writes `line`."""
+        if self._file:
+            stamped = f"{time.strftime('%H:%M:%S')} {line}"
+            self._file.write(stamped + "\n")
+            print(stamped, flush=True)
+
+
+class Clock:
+    """Says when something is due again; `spent_s` counts training time over all resumes."""
+
+    def __init__(self, every_s: float, spent_s: float) -> None:
+        self._every_s = every_s
+        self._next_s = spent_s + every_s
+
+    def due(self, spent_s: float) -> bool:
+        """Whether the time has come; then the next time is set."""
+        if spent_s < self._next_s:
+            return False
+        self._next_s = spent_s + self._every_s
+        return True
 
 
 class Trainer:
@@ -217,6 +284,32 @@ def work(process: int, args: argparse.Namespace) -> None:
     Trainer(process, args).run()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--bank", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, help=f"{DEFAULT_MINUTES}, or as the run began")
+    parser.add_argument("--more-minutes", type=float, default=0)
+    parser.add_argument("--start-from", type=Path, help="folder of a bundle, for its weights")
+    parser.add_argument("--processes", type=int, default=2, help="one per core")
+    parser.add_argument("--encoder-layers", type=int, default=5)
+    parser.add_argument("--decoder-layers", type=int, default=2)
+    parser.add_argument("--frames", type=int, default=5000, help="mel frames a batch and process")
+    parser.add_argument("--rate", type=float, default=1.8e-3, help="AdamW's peak rate")
+    parser.add_argument("--matrix-rate", type=float, default=0.02, help="Muon's; 0: AdamW alone")
+    parser.add_argument("--decay", type=float, default=0.01)
+    parser.add_argument("--phone-weight", type=float, default=1.0)
+    parser.add_argument("--piece-weight", type=float, default=0.5)
+    parser.add_argument("--guide-weight", type=float, default=0.3)
+    parser.add_argument("--sounds", type=int, default=320, help="synthetic background sounds")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--test-every-s", type=float, default=600)
+    parser.add_argument("--test-count", type=int, default=100)
+    parser.add_argument("--report-every-s", type=float, default=20)
+    return parser.parse_args()
 
 
 def main() -> None:
