@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -288,55 +288,42 @@ class _Table:
 
     def text(self, key: str) -> str:
         """A string."""
-        value = self._value(key, "a text")
-        if not isinstance(value, str):
-            raise self.trouble(key, "a text", repr(value))
-        return value
+        return str(self._take(key, "a text", lambda value: isinstance(value, str)))
 
     def choice(self, key: str, choices: tuple[str, ...]) -> str:
         """One of a few strings."""
-        value = self._value(key, f"one of {', '.join(choices)}")
-        if value not in choices:
-            raise self.trouble(key, f"one of {', '.join(choices)}", repr(value))
-        return str(value)
+        return str(self._take(key, f"one of {', '.join(choices)}", choices.__contains__))
 
     def flag(self, key: str) -> bool:
         """True or false."""
-        value = self._value(key, "true or false")
-        if not isinstance(value, bool):
-            raise self.trouble(key, "true or false", repr(value))
-        return value
+        return bool(self._take(key, "true or false", lambda value: isinstance(value, bool)))
 
     def whole(self, key: str, low: int, high: int | None = None) -> int:
         """A whole number of at least `low` and, if given, at most `high`."""
         limits = f"a whole number from {low}" + ("" if high is None else f" to {high}")
-        value = self._value(key, limits)
-        if not _is_whole(value, low, high):
-            raise self.trouble(key, limits, repr(value))
-        return int(value)
+        return int(self._take(key, limits, lambda value: _is_whole(value, low, high)))
 
     def whole_or_none(self, key: str, low: int, high: int) -> int | None:
         """A whole number, or None where the table says null."""
-        is_null = self._value(key, "a whole number or null") is None
+        is_null = self._take(key, "a whole number or null") is None
         return None if is_null else self.whole(key, low, high)
 
     def number(self, key: str, low: float, high: float, absent: float | None = None) -> float:
         """A number from `low` to `high`; `absent`, if given, where the table says nothing."""
         if absent is not None and key not in self._values:
             return absent
-        limits = f"a number from {low:g} to {high:g}"
-        value = self._value(key, limits)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not low <= value <= high:
-            raise self.trouble(key, limits, repr(value))
-        return float(value)
+
+        def fits(value: object) -> bool:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                return False
+            return low <= value <= high
+
+        return float(self._take(key, f"a number from {low:g} to {high:g}", fits))
 
     def ids(self, key: str, below: int) -> tuple[int, ...]:
         """A list of token ids, each less than `below`."""
         limits = f"a list of token ids less than {below}"
-        values = self._value(key, limits)
-        if not isinstance(values, list):
-            raise self.trouble(key, limits, repr(values))
+        values = self._take(key, limits, lambda value: isinstance(value, list))
         for value in values:
             if not _is_whole(value, 0, below - 1):
                 raise self.trouble(key, limits, repr(value))
@@ -344,23 +331,26 @@ class _Table:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of strings, at least one."""
-        values = self._value(key, "a list of texts")
-        is_list = bool(values) and isinstance(values, list)
-        if not is_list or not all(isinstance(each, str) for each in values):
-            raise self.trouble(key, "a list of texts", repr(values))
-        return tuple(values)
+
+        def fits(values: object) -> bool:
+            if not values or not isinstance(values, list):
+                return False
+            return all(isinstance(each, str) for each in values)
+
+        return tuple(self._take(key, "a list of texts", fits))
 
     def table(self, key: str) -> _Table:
         """The table inside."""
-        value = self._value(key, "a table")
-        if not isinstance(value, dict):
-            raise self.trouble(key, "a table", repr(value))
-        return _Table(self._file, value, self._cure, f"{self._key}{key}.")
+        values = self._take(key, "a table", lambda value: isinstance(value, dict))
+        return _Table(self._file, values, self._cure, f"{self._key}{key}.")
 
-    def _value(self, key: str, expected: str) -> Any:
+    def _take(self, key: str, expected: str, fits: Callable[[Any], bool] = lambda _: True) -> Any:
+        """The value of a key, if it `fits`. Raises ModelError."""
         if key not in self._values:
             raise self.trouble(key, expected, "nothing")
-        return self._values[key]
+        if not fits(value := self._values[key]):
+            raise self.trouble(key, expected, repr(value))
+        return value
 
 
 def _is_whole(value: object, low: int, high: int | None) -> bool:

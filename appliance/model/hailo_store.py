@@ -58,11 +58,6 @@ class HefSource:
     """Must equal the bundle's window."""
     address: str
 
-    @property
-    def file_name(self) -> str:
-        """The last part of the address."""
-        return self.address.rsplit("/", 1)[-1]
-
 
 @dataclass(frozen=True, slots=True)
 class DecoderSource:
@@ -94,37 +89,31 @@ def decoder_hef(
     chip: str, checkpoint: str, environment: Mapping[str, str] = os.environ
 ) -> DecoderSource | None:
     """Hailo's decoder for a chip and a checkpoint (name or repository); None if there is none."""
-    name = _short(checkpoint)
+    name, store = _short(checkpoint), _store(environment)
     if (chip, name) not in _DECODERS:
         return None
     tokens, path = _DECODERS[chip, name]
-    tables = f"{_store(environment)}/npy%20files/whisper/decoder_assets/{name}/decoder_tokenization"
+    tables = f"{store}/npy%20files/whisper/decoder_assets/{name}/decoder_tokenization"
     return DecoderSource(
         chip,
         name,
         tokens,
-        f"{_store(environment)}/whisper/{path}",
+        f"{store}/whisper/{path}",
         f"{tables}/token_embedding_weight_{name}.npy",
         f"{tables}/onnx_add_input_{name}.npy",
     )
 
 
-def published_decoders(chip: str) -> str:
-    """The decoders that there are for a chip, for messages: "tiny (32 tokens)"."""
-    return ", ".join(
-        f"{name} ({tokens} tokens)"
-        for (each, name), (tokens, _) in _DECODERS.items()
-        if each == chip
-    )
-
-
 def published(chip: str) -> str:
     """The encoders that there are for a chip, for messages: "tiny (10 s), base (5 s)"."""
-    return ", ".join(
-        f"{name} ({window_s:g} s)"
-        for (each, name), (window_s, _) in _ENCODERS.items()
-        if each == chip
-    )
+    found = [(name, size) for (each, name), (size, _) in _ENCODERS.items() if each == chip]
+    return ", ".join(f"{name} ({window_s:g} s)" for name, window_s in found)
+
+
+def published_decoders(chip: str) -> str:
+    """The decoders that there are for a chip, for messages: "tiny (32 tokens)"."""
+    found = [(name, size) for (each, name), (size, _) in _DECODERS.items() if each == chip]
+    return ", ".join(f"{name} ({tokens} tokens)" for name, tokens in found)
 
 
 def explain_none(chip: str, checkpoint: str, window_s: float) -> str:

@@ -58,7 +58,7 @@ def test_an_encoder_is_known_with_its_window(
     found = encoder_hef(chip, checkpoint, {})
     assert found is not None
     assert (found.window_s, found.address) == (window_s, f"{STORE}/whisper/{path}")
-    assert found.file_name == path.rsplit("/", 1)[-1]
+    assert found.address.rsplit("/", 1)[-1] == path.rsplit("/", 1)[-1]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_another_store_is_named_in_the_environment(hub: LocalHub, tmp_path: Path
 
 def test_a_broken_hef_goes_on(hub: LocalHub, tmp_path: Path) -> None:
     found = source(hub)
-    hub.misbehave(found.file_name, Fault(break_after=100_000))
+    hub.misbehave(found.address.rsplit("/", 1)[-1], Fault(break_after=100_000))
     assert fetch(found, tmp_path).read_bytes() == HEF
     assert "Range" in hub.requests[-1].headers
 

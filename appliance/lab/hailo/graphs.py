@@ -4,14 +4,9 @@ The compiler numbers the layers in the order of the nodes, and its model scripts
 numbers. So every part of a graph is written in the order, and in the operators, of that export
 (tests/golden/hailo_*.txt), everything is static, and constants are folded.
 
-Types and shapes of every tensor in an ONNX graph, found without touching its weights.
-
-Whisper's decoder in the form that Hailo's Dataflow Compiler takes: one fixed sequence, no cache.
-
-The whole sequence is computed at each step, so a sequence of L tokens takes L runs. What the NPU
-cannot do, looking up embeddings, is done on the host from two tables beside the graph.
-
-Whisper's encoder in the form that Hailo's Dataflow Compiler takes.
+The decoder has one fixed sequence and no cache: all of it is computed at each step, so a sequence
+of L tokens takes L runs. What the NPU cannot do, looking up embeddings, is done on the host from
+two tables beside the graph.
 """
 
 from __future__ import annotations
@@ -26,10 +21,42 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, shape_inference
 
 from appliance.errors import ModelError
-from appliance.model import LAYER_NORM_EPSILON, Checkpoint, Dimensions, Graph, Weights
+from appliance.model import (
+    DECODER,
+    EMBEDDING,
+    ENCODER,
+    LAYER_NORM_EPSILON,
+    SOUND_POSITIONS,
+    Checkpoint,
+    Dimensions,
+    Graph,
+    Weights,
+)
 
 SMALL = 1024
 """Bytes. A constant up to this size may say what shape another tensor has."""
+OPSETS = range(13, 18)
+"""What the compiler is known to read; 17 is the first with LayerNormalization."""
+IR_VERSION = 8
+"""Goes with opset 13 to 17."""
+LARGEST = 2**31 - 1
+"""Bytes of an ONNX file that holds its own weights."""
+PARTS = 4
+"""Of the logits: the whole vocabulary in one product does not fit a Hailo-8."""
+START_NODES = ("encoder_hidden_states", "/Reshape")
+"""Where the compiler is told to begin; the second takes (1, d_model, L, 1), on the host as NHWC
+(L, 1, d_model)."""
+END_NODES = ("/MatMul", "/MatMul_1", "/MatMul_2", "/MatMul_3")
+CLOSED = -100.0
+"""Added to the scores of tokens still to come. Far enough for a softmax (e^-100 = 4e-44), near
+enough for a compiler that quantises the sum."""
+PAD = 0
+"""Fills the sequence behind its last token, as in Hailo's own calibration sets."""
+
+Heads = tuple[int, int]
+"""How many heads of attention, and how wide one is."""
+Tables = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""The token embedding (vocabulary, d_model) and the positions added to it (L, d_model)."""
 
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -65,17 +92,6 @@ def sizes(tensor: onnx.ValueInfoProto) -> tuple[int, ...] | None:
     axes: Iterable[onnx.TensorShapeProto.Dimension] = tensor.type.tensor_type.shape.dim
     found = tuple(axis.dim_value for axis in axes)
     return found if all(size > 0 for size in found) else None
-
-
-OPSETS = range(13, 18)
-"""What the compiler is known to read; 17 is the first with LayerNormalization."""
-IR_VERSION = 8
-"""Goes with opset 13 to 17."""
-LARGEST = 2**31 - 1
-"""Bytes of an ONNX file that holds its own weights."""
-
-Heads = tuple[int, int]
-"""How many heads of attention, and how wide one is."""
 
 
 class HailoGraph(Graph):
@@ -192,21 +208,46 @@ class HailoGraph(Graph):
         onnx.save(model, str(file))
 
 
-DECODER = "model.decoder"
-PARTS = 4
-"""Of the logits: the whole vocabulary in one product does not fit a Hailo-8."""
-START_NODES = ("encoder_hidden_states", "/Reshape")
-"""Where the compiler is told to begin; the second takes (1, d_model, L, 1), on the host as NHWC
-(L, 1, d_model)."""
-END_NODES = ("/MatMul", "/MatMul_1", "/MatMul_2", "/MatMul_3")
-CLOSED = -100.0
-"""Added to the scores of tokens still to come. Far enough for a softmax (e^-100 = 4e-44), near
-enough for a compiler that quantises the sum."""
-PAD = 0
-"""Fills the sequence behind its last token, as in Hailo's own calibration sets."""
+def write_hailo_encoder(
+    checkpoint: Checkpoint, positions: int, file: Path, *, opset: int = 13
+) -> None:
+    """Writes the encoder: mel (1, n_mels, 1, 2 P) float32 -> states (1, P, d_model) float32.
 
-Tables = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""The token embedding (vocabulary, d_model) and the positions added to it (L, d_model)."""
+    The time axis is an image's width: both convolutions are two-dimensional, of height one.
+    P is `positions`; the position table is cut to it. Raises ModelError.
+    """
+    config, graph = checkpoint.config, HailoGraph(checkpoint.weights, opset)
+    mel = graph.input("mel", (1, config.num_mel_bins, 1, 2 * positions))
+    x = _convolve(graph, checkpoint.weights, mel, f"{ENCODER}.conv1", stride=1)
+    x = _convolve(graph, checkpoint.weights, x, f"{ENCODER}.conv2", stride=2)
+    x = graph.transpose(graph.reshape(x, 1, config.d_model, -1), 0, 2, 1)
+    table = checkpoint.weights[SOUND_POSITIONS][:positions]
+    x = graph.node("Add", x, graph.constant("positions", table))
+    heads = (config.encoder_attention_heads, config.head_size)
+    for layer in range(config.encoder_layers):
+        name = f"{ENCODER}.layers.{layer}"
+        x = graph.attend_to_itself(x, name, heads)
+        x = graph.feed_forward(x, name)
+    x = graph.layer_norm(x, f"{ENCODER}.layer_norm")
+    graph.output(x, "states", (1, positions, config.d_model))
+    graph.save(file, "whisper_encoder")
+
+
+def _convolve(graph: HailoGraph, weights: Weights, x: str, name: str, stride: int) -> str:
+    """GELU of a convolution of three frames, x (1, channels, 1, frames)."""
+    weight = graph.constant(f"{name}.image", weights[f"{name}.weight"][:, :, None])
+    convolved = graph.node(
+        "Conv",
+        x,
+        weight,
+        graph.weight(f"{name}.bias"),
+        kernel_shape=[1, 3],
+        pads=[0, 1, 0, 1],
+        strides=[1, stride],
+        dilations=[1, 1],
+        group=1,
+    )
+    return graph.gelu(convolved)
 
 
 def write_hailo_decoder(
@@ -235,7 +276,7 @@ def write_hailo_decoder(
         x = graph.attend_to(states, x, name, heads)
         x = graph.feed_forward(x, name)
     x = graph.layer_norm(x, f"{DECODER}.layer_norm")
-    _write_logits(graph, x, length, checkpoint.weights[f"{DECODER}.embed_tokens.weight"])
+    _write_logits(graph, x, length, checkpoint.weights[EMBEDDING])
     graph.save(file, "whisper_decoder")
 
 
@@ -266,7 +307,7 @@ def vocabulary_parts(count: int) -> list[tuple[int, int]]:
 def host_tables(checkpoint: Checkpoint, length: int) -> Tables:
     """What the host makes the graph's second input from."""
     return (
-        checkpoint.weights[f"{DECODER}.embed_tokens.weight"],
+        checkpoint.weights[EMBEDDING],
         checkpoint.weights[f"{DECODER}.embed_positions.weight"][:length],
     )
 
@@ -279,48 +320,3 @@ def embed(tables: Tables, tokens: Sequence[int]) -> NDArray[np.float32]:
     sequence[: len(kept)] = kept
     placed: NDArray[np.float32] = embedding[sequence] + places
     return placed
-
-
-ENCODER = "model.encoder"
-
-
-def write_hailo_encoder(
-    checkpoint: Checkpoint, positions: int, file: Path, *, opset: int = 13
-) -> None:
-    """Writes the encoder: mel (1, n_mels, 1, 2 P) float32 -> states (1, P, d_model) float32.
-
-    The time axis is an image's width: both convolutions are two-dimensional, of height one.
-    P is `positions`; the position table is cut to it. Raises ModelError.
-    """
-    config, graph = checkpoint.config, HailoGraph(checkpoint.weights, opset)
-    mel = graph.input("mel", (1, config.num_mel_bins, 1, 2 * positions))
-    x = _convolve(graph, checkpoint.weights, mel, f"{ENCODER}.conv1", stride=1)
-    x = _convolve(graph, checkpoint.weights, x, f"{ENCODER}.conv2", stride=2)
-    x = graph.transpose(graph.reshape(x, 1, config.d_model, -1), 0, 2, 1)
-    table = checkpoint.weights[f"{ENCODER}.embed_positions.weight"][:positions]
-    x = graph.node("Add", x, graph.constant("positions", table))
-    heads = (config.encoder_attention_heads, config.head_size)
-    for layer in range(config.encoder_layers):
-        name = f"{ENCODER}.layers.{layer}"
-        x = graph.attend_to_itself(x, name, heads)
-        x = graph.feed_forward(x, name)
-    x = graph.layer_norm(x, f"{ENCODER}.layer_norm")
-    graph.output(x, "states", (1, positions, config.d_model))
-    graph.save(file, "whisper_encoder")
-
-
-def _convolve(graph: HailoGraph, weights: Weights, x: str, name: str, stride: int) -> str:
-    """GELU of a convolution of three frames, x (1, channels, 1, frames)."""
-    weight = graph.constant(f"{name}.image", weights[f"{name}.weight"][:, :, None])
-    convolved = graph.node(
-        "Conv",
-        x,
-        weight,
-        graph.weight(f"{name}.bias"),
-        kernel_shape=[1, 3],
-        pads=[0, 1, 0, 1],
-        strides=[1, stride],
-        dilations=[1, 1],
-        group=1,
-    )
-    return graph.gelu(convolved)

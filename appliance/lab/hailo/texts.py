@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from appliance.lab.hailo.calibration import DECODER_SET, ENCODER_SET
 from appliance.lab.hailo.graphs import END_NODES, START_NODES
+from appliance.model import CHIP_NAMES
 
-CHIPS = ("hailo8", "hailo8l", "hailo10h")
-"""The compiler's names of them."""
+CHIPS = tuple(CHIP_NAMES)
 ENCODER_SCRIPT, DECODER_SCRIPT = "compile_encoder.sh", "compile_decoder.py"
 
 
