@@ -1,12 +1,6 @@
 """The open file: kept open, and found again when it is damaged, deleted or replaced.
 
 Knows nothing of what is asked of it: `read` and `write` are given the work as functions.
-
-What is deleted, and that it is gone: from the tables, the index, free pages and the -wal file.
-
-With secure_delete SQLite overwrites what it frees. The search's index keeps deleted entries until
-its parts are merged, which `forget` does in the same transaction (FTS5's own secure-delete needs
-SQLite 3.42 and makes files that older ones cannot read).
 """
 
 from __future__ import annotations
@@ -17,13 +11,11 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from appliance.config import StoreSettings
 from appliance.errors import StoreError
 from appliance.store import files, repair, tables
 from appliance.store.files import (
@@ -35,79 +27,12 @@ from appliance.store.files import (
     is_damage,
     plain_errors,
 )
-from appliance.store.tables import Wanted, where
-
-_BEYOND = "seq <= (SELECT seq FROM transcripts ORDER BY seq DESC LIMIT 1 OFFSET ?)"
-"""All but so many of the newest."""
-_ROUNDS = 8
-"""Deleting by size goes by the average row; so often it is tried again at most."""
-
-
-def forget(connection: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> int:
-    """Deletes the transcripts of a condition within the open transaction; how many."""
-    count = connection.execute(f"DELETE FROM transcripts WHERE {condition}", values).rowcount
-    if count and tables.version(connection) > 1:
-        connection.execute("INSERT INTO search (search) VALUES ('optimize')")
-    return count
-
-
-def forget_wanted(connection: sqlite3.Connection, wanted: Wanted) -> int:
-    """Deletes the transcripts that are meant; how many."""
-    return forget(connection, *where(wanted, tables.version(connection) > 1))
-
-
-def expire(connection: sqlite3.Connection, settings: StoreSettings, now: datetime) -> int:
-    """Deletes what is beyond the retention's age, number and size; how many."""
-    count = 0
-    if settings.retention_days:
-        earliest = tables.iso(now - timedelta(days=settings.retention_days))
-        count += forget(connection, '"end" < ?', (earliest,))
-    if settings.retention_count:
-        count += forget(connection, _BEYOND, (settings.retention_count,))
-    if settings.retention_mb:
-        count += _shrink(connection, settings.retention_mb * 1_000_000)
-    return count
-
-
-def checkpoint(connection: sqlite3.Connection) -> bool:
-    """Moves the -wal file's pages into the file and empties it; False when a reader is in the way.
-
-    Until then deleted text may be read in one of the two.
-    """
-    return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
-
-
-def _shrink(connection: sqlite3.Connection, most_bytes: int) -> int:
-    """Deletes the oldest until the pages in use are within `most_bytes`; how many went."""
-    count = 0
-    for _ in range(_ROUNDS):
-        used = _used_bytes(connection)
-        if used <= most_bytes:
-            break
-        there = int(connection.execute("SELECT count(*) FROM transcripts").fetchone()[0])
-        # a twentieth more than needed, so that the next transcript does not begin it again
-        most = math.floor(there * most_bytes / used * 0.95)
-        went = forget(connection, _BEYOND, (most,))
-        if not went:
-            break
-        count += went
-    return count
-
-
-def _used_bytes(connection: sqlite3.Connection) -> int:
-    """Size of the file without the pages that wait to be used again."""
-    pages, free, size = (
-        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
-        for name in ("page_count", "freelist_count", "page_size")
-    )
-    return (pages - free) * size
-
 
 log = logging.getLogger("roomscribe.store")
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
-_BUSY_S = 5.0
+BUSY_S = 5.0
 """How long a statement waits for another process's lock."""
 _CACHE_KIB = 512
 """Of pages in memory; SQLite's own 2 MiB fill within weeks and look like a leak."""
@@ -131,9 +56,10 @@ class Database:
     Nothing is half done when a call fails, and the call can be tried again once the cause is gone.
     """
 
-    def __init__(self, path: Path, access: Access) -> None:
+    def __init__(self, path: Path, access: Access, busy_s: float = BUSY_S) -> None:
         """Opens the file; refuses one that is missing (unless the owner) or newer."""
         self.path, self.known = path, repair.Known()
+        self._busy_s = busy_s
         self.awaited = False
         """Somebody tells a broker: what it does not have survives the file's deletion."""
         self.connection: sqlite3.Connection | None = None
@@ -156,7 +82,7 @@ class Database:
 
         def transaction() -> T:
             self._look_for_the_file()
-            with _all_or_nothing(self._ready()) as connection:
+            with tables.transaction(self._ready()) as connection:
                 return work(connection)
 
         with self._lock:
@@ -166,7 +92,8 @@ class Database:
             return result
 
     def scrub(self, wait_s: float = 0.0) -> bool:
-        """Empties the -wal file of what was deleted; False when a reader is in the way.
+        """Moves the -wal file's pages into the file and empties it; False when a reader is in the
+        way, and until then deleted text may be read in one of the two.
 
         It is tried again with a later write then. Raises nothing.
         """
@@ -175,9 +102,9 @@ class Database:
             connection = self._ready()
             connection.execute(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}")
             try:
-                done = checkpoint(connection)
+                done = tables.number(connection, "PRAGMA wal_checkpoint(TRUNCATE)") == 0
             finally:
-                connection.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
+                connection.execute(f"PRAGMA busy_timeout = {self._busy_s * 1000:.0f}")
             if done:
                 self._scrub_s = math.inf
             return done
@@ -225,13 +152,12 @@ class Database:
         repair.finish(self.path)
         files.make(self.path)
         try:
-            connection = self._connect()
+            return self._connect()
         except (sqlite3.Error, ValueError) as error:
             if not is_damage(error):
                 raise
             repair.heal(self.path, self.known, error)
-            connection = self._connect()
-        return connection
+            return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
         """Raises what SQLite raises, DamagedError, and StoreError for a newer file or none."""
@@ -241,7 +167,7 @@ class Database:
                 "run it first, or set store.path to the folder that holds the log"
             )
         write = self._access is not Access.READER
-        connection, self._unchanging = connect(self.path, write=write, busy_s=_BUSY_S)
+        connection, self._unchanging = connect(self.path, write=write, busy_s=self._busy_s)
         try:
             connection.create_function("contains", 2, tables.contains, deterministic=True)
             tables.refuse_newer(self.path, tables.version(connection))
@@ -265,7 +191,7 @@ class Database:
         """Checks the file, brings its layout and numbers up to date, and what was carried over."""
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
         connection.execute("PRAGMA synchronous = FULL")
-        if tables.version(connection) and (trouble := repair.complaint(connection)):
+        if tables.version(connection) and (trouble := repair.check(connection)):
             raise DamagedError(trouble)
         try:
             tables.migrate(connection)
@@ -273,7 +199,7 @@ class Database:
             if error.sqlite_errorname != "SQLITE_FULL" or not tables.version(connection):
                 raise
             log.warning("%s keeps its older layout for now: the disk is full", self.path)
-        with _all_or_nothing(connection):
+        with tables.transaction(connection):
             fresh = connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None
             repair.number_on(connection, self.known)
             for row in self._carried:  # another file's transcripts may have their numbers
@@ -308,16 +234,3 @@ class Database:
             for ending in ("-wal", "-shm"):
                 with suppress(OSError):
                     beside(self.path, ending).unlink(missing_ok=True)
-
-
-@contextmanager
-def _all_or_nothing(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """A transaction around what is done with the connection."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield connection
-        connection.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):  # SQLite has rolled back by itself when full
-            connection.execute("ROLLBACK")
-        raise

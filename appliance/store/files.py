@@ -1,8 +1,7 @@
-"""The store's file among its neighbours: -wal, -shm, and what recovery puts beside it.
+"""The log's file and its neighbours (-wal, -shm, a repair's), connections to it, and its errors.
 
-Connections to the file: to write, to read beside a writer, and to read on a read-only disk.
-
-SQLite's and the system's errors as one clear line, and which of them mean a damaged file.
+SQLite's and the system's errors become one clear line each, and say whether the file is damaged,
+and whether the disk may come back.
 """
 
 from __future__ import annotations
@@ -19,10 +18,33 @@ from appliance.errors import StoreError
 from appliance.store.tables import DamagedRowError
 from appliance.system import sync_folder
 
-_ROOM = 256 * 1024
-"""Bytes; a transcript takes about 40 kB of the -wal file until it is emptied."""
 Identity = tuple[int, int]
 """Device and inode: which file it is, whatever its name."""
+_ROOM = 256 * 1024
+"""Bytes; a transcript takes about 40 kB of the -wal file until it is emptied."""
+_GIVE = "give this user the folder, or set store.path"
+_FOUND_AND_CURE = {
+    "SQLITE_FULL": ("a full disk", "free some space"),
+    "SQLITE_READONLY": ("a read-only one", "make the disk and file writable, or set store.path"),
+    "SQLITE_CANTOPEN": ("one that cannot be opened", _GIVE),
+    "SQLITE_PERM": ("no permission", _GIVE),
+    "SQLITE_NOTADB": ("another kind of file", "the daemon sets it aside and begins a new one"),
+    "SQLITE_CORRUPT": (
+        "a damaged one",
+        "the daemon sets it aside, saves what can be read, and goes on in a new one",
+    ),
+    "SQLITE_BUSY": ("one locked by another program", "end that program"),
+    "SQLITE_IOERR": ("a disk that fails", "check its space and health"),
+}
+_CURES = {
+    errno.EROFS: "make the disk writable again, or replace the card",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EIO: "check the disk, or replace the card",
+}
+_PASSING = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")
+_MISTAKES = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
+"""store.path is none for a folder; all else may be cured while the daemon runs."""
 
 
 def beside(path: Path, ending: str) -> Path:
@@ -122,35 +144,6 @@ def _connection(path: Path, how: str, busy_s: float) -> sqlite3.Connection:
         isolation_level=None,
         check_same_thread=False,
     )
-
-
-_FOUND_AND_CURE = {
-    "SQLITE_FULL": ("a full disk", "free some space"),
-    "SQLITE_READONLY": ("a read-only one", "make the disk and file writable, or set store.path"),
-    "SQLITE_CANTOPEN": (
-        "one that cannot be opened",
-        "give this user the folder, or set store.path",
-    ),
-    "SQLITE_PERM": ("no permission", "give this user the folder, or set store.path"),
-    "SQLITE_NOTADB": ("another kind of file", "the daemon sets it aside and begins a new one"),
-    "SQLITE_CORRUPT": (
-        "a damaged one",
-        "the daemon sets it aside, saves what can be read, and goes on in a new one",
-    ),
-    "SQLITE_BUSY": ("one locked by another program", "end that program"),
-    "SQLITE_IOERR": ("a disk that fails", "check its space and health"),
-}
-
-
-_CURES = {
-    errno.EROFS: "make the disk writable again, or replace the card",
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space",
-    errno.EIO: "check the disk, or replace the card",
-}
-_PASSING = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")
-_MISTAKES = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
-"""store.path is none for a folder; all else may be cured while the daemon runs."""
 
 
 class UnwritableError(StoreError):

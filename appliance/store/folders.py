@@ -1,50 +1,47 @@
-"""Where the spool lies, and its files: a folder of this user's own, in memory, never on a disk."""
+"""Where the log lies, and folders in memory for what must never be on a disk, or cannot be."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
+import io
 import os
 import re
 from pathlib import Path
 
 from appliance.config import Settings, StoreSettings
+from appliance.system import lock
 
 FILE_NAME = "roomscribe.db"
-
-
-def store_folder(settings: StoreSettings) -> Path:
-    """Where the store lives: store.path, else systemd's state directory, else the user's own."""
-    if settings.path:
-        return Path(settings.path).expanduser()
-    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    if given:
-        return Path(given)
-    return Path("~/.local/state/roomscribe").expanduser()
-
-
+LOCK_NAME = "lock"
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")
 IN_MEMORY = ("tmpfs", "ramfs")
-LOCK_NAME = "lock"
-
 OURS = re.compile(r"roomscribe(-\d+)?$|[0-9a-f]{16}$")
-"""Folders that were made for a spool."""
+"""Folders that were made for folders in memory."""
 
 
-def log_runtime_folder(settings: Settings) -> Path:
-    """The part of the runtime folder that belongs to the configured log."""
+def store_folder(settings: StoreSettings) -> Path:
+    """Where the log lies: store.path, else systemd's state directory, else the user's own."""
+    if settings.path:
+        return Path(settings.path).expanduser()
+    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    return Path(given) if given else Path("~/.local/state/roomscribe").expanduser()
+
+
+def runtime_folder(settings: Settings) -> Path:
+    """The folder in memory that belongs to the configured log.
+
+    It is below systemd's runtime directory, else the user's, else in shared memory.
+    """
     own = bool(settings.store.path)
     if not os.environ.get("RUNTIME_DIRECTORY"):
         own = own or bool(os.environ.get("STATE_DIRECTORY"))
     state = str(store_folder(settings.store).absolute())
-    name = hashlib.sha256(state.encode()).hexdigest()[:16] if own else ""
-    return runtime() / name
+    return _runtime() / (hashlib.sha256(state.encode()).hexdigest()[:16] if own else "")
 
 
-def runtime() -> Path:
-    """systemd's runtime directory, else the user's, else one in shared memory."""
+def _runtime() -> Path:
     given = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
     if given:
         return Path(given)
@@ -70,44 +67,81 @@ def is_in_memory(folder: Path) -> bool:
     return False
 
 
+class MemoryFolder:
+    """A folder in memory, which outlives the process, for one process at a time.
+
+    It is this user's alone. Whatever ends the process, the next one may take it.
+    """
+
+    def __init__(self, path: Path | Settings) -> None:
+        """Takes nothing yet."""
+        self.path = runtime_folder(path) / "log" if isinstance(path, Settings) else path
+        self._held: io.FileIO | None = None
+
+    def take(self) -> None:
+        """Makes the folder and what is above it, and locks it. Raises OSError.
+
+        A folder that was deleted while it was taken is made and locked anew.
+        """
+        for above in (*reversed(self.path.parents), self.path):
+            if not above.exists():
+                above.mkdir(mode=0o700, exist_ok=True)
+        found = self.path.lstat()
+        if found.st_uid != os.geteuid() or self.path.is_symlink():
+            raise PermissionError(f"expected a folder of user {os.geteuid()}, found another's")
+        if not is_in_memory(self.path):
+            raise OSError("expected a folder in memory (tmpfs), found one on a disk")
+        self.path.chmod(0o700)
+        self.lock()
+
+    def lock(self) -> None:
+        """Takes a folder that is there. Raises OSError, also when another process has it."""
+        try:
+            held = lock(self.path / LOCK_NAME)
+        except BlockingIOError:
+            raise OSError("another daemon uses it") from None
+        self._let_go()
+        self._held = held
+
+    def leave(self) -> None:
+        """Gives it back; removes it, and what was made for it, when it is empty."""
+        with contextlib.suppress(OSError):
+            if all(path.name == LOCK_NAME for path in self.path.iterdir()):
+                (self.path / LOCK_NAME).unlink()
+                self.path.rmdir()
+                for above in self.path.parents:
+                    if not OURS.match(above.name):
+                        break
+                    above.rmdir()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._held:
+            self._held.close()
+        self._held = None
+
+
+log_runtime_folder = runtime_folder
+
+
 def make_folder(folder: Path) -> None:
-    """Makes `folder` and what is above it, for this user alone. Raises OSError."""
-    for above in (*reversed(folder.parents), folder):
-        if not above.exists():
-            above.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.geteuid() or folder.is_symlink():
-        raise PermissionError(f"expected a folder of user {os.geteuid()}, found another's")
-    if not is_in_memory(folder):
-        raise OSError("expected a folder in memory (tmpfs), found one on a disk")
-    folder.chmod(0o700)
+    """Until the spool takes a MemoryFolder."""
+    held = MemoryFolder(folder)
+    held.take()
+    held._let_go()
 
 
 def lock_folder(folder: Path) -> int:
-    """Takes `folder` for this process; the descriptor that holds it. Raises OSError."""
-    file = folder / LOCK_NAME
-    while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if file.stat().st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            raise OSError("another daemon uses it") from None
-        except FileNotFoundError:
-            pass
-        os.close(descriptor)  # whoever held it before has removed it
+    """Until the spool takes a MemoryFolder."""
+    held = MemoryFolder(folder)
+    held.lock()
+    assert held._held
+    descriptor = os.dup(held._held.fileno())
+    held._let_go()
+    return descriptor
 
 
 def leave_folder(folder: Path, descriptor: int) -> None:
-    """Gives `folder` back; removes it, and what was made for it, when it is empty."""
-    with contextlib.suppress(OSError):
-        if all(path.name == LOCK_NAME for path in folder.iterdir()):
-            (folder / LOCK_NAME).unlink()
-            folder.rmdir()
-            for above in folder.parents:
-                if not OURS.match(above.name):
-                    break
-                above.rmdir()
+    """Until the spool takes a MemoryFolder."""
+    MemoryFolder(folder).leave()
     os.close(descriptor)

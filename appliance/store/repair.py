@@ -2,8 +2,6 @@
 
 A crash at any point of `heal` is made good by `finish` at the next start: the new file is complete
 under another name before the damaged one is moved away.
-
-What can still be read of a damaged file, put into a new one with its numbers.
 """
 
 from __future__ import annotations
@@ -23,6 +21,14 @@ from appliance.store.files import beside, delete
 from appliance.store.tables import Row
 from appliance.system import sync_folder
 
+log = logging.getLogger("roomscribe.store")
+
+CHECKED_MB = 64
+"""A larger file, of some 120,000 transcripts, is not read through at every start, which takes 0.1 s
+for that many: damage in it is found where it is met."""
+MOST_ASIDE = 3
+"""Set-aside files hold what people said; no more of them are kept."""
+_STAMP = "%Y%m%dT%H%M%SZ"
 _BLIND = 100_000
 _BLIND_S = 3.0
 """So many numbers are tried one by one, and for so long, where no index knows what there is."""
@@ -30,9 +36,9 @@ _LAST_NUMBER = 1 << 53
 """JSON's readers count no further."""
 _PAGE = 4096
 _THERE = "SELECT 1 FROM sqlite_schema WHERE name = 'transcripts'"
-_CARRIED = 1000
+_CARRIED, _CARRIED_FOR = 1000, timedelta(days=1)
+"""So many transcripts, and none older, go from a file that was deleted into the new one."""
 _UNTOLD = 200
-_CARRIED_FOR = timedelta(days=1)
 
 
 @dataclass(slots=True)
@@ -57,180 +63,27 @@ class Known:
         return [row for row in self.untold if row[tables.STORED] >= earliest]
 
 
-def number_on(connection: sqlite3.Connection, known: Known) -> None:
-    """Makes numbers and cursor of the open file go on from what is known, and the other way."""
-    found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'transcripts'")
-    row = found.fetchone()
-    cursor = connection.execute("SELECT cursor FROM outbox").fetchone()[0]
-    highest = max(row[0] if row else 0, cursor)
-    if known.highest > highest or known.cursor > cursor:
-        if row is None:
-            connection.execute("INSERT INTO sqlite_sequence VALUES ('transcripts', 0)")
-        connection.execute(
-            "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'transcripts'",
-            (max(known.highest, known.cursor),),
-        )
-        connection.execute("UPDATE outbox SET cursor = max(cursor, ?)", (known.cursor,))
-    known.raise_to(highest, cursor)
-
-
-def undelivered(connection: sqlite3.Connection) -> list[Row]:
-    """Rows of a deleted file that the broker waits for, in order; of one day, and not very many.
-
-    A person who deletes the file wants all else to be gone.
-    """
-    earliest = tables.iso(datetime.now(UTC) - _CARRIED_FOR)
-    sql = (
-        f"SELECT {tables.COLUMNS} FROM transcripts WHERE seq > (SELECT cursor FROM outbox) "
-        "AND stored >= ? ORDER BY seq DESC LIMIT ?"
-    )
-    return list(_rows(connection, sql, earliest, _CARRIED))[::-1]
-
-
-def salvage(damaged: Path, into: Path, copy: Path, known: Known) -> int:
-    """Makes the file `into` with all that SQLite still gives of `damaged`; how many transcripts.
-
-    `copy` is a name for what is needed on the way. Raises OSError and sqlite3.Error (disk full...).
-    """
-    files.make(into)
-    count = 0
-    with closing(sqlite3.connect(into, isolation_level=None)) as target:
-        tables.migrate(target)
-        with closing(_source(damaged, into, copy)) as source:
-            _learn(source, known)
-            target.execute("BEGIN")
-            with tables.indexed_at_once(target):
-                for row in _readable(source, known.highest or _LAST_NUMBER):
-                    known.raise_to(row[0])
-                    count += target.execute(tables.INSERT_NUMBERED, row).rowcount
-                for row in known.fresh():
-                    count += target.execute(tables.INSERT_NUMBERED, row).rowcount
-            number_on(target, known)
-            target.execute("COMMIT")
-    return count
-
-
-def _learn(source: sqlite3.Connection, known: Known) -> None:
-    """The numbering and the cursor of a damaged file.
-
-    Where the highest number is not to be had, the seconds since 1970 are above every number: nobody
-    says a sentence each second for ever. A number is never used twice.
-    """
-    for row in _rows(source, "SELECT cursor FROM outbox"):
-        if isinstance(row[0], int) and 0 <= row[0] <= _LAST_NUMBER:
-            known.raise_to(cursor=row[0])
-    if known.highest:
-        return
-    for row in _rows(source, "SELECT seq FROM sqlite_sequence WHERE name = 'transcripts'"):
-        if isinstance(row[0], int) and 0 < row[0] <= _LAST_NUMBER:
-            known.raise_to(row[0])
-    if not known.highest:
-        known.raise_to(int(time.time()))
-
-
-def _source(damaged: Path, fresh: Path, copy: Path) -> sqlite3.Connection:
-    """The damaged file opened to be read; with the first page of `fresh`, where its own is lost.
-
-    All our files begin with the same tables in the same places.
-    """
-    source = _reading(damaged)
-    if next(_rows(source, _THERE), None):
-        return source
-    source.close()
-    files.copy(damaged, copy)
-    with copy.open("r+b") as file, fresh.open("rb") as whole:
-        page = bytearray(whole.read(_PAGE))
-        page[28:40] = bytes(12)  # pages in the file and free ones: as SQLite finds them
-        file.write(page)
-    return _reading(copy)
-
-
-def _reading(file: Path) -> sqlite3.Connection:
-    source = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)
-    source.text_factory = lambda text: text.decode("utf-8", "replace")
-    return source
-
-
-def _readable(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
-    """Every whole row that can be had: from the front, from the back, and one by one between."""
-    select = f"SELECT {tables.COLUMNS} FROM transcripts"
-    low, high = 0, highest + 1
-    if not next(_rows(source, _THERE), None):
-        return
-    for row in _rows(source, f"{select} ORDER BY seq"):
-        low = row[0] if low < row[0] <= highest else low
-        yield from _whole(row, highest)
-    for row in _rows(source, f"{select} WHERE seq > ? ORDER BY seq DESC", low):
-        high = row[0] if low < row[0] < high else high
-        yield from _whole(row, highest)
-    indexed = _indexed(source, low, high)
-    for seq in sorted(indexed):
-        yield from _one(source, seq, highest)
-    until_s = time.monotonic() + _BLIND_S
-    for seq in range(low + 1, min(high, low + _BLIND)):
-        if time.monotonic() > until_s:
-            break
-        if seq not in indexed:
-            yield from _one(source, seq, highest)
-
-
-def _indexed(source: sqlite3.Connection, low: int, high: int) -> set[int]:
-    """The numbers between `low` and `high` that the indexes know."""
-    found = set[int]()
-    for index, key in (("transcripts_by_end", '"end"'), ("sqlite_autoindex_transcripts_1", "id")):
-        for order in ("", "DESC"):
-            sql = f"SELECT seq FROM transcripts INDEXED BY {index} ORDER BY {key} {order}"
-            found.update(row[0] for row in _rows(source, sql) if low < row[0] < high)
-    return found
-
-
-def _one(source: sqlite3.Connection, seq: int, highest: int) -> Iterator[Row]:
-    for row in _rows(source, f"SELECT {tables.COLUMNS} FROM transcripts WHERE seq = ?", seq):
-        yield from _whole(row, highest)
-
-
-def _rows(source: sqlite3.Connection, sql: str, *values: object) -> Iterator[Row]:
-    """The rows of a statement up to the first that cannot be read."""
-    with suppress(sqlite3.DatabaseError, UnicodeDecodeError):
-        yield from source.execute(sql, values)
-
-
-def _whole(row: Row, highest: int) -> Iterator[Row]:
-    """The row, unless it cannot have been stored so."""
-    with suppress(tables.DamagedRowError):
-        tables.from_row(row)
-        if 0 < row[0] <= highest:
-            yield row
-
-
-log = logging.getLogger("roomscribe.store")
-
-CHECKED_MB = 64
-"""A larger file, of some 120,000 transcripts, is not read through at every start, which takes 0.1 s
-for that many: damage in it is found where it is met."""
-MOST_ASIDE = 3
-"""Set-aside files hold what people said; no more of them are kept."""
-_STAMP = "%Y%m%dT%H%M%SZ"
-
-
-def complaint(connection: sqlite3.Connection) -> str:
+def check(connection: sqlite3.Connection) -> str:
     """What is wrong with the file, in SQLite's words; empty when it is whole."""
     found = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
     missing = tables.TABLES.get(tables.version(connection), set()) - found
     if missing:
         return f"the table {min(missing)} is not there"
     try:
-        connection.execute(f"SELECT {tables.COLUMNS} FROM transcripts LIMIT 0")
+        connection.execute(f"{tables.SELECT} LIMIT 0")
         if connection.execute("SELECT cursor FROM outbox").fetchone() is None:
             return "the cursor is not there"
     except sqlite3.OperationalError as error:
         if error.sqlite_errorname != "SQLITE_ERROR":
             raise
         return str(error)  # a column of another name
-    pages = connection.execute("PRAGMA page_count").fetchone()[0]
-    small = pages * _PAGE <= CHECKED_MB * 1_000_000
-    check = "PRAGMA quick_check(1)" if small else "PRAGMA quick_check('outbox')"
-    answer = str(connection.execute(check).fetchone()[0])
+    small = tables.number(connection, "PRAGMA page_count") * _PAGE <= CHECKED_MB * 1_000_000
+    return quick_check(connection, "1" if small else "'outbox'")
+
+
+def quick_check(connection: sqlite3.Connection, of: str = "1") -> str:
+    """SQLite's first complaint of the whole file, or of the table `of`; empty when it is whole."""
+    answer = str(connection.execute(f"PRAGMA quick_check({of})").fetchone()[0])
     return "" if answer == "ok" else answer.replace("\n", " ")
 
 
@@ -317,3 +170,147 @@ def _move_away(path: Path, aside: Path) -> None:
             beside(path, ending).rename(beside(aside, ending))
     beside(path, "-shm").unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def number_on(connection: sqlite3.Connection, known: Known) -> None:
+    """Makes numbers and cursor of the open file go on from what is known, and the other way."""
+    found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'transcripts'")
+    row = found.fetchone()
+    cursor = connection.execute("SELECT cursor FROM outbox").fetchone()[0]
+    highest = max(row[0] if row else 0, cursor)
+    if known.highest > highest or known.cursor > cursor:
+        if row is None:
+            connection.execute("INSERT INTO sqlite_sequence VALUES ('transcripts', 0)")
+        connection.execute(
+            "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'transcripts'",
+            (max(known.highest, known.cursor),),
+        )
+        connection.execute("UPDATE outbox SET cursor = max(cursor, ?)", (known.cursor,))
+    known.raise_to(highest, cursor)
+
+
+def undelivered(connection: sqlite3.Connection) -> list[Row]:
+    """Rows of a deleted file that the broker waits for, in order; of one day, and not very many.
+
+    A person who deletes the file wants all else to be gone.
+    """
+    earliest = tables.iso(datetime.now(UTC) - _CARRIED_FOR)
+    sql = (
+        f"{tables.SELECT} WHERE seq > (SELECT cursor FROM outbox) AND stored >= ? "
+        "ORDER BY seq DESC LIMIT ?"
+    )
+    return list(_rows(connection, sql, earliest, _CARRIED))[::-1]
+
+
+def salvage(damaged: Path, into: Path, copy: Path, known: Known) -> int:
+    """Makes the file `into` with all that SQLite still gives of `damaged`; how many transcripts.
+
+    `copy` is a name for what is needed on the way. Raises OSError and sqlite3.Error (disk full...).
+    """
+    files.make(into)
+    count = 0
+    with closing(sqlite3.connect(into, isolation_level=None)) as target:
+        tables.migrate(target)
+        with closing(_source(damaged, into, copy)) as source:
+            _learn(source, known)
+            with tables.transaction(target):
+                with tables.indexed_at_once(target):
+                    for row in _readable(source, known.highest or _LAST_NUMBER):
+                        known.raise_to(row[0])
+                        count += target.execute(tables.INSERT_NUMBERED, row).rowcount
+                    for row in known.fresh():
+                        count += target.execute(tables.INSERT_NUMBERED, row).rowcount
+                number_on(target, known)
+    return count
+
+
+def _learn(source: sqlite3.Connection, known: Known) -> None:
+    """The numbering and the cursor of a damaged file.
+
+    Where the highest number is not to be had, the seconds since 1970 are above every number: nobody
+    says a sentence each second for ever. A number is never used twice.
+    """
+    for row in _rows(source, "SELECT cursor FROM outbox"):
+        if isinstance(row[0], int) and 0 <= row[0] <= _LAST_NUMBER:
+            known.raise_to(cursor=row[0])
+    if known.highest:
+        return
+    for row in _rows(source, "SELECT seq FROM sqlite_sequence WHERE name = 'transcripts'"):
+        if isinstance(row[0], int) and 0 < row[0] <= _LAST_NUMBER:
+            known.raise_to(row[0])
+    if not known.highest:
+        known.raise_to(int(time.time()))
+
+
+def _source(damaged: Path, fresh: Path, copy: Path) -> sqlite3.Connection:
+    """The damaged file opened to be read; with the first page of `fresh`, where its own is lost.
+
+    All our files begin with the same tables in the same places.
+    """
+    source = _reading(damaged)
+    if next(_rows(source, _THERE), None):
+        return source
+    source.close()
+    files.copy(damaged, copy)
+    with copy.open("r+b") as file, fresh.open("rb") as whole:
+        page = bytearray(whole.read(_PAGE))
+        page[28:40] = bytes(12)  # pages in the file and free ones: as SQLite finds them
+        file.write(page)
+    return _reading(copy)
+
+
+def _reading(file: Path) -> sqlite3.Connection:
+    source = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)
+    source.text_factory = lambda text: text.decode("utf-8", "replace")
+    return source
+
+
+def _readable(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
+    """Every whole row that can be had: from the front, from the back, and one by one between."""
+    low, high = 0, highest + 1
+    if not next(_rows(source, _THERE), None):
+        return
+    for row in _rows(source, f"{tables.SELECT} ORDER BY seq"):
+        low = row[0] if low < row[0] <= highest else low
+        yield from _whole(row, highest)
+    for row in _rows(source, f"{tables.SELECT} WHERE seq > ? ORDER BY seq DESC", low):
+        high = row[0] if low < row[0] < high else high
+        yield from _whole(row, highest)
+    indexed = _indexed(source, low, high)
+    for seq in sorted(indexed):
+        yield from _one(source, seq, highest)
+    until_s = time.monotonic() + _BLIND_S
+    for seq in range(low + 1, min(high, low + _BLIND)):
+        if time.monotonic() > until_s:
+            break
+        if seq not in indexed:
+            yield from _one(source, seq, highest)
+
+
+def _indexed(source: sqlite3.Connection, low: int, high: int) -> set[int]:
+    """The numbers between `low` and `high` that the indexes know."""
+    found = set[int]()
+    for index, key in (("transcripts_by_end", '"end"'), ("sqlite_autoindex_transcripts_1", "id")):
+        for order in ("", "DESC"):
+            sql = f"SELECT seq FROM transcripts INDEXED BY {index} ORDER BY {key} {order}"
+            found.update(row[0] for row in _rows(source, sql) if low < row[0] < high)
+    return found
+
+
+def _one(source: sqlite3.Connection, seq: int, highest: int) -> Iterator[Row]:
+    for row in _rows(source, f"{tables.SELECT} WHERE seq = ?", seq):
+        yield from _whole(row, highest)
+
+
+def _rows(source: sqlite3.Connection, sql: str, *values: object) -> Iterator[Row]:
+    """The rows of a statement up to the first that cannot be read."""
+    with suppress(sqlite3.DatabaseError, UnicodeDecodeError):
+        yield from source.execute(sql, values)
+
+
+def _whole(row: Row, highest: int) -> Iterator[Row]:
+    """The row, unless it cannot have been stored so."""
+    with suppress(tables.DamagedRowError):
+        tables.from_row(row)
+        if 0 < row[0] <= highest:
+            yield row

@@ -1,12 +1,9 @@
-"""The daemon's log, which goes on in memory while the disk of its file refuses.
+"""The log goes on in memory while the disk of its file refuses.
 
-A card that became read-only, a full disk, a folder that is not there: what is heard is kept in a
-second file, in a folder in memory, and told from there; as soon as the disk can be written again,
-that file is put into the log and deleted. A crash between leaves it to the next start.
-
-A log that stands in for another: what it takes over from it, and how it is put back into it.
-
-Where the log goes on while its disk refuses: a folder in memory, beside the spool.
+A card that became read-only, a full disk, a folder that is not there: what is heard is stored in a
+second file, the stand-in, in a folder in memory, and published from there; as soon as the disk can
+be written again, the stand-in is merged into the log and deleted. A crash between leaves it to the
+next start.
 """
 
 from __future__ import annotations
@@ -20,24 +17,60 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from appliance.config import Settings
 from appliance.errors import StoreError
-from appliance.store import files, folders, repair, tables
+from appliance.store import files, repair, tables
 from appliance.store.database import Access, Database, Work
 from appliance.store.files import UnwritableError, beside, plain_errors
-from appliance.store.folders import store_folder
+from appliance.store.folders import MemoryFolder, runtime_folder, store_folder
 from appliance.store.repair import Known
 from appliance.store.tables import Row
 
-TAKEN = 1000
-"""So many of the newest transcripts are taken over; older ones that no broker has wait."""
+log = logging.getLogger("roomscribe.store")
+T = TypeVar("T")
+
+NAME = "log"
+INSTALLED = (Path("/var/lib/roomscribe"), Path("/run/roomscribe"))
+"""State and runtime folder of the system's daemon."""
 _COPIED = 32 << 20
 """Bytes; a larger file is read in its place, without what its -wal holds."""
 _PAGE = 4096
 _BUSY_S = 1.0
+_TRY_AT_LEAST_EVERY_S = 600.0
+_SOON_S = 60.0
+"""One that refuses again so soon after it could be written is tried half as often."""
 _RANGE = "CREATE TABLE taken (low INTEGER NOT NULL, high INTEGER NOT NULL)"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a file is stood in for, and with how much of it."""
+
+    refuses_s: float = 10.0
+    """A file that refuses for so long is stood in for."""
+    try_every_s: float = 10.0
+    """So often it is tried whether it can be written again."""
+    taken: int = 1000
+    """So many of the newest transcripts are taken over; older ones that no broker has wait."""
+
+
+LIMITS = Limits()
+
+
+def stand_in_folder(settings: Settings) -> Path:
+    """The folder in memory where the configured log's stand-in is."""
+    return runtime_folder(settings) / NAME
+
+
+def places(settings: Settings) -> list[Path]:
+    """Folders in which the daemon's stand-in may be, as seen by whoever reads the log."""
+    found = [stand_in_folder(settings)]
+    state, runtime = INSTALLED
+    if store_folder(settings.store) == state and not os.environ.get("RUNTIME_DIRECTORY"):
+        found.append(runtime / NAME)
+    return found
 
 
 @dataclass(slots=True)
@@ -53,8 +86,9 @@ class Found:
     """The highest number that was seen, 0 for none."""
 
 
-def look(path: Path, scratch: Path) -> Found:
-    """What is to be known of the log `path`; `scratch` is the name of a copy, in memory.
+def look(path: Path, scratch: Path, most: int) -> Found:
+    """What is to be known of the log `path`, with its newest `most` transcripts; `scratch` is the
+    name of a copy, in memory.
 
     SQLite maps a file of its own beside the log, which ends the process where the disk fails: a
     copy is opened instead. Where nothing can be read the numbers go on from the seconds since
@@ -67,11 +101,12 @@ def look(path: Path, scratch: Path) -> Found:
             more = beside(path, "-wal").stat().st_size
         if size + more > _COPIED:
             with closing(files.unchanging(path, _BUSY_S)) as source:
-                return _look(path, source, more // _PAGE)  # a transcript fills a page at least
+                # a transcript fills a page at least
+                return _look(path, source, most, more // _PAGE)
         files.make(scratch)
         files.copy(path, scratch)
         with closing(files.connect(scratch, write=True, busy_s=_BUSY_S)[0]) as source:
-            return _look(path, source, 0)
+            return _look(path, source, most, 0)
     except (OSError, sqlite3.Error, UnicodeDecodeError):
         now = int(time.time())
         return Found(now, cursor=now)
@@ -79,17 +114,15 @@ def look(path: Path, scratch: Path) -> Found:
         files.delete(scratch)
 
 
-def _look(path: Path, source: sqlite3.Connection, unseen: int) -> Found:
+def _look(path: Path, source: sqlite3.Connection, most: int, unseen: int) -> Found:
     tables.refuse_newer(path, tables.version(source))
-    cursor = int(source.execute("SELECT cursor FROM outbox").fetchone()[0])
-    sequence = source.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence").fetchone()[0]
+    cursor = tables.number(source, tables.CURSOR)
     newest = []
-    sql = f"SELECT {tables.COLUMNS} FROM transcripts ORDER BY seq DESC LIMIT ?"
-    for row in source.execute(sql, (TAKEN,)):
+    for row in source.execute(f"{tables.SELECT} ORDER BY seq DESC LIMIT ?", (most,)):
         with suppress(tables.DamagedRowError):
             tables.from_row(row)
             newest.append(row)
-    last = max(int(sequence), cursor)
+    last = max(tables.number(source, tables.HIGHEST), cursor)
     return Found(last + unseen, cursor, newest[::-1], last)
 
 
@@ -118,25 +151,22 @@ def merge(target: sqlite3.Connection, source: sqlite3.Connection, known: Known, 
     is not stored again.
     """
     low, high = _taken(source)
-    cursor = _number(target, "SELECT cursor FROM outbox")
-    own = _number(source, "SELECT cursor FROM outbox")
-    last = _number(target, "SELECT coalesce(max(seq), 0) FROM sqlite_sequence")
+    cursor, own = tables.number(target, tables.CURSOR), tables.number(source, tables.CURSOR)
+    last = tables.number(target, tables.HIGHEST)
     again = [
         row
         for row in target.execute(
-            f"SELECT {tables.COLUMNS} FROM transcripts WHERE seq > ? AND seq <= ? "
-            "AND seq NOT BETWEEN ? AND ? ORDER BY seq",
+            f"{tables.SELECT} WHERE seq > ? AND seq <= ? AND seq NOT BETWEEN ? AND ? ORDER BY seq",
             (cursor, max(told, own), low, high),
         )
         if not _has(source, "id", row[1])
     ]
-    top = _number(source, "SELECT coalesce(max(seq), 0) FROM sqlite_sequence")
-    known.raise_to(top, own)
+    known.raise_to(tables.number(source, tables.HIGHEST), own)
     repair.number_on(target, known)
     for row in again:
         target.execute("DELETE FROM transcripts WHERE seq = ?", (row[0],))
     count, later = 0, []
-    for row in source.execute(f"SELECT {tables.COLUMNS} FROM transcripts ORDER BY seq"):
+    for row in source.execute(f"{tables.SELECT} ORDER BY seq"):
         seq = row[0]
         if low <= seq <= high and (last >= high or seq <= own):
             continue  # the log's own: where it is not any more, somebody has deleted it
@@ -166,52 +196,30 @@ def _has(connection: sqlite3.Connection, column: str, value: object) -> bool:
     return connection.execute(sql, (value,)).fetchone() is not None
 
 
-def _number(connection: sqlite3.Connection, sql: str) -> int:
-    return int(connection.execute(sql).fetchone()[0])
-
-
-log = logging.getLogger("roomscribe.store")
-T = TypeVar("T")
-
-REFUSES_S = 10.0
-"""A file that refuses for so long is stood in for."""
-TRY_EVERY_S = 10.0
-"""So often it is tried whether it can be written again."""
-_TRY_AT_LEAST_EVERY_S = 600.0
-_SOON_S = 60.0
-"""One that refuses again so soon after it could be written is tried half as often."""
-
-
-class Shelter(Protocol):
-    """A folder in memory that outlives the process."""
-
-    path: Path
-
-    def take(self) -> None:
-        """Makes the folder, for this process alone. Raises OSError."""
-
-    def leave(self) -> None:
-        """Gives it back; it is gone when it is empty."""
-
-
 class LastingDatabase:
     """A Database that is now the file, now its stand-in. Any thread may call any method."""
 
-    def __init__(self, path: Path, shelter: Shelter, tell: Callable[[str | None], object]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        memory: MemoryFolder,
+        tell: Callable[[str | None], object],
+        limits: Limits = LIMITS,
+    ) -> None:
         """Opens the file, with what a stand-in has kept for it, or a stand-in.
 
         `tell` is given what is wrong while one is used, None when it is well again. Raises
         StoreError for a file that another try does not open, and where there is no memory.
         """
         self.path = path
-        self._shelter, self._tell = shelter, tell
+        self._memory, self._tell, self._limits = memory, tell, limits
         self._lock = threading.RLock()
         self._awaited = False
-        self._sheltered = False
+        self._taken = False
         self._refusing: dict[str, float] = {}
         """What is refused, and since when."""
         self._back_s = -_SOON_S
-        self._every_s, self._try_s = TRY_EVERY_S, 0.0
+        self._every_s, self._try_s = self._limits.try_every_s, 0.0
         try:
             self._present = self._opened(None)
         except UnwritableError as error:
@@ -250,7 +258,7 @@ class LastingDatabase:
                 result = self._present.write(doing, work)
             except UnwritableError as error:
                 since_s = self._refusing.setdefault(doing, time.monotonic())
-                if self.standing_in or time.monotonic() - since_s < REFUSES_S:
+                if self.standing_in or time.monotonic() - since_s < self._limits.refuses_s:
                     raise
                 standing = self._standing(error, self._present.known)
                 self._present.close()
@@ -287,29 +295,29 @@ class LastingDatabase:
 
     @property
     def _place(self) -> Path:
-        return self._shelter.path / self.path.name
+        return self._memory.path / self.path.name
 
     def _take(self) -> bool:
-        """True when the shelter is ours; another daemon's stand-in is its own affair."""
+        """True when the folder in memory is ours; another daemon's stand-in is its own affair."""
         try:
-            if not self._sheltered:
-                self._shelter.take()
+            if not self._taken:
+                self._memory.take()
         except OSError as error:
-            log.warning("%s: no log in memory: %s", self._shelter.path, error.strerror or error)
+            log.warning("%s: no log in memory: %s", self._memory.path, error.strerror or error)
             return False
-        self._sheltered = True
+        self._taken = True
         return True
 
     def _leave(self) -> None:
-        if self._sheltered:
-            self._sheltered = False
-            self._shelter.leave()
+        if self._taken:
+            self._taken = False
+            self._memory.leave()
 
     def _standing(self, why: UnwritableError, known: Known) -> Database:
         """A file in memory to go on in. Raises `why` where that cannot be."""
         if not self._take():
             raise why
-        found = look(self.path, beside(self._place, ".copy"))
+        found = look(self.path, beside(self._place, ".copy"), self._limits.taken)
         if known.highest and not found.last:
             found.highest = found.cursor = 0  # what we have given ourselves is known better
         try:
@@ -328,7 +336,9 @@ class LastingDatabase:
         self._refusing.clear()
         now_s = time.monotonic()
         soon = now_s - self._back_s < _SOON_S
-        self._every_s = min(self._every_s * 2, _TRY_AT_LEAST_EVERY_S) if soon else TRY_EVERY_S
+        self._every_s = (
+            min(self._every_s * 2, _TRY_AT_LEAST_EVERY_S) if soon else self._limits.try_every_s
+        )
         self._try_s = now_s + self._every_s
         trouble = (
             f"{self.path} cannot be written: {why.found}: what is heard is kept in memory only, "
@@ -382,34 +392,3 @@ class LastingDatabase:
         real.awaited = self._awaited
         self._present, self._back_s = real, time.monotonic()
         self._tell(None)
-
-
-NAME = "log"
-INSTALLED = (Path("/var/lib/roomscribe"), Path("/run/roomscribe"))
-"""State and runtime folder of the system's daemon."""
-
-
-class MemoryFolder:
-    """The folder, for one process at a time."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.path = folders.log_runtime_folder(settings) / NAME
-        self._descriptor = -1
-
-    def take(self) -> None:
-        """Makes the folder, for this process alone. Raises OSError."""
-        folders.make_folder(self.path)
-        self._descriptor = folders.lock_folder(self.path)
-
-    def leave(self) -> None:
-        """Gives it back; it is gone when it is empty."""
-        folders.leave_folder(self.path, self._descriptor)
-
-
-def places(settings: Settings) -> list[Path]:
-    """Folders in which the daemon's stand-in may be, as seen by whoever reads the log."""
-    found = [folders.log_runtime_folder(settings) / NAME]
-    state, runtime = INSTALLED
-    if store_folder(settings.store) == state and not os.environ.get("RUNTIME_DIRECTORY"):
-        found.append(runtime / NAME)
-    return found

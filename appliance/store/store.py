@@ -1,35 +1,34 @@
-"""The local log: every transcript in one SQLite file, and how far the broker has been told.
+"""The log's questions: every transcript in one SQLite file, and how far the broker has them.
 
 Any thread may call any method: one connection, one lock, short statements. Another process (the
 `log` command) reads the same file beside the daemon, which SQLite's write-ahead log allows.
 Every failure is a StoreError of one line, leaves the file as it was before the call and the
 store usable: the call can be tried again once the cause is gone. A file that is damaged, deleted
 or replaced is put right within the call that finds it so.
-
-The log for those who read it: its file, and behind it what the daemon keeps in memory while the
-file's disk refuses.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 from appliance.config import Settings, StoreSettings
 from appliance.errors import StoreError
 from appliance.records import Transcript
-from appliance.store import database as retention, repair, standin, tables
+from appliance.store import repair, standin, tables
 from appliance.store.database import Access, Database
 from appliance.store.files import plain_errors
-from appliance.store.folders import FILE_NAME, store_folder
-from appliance.store.standin import LastingDatabase
+from appliance.store.folders import FILE_NAME, MemoryFolder, store_folder
+from appliance.store.standin import LIMITS, LastingDatabase, Limits
 from appliance.store.tables import StoredTranscript, Wanted, where
 
-SCHEMA = tables.SCHEMA
+PAGE = 500
+"""So many transcripts are in memory at a time where all are asked for."""
 _DELETE_WAIT_S = 5.0
 """A person who deletes waits so long for readers to let go of the -wal file."""
 
@@ -51,6 +50,18 @@ class Store:
         self.path = database.path
         self._database = database
         self._settings = settings
+
+    @classmethod
+    def open_lasting(
+        cls, settings: Settings, tell: Callable[[str | None], object], limits: Limits = LIMITS
+    ) -> Store:
+        """The daemon's store, which goes on in memory while the disk of its file refuses.
+
+        `tell` is given what is wrong meanwhile, and None when it is well again. Raises StoreError.
+        """
+        path = store_folder(settings.store) / FILE_NAME
+        memory = MemoryFolder(standin.stand_in_folder(settings))
+        return cls(LastingDatabase(path, memory, tell, limits), settings.store)
 
     @classmethod
     def open(
@@ -78,9 +89,7 @@ class Store:
 
         def insert(connection: sqlite3.Connection) -> StoredTranscript:
             connection.execute(tables.INSERT, values)
-            found = connection.execute(
-                f"SELECT {tables.COLUMNS} FROM transcripts WHERE id = ?", (transcript.id,)
-            )
+            found = connection.execute(f"{tables.SELECT} WHERE id = ?", (transcript.id,))
             row = found.fetchone()
             if row is None:  # inserted, and not found by its index
                 raise tables.DamagedRowError("the index of ids is damaged")
@@ -111,16 +120,24 @@ class Store:
         wanted = Wanted(since, until, (grep,) if isinstance(grep, str) else grep)
         return self._wanted(wanted, "", (), f"seq DESC LIMIT {limit:d}")[::-1]
 
-    def matching(self, wanted: Wanted, after: int, limit: int) -> list[StoredTranscript]:
-        """The first `limit` of those wanted that are numbered above `after`, in order.
+    def walk(self, wanted: Wanted, after: int = 0, page: int = PAGE) -> Iterator[StoredTranscript]:
+        """All that are wanted and numbered above `after`, in order; `page` in memory at a time.
 
         Raises StoreError.
         """
-        return self._wanted(wanted, "AND seq > ?", (after,), f"seq LIMIT {limit:d}")
+        while found := self._wanted(wanted, "AND seq > ?", (after,), f"seq LIMIT {page:d}"):
+            yield from found
+            after = found[-1].seq
 
     def count(self, wanted: Wanted) -> int:
         """How many are wanted. Raises StoreError."""
-        return self._database.read("read the log", lambda found: _count(found, wanted))
+
+        def count(connection: sqlite3.Connection) -> int:
+            condition, values = where(wanted, tables.version(connection) > 1)
+            sql = f"SELECT count(*) FROM transcripts WHERE {condition}"
+            return tables.number(connection, sql, values)
+
+        return self._database.read("read the log", count)
 
     def delete(self, wanted: Wanted) -> Deleted:
         """Deletes what is wanted, delivered or not, so that its text is gone from the file.
@@ -128,7 +145,8 @@ class Store:
         With everything, the set-aside damaged files go, too. Raises StoreError.
         """
         count = self._database.write(
-            "delete transcripts", lambda found: retention.forget_wanted(found, wanted)
+            "delete transcripts",
+            lambda found: tables.forget(found, *where(wanted, tables.version(found) > 1)),
         )
         gone = self._database.scrub(_DELETE_WAIT_S)
         if wanted.everything:
@@ -157,11 +175,11 @@ class Store:
     def cursor(self) -> int:
         """Number of the last transcript that the broker has, 0 at first. Raises StoreError."""
         self._database.awaited = True
-        return self._number("SELECT cursor FROM outbox")
+        return self._number(tables.CURSOR)
 
     def highest(self) -> int:
         """The highest number ever given, 0 at first. Raises StoreError."""
-        return self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence")
+        return self._number(tables.HIGHEST)
 
     def is_current(self) -> bool:
         """False once the file was deleted or replaced under its name."""
@@ -188,12 +206,20 @@ class Store:
         """
         count = self._database.write(
             "delete old transcripts",
-            lambda found: retention.expire(found, self._settings, now),
+            lambda found: tables.expire(found, self._settings, now),
         )
         self._database.scrub()
         with plain_errors(self.path, "delete old set-aside files"):
             repair.prune(self.path, self._settings.retention_days, now)
         return count
+
+    def look_after(self) -> None:
+        """Goes back to the file, of a lasting store, once it can be written again. Raises nothing.
+
+        Seldom does anything; for when there is time.
+        """
+        if isinstance(self._database, LastingDatabase):
+            self._database.look_after()
 
     def close(self) -> None:
         """Closes the file; the store is of no use afterwards."""
@@ -210,88 +236,114 @@ class Store:
     ) -> list[StoredTranscript]:
         def select(connection: sqlite3.Connection) -> list[StoredTranscript]:
             condition, needed = where(wanted, tables.version(connection) > 1)
-            table = f"SELECT {tables.COLUMNS} FROM transcripts"
-            sql = f"{table} WHERE {condition} {more} ORDER BY {order}"
+            sql = f"{tables.SELECT} WHERE {condition} {more} ORDER BY {order}"
             return [tables.from_row(row) for row in connection.execute(sql, (*needed, *values))]
 
         return self._database.read("read the log", select)
 
     def _select(self, clause: str, values: tuple[object, ...]) -> list[StoredTranscript]:
-        sql = f"SELECT {tables.COLUMNS} FROM transcripts {clause}"
+        sql = f"{tables.SELECT} {clause}"
         return self._database.read(
             "read the log",
             lambda found: [tables.from_row(row) for row in found.execute(sql, values)],
         )
 
     def _number(self, sql: str) -> int:
-        return self._database.read(
-            "read the log", lambda found: int(found.execute(sql).fetchone()[0])
-        )
-
-
-def _count(connection: sqlite3.Connection, wanted: Wanted) -> int:
-    condition, values = where(wanted, tables.version(connection) > 1)
-    sql = f"SELECT count(*) FROM transcripts WHERE {condition}"
-    return int(connection.execute(sql, values).fetchone()[0])
-
-
-PAGE = 500
+        return self._database.read("read the log", lambda found: tables.number(found, sql))
 
 
 @contextmanager
-def in_memory(settings: Settings) -> Iterator[Store | None]:
+def open_stand_in(settings: Settings) -> Iterator[Store | None]:
     """What the daemon keeps in memory, None when it keeps nothing there or not for this user."""
-    with ExitStack() as opened:
-        found = None
-        for place in standin.places(settings):
-            with suppress(OSError, StoreError):
-                if (place / FILE_NAME).exists():
-                    elsewhere = replace(settings.store, path=str(place))
-                    found = opened.enter_context(Store.open(elsewhere, read_only=True))
-                    break
-        yield found
+    kept = None
+    for place in standin.places(settings):
+        with suppress(OSError, StoreError):
+            if (place / FILE_NAME).exists():
+                kept = Store.open(replace(settings.store, path=str(place)), read_only=True)
+                break
+    try:
+        yield kept
+    finally:
+        if kept:
+            kept.close()
 
 
-def shown(settings: Settings, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
+def read_newest(settings: Settings, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
     """The newest `limit` (0: all) of those wanted, the oldest first; few in memory at a time.
 
-    Raises StoreError when there is neither the file nor anything in memory.
+    From the file, and behind it from what the daemon keeps in memory. Raises StoreError when there
+    is neither.
     """
-    with in_memory(settings) as kept:
+    with open_stand_in(settings) as kept:
         try:
             file = Store.open(settings.store, read_only=True)
         except StoreError as error:
             if kept is None:
                 raise
             print(f"roomscribe: {error}; shown is what is kept in memory", file=sys.stderr)
-            yield from pages(kept, wanted, limit)
+            yield from _newest(kept, wanted, limit)
             return
-        with closing(file):
+        with file:
             last = file.highest()
-            newest = newer(kept, wanted, last, limit) if kept else []
-            left = limit - len(newest)
-            if left > 0 or not limit:
-                yield from pages(file, wanted, left if limit else 0)
-            yield from newest
+            found = kept.query(wanted.since, wanted.grep, limit or -1, wanted.until) if kept else ()
+            later = [stored for stored in found if stored.seq > last]
+            if not limit or limit > len(later):
+                yield from _newest(file, wanted, limit - len(later) if limit else 0)
+            yield from later
 
 
-def pages(store: Store, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
-    """The newest `limit` (0: all) of those wanted, the oldest first; few in memory at a time."""
-    after = 0
-    if limit:
-        newest = store.query(wanted.since, wanted.grep, limit, wanted.until)
-        after = newest[0].seq - 1 if newest else 0
-    return behind(store, wanted, after)
+def _newest(store: Store, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
+    newest = store.query(wanted.since, wanted.grep, limit, wanted.until) if limit else []
+    if newest or not limit:
+        yield from store.walk(wanted, newest[0].seq - 1 if newest else 0)
 
 
-def behind(store: Store, wanted: Wanted, after: int) -> Iterator[StoredTranscript]:
-    """Those wanted behind number `after`, in order."""
-    while page := store.matching(wanted, after, PAGE):
-        yield from page
-        after = page[-1].seq
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a look at the log's file found."""
+
+    file: Path
+    in_memory: bool = False
+    """True while the daemon keeps what it hears in memory; nothing else was looked at then."""
+    there: bool = False
+    trouble: str = ""
+    """What SQLite finds damaged, in its words."""
+    size_bytes: int = 0
+    waiting: int = 0
+    """Transcripts that the broker does not have."""
+    set_aside: int = 0
+    """Damaged files beside it."""
+    schema: int = tables.SCHEMA
 
 
-def newer(store: Store, wanted: Wanted, after: int, limit: int) -> list[StoredTranscript]:
-    """The newest `limit` (0: all) of those wanted behind number `after`."""
-    found = store.query(wanted.since, wanted.grep, limit or -1, wanted.until)
-    return [stored for stored in found if stored.seq > after]
+def inspect(settings: Settings, doing: Callable[[str], None] = lambda _what: None) -> Inspection:
+    """Looks at every page of the log, which is left as it is; `doing` is told each step before it.
+
+    Raises PermissionError where this user may not look into the folder, and StoreError for a file
+    that cannot be opened as a log.
+    """
+    file = store_folder(settings.store) / FILE_NAME
+    with open_stand_in(settings) as kept:
+        if kept is not None:
+            return Inspection(file, in_memory=True)
+    if not file.exists():
+        return Inspection(file)
+    doing(f"opening {file}")
+    with Store.open(settings.store, read_only=True) as opened:
+        doing(f"checking every page of {file}")
+        trouble = opened._database.read("check the log", _quick_check)
+        if trouble:
+            return Inspection(file, there=True, trouble=trouble)
+        waiting = opened.depth()
+    size, aside = file.stat().st_size, len(repair.asides(file))
+    return Inspection(file, there=True, size_bytes=size, waiting=waiting, set_aside=aside)
+
+
+def _quick_check(connection: sqlite3.Connection) -> str:
+    try:
+        return repair.quick_check(connection)
+    except sqlite3.DatabaseError as error:
+        return str(error)
+
+
+SCHEMA, in_memory, shown, behind = tables.SCHEMA, open_stand_in, read_newest, Store.walk

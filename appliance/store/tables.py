@@ -1,8 +1,10 @@
-"""The file's layout: its tables, and the numbered steps from one layout to the next.
+"""The tables: layouts and the steps between them, rows, search and retention.
 
-Transcripts as rows of the store's tables: pure functions and the SQL that names the columns.
+All of it works on a connection that is open, most of it within a transaction of the caller's.
 
-Which transcripts are meant: by time and by what they contain. Pure functions and their SQL.
+What is deleted is gone: with secure_delete SQLite overwrites what it frees, and the search's index,
+which keeps deleted entries until its parts are merged, is merged in the same transaction (FTS5's
+own secure-delete needs SQLite 3.42 and makes files that older ones cannot read).
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from appliance.config import StoreSettings
 from appliance.errors import StoreError
 from appliance.records import Transcript
 from appliance.system import boot_id
@@ -102,9 +105,14 @@ def indexed_at_once(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("INSERT INTO search (search) VALUES ('rebuild')")
 
 
+def number(connection: sqlite3.Connection, sql: str, values: Sequence[object] = ()) -> int:
+    """The whole number that a statement gives in its first row."""
+    return int(connection.execute(sql, values).fetchone()[0])
+
+
 def version(connection: sqlite3.Connection) -> int:
     """The layout's number; 0 for a new file."""
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+    return number(connection, "PRAGMA user_version")
 
 
 def refuse_newer(where: object, found: int) -> None:
@@ -116,22 +124,29 @@ def refuse_newer(where: object, found: int) -> None:
         )
 
 
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All of what the block does with the connection is done, or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # SQLite has rolled back by itself when full
+            connection.execute("ROLLBACK")
+        raise
+
+
 def migrate(connection: sqlite3.Connection) -> int:
     """Brings the file to the present layout, all steps or none; the layout that it had."""
     if version(connection) >= SCHEMA:
         return SCHEMA
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(connection):
         found = version(connection)  # another process may have been quicker
         for step in range(found + 1, SCHEMA + 1):
             for statement in MIGRATIONS[step]:
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {max(SCHEMA, found)}")
-        connection.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        raise
     return found
 
 
@@ -145,6 +160,10 @@ _QUOTED = ", ".join(f'"{name}"' for name in _NAMES)
 _MARKS = ", ".join("?" * len(_NAMES))
 COLUMNS = f"seq, {_QUOTED}"
 """What from_row expects, in its order."""
+SELECT = f"SELECT {COLUMNS} FROM transcripts"
+CURSOR = "SELECT cursor FROM outbox"
+HIGHEST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence"
+"""The highest number ever given, 0 at first."""
 STORED = 1 + _NAMES.index("stored")
 """Where such a row says when it was stored."""
 BEHIND = """WHERE seq > coalesce(
@@ -294,3 +313,51 @@ def _grams(needles: Sequence[str]) -> list[str]:
             if len(gram.casefold()) == GRAM and "\0" not in gram:
                 found[gram] = None
     return ['"' + gram.replace('"', '""') + '"' for gram in list(found)[:_MOST_GRAMS]]
+
+
+_BEYOND = "seq <= (SELECT seq FROM transcripts ORDER BY seq DESC LIMIT 1 OFFSET ?)"
+"""All but so many of the newest."""
+_ROUNDS = 8
+"""Deleting by size goes by the average row; so often it is tried again at most."""
+
+
+def forget(connection: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> int:
+    """Deletes the transcripts of a condition; how many."""
+    count = connection.execute(f"DELETE FROM transcripts WHERE {condition}", values).rowcount
+    if count and version(connection) > 1:
+        connection.execute("INSERT INTO search (search) VALUES ('optimize')")
+    return count
+
+
+def expire(connection: sqlite3.Connection, settings: StoreSettings, now: datetime) -> int:
+    """Deletes what is beyond the retention's age, number and size; how many."""
+    count = 0
+    if settings.retention_days:
+        earliest = iso(now - timedelta(days=settings.retention_days))
+        count += forget(connection, '"end" < ?', (earliest,))
+    if settings.retention_count:
+        count += forget(connection, _BEYOND, (settings.retention_count,))
+    if settings.retention_mb:
+        count += _shrink(connection, settings.retention_mb * 1_000_000)
+    return count
+
+
+def _shrink(connection: sqlite3.Connection, most_bytes: int) -> int:
+    """Deletes the oldest until the pages in use are within `most_bytes`; how many went."""
+    count = 0
+    for _ in range(_ROUNDS):
+        pages, free, size = (
+            number(connection, f"PRAGMA {name}")
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        used = (pages - free) * size  # free pages wait to be used again
+        if used <= most_bytes:
+            break
+        there = number(connection, "SELECT count(*) FROM transcripts")
+        # a twentieth more than needed, so that the next transcript does not begin it again
+        most = math.floor(there * most_bytes / used * 0.95)
+        went = forget(connection, _BEYOND, (most,))
+        if not went:
+            break
+        count += went
+    return count

@@ -9,20 +9,18 @@ from pathlib import Path
 import pytest
 from rigs.command import following
 from rigs.daemon import write_config
-from rigs.disks import mounted, remount
+from rigs.disks import IMPATIENT, mounted, remount
 from rigs.needs import needs_memory
 from rigs.publishing import transcript
 
 from appliance.cli import main
 from appliance.config import Settings, StoreSettings
-from appliance.daemon.health import Health
-from appliance.daemon.pipeline import lasting_log
 from appliance.errors import StoreError
 from appliance.store.folders import FILE_NAME
-from appliance.store.standin import LastingDatabase, MemoryFolder
+from appliance.store.standin import LastingDatabase, stand_in_folder
 from appliance.store.store import Store
 
-pytestmark = [needs_memory, pytest.mark.usefixtures("impatient")]
+pytestmark = needs_memory
 
 
 @pytest.fixture
@@ -33,24 +31,26 @@ def disk(tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         remount(found, "rw")
 
 
-def daemon(disk: Path) -> tuple[Store, LastingDatabase]:
+def daemon(disk: Path) -> Store:
     settings = Settings(store=StoreSettings(path=str(disk)))
-    lasting = lasting_log(settings, Health())
-    return Store(lasting, settings.store), lasting
+    return Store.open_lasting(settings, lambda _trouble: None, IMPATIENT)
 
 
 def test_follow_shows_what_is_kept_in_memory_and_nothing_twice(disk: Path) -> None:
-    with daemon(disk)[0] as before:
+    with daemon(disk) as before:
         before.append(transcript("one"))
     remount(disk, "ro")
-    store, lasting = daemon(disk)
-    with store, following(write_config(disk.parent, store={"path": disk})) as (process, line):
+    with (
+        daemon(disk) as store,
+        following(write_config(disk.parent, store={"path": disk})) as (process, line),
+    ):
         assert line() == "one"
         store.append(transcript("two"))
         assert line() == "two"
         remount(disk, "rw")
-        lasting.look_after()
-        assert not lasting.standing_in
+        store.look_after()
+        assert isinstance(store._database, LastingDatabase)
+        assert not store._database.standing_in
         store.append(transcript("three"))
         assert line() == "three"
         process.send_signal(signal.SIGINT)
@@ -68,11 +68,11 @@ def test_the_newest_of_both_are_shown_in_order_and_without_the_file_those_in_mem
         assert main.main(["log", "--config", str(config), *arguments]) == 0
         return [line.split("%  ")[1] for line in capsys.readouterr().out.splitlines()]
 
-    with daemon(disk)[0] as before:
+    with daemon(disk) as before:
         for text in ("one", "two"):
             before.append(transcript(text))
     remount(disk, "ro")
-    with daemon(disk)[0] as store:
+    with daemon(disk) as store:
         for text in ("three", "four"):
             store.append(transcript(text))
         assert shown() == ["one", "two", "three", "four"]
@@ -88,12 +88,12 @@ def test_the_newest_of_both_are_shown_in_order_and_without_the_file_those_in_mem
 
 def test_two_daemons_never_share_what_is_kept_in_memory(disk: Path) -> None:
     remount(disk, "ro")
-    with daemon(disk)[0] as store:
+    with daemon(disk) as store:
         store.append(transcript("one"))
         with pytest.raises(StoreError, match="Read-only"):
             daemon(disk)
         remount(disk, "rw")
-        with daemon(disk)[0] as other:
+        with daemon(disk) as other:
             assert other.after(0) == [], "it belongs to the other"
     settings = Settings(store=StoreSettings(path=str(disk)))
-    assert not MemoryFolder(settings).path.exists()
+    assert not stand_in_folder(settings).exists()

@@ -17,9 +17,8 @@ import pytest
 
 from appliance.config import StoreSettings
 from appliance.mqtt.outbox import Outbox
-from appliance.store import standin
-from appliance.store.folders import FILE_NAME, SHARED_MEMORY
-from appliance.store.standin import LastingDatabase
+from appliance.store.folders import FILE_NAME, SHARED_MEMORY, MemoryFolder
+from appliance.store.standin import LastingDatabase, Limits
 from appliance.store.store import Store
 
 
@@ -52,11 +51,12 @@ def memory() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-class Folder:
-    """A shelter without a lock."""
+IMPATIENT = Limits(refuses_s=0.0, try_every_s=0.0)
+"""A disk that refuses is stood in for at once, and tried again at once."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+
+class Folder(MemoryFolder):
+    """A folder in memory without a lock, which a process that was killed has not given back."""
 
     def take(self) -> None:
         self.path.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ class House:
     """A disk, a folder in memory, and the daemon's log on them."""
 
     def __init__(self, disk: Path, memory: Path) -> None:
-        self.disk, self.shelter = disk, Folder(memory / "log")
+        self.disk, self.memory = disk, Folder(memory / "log")
         self.settings = StoreSettings(path=str(disk / "state"))
         self.told: list[str | None] = []
 
@@ -78,8 +78,9 @@ class House:
         remount(self.disk, "ro" if on else "rw")
 
     @contextmanager
-    def log(self) -> Iterator[tuple[Store, LastingDatabase]]:
-        lasting = LastingDatabase(self.disk / "state" / FILE_NAME, self.shelter, self.told.append)
+    def log(self, limits: Limits = IMPATIENT) -> Iterator[tuple[Store, LastingDatabase]]:
+        path = self.disk / "state" / FILE_NAME
+        lasting = LastingDatabase(path, self.memory, self.told.append, limits)
         with Store(lasting, self.settings) as store:
             yield store, lasting
 
@@ -95,13 +96,6 @@ def house(tmp_path: Path, memory: Path) -> Iterator[House]:
         found = House(disk, memory)
         yield found
         found.read_only(False)
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that refuses is tried again at once."""
-    monkeypatch.setattr(standin, "TRY_EVERY_S", 0.0)
-    monkeypatch.setattr(standin, "REFUSES_S", 0.0)
 
 
 def deliver(store: Store) -> list[str]:

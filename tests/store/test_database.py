@@ -17,8 +17,7 @@ from rigs.stores import checked
 
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
-from appliance.store import database
-from appliance.store.database import Database
+from appliance.store.database import Access, Database
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
 
@@ -141,11 +140,9 @@ def test_a_disk_turned_read_only_refuses_and_heals(tmp_path: Path) -> None:
         assert checked(store) == [1, 2]
 
 
-def test_a_lock_held_for_too_long_refuses_and_heals(
-    settings: StoreSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database, "_BUSY_S", 0.1)
-    with Store.open(settings) as store:
+def test_a_lock_held_for_too_long_refuses_and_heals(settings: StoreSettings) -> None:
+    path = Path(settings.path) / FILE_NAME
+    with Store(Database(path, Access.OWNER, busy_s=0.1), settings) as store:
         store.append(transcript("sentence 1 "))
         with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")

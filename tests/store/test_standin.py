@@ -6,10 +6,11 @@ What was heard in memory meets the file again: nothing is forgotten, and nothing
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.disks import House, deliver, fill, refuses, tell
+from rigs.disks import IMPATIENT, House, deliver, fill, tell
 from rigs.needs import needs_memory
 from rigs.publishing import transcript
 from rigs.stores import connection_of
@@ -17,13 +18,12 @@ from rigs.stores import connection_of
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
 from appliance.mqtt.outbox import Outbox
-from appliance.store import files, standin
 from appliance.store.folders import FILE_NAME
 from appliance.store.standin import LastingDatabase
 from appliance.store.store import Store
 from appliance.store.tables import Wanted
 
-pytestmark = [needs_memory, pytest.mark.usefixtures("impatient")]
+pytestmark = needs_memory
 
 
 def test_a_read_only_disk_at_the_start_is_stood_in_for_and_has_all_of_it_later(
@@ -49,7 +49,7 @@ def test_a_read_only_disk_at_the_start_is_stood_in_for_and_has_all_of_it_later(
         assert deliver(store) == []
         assert store.append(transcript("five")).seq == 5
     assert house.numbers() == {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5}
-    assert not house.shelter.path.exists()
+    assert not house.memory.path.exists()
 
 
 def test_a_disk_that_becomes_full_under_the_daemon_loses_nothing(house: House) -> None:
@@ -71,7 +71,8 @@ def test_a_disk_that_becomes_full_under_the_daemon_loses_nothing(house: House) -
 
 def test_a_crash_leaves_the_stand_in_to_the_next_start(house: House) -> None:
     house.read_only()
-    first = LastingDatabase(house.disk / "state" / FILE_NAME, house.shelter, house.told.append)
+    path = house.disk / "state" / FILE_NAME
+    first = LastingDatabase(path, house.memory, house.told.append, IMPATIENT)
     store = Store(first, house.settings)
     one = store.append(transcript("one"))
     assert deliver(store) == ["one"]
@@ -92,19 +93,22 @@ def test_a_crash_leaves_the_stand_in_to_the_next_start(house: House) -> None:
 
 @pytest.mark.parametrize("after_delete", [False, True])
 def test_a_crash_between_merging_and_deleting_stores_nothing_twice(
-    house: House, monkeypatch: pytest.MonkeyPatch, after_delete: bool
+    house: House, after_delete: bool
 ) -> None:
     house.read_only()
     with house.log() as (store, _):
         store.append(transcript("one"))
         store.append(transcript("two"))
     house.read_only(False)
-    with monkeypatch.context() as patch:
-        if not after_delete:
-            patch.setattr(files, "delete", refuses)
-        with house.log() as (store, _):
-            assert deliver(store) == ["one", "two"]
-            store.append(transcript("three"))
+    obstacle = house.memory.path / f"{FILE_NAME}.damaged-20261101T000000Z"
+    if not after_delete:
+        obstacle.mkdir()  # what cannot be deleted as a file
+    with house.log() as (store, _):
+        assert deliver(store) == ["one", "two"]
+        store.append(transcript("three"))
+    assert (house.memory.path / FILE_NAME).exists() is not after_delete
+    if not after_delete:
+        obstacle.rmdir()
     with house.log() as (store, _):
         assert deliver(store) == ["three"]
     assert list(house.numbers()) == ["one", "two", "three"]
@@ -144,7 +148,7 @@ def test_a_log_of_a_newer_version_a_mistake_and_a_lock_are_not_stood_in_for(
     house.settings = StoreSettings(path=str(tmp_path / "file"))
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StoreError, match="file"):
-        LastingDatabase(tmp_path / "file" / FILE_NAME, house.shelter, house.told.append)
+        LastingDatabase(tmp_path / "file" / FILE_NAME, house.memory, house.told.append)
     assert not house.told
 
 
@@ -152,7 +156,7 @@ def test_without_memory_the_daemon_ends_as_it_must(house: House) -> None:
     def nowhere() -> None:
         raise OSError(13, "no memory")
 
-    house.shelter.take = nowhere  # type: ignore[method-assign]
+    house.memory.take = nowhere  # type: ignore[method-assign]
     house.read_only()
     with pytest.raises(StoreError, match="Read-only"), house.log():
         pass
@@ -175,20 +179,21 @@ def test_what_no_broker_has_survives_damage_that_takes_its_pages(tmp_path: Path)
 
 
 def test_what_could_not_be_read_of_the_file_is_told_after_the_merge(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: House,
 ) -> None:
     with house.log() as (store, _):
         for text in ("one", "two", "three"):
             store.append(transcript(text))
         assert store.cursor() == 0
         store.move_cursor(1)
+    file = house.disk / "state" / FILE_NAME
+    hidden = file.rename(file.with_name("hidden"))
     house.read_only()
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "copy", lambda *_: refuses(Path()))
-        with house.log() as (store, _):
-            assert store.append(transcript("four")).seq > 1_700_000_000
-            assert deliver(store) == ["four"]
+    with house.log() as (store, _):
+        assert store.append(transcript("four")).seq > 1_700_000_000
+        assert deliver(store) == ["four"]
     house.read_only(False)
+    hidden.rename(file)
     with house.log() as (store, _):
         assert deliver(store) == ["two", "three"]
         assert deliver(store) == []
@@ -196,14 +201,13 @@ def test_what_could_not_be_read_of_the_file_is_told_after_the_merge(
 
 
 def test_more_than_is_taken_over_is_told_after_the_merge_under_a_running_publisher(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: House,
 ) -> None:
-    monkeypatch.setattr(standin, "TAKEN", 2)
     with house.log() as (store, _):
         for text in ("one", "two", "three", "four"):
             store.append(transcript(text))
     house.read_only()
-    with house.log() as (store, lasting):
+    with house.log(replace(IMPATIENT, taken=2)) as (store, lasting):
         outbox = Outbox(store, 1e9)
         sent = []
         for stored in outbox.due(10):
