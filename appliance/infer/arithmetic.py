@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -76,9 +76,9 @@ def find_fault(bundle: Bundle, products: Products | None = None) -> Fault | None
     )
 
 
-def warn_of_fault(bundle: Bundle) -> str:
+def warn_of_fault(bundle: Bundle, products: Products | None = None) -> str:
     """`find_fault` on one line, with its cure, which is also logged; empty when all is well."""
-    fault = find_fault(bundle)
+    fault = find_fault(bundle, products)
     if fault is None:
         return ""
     line = f"{fault.found}; {fault.cure}"
@@ -86,11 +86,11 @@ def warn_of_fault(bundle: Bundle) -> str:
     return line
 
 
-def open_products(*, precise: bool = True) -> Session:
+def open_products(*, precise: bool = True, session: Callable[..., Session] = Session) -> Session:
     """A session of arithmetic.onnx. Raises ModelError."""
     shapes = {"many": (1, ROWS, INNER), "one": (1, 1, INNER)}
     results = {name: values.shape for name, values in golden().items()}
-    return Session(FILE, 1, shapes, results, arena=False, precise=precise)
+    return session(FILE, 1, shapes, results, arena=False, precise=precise)
 
 
 def errors(found: list[Values]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Encoder states to tokens: step, guards in order, choose, stop; and which guards a decoder has.
 
-The loop is the same for the network on the CPU and for the one on a Hailo.
+The loop is the same for the network on the CPU and for the one on a Hailo. A column is where a
+token stands among the logits.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 
 from appliance.config import DecoderSettings
 from appliance.errors import ConfigError, ModelError
-from appliance.infer import guards
 from appliance.infer.network import Network, Step, StepNetwork
 from appliance.model import STEP_FILE, Bundle, Guards
 from appliance.records import Logits, States
@@ -71,6 +71,60 @@ class Cache:
     """Tokens so far."""
 
 
+def suppress(logits: Logits, columns: NDArray[np.intp]) -> Logits:
+    """Logits (n,) with minus infinity at `columns`; a copy."""
+    result = logits.copy()
+    result[columns] = -np.inf
+    return result
+
+
+def penalise(logits: Logits, written: NDArray[np.intp], penalty: float) -> Logits:
+    """Logits with those at the columns already `written` made less, once for each distinct one.
+
+    Positive ones are divided by `penalty`, negative ones multiplied (Keskar et al. 2019, CTRL);
+    1 is off.
+    """
+    if penalty == 1.0 or not len(written):
+        return logits
+    result, columns = logits.copy(), np.unique(written)
+    chosen = result[columns]
+    result[columns] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
+    return result
+
+
+def boost_end(logits: Logits, end_of_text: int, boost: float) -> Logits:
+    """Logits with `boost` added to end-of-text's, so that it wins when it comes that close."""
+    if boost == 0.0:
+        return logits
+    result = logits.copy()
+    result[end_of_text] += boost
+    return result
+
+
+def sample(logits: Logits, temperature: float, rng: np.random.Generator) -> int:
+    """A column drawn with the probabilities softmax(logits / temperature); the best one at 0."""
+    if temperature == 0.0:
+        return int(np.argmax(logits))
+    # the greatest of logits with Gumbel noise is a draw from their softmax
+    return int(np.argmax(logits / np.float32(temperature) + rng.gumbel(size=logits.shape)))
+
+
+def best_besides(logits: Logits, columns: NDArray[np.intp]) -> int:
+    """The column of the greatest logit that is not among `columns`. They are hidden for a moment:
+    copying 50,000 numbers for each token would take longer than all the rules."""
+    hidden = logits[columns]
+    logits[columns] = -np.inf
+    best = int(np.argmax(logits))
+    logits[columns] = hidden
+    return best
+
+
+def log_sum(logits: Logits) -> float:
+    """Logarithm of the sum of exp(logits)."""
+    peak = float(np.max(logits))
+    return peak + math.log(float(np.exp(logits - np.float32(peak)).sum()))
+
+
 class Decoder:
     """The decoder with its network on the CPU. One thread."""
 
@@ -109,9 +163,9 @@ class Decoder:
         limit = min(network.capacity - len(prompt), self.token_limit(duration_s))
         for _ in range(limit):
             offer = self._offer(step, columns, everything=temperature > 0)
-            scores = guards.penalise(offer.logits, offer.written, self.rules.repetition_penalty)
-            scores = guards.boost_end(scores, offer.end, self.rules.eot_boost)
-            place = guards.sample(scores, temperature, rng)
+            scores = penalise(offer.logits, offer.written, self.rules.repetition_penalty)
+            scores = boost_end(scores, offer.end, self.rules.eot_boost)
+            place = sample(scores, temperature, rng)
             logprobs.append(self._finite(float(offer.logits[place]) - offer.total))
             column = int(offer.columns[place])
             if column == self._end:
@@ -161,15 +215,15 @@ class Decoder:
         written = np.unique(np.array(columns if penalised else (), np.intp))
         logits: Logits = step.logits[-1]
         if first := not columns and len(self._barred_first) > 0:
-            logits = guards.suppress(logits, self._barred_first)
+            logits = suppress(logits, self._barred_first)
         if step.best.size:
             return self._rescored(logits, step, written, first=first)
         if everything:
-            return Offer(self._every, logits, written, self._end, guards.log_sum(logits))
+            return Offer(self._every, logits, written, self._end, log_sum(logits))
         changed = np.append(written, self._end)
-        offered = np.append(changed, guards.best_besides(logits, changed))
+        offered = np.append(changed, best_besides(logits, changed))
         values = logits[offered]
-        total = guards.log_sum(logits) if first else _total(values, step.odds[-1, offered])
+        total = log_sum(logits) if first else _total(values, step.odds[-1, offered])
         return Offer(offered, values, np.arange(len(written)), len(written), total)
 
     def _rescored(
@@ -177,7 +231,7 @@ class Decoder:
     ) -> Offer:
         """The best of rough logits with what is right there."""
         best, exact, rough = step.best[-1], step.exact[-1], logits[step.best[-1]]
-        total = guards.log_sum(logits) if first else _total(rough, step.odds[-1, best])
+        total = log_sum(logits) if first else _total(rough, step.odds[-1, best])
         exact = np.where(np.isneginf(rough), rough, exact)
         change = np.exp(exact - total) - np.exp(rough - total)
         once = change[:-1] if self._end in best[:-1] else change
@@ -194,7 +248,7 @@ class Decoder:
         best = int(np.argmax(logits))
         kept = _total(logits[best : best + 1], step.odds[0, best : best + 1])
         with np.errstate(invalid="ignore"):  # NaN is told by `_finite`
-            total = float(np.logaddexp(kept, guards.log_sum(step.left_out[0])))
+            total = float(np.logaddexp(kept, log_sum(step.left_out[0])))
         if token in self._left_out:
             logit = step.left_out[0, np.searchsorted(self._left_out, token)]
         else:

@@ -39,6 +39,7 @@ class CpuEncoder:
     """encoder.onnx through ONNX Runtime. Interchangeable with the NPU's: same input and output."""
 
     name = "cpu"
+    trouble: str | None = None
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         """Loads the graph; `threads` 0 is one for each core. Raises ModelError."""
@@ -54,20 +55,6 @@ class CpuEncoder:
         """States (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P. Raises ModelError."""
         states: States = self._session.run({"mel": mel[None]})[0][0]
         return states
-
-
-class PlainEncoder:
-    """The CPU's encoder as an Encoder, where there is nothing else."""
-
-    name = "cpu"
-    trouble: str | None = None
-
-    def __init__(self, cpu: CpuEncoder) -> None:
-        self._cpu = cpu
-
-    def encode(self, mel: Mel) -> States:
-        """States (P, d_model) float32 of `mel` (W, n_mels) float32. Raises ModelError."""
-        return self._cpu.encode(mel)
 
     def look_after(self, now_s: float) -> None:
         """A CPU needs no looking after."""

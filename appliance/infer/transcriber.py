@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ParamSpec, Self, TypeVar
+from typing import Self
 
 import numpy as np
 
 from appliance.config import EncoderSettings, GateSettings, Settings
 from appliance.errors import ModelError, RoomscribeError
-from appliance.infer.arithmetic import warn_of_fault
+from appliance.infer.arithmetic import Products, warn_of_fault
 from appliance.infer.decoder import Decoded, Decoder, choose_guards
-from appliance.infer.encoder import CpuEncoder, Encoder, PlainEncoder
+from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.gates import compression_ratio, is_failed
 from appliance.infer.hailo import errors
 from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
@@ -26,9 +25,6 @@ from appliance.records import HOP, States, Transcription, Window
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Tried in this order while a decode fails (openai/whisper, transcribe.py)."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +79,18 @@ class Transcriber:
                 f"found {window.duration_s:g} s; the segmenter cuts longer ones"
             )
         mel = window_mel(window.samples, self.bundle.n_mels, self.bundle.frames)
-        states, encode_ms = _timed(self.encoder.encode, mel)
+        begun_s = time.perf_counter()
+        states = self.encoder.encode(mel)
+        encode_ms = 1000 * (time.perf_counter() - begun_s)
         return Encoded(states, window.duration_s, self.encoder.name, encode_ms)
 
     def write(self, encoded: Encoded) -> Transcription:
         """The second half of `transcribe`; at higher temperatures too, where that is wanted."""
         decode_ms = 0.0
         for temperature in self._temperatures:
-            decoded, taken_ms = _timed(
-                self._decoder.decode, encoded.states, encoded.duration_s, temperature
-            )
-            decode_ms += taken_ms
+            begun_s = time.perf_counter()
+            decoded = self._decoder.decode(encoded.states, encoded.duration_s, temperature)
+            decode_ms += 1000 * (time.perf_counter() - begun_s)
             text = self._tokenizer.detokenize(decoded.tokens).strip()
             transcription = self._describe(text, decoded, encoded, decode_ms)
             if not is_failed(transcription, self.gates):
@@ -134,9 +131,9 @@ class Transcriber:
         )
 
 
-def open_transcriber(settings: Settings) -> Transcriber:
+def open_transcriber(settings: Settings, products: Products | None = None) -> Transcriber:
     """The transcriber that the configuration asks for, loaded and verified; the processor's integer
-    arithmetic is checked, too.
+    arithmetic is checked, too (`products`: see `find_fault`).
 
     Raises ModelError for the bundle, ConfigError for guards that do not fit it, and DeviceError for
     a Hailo that must be there and cannot be used.
@@ -156,7 +153,7 @@ def open_transcriber(settings: Settings) -> Transcriber:
     if gates.no_speech_lone < 0:
         gates = replace(gates, no_speech_lone=bundle.no_speech_lone)
     fallback = settings.decoder.temperature_fallback
-    trouble = warn_of_fault(bundle)
+    trouble = warn_of_fault(bundle, products)
     return Transcriber(
         bundle, encoder, decoder, tokenizer, gates, fallback=fallback, trouble=trouble
     )
@@ -179,7 +176,7 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
         )
     cpu = CpuEncoder(bundle, settings.threads) if ENCODER_FILE in bundle.files else None
     if cpu and (hef is None or settings.backend == "cpu"):
-        return PlainEncoder(cpu)
+        return cpu
     if hef is None or settings.backend == "cpu":
         raise ModelError(f"{bundle.folder}: expected {ENCODER_FILE} in the model, found none")
     file = hef
@@ -191,10 +188,3 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
             if must or cpu is None:
                 raise
     return encoder
-
-
-def _timed(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R, float]:
-    """What the call returns, and its milliseconds."""
-    begun = time.perf_counter()
-    result = function(*args, **kwargs)
-    return result, (time.perf_counter() - begun) * 1000

@@ -15,12 +15,20 @@ from numpy.typing import NDArray
 from rigs.checkout import SPEECH
 from rigs.saturating import Saturating
 
-from appliance.config import CaptureSettings, MqttSettings, Settings, StoreSettings
+from appliance.config import (
+    CaptureSettings,
+    ModelSettings,
+    MqttSettings,
+    Settings,
+    StoreSettings,
+)
 from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ModelError
 from appliance.infer import arithmetic
 from appliance.infer.arithmetic import Values, find_fault, warn_of_fault
 from appliance.infer.sessions import Session
+from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle
 
 
@@ -82,25 +90,35 @@ def test_a_model_of_32_bits_is_not_checked(int8: Bundle) -> None:
 
 
 def test_a_fault_is_logged_on_one_line_with_its_cure(
-    int8: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    int8: Bundle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(arithmetic, "open_products", lambda **_options: Saturating())
     with caplog.at_level(logging.WARNING, "roomscribe"):
-        line = warn_of_fault(int8)
+        line = warn_of_fault(int8, Saturating())
     assert caplog.messages == [line]
     assert "computes INT8 products wrongly" in line and "--quantize none" in line
 
 
-def test_the_appliance_says_so_in_its_state_and_goes_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(arithmetic, "find_fault", lambda _bundle: arithmetic.Fault("off", "mend"))
+def test_a_transcriber_of_8_bits_knows_of_it(checkpoint_folder: Path, tmp_path: Path) -> None:
+    build_bundle(checkpoint_folder, tmp_path / "small", Recipe("small", 2.0, quantize="int8"))
+    settings = Settings(model=ModelSettings(bundle=str(tmp_path / "small")))
+    with open_transcriber(settings, Saturating()) as transcriber:
+        assert transcriber.trouble == warn_of_fault(transcriber.bundle, Saturating()) != ""
+    with open_transcriber(settings) as transcriber:
+        assert transcriber.trouble == ""
+
+
+def test_the_appliance_says_so_in_its_state_and_goes_on(tmp_path: Path) -> None:
+    def troubled(settings: Settings) -> Transcriber:
+        transcriber = open_transcriber(settings)
+        transcriber.trouble = "off; mend"
+        return transcriber
+
     settings = Settings(
         capture=CaptureSettings(recording=str(SPEECH / "00.flac")),
         mqtt=MqttSettings(enabled=False),
         store=StoreSettings(path=str(tmp_path)),
     )
-    pipeline = Pipeline(settings)
+    pipeline = Pipeline(settings, transcriber=troubled)
     pipeline.start()
     try:
         assert pipeline.ended.wait(30)
@@ -127,16 +145,13 @@ def test_the_shipped_graph_is_what_the_model_builder_writes_today(tmp_path: Path
     assert again == shipped
 
 
-def test_sessions_ask_for_unsigned_weights_where_the_graph_allows_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sessions_ask_for_unsigned_weights_where_the_graph_allows_it() -> None:
     asked = []
 
     def spy(*arguments: object, **options: object) -> Session:
         asked.append(options["precise"])
         return Session(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(arithmetic, "Session", spy)
     for precise in (True, False):
-        arithmetic.open_products(precise=precise)
+        arithmetic.open_products(precise=precise, session=spy)
     assert asked == [True, False]

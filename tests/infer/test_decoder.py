@@ -16,8 +16,16 @@ from numpy.typing import NDArray
 
 from appliance.config import DecoderSettings
 from appliance.errors import ConfigError, ModelError
-from appliance.infer.decoder import Decoder, choose_guards
-from appliance.infer.guards import log_sum
+from appliance.infer.decoder import (
+    Decoder,
+    best_besides,
+    boost_end,
+    choose_guards,
+    log_sum,
+    penalise,
+    sample,
+    suppress,
+)
 from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, Guards, load_bundle
 
@@ -251,3 +259,85 @@ def test_each_rule_can_be_set_by_itself(bundle: Bundle) -> None:
 def test_fewer_positions_than_the_encoder_gives_are_refused(bundle: Bundle) -> None:
     with pytest.raises(ConfigError, match=r"\[decoder\] positions: expected 0 or at least 500"):
         choose_guards(bundle, DecoderSettings(positions=499))
+
+
+def logits(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def test_suppressed_tokens_become_impossible_and_the_input_stays() -> None:
+    given = logits(1, 2, 3)
+    assert suppress(given, np.array([0, 2])).tolist() == [-np.inf, 2, -np.inf]
+    assert suppress(given, np.array([], np.intp)).tolist() == [1, 2, 3]
+    assert given.tolist() == [1, 2, 3]
+
+
+def columns(*values: int) -> np.ndarray:
+    return np.array(values, np.intp)
+
+
+END = 4
+"""Of a vocabulary of five tokens, the end-of-text."""
+
+
+def test_the_penalty_divides_positive_and_multiplies_negative_scores() -> None:
+    given = logits(4, -4, 4, 0, -1)
+    assert penalise(given, columns(0, 1, 3), 2.0).tolist() == [2, -8, 4, 0, -1]
+    assert given.tolist() == [4, -4, 4, 0, -1]
+
+
+def test_the_penalty_falls_once_on_a_token_written_often() -> None:
+    assert penalise(logits(8, 1), columns(0, 0, 0), 2.0).tolist() == [4, 1]
+
+
+def test_the_penalty_leaves_suppressed_tokens_impossible() -> None:
+    assert penalise(logits(-np.inf, 1), columns(0), 1.2)[0] == -np.inf
+
+
+def test_a_penalty_of_one_changes_nothing() -> None:
+    given = logits(3, -1)
+    assert penalise(given, columns(0, 1), 1.0) is given
+    assert penalise(given, columns(), 1.5) is given
+
+
+def test_end_of_text_wins_when_it_comes_within_the_boost() -> None:
+    given = logits(5.0, 1.0, 0.0, 0.0, 4.2)
+    assert boost_end(given, END, 0.7).argmax() == 0
+    assert boost_end(given, END, 0.9).argmax() == END
+    assert given.argmax() == 0
+    assert boost_end(given, END, 0.0) is given
+
+
+def test_no_boost_brings_a_suppressed_end_of_text_back() -> None:
+    closed = suppress(logits(1, 0, 0, 0, 3), columns(END))
+    assert boost_end(closed, END, 5.0).argmax() == 0
+
+
+def test_the_rules_together_choose_as_by_hand() -> None:
+    given = suppress(logits(9.0, 4.0, 3.9, -1.0, 3.0), columns(0))
+    scores = penalise(given, columns(1), 1.25)
+    assert scores.tolist() == pytest.approx([-np.inf, 3.2, 3.9, -1.0, 3.0])
+    assert sample(scores, 0.0, np.random.default_rng(0)) == 2
+    assert sample(boost_end(scores, END, 1.0), 0.0, np.random.default_rng(0)) == END
+
+
+def test_the_logarithm_of_the_sum_survives_large_and_impossible_logits() -> None:
+    assert log_sum(logits(1000.0, 1000.0, -np.inf)) == pytest.approx(1000.6931, abs=1e-3)
+    assert log_sum(logits(0.0, 0.0, 0.0, 0.0, 0.0)) == pytest.approx(np.log(5))
+
+
+def test_the_best_besides_some_is_found_and_nothing_changes() -> None:
+    given = logits(5, 4, 9, 1, 3)
+    assert best_besides(given, columns(2, 0)) == 1
+    assert best_besides(given, columns()) == 2
+    assert given.tolist() == [5, 4, 9, 1, 3]
+
+
+def test_draws_follow_the_temperature_and_the_seed() -> None:
+    given, count = logits(0.0, np.log(3.0), -np.inf), 4000
+    for temperature, share in ((1.0, 0.75), (0.5, 0.9)):
+        rng = np.random.default_rng(1)
+        drawn = [sample(given, temperature, rng) for _ in range(count)]
+        assert drawn.count(1) / count == pytest.approx(share, abs=0.03) and 2 not in drawn
+        again = np.random.default_rng(1)
+        assert drawn[:50] == [sample(given, temperature, again) for _ in range(50)]

@@ -14,7 +14,7 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.config import EncoderSettings
 from appliance.errors import DeviceError, ModelError
-from appliance.infer.encoder import CpuEncoder, Encoder, PlainEncoder
+from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.hailo import errors, failover
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import LIMITS, Limits, open_npu
@@ -86,7 +86,7 @@ def test_the_cpu_is_used_where_it_is_asked_for_or_there_is_no_hef(
 ) -> None:
     simulator.plug()
     for encoder in (open_encoder(hef_bundle, CPU), open_encoder(bundle, AUTO)):
-        assert isinstance(encoder, PlainEncoder) and encoder.name == "cpu"
+        assert isinstance(encoder, CpuEncoder) and encoder.name == "cpu"
         encoder.look_after(0.0)
         assert (encoder.trouble, encoder.facts()) == (None, {})
         encoder.close()

@@ -11,7 +11,15 @@ import pytest
 
 from appliance.config import GateSettings
 from appliance.infer import gates
-from appliance.infer.gates import Gates, is_known
+from appliance.infer.gates import (
+    Gates,
+    compression_ratio,
+    is_doubtful,
+    is_failed,
+    is_known,
+    is_loop,
+    judge,
+)
 from appliance.records import Transcription, Window
 
 GATES = GateSettings()
@@ -141,3 +149,123 @@ def test_the_window_before_is_recalled_where_another_process_wrote_it_down() -> 
 def test_marks_follow_one_another() -> None:
     doubtful = replace(result("thank you", (5,) * 7), avg_logprob=-1.2)
     assert gates.marks(doubtful, GATES) == ("low_confidence", "repetition", "known_hallucination")
+
+
+def transcription(
+    text: str = "turn on the light",
+    tokens: tuple[int, ...] = (1, 2, 3, 4),
+    avg_logprob: float = -0.3,
+    no_speech_prob: float = 0.1,
+) -> Transcription:
+    return Transcription(
+        text=text,
+        tokens=tokens,
+        language="en",
+        avg_logprob=avg_logprob,
+        no_speech_prob=no_speech_prob,
+        compression_ratio=compression_ratio(text),
+        ended=True,
+        encoder="cpu",
+        encode_ms=1.0,
+        decode_ms=1.0,
+    )
+
+
+def test_a_no_speech_probability_above_the_sure_limit_discards_whatever_the_confidence() -> None:
+    sure = replace(GATES, no_speech_sure=0.3)
+    assert judge(transcription(no_speech_prob=0.31, avg_logprob=-0.1), sure) == "no_speech"
+    assert judge(transcription(no_speech_prob=0.3, avg_logprob=-0.1), sure) is None
+    off = replace(GATES, no_speech_sure=1.0)
+    assert judge(transcription(no_speech_prob=1.0, avg_logprob=-0.1), off) is None
+
+
+def test_a_lone_word_that_the_model_doubts_needs_less_evidence_of_no_speech() -> None:
+    gates = replace(GATES, no_speech_lone=0.003)
+
+    def judged(text: str, probability: float, logprob: float) -> str | None:
+        doubted = transcription(text, no_speech_prob=probability, avg_logprob=logprob)
+        return judge(doubted, gates)
+
+    assert judged("fan", 0.003, -0.61) == "no_speech"
+    assert judged("fan", 0.0029, -0.61) is None
+    assert judged("yes", 0.02, -0.6) is None
+    assert judged("lamp on", 0.02, -0.9) is None
+    off = replace(GATES, no_speech_lone=1.0)
+    assert judge(transcription("fan", no_speech_prob=0.5, avg_logprob=-0.9), off) is None
+
+
+def test_repetition_compresses_well_and_speech_does_not() -> None:
+    assert compression_ratio("") == 0.0
+    assert compression_ratio("turn on the light in the kitchen please") < 1.3
+    assert compression_ratio("thank you " * 20) > 5
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        (7,) * 12,
+        (7, 8) * 6,
+        (7, 8, 9) * 5,
+        (1, 2, 3, 4, 5) + (7, 8, 9, 6) * 5 + (1, 2),
+        tuple(range(20)) * 5,
+    ],
+)
+def test_the_same_tokens_over_and_over_are_a_loop(tokens: tuple[int, ...]) -> None:
+    assert is_loop(tokens)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        (),
+        (7,),
+        (7,) * 11,
+        (7, 8) * 4,
+        (7, 8, 9) * 4,
+        tuple(range(60)),
+        (7, 7, 7, 7, 1, 7, 7, 7, 7, 2, 7, 7, 7, 7),
+    ],
+)
+def test_a_few_repeated_words_are_no_loop(tokens: tuple[int, ...]) -> None:
+    assert not is_loop(tokens)
+
+
+@pytest.mark.parametrize("text", ["yes", "no no no no", "seven seven seven seven"])
+def test_a_short_answer_is_kept_even_of_low_confidence(text: str) -> None:
+    heard = transcription(text, tuple(range(len(text.split()))), avg_logprob=-1.8)
+    assert judge(heard, GATES) is None
+    assert is_doubtful(heard, GATES)
+
+
+def test_a_confident_text_is_kept_whatever_the_no_speech_probability() -> None:
+    assert judge(transcription(no_speech_prob=0.99, avg_logprob=-0.4), GATES) is None
+
+
+def test_an_unsure_text_where_nobody_seems_to_speak_is_no_speech() -> None:
+    assert judge(transcription(no_speech_prob=0.6, avg_logprob=-1.1), GATES) == "no_speech"
+    assert judge(transcription(no_speech_prob=0.59, avg_logprob=-1.1), GATES) is None
+
+
+def test_an_empty_text_is_no_speech() -> None:
+    assert judge(transcription("", ()), GATES) == "no_speech"
+
+
+def test_a_loop_is_discarded_however_sure_the_model_is() -> None:
+    by_text = transcription("thank you " * 20, avg_logprob=-0.01)
+    by_tokens = transcription("abc", (5,) * 40, avg_logprob=-0.01)
+    assert judge(by_text, GATES) == "repetition"
+    assert judge(by_tokens, GATES) == "repetition"
+
+
+def test_only_hopeless_confidence_discards_by_itself() -> None:
+    assert judge(transcription(avg_logprob=-2.4), GATES) is None
+    assert judge(transcription(avg_logprob=-2.6), GATES) == "low_confidence"
+    assert not is_doubtful(transcription(avg_logprob=-0.9), GATES)
+
+
+def test_a_decode_is_tried_again_for_repetition_and_doubt_but_not_in_silence() -> None:
+    good, loop = transcription(), transcription("thank you " * 20)
+    assert not is_failed(good, GATES) and is_failed(loop, GATES)
+    assert is_failed(transcription(avg_logprob=-1.01), GATES)
+    silent = replace(loop, avg_logprob=-1.2, no_speech_prob=0.61)
+    assert not is_failed(silent, GATES)
