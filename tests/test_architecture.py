@@ -50,7 +50,7 @@ OWNERS = {
     "whisper_normalizer": ("lab/benchmark/accuracy.py",),
     "matplotlib": ("lab/benchmark/report.py",),
     "pyxrt": ("lab/xrt.py",),
-    "sqlite3": ("store/", "cli/doctor/storage.py"),
+    "sqlite3": ("store/",),
     "paho": ("mqtt/client.py",),
     "systemd": ("daemon/journal.py",),
 }

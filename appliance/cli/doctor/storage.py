@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 from pathlib import Path
 
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
-from appliance.store import FILE_NAME, SCHEMA, Store, files, in_memory, repair, store_folder
+from appliance.store import inspect, store_folder
 
 LEAST_FREE_MB = 200
 """The log grows by about 1 kB a sentence; the rest of the system needs room, too."""
@@ -18,36 +17,30 @@ DEEP = 100
 
 def log(around: Surroundings) -> Outcome:
     """The store opens, its schema is known, its pages are whole."""
-    settings = around.settings.store
-    file = store_folder(settings) / FILE_NAME
-    with in_memory(around.settings) as kept:
-        if kept is not None:
-            return failed(
-                f"the log goes on in memory, lost with the power: {file} cannot be written",
-                "make its disk writable, or free some space; then it is put there by itself",
-            )
     try:
-        there = file.exists()
+        found = inspect(around.settings, around.doing)
     except PermissionError:
-        return skipped(f"{file.parent} is not for this user: sudo roomscribe doctor")
-    if not there:
+        folder = store_folder(around.settings.store)
+        return skipped(f"{folder} is not for this user: sudo roomscribe doctor")
+    file = found.file
+    if found.in_memory:
+        return failed(
+            f"the log goes on in memory, lost with the power: {file} cannot be written",
+            "make its disk writable, or free some space; then it is put there by itself",
+        )
+    if not found.there:
         return skipped(f"{file} is not there: the daemon has not run yet, or keeps it elsewhere")
-    around.doing(f"opening {file}")
-    with Store.open(settings, read_only=True) as opened:
-        around.doing(f"checking every page of {file}")
-        if (trouble := _quick_check(file)) != "ok":
-            cure = (
-                "restart the daemon (`systemctl restart roomscribe`): it sets the file aside and "
-                "goes on with what can be read of it"
-            )
-            return failed(f"{file} is damaged: {trouble}", cure)
-        waiting = opened.depth()
-    size_mb = file.stat().st_size / 1e6
-    damaged = len(repair.asides(file))
-    aside = f"; {damaged} damaged files are set aside beside it" if damaged else ""
+    if found.trouble:
+        cure = (
+            "restart the daemon (`systemctl restart roomscribe`): it sets the file aside and "
+            "goes on with what can be read of it"
+        )
+        return failed(f"{file} is damaged: {found.trouble}", cure)
+    size_mb, waiting = found.size_bytes / 1e6, found.waiting
+    aside = f"; {found.set_aside} damaged files are set aside beside it" if found.set_aside else ""
     waits = f"{waiting} transcripts wait for the broker" if waiting else "nothing waits"
     note = ": see the broker's checks" if waiting > DEEP else ""
-    return ok(f"{file}: schema {SCHEMA}, {size_mb:.1f} MB, whole; {waits}{note}{aside}")
+    return ok(f"{file}: schema {found.schema}, {size_mb:.1f} MB, whole; {waits}{note}{aside}")
 
 
 def disk(around: Surroundings, least_free_mb: float = LEAST_FREE_MB) -> Outcome:
@@ -67,19 +60,6 @@ def disk(around: Surroundings, least_free_mb: float = LEAST_FREE_MB) -> Outcome:
             f"{found}; wanted are {least_free_mb}", "free some space (`du -xh / | sort -h`)"
         )
     return ok(found)
-
-
-def _quick_check(file: Path) -> str:
-    """ok, or the first thing that SQLite finds wrong."""
-    connection = None
-    try:
-        connection, _ = files.connect(file, write=False, busy_s=5)
-        return str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
-    except sqlite3.DatabaseError as error:
-        return str(error)
-    finally:
-        if connection:
-            connection.close()
 
 
 def _exists(path: Path) -> bool:
