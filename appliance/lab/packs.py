@@ -1,7 +1,7 @@
 """Packs: the encoder's weights as blobs for kernels that load their weights themselves.
 
 An AMD XDNA's kernels through XRT buffers are one example (`xrt` beside this module); `pack_layout`
-tells the format. pack.json is written from a pack's layout, and read only if every value of it is
+has the format. pack.json is written from a pack's layout, and read only if every value of it is
 as written; the blobs are mapped into memory and every checksum is verified.
 """
 
@@ -55,7 +55,7 @@ class Index:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """All files, in the order of the signal's way."""
+        """All files, in the order in which the signal passes them."""
         return lay_out(self.config, self.dtype)
 
 

@@ -207,7 +207,9 @@ def _find_tokens(
 def main(arguments: list[str] | None = None) -> int:
     """The command line; the exit status. Its options are the fields of Recipe."""
     parser = argparse.ArgumentParser("appliance.model.build", description=__doc__.splitlines()[0])
-    parser.add_argument("checkpoint", type=Path, help="folder with model.safetensors and its kin")
+    parser.add_argument(
+        "checkpoint", type=Path, help="folder with model.safetensors, config.json, vocab.json"
+    )
     parser.add_argument("out", type=Path, help="bundle folder to write")
     parser.add_argument("--name", required=True, help="name of the bundle")
     parser.add_argument(

@@ -66,7 +66,7 @@ class Tokens:
     start: int
     end_of_text: int
     no_speech: int | None
-    """None: the model was not trained to say that nobody speaks."""
+    """None: the model was not trained to say that there is no speech."""
     no_timestamps: int
     first_special: int
     """No id from this one on is text."""
@@ -209,7 +209,7 @@ def models_folder() -> Path:
 
 
 def chosen_model() -> str:
-    """Name of the model that `roomscribe model use` chose; "" when nobody chose one."""
+    """Name of the model that `roomscribe model use` chose; "" when none was chosen."""
     try:
         return (models_folder() / CHOICE).read_text(encoding="utf-8").strip()
     except OSError:

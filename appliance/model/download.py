@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class Progress(Protocol):
-    """Is told of one download after the other, in bytes."""
+    """Shows one download after the other, in bytes."""
 
     def begin(self, name: str, done: int, total: int | None) -> None:
         """A download of `name` goes on after `done` bytes; again after each break."""
@@ -173,7 +173,7 @@ class Client:
     ) -> dict[str, str]:
         """The headers of a HEAD answer, names in small letters; raises what fetch raises.
 
-        A redirect is followed unless its headers are `enough`: a hub tells what it knows of a file
+        A redirect is followed unless its headers are `enough`: a hub says what it knows of a file
         when it sends one elsewhere for the content. Its own ETag and length are left out then.
         """
 

@@ -3,7 +3,7 @@
 A HEF is a header, a description and the chip's data. The header's layout is that of HailoRT's
 published sources (4.18 to 5.2): big-endian magic, version, length of the description; then, by
 version, 0: MD5 of the description; 1: CRC-32, 2 and 3: XXH3, of all that follows the header, whose
-length is told too. The description is a protobuf message; its field numbers are those of HailoRT's
+length is given too. The description is a protobuf message; its field numbers are those of HailoRT's
 published hef.proto (4.18 to 5.2). Only what is named here is read, everything else is stepped over.
 Real files of versions 2 and 3 were read with it, none of them a Whisper encoder.
 """
@@ -92,7 +92,7 @@ class Description:
     outputs: tuple[Edge, ...]
     """In no order."""
     output_order: tuple[str, ...]
-    """Their names, in the order of the graph that was compiled; empty where it is not told."""
+    """Their names, in the order of the compiled graph; empty where the file does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Hef:
     inputs: tuple[Edge, ...]
     outputs: tuple[Edge, ...]
     output_order: tuple[str, ...]
-    """Names of the outputs in the order of the graph that was compiled; empty where not told."""
+    """Names of the outputs, as in Description."""
 
     def check_chip(self, chip: str) -> None:
         """Raises ModelError unless `chip` (hailo8...) runs it."""
@@ -142,7 +142,7 @@ class Hef:
             )
 
     def check_fit(self, bundle: Bundle) -> None:
-        """Raises ModelError unless it is an encoder of the bundle's sizes, as far as it tells.
+        """Raises ModelError unless it is an encoder of the bundle's sizes, as far as the file says.
 
         How the numbers lie is HailoRT's to say: it is checked again when the chip is configured.
         """
@@ -204,21 +204,21 @@ def bundled_hef(bundle: Bundle) -> Path | None:
 
 def _check(file: Path, content: NDArray[np.uint8], version: int, length: int) -> str:
     """The right checksum, as found. Raises ModelError when lengths or checksum are wrong."""
-    told = struct.unpack_from(LAYOUTS[version], content.data, COMMON)
+    given = struct.unpack_from(LAYOUTS[version], content.data, COMMON)
     body = content.data[COMMON + struct.calcsize(LAYOUTS[version]) :]
-    behind = 0 if version == 0 else told[1] + (told[3] if version == 3 else 0)
+    behind = 0 if version == 0 else given[1] + (given[3] if version == 3 else 0)
     if len(body) != length + behind:
         raise _refused(
             file, f"{length + behind} bytes behind the header", f"{len(body)}: it is cut short"
             if len(body) < length + behind else f"{len(body)}",
         )  # fmt: skip
     if version == 0:
-        kind, wanted = "MD5", told[0].hex()
+        kind, wanted = "MD5", given[0].hex()
         found = hashlib.md5(body, usedforsecurity=False).hexdigest()
     elif version == 1:
-        kind, wanted, found = "CRC-32", f"{told[0]:08x}", f"{zlib.crc32(body):08x}"
+        kind, wanted, found = "CRC-32", f"{given[0]:08x}", f"{zlib.crc32(body):08x}"
     else:
-        kind, wanted = "XXH3", f"{told[0]:016x}"
+        kind, wanted = "XXH3", f"{given[0]:016x}"
         found = xxhash.xxh3_64_hexdigest(body)
     if wanted != found:
         raise _refused(file, f"{kind} {wanted}", f"{found}: it is damaged")

@@ -1,7 +1,7 @@
 """A Whisper checkpoint by name or hub id -> a folder with its files, each verified.
 
 The hub is Hugging Face's, or the one that HF_ENDPOINT names; HF_TOKEN is sent to it alone. A file
-is at ENDPOINT/OWNER/NAME/resolve/REVISION/FILE; the answer to HEAD tells commit, size and checksum:
+is at ENDPOINT/OWNER/NAME/resolve/REVISION/FILE; HEAD answers with commit, size and checksum:
 X-Linked-Etag is the SHA-256 of a large file, it or ETag the git blob name of a small one.
 
 The folder is kept between runs: what is whole is not fetched again, what is broken goes on.
@@ -50,7 +50,7 @@ NAMES = {
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 FIRST_ATTEMPTS = 3
-"""At the description of a file: who is offline is to be told soon."""
+"""To learn of a file: the user of a machine that is offline is not to wait long for the error."""
 OPTIONAL = (GENERATION_FILE, ADDED_FILE)
 ONNX = ("onnx/encoder_model.onnx", "onnx/decoder_model.onnx")
 ONNX_DATA = tuple(f"{name}_data" for name in ONNX)
@@ -123,22 +123,22 @@ class Repository:
         """A file of the repository; None if it has none of that name. Raises ModelError."""
         address = self._address(file)
         try:
-            told = self._client.look(address, _enough, FIRST_ATTEMPTS)
+            headers = self._client.look(address, _enough, FIRST_ATTEMPTS)
         except RefusedError as refused:
             if refused.status == 404 and refused.code in ("", "EntryNotFound"):
                 return None
             raise self._explained(refused) from refused
         except UnreachableError as error:
             raise _advised(error) from error
-        commit = told.get("x-repo-commit", "")
+        commit = headers.get("x-repo-commit", "")
         if not re.fullmatch(r"[0-9a-f]{40}", commit):
             raise ModelError(
                 f"{address}: expected a hub's answer with X-Repo-Commit, found none; check "
                 "HF_ENDPOINT, and whether this network asks for a login in a browser"
             )
-        large = told.get("x-linked-etag", "").removeprefix("W/").strip('"')
-        small = large or told.get("etag", "").removeprefix("W/").strip('"')
-        size = told.get("x-linked-size") or told.get("content-length") or ""
+        large = headers.get("x-linked-etag", "").removeprefix("W/").strip('"')
+        small = large or headers.get("etag", "").removeprefix("W/").strip('"')
+        size = headers.get("x-linked-size") or headers.get("content-length") or ""
         if size.isdecimal() and int(size) > limit:
             raise ModelError(f"{address}: expected at most {limit} bytes, found {size}")
         return Entry(
@@ -213,7 +213,7 @@ class Repository:
 
 
 def _enough(headers: Mapping[str, str]) -> bool:
-    """Whether a redirect tells all that the hub knows of a file."""
+    """Whether a redirect has all that the hub knows of a file."""
     elsewhere = bool(urlsplit(headers["Location"]).netloc)
     return "X-Repo-Commit" in headers and ("X-Linked-Etag" in headers or elsewhere)
 
@@ -343,7 +343,8 @@ class _FetchFolder:
                     (self.folder / f"{name}{suffix}").unlink(missing_ok=True)
 
     def _has(self, entry: Entry) -> bool:
-        """Whether the file is there and is what the hub says, or said when it told no checksum."""
+        """Whether the file is there with the hub's checksum, or, where the hub gives none, with the
+        one that it had when it was fetched."""
         place, source = self.folder / entry.name, entry.source
         with model_errors(place):
             if not place.is_file() or source.size not in (None, place.stat().st_size):
@@ -364,7 +365,7 @@ class _FetchFolder:
     def _recorded(self) -> tuple[str, dict[str, str]]:
         """The commit of an earlier run, and SHA-256 by name of what was fetched by then.
 
-        Raises ModelError for a folder that somebody else has put a checkpoint into.
+        Raises ModelError for a folder with a checkpoint that no such run has put there.
         """
         record = self.folder / RECORD
         if not record.is_file():

@@ -36,7 +36,7 @@ PRESET = "conservative"
 
 
 class FixedLength(Decoder):
-    """The product's decoder, told how long a text may be instead of reckoning it from the sound.
+    """The product's decoder, with a limit to a text's length that does not depend on the sound.
 
     Nothing else differs: `decode` is the product's, its rules and log-probabilities included.
     """

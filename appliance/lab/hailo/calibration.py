@@ -79,7 +79,7 @@ def write_decoder_set(
     length, width = tables[1].shape
     parts = [folder / "states.npy", folder / "embeddings.npy"]
     with ExitStack() as stack:
-        heard = stack.enter_context(Rows(parts[0], (1, positions, width)))
+        encoded = stack.enter_context(Rows(parts[0], (1, positions, width)))
         written = stack.enter_context(Rows(parts[1], (length, 1, width)))
         for mel in np.load(folder / ENCODER_SET, mmap_mode="r"):
             states, tokens = transcribe(np.array(mel[0]))
@@ -87,13 +87,13 @@ def write_decoder_set(
                 raise ModelError(
                     f"calibration: expected states ({positions}, {width}), found {states.shape}"
                 )
-            heard.append(states)
+            encoded.append(states)
             written.append(embed(tables, tokens))
     with zipfile.ZipFile(folder / DECODER_SET, "w") as archive:
         for number, part in enumerate(parts, 1):
             archive.write(part, f"{network}/input_layer{number}.npy")
             part.unlink()
-    return heard.count
+    return encoded.count
 
 
 def _check(mels: Iterable[Mel], shape: tuple[int, int]) -> Iterator[Mel]:

@@ -56,7 +56,7 @@ are what the compiler is known to refuse."""
 LATEST_IR = 10
 """Of onnx 1.16, which DFC 3.32 comes with."""
 MOST = 12
-"""Troubles told of one graph."""
+"""Troubles in the message about one graph."""
 MARK = "report.json"
 MADE_FOR = "Hailo Dataflow Compiler"
 NARROW_LENGTH, WIDE_LENGTH, WIDE = 32, 24, 512
@@ -169,12 +169,12 @@ def _write_calibration(
     folder: Path,
 ) -> tuple[int, int]:
     """Writes the calibration sets; the windows in each."""
-    heard = write_encoder_set(folder, mels, (2 * sizes.positions, sizes.n_mels))
-    if not heard or transcribe is None:
-        return heard, 0
+    count = write_encoder_set(folder, mels, (2 * sizes.positions, sizes.n_mels))
+    if not count or transcribe is None:
+        return count, 0
     tables = host_tables(checkpoint, sizes.length)
     network = f"{sizes.network}_decoder"
-    return heard, write_decoder_set(folder, network, transcribe, tables, sizes.positions)
+    return count, write_decoder_set(folder, network, transcribe, tables, sizes.positions)
 
 
 def _remarks(windows: tuple[int, int]) -> list[str]:
@@ -216,14 +216,14 @@ def _write_texts(report: Report, sha256: str, folder: Path) -> None:
 def check_for_hailo(file: Path) -> list[str]:
     """Facts about the graph, one line each. Raises ModelError listing all that is wrong with it.
 
-    This is no more than can be told without the compiler.
+    This is no more than can be known without the compiler.
     """
     try:
         model = onnx.load(file)
     except (OSError, DecodeError) as error:
         raise ModelError(f"{file}: expected an ONNX graph, found: {error}") from error
     light = skeleton(model)
-    light.ir_version = min(light.ir_version, LATEST_IR)  # a later one is told of, not checked by
+    light.ir_version = min(light.ir_version, LATEST_IR)  # a later one is reported, not checked by
     troubles = [*_check_versions(model), *_check_operators(model), *_check_constants(model)]
     try:
         onnx.checker.check_model(light)

@@ -44,7 +44,7 @@ LARGEST = 2**31 - 1
 PARTS = 4
 """Of the logits: the whole vocabulary in one product does not fit a Hailo-8."""
 START_NODES = ("encoder_hidden_states", "/Reshape")
-"""Where the compiler is told to begin; the second takes (1, d_model, L, 1), on the host as NHWC
+"""Where the compiler is to begin; the second takes (1, d_model, L, 1), on the host as NHWC
 (L, 1, d_model)."""
 END_NODES = ("/MatMul", "/MatMul_1", "/MatMul_2", "/MatMul_3")
 CLOSED = -100.0
@@ -110,7 +110,7 @@ class HailoGraph(Graph):
         self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
 
     def call(self, name: str) -> None:
-        """Names the newest node, so that the compiler can be told of it."""
+        """Names the newest node, so that the compiler can be given it."""
         self._nodes[-1].name = name
 
     def layer_norm(self, x: str, name: str) -> str:
