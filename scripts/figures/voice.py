@@ -14,7 +14,7 @@ onset            first of three 10 ms steps in a row whose level (20 ms) is 12 d
                  recording's own floor (its 5th percentile) and within 35 dB of its 95th
 onset cut        the first window starts more than 100 ms after the onset
 recall           of the 10 ms steps between onset and end that are so loud, those in a window
-end found after  from the last loud step to the moment when the last window is handed on
+end found after  from the last loud step to the moment when the last window comes out
 opens/min        utterances opened, discarded ones included, per minute of noise or music
 CPU              process time of detector and segmenter per second of sound
 in noise         the same commands in pink noise, or in the babble of six readers, at so many dB
@@ -122,26 +122,26 @@ class Heard:
 
     windows: list[Window] = field(default_factory=list)
     discarded: list[Discarded] = field(default_factory=list)
-    handed_on_s: float = 0.0
+    out_s: float = 0.0
     when_s: list[float] = field(default_factory=list)
-    """When each window was handed on."""
+    """When each window came out."""
     cpu_ms_per_s: float = 0.0
 
     def take(self, one: Window | Discarded, now_s: float) -> None:
         """Keeps what the segmenter found now."""
-        self.handed_on_s = now_s
+        self.out_s = now_s
         if isinstance(one, Window):
             self.windows.append(one)
             self.when_s.append(now_s)
         else:
             self.discarded.append(one)
 
-    def handed_on_after(self, moment_s: float) -> float:
-        """When the window with this moment in it was handed on; if there is none, the last one."""
+    def out_after(self, moment_s: float) -> float:
+        """When the window with this moment in it came out; if there is none, the last one."""
         for window, when_s in zip(self.windows, self.when_s, strict=True):
             if window.start_s <= moment_s < window.start_s + window.duration_s:
                 return when_s
-        return self.handed_on_s
+        return self.out_s
 
     @property
     def opened(self) -> int:
@@ -192,8 +192,8 @@ class Tally:
             inside |= (times_s >= window.start_s - 1e-6) & (times_s < end_s)
         self.loud += len(times_s)
         self.covered += int(inside.sum())
-        handed_on_s = heard.handed_on_after(float(times_s[-1])) if noisy else heard.handed_on_s
-        self.ends_s.append(handed_on_s - float(times_s[-1]) - STEP / SAMPLE_RATE)
+        out_s = heard.out_after(float(times_s[-1])) if noisy else heard.out_s
+        self.ends_s.append(out_s - float(times_s[-1]) - STEP / SAMPLE_RATE)
 
     def __str__(self) -> str:
         middle, most = np.percentile(self.ends_s, (50, 95))

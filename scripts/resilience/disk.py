@@ -57,7 +57,7 @@ class Case:
         )
 
 
-class Scenery:
+class Bench:
     """A small ext4 disk, a daemon on it, a broker and a subscriber with a kept session."""
 
     def __init__(self, stack: ExitStack, known: Sentences, said: list[Said]) -> None:
@@ -107,7 +107,7 @@ class Scenery:
         texts = {event["id"]: event["text"] for event in self.listener.events()}
         return [texts[one] for one in first_times(e["id"] for e in self.listener.events())]
 
-    def complains(self, within_s: float = 30.0) -> None:
+    def reports_trouble(self, within_s: float = 30.0) -> None:
         """Waits until the trouble is told."""
 
         def told() -> str:
@@ -153,117 +153,117 @@ def disk(image: Path, folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
-def full(place: Scenery) -> None:
+def full(bench: Bench) -> None:
     """The disk is full, and has room again."""
-    place.start()
-    place.say(2)
-    ballast = place.place.state / "ballast"
+    bench.start()
+    bench.say(2)
+    ballast = bench.place.state / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
-    place.say(3)
-    place.complains()
-    place.say(2)
+    bench.say(3)
+    bench.reports_trouble()
+    bench.say(2)
     ballast.unlink()
-    place.heals()
+    bench.heals()
 
 
-def read_only(place: Scenery) -> None:
+def read_only(bench: Bench) -> None:
     """The disk is read-only when the daemon starts, and becomes writable while it runs."""
-    place.start()
-    place.say(2)
-    place.stop()
-    _remount(place, "ro")
-    place.start()
-    place.say(3)
-    place.complains()
-    _remount(place, "rw")
-    place.heals()
+    bench.start()
+    bench.say(2)
+    bench.stop()
+    _remount(bench, "ro")
+    bench.start()
+    bench.say(3)
+    bench.reports_trouble()
+    _remount(bench, "rw")
+    bench.heals()
 
 
-def refused(place: Scenery) -> None:
+def refused(bench: Bench) -> None:
     """Files and folder become unchangeable under the running daemon, and changeable again."""
-    place.start()
-    place.say(2)
-    state = place.place.state
+    bench.start()
+    bench.say(2)
+    state = bench.place.state
     # without -shm: a mapped page that cannot be written is SIGBUS, whatever a program does
     names = [str(state), str(state / "roomscribe.db"), str(state / "roomscribe.db-wal")]
     subprocess.run(["chattr", "+i", *names], check=True)
-    place.say(3)
-    place.complains()
+    bench.say(3)
+    bench.reports_trouble()
     subprocess.run(["chattr", "-i", *names], check=True)
-    place.heals()
+    bench.heals()
 
 
-def locked(place: Scenery) -> None:
+def locked(bench: Bench) -> None:
     """Another process holds the database's write lock for a while."""
-    place.start()
-    place.say(2)
-    other = sqlite3.connect(place.place.state / "roomscribe.db", isolation_level=None)
+    bench.start()
+    bench.say(2)
+    other = sqlite3.connect(bench.place.state / "roomscribe.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     begun_s = time.monotonic()
-    place.say(2)
-    place.complains(LOCKED_S)
+    bench.say(2)
+    bench.reports_trouble(LOCKED_S)
     time.sleep(max(0.0, LOCKED_S - (time.monotonic() - begun_s)))
     other.execute("ROLLBACK")
     other.close()
-    place.heals()
+    bench.heals()
 
 
-def deleted(place: Scenery) -> None:
+def deleted(bench: Bench) -> None:
     """The database is deleted under the daemon, while the broker is away."""
-    place.start()
-    place.say(2)
-    holds(lambda: len(place.heard()) == 2, 30)
-    place.broker.stop()
-    place.say(2)
-    holds(lambda: not spooled(place.place.spool), 30)
-    for path in place.place.state.glob("roomscribe.db*"):
+    bench.start()
+    bench.say(2)
+    holds(lambda: len(bench.heard()) == 2, 30)
+    bench.broker.stop()
+    bench.say(2)
+    holds(lambda: not spooled(bench.place.spool), 30)
+    for path in bench.place.state.glob("roomscribe.db*"):
         path.unlink()
-    place.say(2)
-    place.broker.start()
-    place.complains()
-    place.heals()
+    bench.say(2)
+    bench.broker.start()
+    bench.reports_trouble()
+    bench.heals()
 
 
-def damaged_running(place: Scenery) -> None:
+def damaged_running(bench: Bench) -> None:
     """Random places of the database are overwritten under the daemon, the broker being away.
 
     SQLite may have every page in memory: then the damage is found by the next start.
     """
-    place.start()
-    place.say(4)
-    holds(lambda: len(place.heard()) == 4, 30)
-    place.broker.stop()
-    place.say(2)
-    holds(lambda: not spooled(place.place.spool), 30)
-    _overwrite(place.place.state, random.Random(1))
-    place.say(3)
-    place.broker.start()
-    place.complains(5)
-    place.heals()
-    if not place.case.told:
-        place.stop()
-        place.start()
-        place.complains(20)
-        place.say(1)
-        place.heals()
+    bench.start()
+    bench.say(4)
+    holds(lambda: len(bench.heard()) == 4, 30)
+    bench.broker.stop()
+    bench.say(2)
+    holds(lambda: not spooled(bench.place.spool), 30)
+    _overwrite(bench.place.state, random.Random(1))
+    bench.say(3)
+    bench.broker.start()
+    bench.reports_trouble(5)
+    bench.heals()
+    if not bench.case.told:
+        bench.stop()
+        bench.start()
+        bench.reports_trouble(20)
+        bench.say(1)
+        bench.heals()
 
 
-def damaged_between(place: Scenery) -> None:
+def damaged_between(bench: Bench) -> None:
     """Random places of the database are overwritten while no daemon runs."""
-    place.start()
-    place.say(4)
-    holds(lambda: len(place.heard()) == 4, 30)
-    place.stop()
-    _overwrite(place.place.state, random.Random(2))
-    place.start()
-    place.complains(20)
-    place.say(3)
-    place.heals()
+    bench.start()
+    bench.say(4)
+    holds(lambda: len(bench.heard()) == 4, 30)
+    bench.stop()
+    _overwrite(bench.place.state, random.Random(2))
+    bench.start()
+    bench.reports_trouble(20)
+    bench.say(3)
+    bench.heals()
 
 
-CASES: dict[str, Callable[[Scenery], None]] = {
+CASES: dict[str, Callable[[Bench], None]] = {
     "full": full,
     "read-only at the start": read_only,
     "refused": refused,
@@ -283,21 +283,21 @@ def run(names: list[str] | None = None) -> list[Case]:
     cases = []
     for name in names or list(CASES):
         with ExitStack() as stack:
-            place = Scenery(stack, known, said)
-            place.case.name = name
+            bench = Bench(stack, known, said)
+            bench.case.name = name
             try:
-                CASES[name](place)
+                CASES[name](bench)
             except (TimeoutError, BrokenPipeError, subprocess.CalledProcessError) as error:
-                place.case.trouble = f"{error!r}"
-            cases.append(place.case)
-            if place.case.broken:
-                log = place.place.log.read_text(encoding="utf-8", errors="replace")
-                print(f"--- {place.case}\n{log[-4000:]}")
+                bench.case.trouble = f"{error!r}"
+            cases.append(bench.case)
+            if bench.case.broken:
+                log = bench.place.log.read_text(encoding="utf-8", errors="replace")
+                print(f"--- {bench.case}\n{log[-4000:]}")
     return cases
 
 
-def _remount(place: Scenery, how: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{how}", str(place.place.state)], check=True)
+def _remount(bench: Bench, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(bench.place.state)], check=True)
 
 
 def _overwrite(state: Path, chance: random.Random) -> None:

@@ -37,16 +37,16 @@ POISON = 2
 """A window that kills twice is set aside, and rightly: no kill is to make one of a good window."""
 
 
-class Weather:
+class BrokerOutages:
     """A broker that comes and goes."""
 
     def __init__(self, broker: Broker, chance: random.Random) -> None:
         self.restarts = 0
         self._broker, self._chance = broker, chance
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._blow)
+        self._thread = threading.Thread(target=self._run)
 
-    def _blow(self) -> None:
+    def _run(self) -> None:
         while not self._over.wait(self._chance.uniform(1.0, 8.0)):
             self._broker.stop()
             self._over.wait(self._chance.uniform(0.0, 4.0))
@@ -54,7 +54,7 @@ class Weather:
             self.restarts += 1
 
     def _start(self) -> None:
-        """Starts it, with patience: a busy machine may not have it listen in time."""
+        """Starts it, in up to five attempts: on a busy machine it may not listen in time."""
         for left in reversed(range(5)):
             try:
                 self._broker.start()
@@ -63,7 +63,7 @@ class Weather:
                 if not left:
                     raise
 
-    def __enter__(self) -> Weather:
+    def __enter__(self) -> BrokerOutages:
         self._thread.start()
         return self
 
@@ -240,13 +240,13 @@ def run(kills: int, seed: int = 0, *, spool: bool = True, count: int = 40) -> Ou
         place.configure(broker.port, spool=spool)
         killing = Killing(place, usable, chance, listener)
         outcome = killing.outcome
-        with Weather(broker, random.Random(seed + 1)) as weather:
+        with BrokerOutages(broker, random.Random(seed + 1)) as outages:
             for _ in range(kills):
                 killing.live(killing.moment())
                 outcome.kills += 1
                 if outcome.trouble:
                     break
-        outcome.restarts = weather.restarts
+        outcome.restarts = outages.restarts
         if not outcome.trouble:
             killing.live(None, 10)
         rows = stored(place.state)

@@ -277,7 +277,7 @@ class Promise:
     cursor: int = 0
     last: int = OLD
 
-    def hear(self, line: str) -> None:
+    def note(self, line: str) -> None:
         """Takes note of what the child says."""
         word, number = line.split()
         match word:
@@ -315,7 +315,7 @@ def cut_and_look(
                 losses.append(f"cut before call {index} of {len(happened)}: {loss}")
         disk.happen(event)
         if event.call == "said":
-            promise.hear(event.data.decode())
+            promise.note(event.data.decode())
     return losses
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from train import unseen
 from train.phones import PHONE_ID, PHONES, Segment
 from train.texts import commands, sentences
-from train.voices import SAMPLE_RATE, VOICES, Samples, Studio, draw_guest, draw_voice
+from train.voices import SAMPLE_RATE, VOICES, Samples, Synthesizers, draw_guest, draw_voice
 
 
 class Kind(NamedTuple):
@@ -158,7 +158,7 @@ def fill(out: Path, seed: int, task: tuple[str, int]) -> str:
     path = out / f"{kind}-{number:05}.npz"
     if path.exists():
         return f"{path.name} kept"
-    utterances = speak(kind, number, seed, unseen.say if KINDS[kind].unseen else Studio().say)
+    utterances = speak(kind, number, seed, unseen.say if KINDS[kind].unseen else Synthesizers().say)
     write_shard(path, utterances, [*VOICES, *unseen.VOICES])
     seconds = sum(len(u.samples) for u in utterances) / SAMPLE_RATE
     return f"{path.name} {len(utterances)} utterances, {seconds:.0f} s of speech"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from train.features import IGNORED, Rendered, Studio
+from train.features import IGNORED, Rendered, Renderer
 from train.plans import WINDOW_FRAMES, Mix, Plan, draw_plan
 from train.shards import SILENCE_PHONE, Bank
 from train.sounds import Generator
@@ -120,9 +120,9 @@ def _spell(item: Rendered, silence: int) -> NDArray[np.int64]:
     return np.where(sounding, np.array(item.text_ids)[nearest], silence)
 
 
-def windows(studio: Studio, steps: list[list[list[Plan]]], process: int) -> Iterator[Batch]:
+def windows(renderer: Renderer, steps: list[list[list[Plan]]], process: int) -> Iterator[Batch]:
     """The batches of one process for `steps`."""
     for step in steps:
         plans = step[process]
         rng = np.random.default_rng(plans[0].seed ^ 1)
-        yield collate([studio.render(plan) for plan in plans], studio.pieces, rng)
+        yield collate([renderer.render(plan) for plan in plans], renderer.pieces, rng)

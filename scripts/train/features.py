@@ -1,7 +1,7 @@
 """Training windows: their sound, how it is distorted, its mel and its targets.
 
-`Studio.render` makes them of a `Plan`, which says what a window holds. Windows are either full (10
-s, as at run time) or cut to the clip, which costs less.
+`Renderer.render` makes them of a `Plan`, which says what a window holds. Windows are either full
+(10 s, as at run time) or cut to the clip, which costs less.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def level(sound: Sound) -> float:
     return float(np.sqrt(np.mean(np.square(sound), dtype=np.float64))) + 1e-7
 
 
-class Studio:
+class Renderer:
     """Makes windows from plans, with banks of synthetic sounds and impulse responses."""
 
     def __init__(

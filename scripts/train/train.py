@@ -26,7 +26,7 @@ from train import wordpieces
 from train.batches import Batch, Planner, windows
 from train.bundle_weights import read_weights
 from train.checkpoint import load_checkpoint, save_checkpoint
-from train.features import Studio
+from train.features import Renderer
 from train.losses import losses
 from train.network import NetworkSize, Whisper
 from train.optimizer import FlatOptimizer
@@ -241,7 +241,7 @@ class Trainer:
         args = self.args
         bank = Bank(args.bank, "train")
         sounds = make_sounds(args.seed, args.sounds, SOUND_S)
-        studio = Studio(bank, self.pieces, sounds, make_channels(args.seed, CHANNELS))
+        renderer = Renderer(bank, self.pieces, sounds, make_channels(args.seed, CHANNELS))
         planner = Planner(bank, args.frames, args.processes)
         self.log(
             f"{self.model.size}; from step {self.step}, {self.spent_s / 60:.1f} min spent; "
@@ -255,7 +255,7 @@ class Trainer:
             join_new(bank, self.phones)
             rng = np.random.default_rng([args.seed, self.step])
             mix = mix_at(self.schedule.stage(self.spent_s))
-            for batch in windows(studio, planner.steps(rng, mix), self.process):
+            for batch in windows(renderer, planner.steps(rng, mix), self.process):
                 self.learn(batch, began)
                 if reports.due(self.spent_s):
                     self.report(bank)

@@ -1,7 +1,7 @@
 """Debian's speech synthesisers as voices that say a text and tell when each phone sounded.
 
 espeak-ng and flite are called in their libraries, festival through one persistent process. All
-hold state outside Python: one `Studio` per process, one thread.
+hold state outside Python: one `Synthesizers` per process, one thread.
 """
 
 # ruff: noqa: SIM905  (name list kept narrow)
@@ -77,7 +77,7 @@ def draw_voice(rng: random.Random) -> str:
     return f"{engine}:{_pick(FESTIVAL_MIX, rng)}"
 
 
-class Studio:
+class Synthesizers:
     """Every synthesiser of one process, each started when it first speaks."""
 
     def __init__(self) -> None:
