@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from appliance.infer.arithmetic import (
         LARGEST_ERROR as LARGEST_ERROR,
         Products as Products,
-        find_fault as find_fault,
+        find_trouble as find_trouble,
     )
     from appliance.infer.decoder import Decoder as Decoder, preset_guards as preset_guards
     from appliance.infer.encoder import Encoder as Encoder

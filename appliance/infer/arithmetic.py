@@ -44,19 +44,19 @@ class Products(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Trouble:
     """Integer products that are wrong, or could not be checked."""
 
     found: str
     cure: str
 
 
-def find_fault(bundle: Bundle, products: Products | None = None) -> Fault | None:
+def find_trouble(bundle: Bundle, products: Products | None = None) -> Trouble | None:
     """What is wrong with this processor's integer products; None when they are right, or `bundle`
     has none.
 
     `products` None: ONNX Runtime's, with the options that `bundle` is loaded with. Takes a few
-    milliseconds. Raises nothing: a graph that does not load or run is a fault, too.
+    milliseconds. Raises nothing: a graph that does not load or run is a trouble, too.
     """
     if bundle.quantize == "none":
         return None
@@ -64,11 +64,11 @@ def find_fault(bundle: Bundle, products: Products | None = None) -> Fault | None
         opened = products or open_products(precise=bundle.zero_points)
         off = errors(opened.run({"many": inputs(), "one": inputs()[:, :1]}))
     except ModelError as error:
-        return Fault(f"the INT8 arithmetic could not be checked: {error}", REPLACE)
+        return Trouble(f"the INT8 arithmetic could not be checked: {error}", REPLACE)
     wrong = {name: error for name, error in off.items() if not error <= LARGEST_ERROR}
     if not wrong:
         return None
-    return Fault(
+    return Trouble(
         f"texts are worse than they should be: onnxruntime {version()} computes INT8 products "
         f"wrongly on this processor ({platform.machine()}; "
         f"{', '.join(f'{name} off by {error:.0%}' for name, error in wrong.items())})",
@@ -76,12 +76,12 @@ def find_fault(bundle: Bundle, products: Products | None = None) -> Fault | None
     )
 
 
-def warn_of_fault(bundle: Bundle, products: Products | None = None) -> str:
-    """`find_fault` on one line, with its cure, which is also logged; empty when all is well."""
-    fault = find_fault(bundle, products)
-    if fault is None:
+def warn_of_trouble(bundle: Bundle, products: Products | None = None) -> str:
+    """`find_trouble` on one line, with its cure, which is also logged; empty when all is well."""
+    trouble = find_trouble(bundle, products)
+    if trouble is None:
         return ""
-    line = f"{fault.found}; {fault.cure}"
+    line = f"{trouble.found}; {trouble.cure}"
     log.warning("%s", line)
     return line
 

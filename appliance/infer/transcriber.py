@@ -10,7 +10,7 @@ import numpy as np
 
 from appliance.config import EncoderSettings, GateSettings, Settings
 from appliance.errors import ModelError, RoomscribeError
-from appliance.infer.arithmetic import Products, warn_of_fault
+from appliance.infer.arithmetic import Products, warn_of_trouble
 from appliance.infer.decoder import Decoded, Decoder, choose_guards
 from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.gates import compression_ratio, is_failed
@@ -133,7 +133,7 @@ class Transcriber:
 
 def open_transcriber(settings: Settings, products: Products | None = None) -> Transcriber:
     """The transcriber that the configuration asks for, loaded and verified; the processor's integer
-    arithmetic is checked, too (`products`: see `find_fault`).
+    arithmetic is checked, too (`products`: see `find_trouble`).
 
     Raises ModelError for the bundle, ConfigError for guards that do not fit it, and DeviceError for
     a Hailo that must be there and cannot be used.
@@ -153,7 +153,7 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
     if gates.no_speech_lone < 0:
         gates = replace(gates, no_speech_lone=bundle.no_speech_lone)
     fallback = settings.decoder.temperature_fallback
-    trouble = warn_of_fault(bundle, products)
+    trouble = warn_of_trouble(bundle, products)
     return Transcriber(
         bundle, encoder, decoder, tokenizer, gates, fallback=fallback, trouble=trouble
     )

@@ -25,7 +25,7 @@ from appliance.config import (
 from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ModelError
 from appliance.infer import arithmetic
-from appliance.infer.arithmetic import Values, find_fault, warn_of_fault
+from appliance.infer.arithmetic import Values, find_trouble, warn_of_trouble
 from appliance.infer.sessions import Session
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.model.build import Recipe, build_bundle
@@ -49,22 +49,22 @@ def test_this_processor_computes_all_products_right(int8: Bundle) -> None:
     session = arithmetic.open_products()
     found = session.run({"many": arithmetic.inputs(), "one": arithmetic.inputs()[:, :1]})
     assert max(arithmetic.errors(found).values()) < 0.2 * arithmetic.LARGEST_ERROR
-    assert find_fault(int8) is None
-    assert warn_of_fault(int8) == ""
+    assert find_trouble(int8) is None
+    assert warn_of_trouble(int8) == ""
 
 
 def test_products_that_saturate_are_told_with_what_to_do(int8: Bundle) -> None:
-    fault = find_fault(int8, Saturating())
-    assert fault
-    assert "many_rows off by 49%, one_row off by 49%)" in fault.found
-    assert "4_bits" not in fault.found
-    assert "onnxruntime 1." in fault.found
-    assert "--quantize none" in fault.cure
+    trouble = find_trouble(int8, Saturating())
+    assert trouble
+    assert "many_rows off by 49%, one_row off by 49%)" in trouble.found
+    assert "4_bits" not in trouble.found
+    assert "onnxruntime 1." in trouble.found
+    assert "--quantize none" in trouble.cure
 
 
 def test_a_model_without_zero_points_is_to_be_added_again(int8: Bundle) -> None:
-    fault = find_fault(replace(int8, zero_points=False), Saturating())
-    assert fault and "add the model again" in fault.cure
+    trouble = find_trouble(replace(int8, zero_points=False), Saturating())
+    assert trouble and "add the model again" in trouble.cure
 
 
 def test_one_wrong_number_is_enough_and_so_is_one_that_is_none(int8: Bundle) -> None:
@@ -76,24 +76,24 @@ def test_one_wrong_number_is_enough_and_so_is_one_that_is_none(int8: Bundle) -> 
                 found[2][0, 7] = wrong  # noqa: B023
                 return found
 
-        fault = find_fault(int8, Once())
-        assert fault and "4_bits off by" in fault.found
+        trouble = find_trouble(int8, Once())
+        assert trouble and "4_bits off by" in trouble.found
 
 
 def test_a_check_that_cannot_run_is_told_and_ends_nothing(int8: Bundle) -> None:
-    fault = find_fault(int8, Broken())
-    assert fault and "could not be checked: running the graph failed" in fault.found
+    trouble = find_trouble(int8, Broken())
+    assert trouble and "could not be checked: running the graph failed" in trouble.found
 
 
 def test_a_model_of_32_bits_is_not_checked(int8: Bundle) -> None:
-    assert find_fault(replace(int8, quantize="none"), Saturating()) is None
+    assert find_trouble(replace(int8, quantize="none"), Saturating()) is None
 
 
-def test_a_fault_is_logged_on_one_line_with_its_cure(
+def test_a_trouble_is_logged_on_one_line_with_its_cure(
     int8: Bundle, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "roomscribe"):
-        line = warn_of_fault(int8, Saturating())
+        line = warn_of_trouble(int8, Saturating())
     assert caplog.messages == [line]
     assert "computes INT8 products wrongly" in line and "--quantize none" in line
 
@@ -102,7 +102,7 @@ def test_a_transcriber_of_8_bits_knows_of_it(checkpoint_folder: Path, tmp_path: 
     build_bundle(checkpoint_folder, tmp_path / "small", Recipe("small", 2.0, quantize="int8"))
     settings = Settings(model=ModelSettings(bundle=str(tmp_path / "small")))
     with open_transcriber(settings, Saturating()) as transcriber:
-        assert transcriber.trouble == warn_of_fault(transcriber.bundle, Saturating()) != ""
+        assert transcriber.trouble == warn_of_trouble(transcriber.bundle, Saturating()) != ""
     with open_transcriber(settings) as transcriber:
         assert transcriber.trouble == ""
 

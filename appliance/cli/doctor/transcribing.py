@@ -82,12 +82,12 @@ def arithmetic(around: Surroundings) -> Outcome:
 
 def judge_arithmetic(found: Bundle, products: Products | None = None) -> Outcome:
     """The outcome for a bundle, with `products` in place of ONNX Runtime's."""
-    from appliance.infer import LARGEST_ERROR, find_fault
+    from appliance.infer import LARGEST_ERROR, find_trouble
 
     if found.quantize == "none":
         return skipped(f"{found.name} computes with 32 bits")
-    if fault := find_fault(found, products):
-        return failed(fault.found, fault.cure)
+    if trouble := find_trouble(found, products):
+        return failed(trouble.found, trouble.cure)
     return ok(f"products of 8 and 4 bits are right within {LARGEST_ERROR:.0%}")
 
 

@@ -1,14 +1,7 @@
-"""HailoRT's Python binding, and what the chip says that it is. The only importer of hailo_platform.
+"""The chip through HailoRT's Python binding: what it is, a network on it, and how it is.
 
-Written against its published sources, 4.18 to 4.23 (Hailo-8, 8L) and 5.x (Hailo-10H), and run
-against a simulator of them alone: never on a real chip.
-
-A network on an open chip: its HEF configured, its buffers, its jobs.
-
-How the chip is: temperature, power, throttling; read beside the running model.
-
-HailoRT allows a second, reading handle on a chip that is in use. A reading that a board or a
-version does not have is None. Never read from a real chip.
+The only importer of hailo_platform. Written against its published sources, 4.18 to 4.23 (Hailo-8,
+8L) and 5.x (Hailo-10H), and run against a simulator of them alone: never on a real chip.
 """
 
 from __future__ import annotations
@@ -32,6 +25,12 @@ CHIPS = {"HAILO8": "hailo8", "HAILO8L": "hailo8l", "HAILO10H": "hailo10h", "HAIL
 OLDEST = (4, 18)
 """HailoRT's Python has had InferModel since."""
 PACKAGES = "sudo apt install hailo-all (Hailo-10H: hailo-h10-all)"
+READY_WITHIN_MS = 200
+GREEN, ORANGE, RED = 0, 1, 2
+"""The firmware's zones of temperature; in the red one it stops the network by itself."""
+
+Shapes = dict[str, tuple[int, ...]]
+Buffers = dict[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +104,6 @@ def find_chip() -> str | None:
 def scanner(binding: Any) -> Callable[[], list[str]]:
     """Device.scan, for a Situation."""
     return lambda: list(binding.Device.scan())
-
-
-READY_WITHIN_MS = 200
-
-Shapes = dict[str, tuple[int, ...]]
-Buffers = dict[str, NDArray[np.float32]]
 
 
 class NpuModel:
@@ -226,10 +219,6 @@ def quietly(action: Callable[[], object]) -> None:
         return
 
 
-GREEN, ORANGE, RED = 0, 1, 2
-"""The firmware's zones of temperature; in the red one it stops the network by itself."""
-
-
 @dataclass(frozen=True, slots=True)
 class Readings:
     """One look at the chip."""
@@ -245,7 +234,10 @@ class Readings:
 
 
 def read(binding: Any, device_id: str) -> Readings:
-    """The readings; those that cannot be had are None. Takes some ms, raises nothing."""
+    """The readings; those that a board or a version does not have are None.
+
+    HailoRT allows a second, reading handle on a chip that is in use. Takes some ms, raises nothing.
+    """
     opened = _or_none(lambda: binding.Device(device_id))
     if opened is None:
         return Readings()

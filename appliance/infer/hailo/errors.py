@@ -29,6 +29,25 @@ PAGE_BYTES, FORCED_PAGE = os.sysconf("SC_PAGE_SIZE"), 4096
 chip's DMA takes."""
 LOG_VARIABLE, LOG_FILE, LOG_TAIL = "HAILORT_LOGGER_PATH", "hailort.log", 20_000
 PROC = Path("/proc")
+LASTING = frozenset({"wrong chip", "hef missing", "hef damaged", "hef too new", "hef refused"})
+"""Causes that another attempt does not cure."""
+FAMILY = {
+    "HailoRTInvalidArgumentException": 2,
+    "HailoRTTimeout": 4,
+    "HailoRTInvalidOperationException": 6,
+    "HailoRTInvalidHEFException": 26,
+    "HailoRTPCIeDriverException": 36,
+    "HailoRTDriverOperationFailedException": 36,
+    "HailoRTNotFoundException": 61,
+    "HailoCommunicationClosedException": 62,
+    "HailoRTStreamAborted": 63,
+    "HailoRTNetworkGroupNotActivatedException": 69,
+    "HailoRTHEFNotCompatibleWithDevice": 93,
+}
+"""Status of the classes whose text does not tell it (a failed job's exception has no cause)."""
+UPGRADE = "sudo apt full-upgrade and restart the machine"
+SERVICE = "sudo systemctl status hailort, or set [encoder] share = false"
+REPEATED = "if it happens again, restart the machine; look for hailo in `journalctl -k`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +127,6 @@ def _log() -> str:
     return "" if folder == "NONE" else _read(Path(folder) / LOG_FILE)[-LOG_TAIL:]
 
 
-LASTING = frozenset({"wrong chip", "hef missing", "hef damaged", "hef too new", "hef refused"})
-"""Causes that another attempt does not cure."""
-FAMILY = {
-    "HailoRTInvalidArgumentException": 2,
-    "HailoRTTimeout": 4,
-    "HailoRTInvalidOperationException": 6,
-    "HailoRTInvalidHEFException": 26,
-    "HailoRTPCIeDriverException": 36,
-    "HailoRTDriverOperationFailedException": 36,
-    "HailoRTNotFoundException": 61,
-    "HailoCommunicationClosedException": 62,
-    "HailoRTStreamAborted": 63,
-    "HailoRTNetworkGroupNotActivatedException": 69,
-    "HailoRTHEFNotCompatibleWithDevice": 93,
-}
-"""Status of the classes whose text does not tell it (a failed job's exception has no cause)."""
-UPGRADE = "sudo apt full-upgrade and restart the machine"
-SERVICE = "sudo systemctl status hailort, or set [encoder] share = false"
-REPEATED = "if it happens again, restart the machine; look for hailo in `journalctl -k`"
-
-
 class NpuError(DeviceError):
     """The NPU cannot be used; `cause` is one of a few words."""
 
@@ -158,9 +156,9 @@ class Situation:
 
 def status_of(error: BaseException) -> int | None:
     """HailoRT's status in an exception; None where it tells none."""
-    for told in (error.__cause__, error):
-        if told is not None and told.args and re.fullmatch(r"\d+", str(told.args[0])):
-            return int(told.args[0])
+    for each in (error.__cause__, error):
+        if each is not None and each.args and re.fullmatch(r"\d+", str(each.args[0])):
+            return int(each.args[0])
     if found := re.search(r"error: (\d+)", str(error)):
         return int(found[1])
     return next((FAMILY[base.__name__] for base in type(error).__mro__

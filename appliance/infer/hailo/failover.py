@@ -84,7 +84,7 @@ class FailoverEncoder:
         self._instead = instead
         self._npu: Npu | None = None
         self._failed: Npu | None = None
-        self._patience = Backoff()
+        self._backoff = Backoff()
         self._encoded = 0
         """Windows since the NPU was opened."""
         self._watch_s = 0.0
@@ -118,7 +118,7 @@ class FailoverEncoder:
             else:
                 self._encoded += 1
                 if self._encoded == STEADY_AFTER:
-                    self._patience.recover()
+                    self._backoff.recover()
                 return states
         if self._cpu is None:
             raise DeviceError(f"{self.trouble}; the model has no encoder for the CPU")
@@ -131,7 +131,7 @@ class FailoverEncoder:
             failed, self._failed = self._failed, None
             failed.close()
         if self._npu is None:
-            if self._patience.is_over(now_s):
+            if self._backoff.is_over(now_s):
                 try:
                     self._take(self._open_npu())
                 except RoomscribeError as error:
@@ -169,7 +169,7 @@ class FailoverEncoder:
         """The NPU is out of use."""
         self.name, self._facts = "cpu", {}
         self.trouble = f"{error}; until then {self._instead}" if self._cpu else str(error)
-        self._patience.fail(self._clock(), error)
+        self._backoff.fail(self._clock(), error)
 
     def _watch(self, npu: Npu, now_s: float) -> None:
         """Looks at the chip; lets go of it in the red zone."""

@@ -61,20 +61,16 @@ def open_npu(
     another chip before the chip is taken. Raises NpuError and ModelError; then nothing is held.
     """
     hef = verify_hef(hef_file, bundle)
-    decoder_hef = decoder.verify() if decoder else None
+    both = (decoder, decoder.verify()) if decoder else None
     binding = load_binding()
     identity = identify(binding)
-    for each in (hef, decoder_hef):
-        if each:
-            each.check_library(binding.__version__)
-            each.check_chip(identity.chip)
+    for each in (hef, both[1]) if both else (hef,):
+        each.check_library(binding.__version__)
+        each.check_chip(identity.chip)
     readings = read(binding, identity.device_id)
     if readings.zone == RED:
         raise too_hot(readings)
-    npu = Npu(binding, identity, bundle, hef, share=share, limits=limits)
-    if decoder and decoder_hef:
-        npu.add_decoder(decoder, decoder_hef)
-    return npu
+    return Npu(binding, identity, bundle, hef, both, share=share, limits=limits)
 
 
 class Npu:
@@ -90,10 +86,12 @@ class Npu:
         identity: Identity,
         bundle: Bundle,
         hef: Hef,
+        decoder: tuple[DecoderFiles, Hef] | None,
         *,
         share: bool,
         limits: Limits,
     ) -> None:
+        """Opens it, with a decoder where one is given. Raises NpuError; the chip is free then."""
         self.binding, self.identity, self.hef, self._limits = binding, identity, hef, limits
         self.decoder: NpuDecoder | None = None
         self.fault: NpuError | None = None
@@ -106,15 +104,9 @@ class Npu:
             guarded(lambda: self._open(share), self._situation)
             self._encoder = NpuModel(binding, self._device, hef, self._check)
             self._first_job(self._encoder, "encoding")
-        except RoomscribeError:
-            self.close()
-            raise
-
-    def add_decoder(self, files: DecoderFiles, hef: Hef) -> None:
-        """Puts a decoder beside the encoder. Raises NpuError; the chip is free then."""
-        try:
-            self.decoder = NpuDecoder(self.binding, self._device, files, hef, self._limits.step_ms)
-            self._first_job(self.decoder.model, "decoding")
+            if decoder:
+                self.decoder = NpuDecoder(binding, self._device, *decoder, limits.step_ms)
+                self._first_job(self.decoder.model, "decoding")
         except RoomscribeError:
             self.close()
             raise

@@ -162,7 +162,7 @@ MUTANTS = {
         "Failed: DID NOT RAISE",
     ),
     "takes the chip before it knows the HEF to be for it": Mutant(
-        "hailo.npu", "            each.check_chip(identity.chip)\n",
+        "hailo.npu", "        each.check_chip(identity.chip)\n",
         "",
         NPU, "test_a_hef_for_another_chip_is_refused_before_the_chip_is_taken",
         "NpuError: .*expected a free chip",
