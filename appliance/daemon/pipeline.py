@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 from appliance import __version__, system
 from appliance.capture import Segmenter, VoiceDetector, open_source
-from appliance.config import SegmenterSettings, Settings, StoreSettings, node_name
+from appliance.config import SegmenterSettings, Settings, node_name
 from appliance.daemon.backlog import Backlog, Lease
 from appliance.daemon.health import Health
 from appliance.daemon.listening import CaptureSupervisor, Opener
@@ -32,7 +32,7 @@ from appliance.errors import DeviceError
 from appliance.infer import Transcriber, open_transcriber
 from appliance.mqtt import Publisher, subscriptions
 from appliance.records import ApplianceState, ApplianceStats, Frame, Window
-from appliance.store import FILE_NAME, LastingDatabase, MemoryFolder, Store, store_folder
+from appliance.store import Store, store_folder
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -122,12 +122,6 @@ class Stage(threading.Thread):
         return time.monotonic() - self._moved_s if self.is_alive() else 0.0
 
 
-def lasting_log(settings: Settings, health: Health) -> LastingDatabase:
-    """The daemon's log, in memory while its disk refuses. Raises StoreError."""
-    tell = functools.partial(health.trouble, "log")
-    return LastingDatabase(store_folder(settings.store) / FILE_NAME, MemoryFolder(settings), tell)
-
-
 class Pipeline:
     """A running appliance: `start`, wait for `ended`, `stop`; all from one thread."""
 
@@ -138,7 +132,7 @@ class Pipeline:
         source: Opener = open_source,
         segmenter: Callable[[VoiceDetector, SegmenterSettings, float], Segmenter] = Segmenter,
         transcriber: Callable[[Settings], Transcriber] = open_transcriber,
-        store: Callable[[LastingDatabase, StoreSettings], Store] = Store,
+        store: Callable[[Settings, Callable[[str | None], object]], Store] = Store.open_lasting,
         publisher: Callable[..., Publisher] = Publisher,
         idle_s: float = IDLE_S,
         retry_within_s: float = RETRY_WITHIN_S,
@@ -158,8 +152,8 @@ class Pipeline:
         self._frames: StageQueue[Frame] = StageQueue(FRAMES_WAITING)
         self._states: StageQueue[EncodedWindow] = StageQueue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
-            self._log = lasting_log(settings, self.health)
-            log_store = opened.enter_context(store(self._log, settings.store))
+            tell = functools.partial(self.health.trouble, "log")
+            self._log = log_store = opened.enter_context(store(settings, tell))
             node = node_name(settings)
             self.mute = Mute(store_folder(settings.store))
             model = opened.enter_context(transcriber(settings))

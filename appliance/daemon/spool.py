@@ -36,7 +36,7 @@ import numpy as np
 from appliance.config import Settings
 from appliance.daemon.health import Health
 from appliance.records import Window
-from appliance.store import folders
+from appliance.store import MemoryFolder, runtime_folder
 from appliance.system import boot_id
 
 log = logging.getLogger("roomscribe.daemon")
@@ -181,7 +181,7 @@ def place(settings: Settings) -> Path:
     """
     if settings.spool.path:
         return Path(settings.spool.path).expanduser()
-    return folders.log_runtime_folder(settings) / "spool"
+    return runtime_folder(settings) / "spool"
 
 
 def write(path: Path, data: bytes) -> None:
@@ -222,13 +222,14 @@ def empty(folder: Path) -> None:
     """Deletes every window in `folder`, if it is there. Raises OSError, also when it is in use."""
     if not folder.is_dir():
         return
-    descriptor = folders.lock_folder(folder)
+    held = MemoryFolder(folder)
+    held.lock()
     try:
         for path in folder.iterdir():
             if NAME.fullmatch(path.name.removesuffix(BESIDE)):
                 path.unlink()
     finally:
-        folders.leave_folder(folder, descriptor)
+        held.leave()
 
 
 @dataclass(slots=True)
@@ -250,15 +251,14 @@ class Spool:
 
     def __init__(
         self,
-        folder: Path | None,
-        lock: int,
+        held: MemoryFolder | None,
         health: Health,
         write: Callable[[Path, bytes], None] = write,
     ) -> None:
-        """Takes over the descriptor `lock`; use Spool.open."""
-        self.folder = folder
+        """Takes over the folder `held`; use Spool.open."""
+        self.folder = held.path if held else None
         """None when windows are kept in the process alone."""
-        self._descriptor, self._health, self._write = lock, health, write
+        self._held, self._health, self._write = held, health, write
         self._lock = threading.Lock()
         self._kept: dict[str, Kept] = {}
         self._number = 0
@@ -276,15 +276,16 @@ class Spool:
         try:
             if not settings.spool.enabled:
                 empty(folder)
-                return cls(None, -1, health)
-            folders.make_folder(folder)
-            spool = cls(folder, folders.lock_folder(folder), health, write)
+                return cls(None, health)
+            held = MemoryFolder(folder)
+            held.take()
+            spool = cls(held, health, write)
             spool._find(folder)
             return spool
         except OSError as error:
             reason = error.strerror or str(error)
             log.warning("%s: no spool: %s: a crash loses the windows that wait", folder, reason)
-            return cls(None, -1, health)
+            return cls(None, health)
 
     def left(self) -> list[Kept]:
         """The windows in it, in the order in which they were spoken."""
@@ -371,9 +372,9 @@ class Spool:
         """Leaves what is in it to the next one."""
         with self._lock:
             self._kept.clear()
-            folder, self.folder = self.folder, None
-        if folder is not None:
-            folders.leave_folder(folder, self._descriptor)
+            held, self._held, self.folder = self._held, None, None
+        if held:
+            held.leave()
 
     def __enter__(self) -> Spool:
         return self
@@ -413,9 +414,9 @@ class Spool:
         try:
             self._write(path, data)
         except FileNotFoundError:
-            folders.make_folder(path.parent)
-            before, self._descriptor = self._descriptor, folders.lock_folder(path.parent)
-            os.close(before)
+            if self._held is None:
+                raise
+            self._held.take()
             self._write(path, data)
 
     def _damaged(self, path: Path, error: Exception) -> None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Self
 
 from appliance.config import Settings, StoreSettings
 from appliance.errors import StoreError
@@ -54,7 +55,7 @@ class Store:
     @classmethod
     def open_lasting(
         cls, settings: Settings, tell: Callable[[str | None], object], limits: Limits = LIMITS
-    ) -> Store:
+    ) -> Self:
         """The daemon's store, which goes on in memory while the disk of its file refuses.
 
         `tell` is given what is wrong meanwhile, and None when it is well again. Raises StoreError.
@@ -66,7 +67,7 @@ class Store:
     @classmethod
     def open(
         cls, settings: StoreSettings, *, read_only: bool = False, beside_daemon: bool = False
-    ) -> Store:
+    ) -> Self:
         """The store in the configured folder.
 
         The daemon's is made when missing, brought up to the present layout, and healed when it is
@@ -225,7 +226,7 @@ class Store:
         """Closes the file; the store is of no use afterwards."""
         self._database.close()
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -177,15 +177,22 @@ class TimedTranscriber(Transcriber):
 class TimedStore(Store):
     """Notes when each transcript is written."""
 
-    def __init__(self, clock: Clock, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._clock = clock
+    clock: Clock
+
+    @classmethod
+    def open_timed(
+        cls, clock: Clock, settings: config.Settings, tell: Callable[[str | None], object]
+    ) -> TimedStore:
+        """As the daemon opens its store."""
+        store = cls.open_lasting(settings, tell)
+        store.clock = clock
+        return store
 
     def append(self, transcript: Transcript) -> StoredTranscript:
         """As the store does."""
-        self._clock.note(transcript.id, "storing")
+        self.clock.note(transcript.id, "storing")
         stored = super().append(transcript)
-        self._clock.note(transcript.id, "stored")
+        self.clock.note(transcript.id, "stored")
         return stored
 
 
@@ -218,7 +225,7 @@ def run(count: int = 40) -> Outcome:
             source=lambda *_: player,
             segmenter=functools.partial(TimedSegmenter, clock),
             transcriber=lambda settings: TimedTranscriber(clock, open_transcriber(settings)),
-            store=functools.partial(TimedStore, clock),
+            store=functools.partial(TimedStore.open_timed, clock),
         )
         pipeline.start()
         pipeline.ended.wait(60 + 10 * count)

@@ -77,7 +77,7 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     with FullDisk.open(StoreSettings(path=str(tmp_path))) as store:
-        yield Rig(cast(FullDisk, store), SpoolSettings(enabled=False, path=str(tmp_path / "none")))
+        yield Rig(store, SpoolSettings(enabled=False, path=str(tmp_path / "none")))
 
 
 def test_a_listener_is_told_after_the_store_has_it(rig: Rig) -> None:

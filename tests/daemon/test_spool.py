@@ -193,7 +193,7 @@ def test_another_log_has_another_spool(memory: Path, monkeypatch: pytest.MonkeyP
 def test_another_users_folder_is_not_trusted(memory: Path) -> None:
     (memory / "spool").symlink_to(memory)
     with pytest.raises(PermissionError):
-        folders.make_folder(memory / "spool")
+        folders.MemoryFolder(memory / "spool").take()
 
 
 def test_a_full_folder_is_a_trouble_that_passes(memory: Path) -> None:

@@ -14,8 +14,6 @@ from rigs.publishing import transcript
 from appliance.cli.doctor import storage
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import Settings, StoreSettings
-from appliance.daemon.health import Health
-from appliance.daemon.pipeline import lasting_log
 from appliance.errors import StoreError
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
@@ -95,7 +93,7 @@ def test_a_read_only_disk_is_a_fault_and_a_log_in_memory_another(
     house.read_only()
     assert storage.log(Surroundings(settings)).status == "ok", "read where it cannot be written"
     assert "is read-only" in storage.disk(Surroundings(settings)).found
-    with Store(lasting_log(settings, Health()), house.settings) as store:
+    with Store.open_lasting(settings, lambda _trouble: None) as store:
         store.append(transcript())
         found = storage.log(Surroundings(settings))
     assert found.status == "failed"
