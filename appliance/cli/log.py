@@ -52,13 +52,10 @@ examples:
 """
 
 
-def add_log(
-    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def add_log(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds the command to the others."""
-    sub = names.add_parser(
+    sub = add(
         "log",
-        parents=[common],
         help="show, export or delete what was heard",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -111,7 +108,7 @@ def add_log(
 
 def log(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe log`; 1 when nothing matches, or a deletion was declined."""
-    from appliance.store import Wanted, shown
+    from appliance.store import Wanted, read_newest
 
     _refuse_contradictions(options)
     wanted = Wanted(
@@ -124,10 +121,10 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
     if options.follow:
         return _follow(options, settings, wanted)
     if options.export:
-        found = shown(settings, wanted, options.limit or 0)
+        found = read_newest(settings, wanted, options.limit or 0)
         count = write(found, options.export, options.output)
     else:
-        found = shown(settings, wanted, SHOWN if options.limit is None else options.limit)
+        found = read_newest(settings, wanted, SHOWN if options.limit is None else options.limit)
         count = sum(1 for _ in map(_printer(options, settings), found))
     return 0 if count else 1
 
@@ -187,7 +184,7 @@ def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[Store
 
 def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
     """Shows the newest and all that comes, through daemon restarts and replaced files."""
-    from appliance.store import Store, behind, in_memory, shown
+    from appliance.store import Store, open_stand_in, read_newest
 
     show = _printer(options, settings)
     store, failures = Store.open(settings.store, read_only=True), 0
@@ -195,13 +192,15 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
     before = signal.signal(signal.SIGINT, functools.partial(_interrupt, interrupted))
     try:
         last = store.highest()
-        for stored in shown(settings, wanted, SHOWN if options.limit is None else options.limit):
+        for stored in read_newest(
+            settings, wanted, SHOWN if options.limit is None else options.limit
+        ):
             show(stored)
             last = max(last, stored.seq)
         while not interrupted.is_set() and _wait():
             try:
                 # what is in memory first: it is in the file before it is gone from there
-                with in_memory(settings) as kept:
+                with open_stand_in(settings) as kept:
                     kept_last = kept.highest() if kept else 0
                     if not store.is_current():
                         store.close()
@@ -210,7 +209,7 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
                         last = last if max(kept_last, store.highest()) >= last else 0
                     for source in (store, kept) if kept else (store,):
                         highest = source.highest()
-                        for stored in behind(source, wanted, last) if highest > last else ():
+                        for stored in source.walk(wanted, last) if highest > last else ():
                             show(stored)
                             last = stored.seq
                         last = max(last, highest)

@@ -7,6 +7,7 @@ Exit status: 0 done, 1 nothing found, 2 wrong usage, 65 unreadable recording, 69
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 import sys
@@ -89,24 +90,22 @@ def parser() -> argparse.ArgumentParser:
         help=f"configuration in TOML (default: {config.DEFAULT_PATH} if it is there)",
     )
     names = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    run.add_run(names, common)
-    transcribe.add_transcribe(names, common)
-    run.add_devices(names, common)
-    log.add_log(names, common)
-    run.add_mute(names, common)
+    add = functools.partial(names.add_parser, parents=[common])
+    run.add_run(add)
+    transcribe.add_transcribe(add)
+    run.add_devices(add)
+    log.add_log(add)
+    run.add_mute(add)
     mqtt.add_mqtt(names, common)
     model.add_model(names, common)
-    _add_benchmark(names, common)
-    _add_doctor(names, common)
+    _add_benchmark(add)
+    _add_doctor(add)
     return top
 
 
-def _add_benchmark(
-    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
-    sub = names.add_parser(
+def _add_benchmark(add: Callable[..., argparse.ArgumentParser]) -> None:
+    sub = add(
         "benchmark",
-        parents=[common],
         help="measure the decoder beside its rivals on this machine",
         description="Measures this machine: encoder and decoder as the daemon runs them beside the "
         "other ways to run Whisper, side by side, with medians. Rivals that are not installed are "
@@ -122,12 +121,9 @@ def _benchmark(options: argparse.Namespace, settings: Settings) -> int:
     return run_benchmark(options, settings)
 
 
-def _add_doctor(
-    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
-    sub = names.add_parser(
+def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
+    sub = add(
         "doctor",
-        parents=[common],
         help="check everything the appliance needs, with the cure for what is wrong",
         description="Looks at the machine, the configuration, the microphone, the model, the NPU, "
         "the broker and the store, beside a running daemon. The exit status is the number of "

@@ -6,11 +6,12 @@ Heavy rooms are imported by the command that needs them.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,10 +32,12 @@ examples:
   roomscribe model list                           what is installed; * is in use
 """
 
-Names = argparse._SubParsersAction
+Add = Callable[..., argparse.ArgumentParser]
 
 
-def add_model(names: Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
+def add_model(
+    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
     """Adds `model` and the commands below it."""
     top = names.add_parser(
         "model",
@@ -44,24 +47,24 @@ def add_model(names: Names[argparse.ArgumentParser], common: argparse.ArgumentPa
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     below = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_add(below, common)
-    _add_fetch(below, common)
-    _add_reading(below, common)
+    new = functools.partial(below.add_parser, parents=[common])
+    _add_add(new)
+    _add_fetch(new)
+    _add_reading(new)
     for name, command, help_text in (
         ("remove", remove, "delete an installed model"),
         ("use", use, "choose the model that the appliance runs"),
     ):
-        sub = below.add_parser(name, parents=[common], help=help_text)
+        sub = new(name, help=help_text)
         sub.add_argument("name", metavar="NAME")
         sub.set_defaults(command=command)
-    _add_export(below, common)
-    _add_pack(below, common)
+    _add_export(new)
+    _add_pack(new)
 
 
-def _add_add(names: Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
-    sub = names.add_parser(
+def _add_add(new: Add) -> None:
+    sub = new(
         "add",
-        parents=[common],
         help="fetch a checkpoint, build a model of it and verify it",
         description="Fetches a Whisper checkpoint (or takes a folder), writes its graphs, verifies "
         "them by decoding and installs the model, whole or not at all. It is in use from then on "
@@ -105,10 +108,9 @@ def _add_add(names: Names[argparse.ArgumentParser], common: argparse.ArgumentPar
     sub.set_defaults(command=add)
 
 
-def _add_fetch(names: Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
-    sub = names.add_parser(
+def _add_fetch(new: Add) -> None:
+    sub = new(
         "fetch",
-        parents=[common],
         help="only fetch a checkpoint, for export, pack or add",
         description="Fetches a checkpoint into a folder, verified; interrupted, it goes on.",
     )
@@ -118,27 +120,25 @@ def _add_fetch(names: Names[argparse.ArgumentParser], common: argparse.ArgumentP
     sub.set_defaults(command=fetch)
 
 
-def _add_reading(names: Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
-    sub = names.add_parser("list", parents=[common], help="list the installed models")
+def _add_reading(new: Add) -> None:
+    sub = new("list", help="list the installed models")
     sub.add_argument("--json", action="store_true", help="one JSON object a model")
     sub.set_defaults(command=list_models)
-    sub = names.add_parser("info", parents=[common], help="everything about one model")
+    sub = new("info", help="everything about one model")
     sub.add_argument("name", metavar="NAME|FOLDER", nargs="?", help="default: the one in use")
     sub.add_argument("--json", action="store_true")
     sub.set_defaults(command=info)
-    sub = names.add_parser(
+    sub = new(
         "verify",
-        parents=[common],
         help="check models: every file's checksum, and a decode",
     )
     sub.add_argument("names", metavar="NAME|FOLDER", nargs="*", help="default: all of them")
     sub.set_defaults(command=verify)
 
 
-def _add_export(names: Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
-    sub = names.add_parser(
+def _add_export(new: Add) -> None:
+    sub = new(
         "export",
-        parents=[common],
         help="write what Hailo's compiler needs to make a HEF",
         description="Writes the graphs in the form that Hailo's Dataflow Compiler takes, a "
         "calibration set made from recordings, and the command lines to run on an x86 machine.",
@@ -171,10 +171,9 @@ def _add_export(names: Names[argparse.ArgumentParser], common: argparse.Argument
     sub.set_defaults(command=export)
 
 
-def _add_pack(names: Names[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
-    sub = names.add_parser(
+def _add_pack(new: Add) -> None:
+    sub = new(
         "pack",
-        parents=[common],
         help="write the encoder's weights as blobs for NPU kernels",
         description="Writes the encoder's weights, a blob a layer with a JSON index, for kernels "
         "that load weights themselves, and reports what the number format costs.",

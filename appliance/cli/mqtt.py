@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import re
 import sys
@@ -27,18 +28,17 @@ def add_mqtt(
     """`roomscribe mqtt watch` and `roomscribe mqtt forget`"""
     mqtt = names.add_parser("mqtt", help="see and clear what is at the broker")
     words = mqtt.add_subparsers(metavar="WHAT", required=True)
-    watch = words.add_parser(
+    add = functools.partial(words.add_parser, parents=[common])
+    watch = add(
         "watch",
-        parents=[common],
         help="show what is published, as it comes",
         description="Shows every message of this appliance, or of all of them, as it comes, until "
         "Ctrl-C. Uses the [mqtt] section of the configuration.",
     )
     watch.add_argument("--all", action="store_true", help="those of every appliance")
     watch.set_defaults(command=watch_topics)
-    forget = words.add_parser(
+    forget = add(
         "forget",
-        parents=[common],
         help="clear what the broker keeps of this appliance",
         description="Clears all retained messages of an appliance that is not to come back, or "
         "that got another name: its entities leave Home Assistant. Stop the daemon first.",

@@ -24,13 +24,10 @@ OBEYED_WITHIN_S = 3.0
 """A daemon closes the microphone in a fraction of this."""
 
 
-def add_run(
-    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def add_run(add: Callable[..., argparse.ArgumentParser]) -> None:
     """`roomscribe run`"""
-    sub = names.add_parser(
+    sub = add(
         "run",
-        parents=[common],
         help="listen, transcribe and publish until stopped",
         description="Listens to the microphone, transcribes what is said and publishes it to "
         "MQTT and the local log, until SIGTERM. This is what the systemd unit runs.",
@@ -44,13 +41,10 @@ def add_run(
     sub.set_defaults(command=run)
 
 
-def add_mute(
-    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def add_mute(add: Callable[..., argparse.ArgumentParser]) -> None:
     """`roomscribe mute`"""
-    sub = names.add_parser(
+    sub = add(
         "mute",
-        parents=[common],
         help="close the microphone, or open it again",
         description="Closes the microphone until it is unmuted, through restarts, too, and "
         "returns when it is closed. Works whether the daemon runs or not. Without a word it "
@@ -60,13 +54,10 @@ def add_mute(
     sub.set_defaults(command=mute)
 
 
-def add_devices(
-    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def add_devices(add: Callable[..., argparse.ArgumentParser]) -> None:
     """`roomscribe devices`"""
-    sub = names.add_parser(
+    sub = add(
         "devices",
-        parents=[common],
         help="list the microphones",
         description="Lists the microphones; a part of a name goes into capture.device.",
     )

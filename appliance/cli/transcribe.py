@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
     from appliance.records import Discarded, Transcription, Window
 
 
-def add_transcribe(
-    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
     """`roomscribe transcribe`"""
-    sub = names.add_parser(
+    sub = add(
         "transcribe",
-        parents=[common],
         help="write down what is said in sound files",
         description="Sends sound files through the same path as the microphone, as fast as "
         "possible, and prints what was said. Nothing is stored or published.",

@@ -157,11 +157,6 @@ class Delivery:
         self._answer_s = 0.0
         self._held_s = self._bound_s = 0.0
 
-    @property
-    def waiting(self) -> bool:
-        """True while anything is in flight."""
-        return self._outbox.waiting
-
     def begin_anew(self, now_s: float, receive_maximum: int) -> None:
         """A connection stands, and takes so many unacknowledged messages."""
         self._answer_s, self._held_s = now_s, 0.0

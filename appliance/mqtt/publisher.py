@@ -404,7 +404,7 @@ class Publisher:
 
     def _drained(self) -> bool:
         """Nothing more can be delivered before the deadline."""
-        if self._connection.connected_s is not None and not self._delivery.waiting:
+        if self._connection.connected_s is not None and not self._outbox.waiting:
             return True
         return not self._connection.trying or time.monotonic() >= self._stop_s
 

@@ -173,13 +173,13 @@ def pi_power(around: Surroundings) -> Outcome:
 
 def throttled_bits(around: Surroundings) -> int | None:
     """The firmware's get_throttled: from its file, else from vcgencmd; None without either."""
-    told = next((file.read_text(encoding="ascii") for file in around.root.glob(THROTTLED)), "")
-    if not told and shutil.which("vcgencmd"):
+    text = next((file.read_text(encoding="ascii") for file in around.root.glob(THROTTLED)), "")
+    if not text and shutil.which("vcgencmd"):
         around.doing("asking vcgencmd")
-        told = subprocess.run(
+        text = subprocess.run(
             ["vcgencmd", "get_throttled"], capture_output=True, text=True, check=False
         ).stdout
-    found = re.fullmatch(r"(?:throttled=)?(?:0x)?([0-9a-fA-F]+)", told.strip())
+    found = re.fullmatch(r"(?:throttled=)?(?:0x)?([0-9a-fA-F]+)", text.strip())
     return int(found[1], 16) if found else None
 
 

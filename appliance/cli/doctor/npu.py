@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,7 +32,9 @@ from appliance.cli.doctor.outcome import (
 )
 from appliance.cli.doctor.transcribing import FILE, TEXT, on_cpu, spoken_window, words
 from appliance.errors import ConfigError
-from appliance.records import States
+
+if TYPE_CHECKING:
+    from appliance.infer import Encoded
 
 LEAST_COSINE = 0.9
 """Between the states of a window. Hailo's INT8 encoders promise a signal 15 dB above their own
@@ -178,24 +180,17 @@ def hef(around: Surroundings) -> Outcome:
     return ok(f"whole, for {found.made_for}, compiler {found.compiler or 'unknown'}; {runs}")
 
 
-def self_test(around: Surroundings) -> Outcome:
-    """The NPU's encoder says what the CPU's does on the packaged sentence."""
-    if why := _not_testable(around):
-        return skipped(why)
-    return _compared(around, None)
-
-
 def recordings(around: Surroundings) -> Outcome:
-    """The same on the user's own recordings."""
-    if why := _not_testable(around):
-        return skipped(why)
-    return _compared(around, around.recordings)
+    """The NPU's encoder computes what the CPU's does on the user's own recordings."""
+    return self_test(around, around.recordings)
 
 
-def _compared(around: Surroundings, folder: Path | None) -> Outcome:
-    """The outcome of comparing both encoders; skipped when the chip turns out to be busy."""
+def self_test(around: Surroundings, folder: Path | None = None) -> Outcome:
+    """The same on the packaged sentence; skipped when the chip turns out to be busy."""
     from appliance.infer import NpuError
 
+    if why := _not_testable(around):
+        return skipped(why)
     try:
         return judge(compare(around, folder))
     except NpuError as error:
@@ -299,10 +294,9 @@ def compare(around: Surroundings, folder: Path | None) -> list[Compared]:
             begun_s = time.perf_counter()
             states = npu.encode(mel)
             npu_ms = 1000 * (time.perf_counter() - begun_s)
-            cpu = transcriber.encode(window)
-            npu_text = transcriber.write(Encoded(states, window.duration_s, npu.chip, npu_ms)).text
-            cpu_text = transcriber.write(cpu).text
-            found.append(_one(cpu.states, states, cpu_text, npu_text, text, cpu.encode_ms, npu_ms))
+            both = transcriber.encode(window), Encoded(states, window.duration_s, npu.chip, npu_ms)
+            cpu_text, npu_text = (words(transcriber.write(encoded).text) for encoded in both)
+            found.append(_one(*both, cpu_text, npu_text, words(text)))
     finally:
         npu.close()
     return found
@@ -345,22 +339,22 @@ def word_errors(said: list[str], written: list[str]) -> int:
     return row[-1]
 
 
-def _one(  # noqa: PLR0917
-    cpu: States, npu: States, cpu_text: str, npu_text: str, said: str, cpu_ms: float, npu_ms: float
+def _one(
+    cpu: Encoded, npu: Encoded, cpu_text: list[str], npu_text: list[str], said: list[str]
 ) -> Compared:
-    one, other = cpu.astype(np.float64).ravel(), npu.astype(np.float64).ravel()
+    """Both encoders on one window; the texts as words, `said` empty where it is not known."""
+    one, other = (encoded.states.astype(np.float64).ravel() for encoded in (cpu, npu))
     lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
     difference = float(np.linalg.norm(one - other))
-    known = words(said)
     return Compared(
         cosine=float(one @ other) / lengths if lengths else 0.0,
         noise_db=min(99.0, 20 * float(np.log10(np.linalg.norm(one) / max(difference, 1e-12)))),
-        same_text=words(cpu_text) == words(npu_text),
-        cpu_errors=word_errors(known, words(cpu_text)) if known else 0,
-        npu_errors=word_errors(known, words(npu_text)) if known else 0,
-        words=len(known),
-        cpu_ms=cpu_ms,
-        npu_ms=npu_ms,
+        same_text=cpu_text == npu_text,
+        cpu_errors=word_errors(said, cpu_text) if said else 0,
+        npu_errors=word_errors(said, npu_text) if said else 0,
+        words=len(said),
+        cpu_ms=cpu.encode_ms,
+        npu_ms=npu.encode_ms,
     )
 
 
