@@ -7,14 +7,14 @@ import time
 
 import numpy as np
 import pytest
-from rigs.checkout import shared
+from rigs.checkout import SPEECH, shared
 
 from appliance.capture.frames import Framer
 from appliance.capture.recording import Recording
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import SegmenterSettings, VoiceSettings
-from appliance.records import Samples, Window
+from appliance.records import Frame, Samples, Window
 
 
 def noise(seconds: float, rms: float) -> Samples:
@@ -54,13 +54,16 @@ def test_a_tone_opens_nothing() -> None:
     assert heard((np.sin(times * 2 * np.pi * 1000 / 16000) * 8000).astype(np.int16)) == []
 
 
-def test_frames_of_10_and_20_ms_are_judged_as_well() -> None:
-    for length in (160, 320):
+@pytest.mark.parametrize("length", [160, 320])
+def test_frames_of_10_and_20_ms_are_judged_as_well(length: int) -> None:
+    with Recording(str(SPEECH / "00.flac"), real_time=False) as recording:
+        speech = np.concatenate([frame.samples for frame in recording.frames()])
+    for sound, opens in ((noise(1, 2000), False), (speech, True)):
         detector = VoiceDetector(VoiceSettings())
-        for frame in Framer().push(noise(1, 2000), 0.0):
-            for at in range(0, 480 - length + 1, length):
-                part = type(frame)(frame.samples[at : at + length], frame.start_s)
-                assert not detector.push(part).opens
+        parts = [sound[at : at + length] for at in range(0, len(sound) - length + 1, length)]
+        judged = [detector.push(Frame(part, 0.0)) for part in parts]
+        assert any(one.opens for one in judged) == opens
+        assert (sum(one.voiced_s for one in judged) > 1.0) == opens
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_a_decode_stopped_by_the_limit_is_marked(bundle_folder: Path) -> None:
     for seed in range(5):
         for result in (eager.transcribe(window(1.0, seed)), plain.transcribe(window(1.0, seed))):
             assert ("token_limit" in result.flags) == (not result.ended)
+    assert eager.transcribe(window(1.0)).ended
     assert not plain.transcribe(window(1.0)).ended
 
 
