@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from rigs.checkout import ROOT
+from rigs.census import Census
+from rigs.checkout import ROOT, TESTS
 
 PACKAGE = ROOT / "appliance"
 EVERYWHERE = {"config", "errors", "records", "system"}
@@ -163,3 +164,14 @@ def test_only_the_pipeline_makes_threads_and_queues(module: str) -> None:
 def test_a_module_over_500_lines_says_why(module: str) -> None:
     text = (PACKAGE / module).read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 500 or "over 500 lines because" in text[:800].lower()
+
+
+def test_the_census_knows_the_way_of_a_window() -> None:
+    assert dict(Census(ROOT).report())["modules in appliance/"]
+
+
+def test_rigs_use_nothing_of_scripts() -> None:
+    folders = {path.name for path in (ROOT / "scripts").iterdir() if path.is_dir()}
+    for rig in (TESTS / "rigs").rglob("*.py"):
+        used = {name.partition(".")[0] for name, _ in imports(rig.read_text(encoding="utf-8"))}
+        assert not used & folders, rig

@@ -21,7 +21,7 @@ WAY = """
 capture/portaudio capture/recorder capture/microphone capture/frames daemon/listening
 capture/voice capture/endpoint capture/segmenter daemon/pipeline daemon/backlog daemon/spool
 daemon/scribe infer/transcriber infer/mel infer/encoder infer/sessions infer/network infer/decoder
-infer/guards infer/tokenizer infer/joining infer/gates records
+infer/tokenizer infer/joining infer/gates records
 store/store store/database store/tables mqtt/publisher mqtt/outbox mqtt/events mqtt/connection
 mqtt/client
 """
