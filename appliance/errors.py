@@ -73,6 +73,3 @@ class BrokerError(RoomscribeError):
     """The MQTT broker is out of reach, or refuses."""
 
     exit_status = 74
-
-
-PublishError = StoreError

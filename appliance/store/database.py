@@ -219,7 +219,7 @@ class Database:
             self.scrub()
             self._let_go()
             return
-        self._carried = repair.undelivered(self.connection) if self.awaited else []
+        self._carried = repair.carried_over(self.connection) if self.awaited else []
         log.error(
             "%s was %s while it was open: going on in it with number %d; %d transcripts that no "
             "broker has were carried over",

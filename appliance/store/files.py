@@ -76,15 +76,13 @@ def probe(path: Path) -> None:
         if file.exists() and not os.access(file, os.W_OK):
             os.close(os.open(file, os.O_RDWR))  # raises the very error
     trial = beside(path, ".probe")
-    descriptor = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        left = memoryview(bytes(_ROOM))
-        while left:
-            left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
+        with trial.open("wb") as file_of_zeros:
+            file_of_zeros.write(bytes(_ROOM))
+            file_of_zeros.flush()
+            os.fsync(file_of_zeros.fileno())
     finally:
-        os.close(descriptor)
-        trial.unlink()
+        trial.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
@@ -191,7 +189,7 @@ def plain_errors(path: Path, doing: str) -> Iterator[None]:
         raise StoreError(message) from error
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        cure = "give this user the folder, or set store.path to another"
+        cure = f"{_GIVE} to another"
         message = (
             f"{path}: cannot {doing}: expected a folder and file that this user may write, "
             f"found: {reason}; {cure}"

@@ -73,9 +73,9 @@ class MemoryFolder:
     It is this user's alone. Whatever ends the process, the next one may take it.
     """
 
-    def __init__(self, path: Path | Settings) -> None:
+    def __init__(self, path: Path) -> None:
         """Takes nothing yet."""
-        self.path = runtime_folder(path) / "log" if isinstance(path, Settings) else path
+        self.path = path
         self._held: io.FileIO | None = None
 
     def take(self) -> None:
@@ -119,29 +119,3 @@ class MemoryFolder:
         if self._held:
             self._held.close()
         self._held = None
-
-
-log_runtime_folder = runtime_folder
-
-
-def make_folder(folder: Path) -> None:
-    """Until the spool takes a MemoryFolder."""
-    held = MemoryFolder(folder)
-    held.take()
-    held._let_go()
-
-
-def lock_folder(folder: Path) -> int:
-    """Until the spool takes a MemoryFolder."""
-    held = MemoryFolder(folder)
-    held.lock()
-    assert held._held
-    descriptor = os.dup(held._held.fileno())
-    held._let_go()
-    return descriptor
-
-
-def leave_folder(folder: Path, descriptor: int) -> None:
-    """Until the spool takes a MemoryFolder."""
-    MemoryFolder(folder).leave()
-    os.close(descriptor)

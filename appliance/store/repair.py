@@ -38,7 +38,7 @@ _PAGE = 4096
 _THERE = "SELECT 1 FROM sqlite_schema WHERE name = 'transcripts'"
 _CARRIED, _CARRIED_FOR = 1000, timedelta(days=1)
 """So many transcripts, and none older, go from a file that was deleted into the new one."""
-_UNTOLD = 200
+_UNDELIVERED = 200
 
 
 @dataclass(slots=True)
@@ -48,19 +48,19 @@ class Known:
     highest: int = 0
     """Of all transcripts, deleted ones included; 0: not known."""
     cursor: int = 0
-    untold: deque[Row] = field(default_factory=lambda: deque(maxlen=_UNTOLD))
+    undelivered: deque[Row] = field(default_factory=lambda: deque(maxlen=_UNDELIVERED))
     """The last transcripts that no broker has, in case the file loses them."""
 
     def raise_to(self, highest: int = 0, cursor: int = 0) -> None:
         """Notes what is further than what is known."""
         self.highest, self.cursor = max(self.highest, highest), max(self.cursor, cursor)
-        while self.untold and self.untold[0][0] <= self.cursor:
-            self.untold.popleft()
+        while self.undelivered and self.undelivered[0][0] <= self.cursor:
+            self.undelivered.popleft()
 
     def fresh(self) -> list[Row]:
-        """Those of `untold` that are not older than what is carried out of a deleted file."""
+        """Those of `undelivered` that are not older than what is carried out of a deleted file."""
         earliest = tables.iso(datetime.now(UTC) - _CARRIED_FOR)
-        return [row for row in self.untold if row[tables.STORED] >= earliest]
+        return [row for row in self.undelivered if row[tables.STORED] >= earliest]
 
 
 def check(connection: sqlite3.Connection) -> str:
@@ -189,7 +189,7 @@ def number_on(connection: sqlite3.Connection, known: Known) -> None:
     known.raise_to(highest, cursor)
 
 
-def undelivered(connection: sqlite3.Connection) -> list[Row]:
+def carried_over(connection: sqlite3.Connection) -> list[Row]:
     """Rows of a deleted file that the broker waits for, in order; of one day, and not very many.
 
     A person who deletes the file wants all else to be gone.
@@ -266,25 +266,35 @@ def _reading(file: Path) -> sqlite3.Connection:
 
 
 def _readable(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
-    """Every whole row that can be had: from the front, from the back, and one by one between."""
-    low, high = 0, highest + 1
+    """Every whole row that can be had, some of them twice."""
     if not next(_rows(source, _THERE), None):
         return
+    for row in _found(source, highest):
+        with suppress(tables.DamagedRowError):
+            tables.from_row(row)
+            if 0 < row[0] <= highest:
+                yield row
+
+
+def _found(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
+    """Rows from the front, from the back, and one by one between, whole or not."""
+    low, high = 0, highest + 1
     for row in _rows(source, f"{tables.SELECT} ORDER BY seq"):
         low = row[0] if low < row[0] <= highest else low
-        yield from _whole(row, highest)
+        yield row
     for row in _rows(source, f"{tables.SELECT} WHERE seq > ? ORDER BY seq DESC", low):
         high = row[0] if low < row[0] < high else high
-        yield from _whole(row, highest)
+        yield row
+    one = f"{tables.SELECT} WHERE seq = ?"
     indexed = _indexed(source, low, high)
     for seq in sorted(indexed):
-        yield from _one(source, seq, highest)
+        yield from _rows(source, one, seq)
     until_s = time.monotonic() + _BLIND_S
     for seq in range(low + 1, min(high, low + _BLIND)):
         if time.monotonic() > until_s:
             break
         if seq not in indexed:
-            yield from _one(source, seq, highest)
+            yield from _rows(source, one, seq)
 
 
 def _indexed(source: sqlite3.Connection, low: int, high: int) -> set[int]:
@@ -297,20 +307,7 @@ def _indexed(source: sqlite3.Connection, low: int, high: int) -> set[int]:
     return found
 
 
-def _one(source: sqlite3.Connection, seq: int, highest: int) -> Iterator[Row]:
-    for row in _rows(source, f"{tables.SELECT} WHERE seq = ?", seq):
-        yield from _whole(row, highest)
-
-
 def _rows(source: sqlite3.Connection, sql: str, *values: object) -> Iterator[Row]:
     """The rows of a statement up to the first that cannot be read."""
     with suppress(sqlite3.DatabaseError, UnicodeDecodeError):
         yield from source.execute(sql, values)
-
-
-def _whole(row: Row, highest: int) -> Iterator[Row]:
-    """The row, unless it cannot have been stored so."""
-    with suppress(tables.DamagedRowError):
-        tables.from_row(row)
-        if 0 < row[0] <= highest:
-            yield row

@@ -41,7 +41,6 @@ _BUSY_S = 1.0
 _TRY_AT_LEAST_EVERY_S = 600.0
 _SOON_S = 60.0
 """One that refuses again so soon after it could be written is tried half as often."""
-_RANGE = "CREATE TABLE taken (low INTEGER NOT NULL, high INTEGER NOT NULL)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,9 @@ class Limits:
 LIMITS = Limits()
 
 
-def stand_in_folder(settings: Settings) -> Path:
-    """The folder in memory where the configured log's stand-in is."""
-    return runtime_folder(settings) / NAME
-
-
 def places(settings: Settings) -> list[Path]:
-    """Folders in which the daemon's stand-in may be, as seen by whoever reads the log."""
-    found = [stand_in_folder(settings)]
+    """Folders of a stand-in: the daemon's, and where else a reader of the log may find it."""
+    found = [runtime_folder(settings) / NAME]
     state, runtime = INSTALLED
     if store_folder(settings.store) == state and not os.environ.get("RUNTIME_DIRECTORY"):
         found.append(runtime / NAME)
@@ -93,7 +87,7 @@ def look(path: Path, scratch: Path, most: int) -> Found:
     SQLite maps a file of its own beside the log, which ends the process where the disk fails: a
     copy is opened instead. Where nothing can be read the numbers go on from the seconds since
     1970, which are above all others, and so does the cursor: what the log holds that the broker
-    does not have is told when the two are merged. Raises StoreError for a log of a newer version.
+    does not have is published when the two are merged. Raises StoreError for a newer version's.
     """
     try:
         size, more = path.stat().st_size, 0
@@ -128,10 +122,10 @@ def _look(path: Path, source: sqlite3.Connection, most: int, unseen: int) -> Fou
 
 def take_over(connection: sqlite3.Connection, found: Found, known: Known) -> None:
     """Makes the stand-in, within a transaction, go on where the log is; the first time with its
-    newest transcripts, so that the broker is told those that it does not have."""
+    newest transcripts, so that those which the broker does not have are published."""
     there = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'taken'").fetchone()
     if not there and connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None:
-        connection.execute(_RANGE)
+        connection.execute("CREATE TABLE taken (low INTEGER NOT NULL, high INTEGER NOT NULL)")
         if found.newest:
             connection.execute("INSERT INTO taken VALUES (?, ?)", (found.newest[0][0], found.last))
         with tables.indexed_at_once(connection):
@@ -142,13 +136,15 @@ def take_over(connection: sqlite3.Connection, found: Found, known: Known) -> Non
     repair.number_on(connection, known)
 
 
-def merge(target: sqlite3.Connection, source: sqlite3.Connection, known: Known, told: int) -> int:
+def merge(
+    target: sqlite3.Connection, source: sqlite3.Connection, known: Known, published: int
+) -> int:
     """Puts the transcripts of the stand-in `source` into the log, within a transaction; how many.
 
-    They keep their numbers. `told` is how far the publisher may have come in the stand-in: what it
-    has passed by without having seen it, because it was in the log alone, gets a new number behind
-    all others, and so does what could not keep its own: nothing is forgotten. An id that is there
-    is not stored again.
+    They keep their numbers. `published` is how far the publisher may have come in the stand-in:
+    what it has passed by without having seen it, because it was in the log alone, gets a new number
+    behind all others, and so does what could not keep its own: nothing is forgotten. An id that is
+    there is not stored again.
     """
     low, high = _taken(source)
     cursor, own = tables.number(target, tables.CURSOR), tables.number(source, tables.CURSOR)
@@ -157,7 +153,7 @@ def merge(target: sqlite3.Connection, source: sqlite3.Connection, known: Known, 
         row
         for row in target.execute(
             f"{tables.SELECT} WHERE seq > ? AND seq <= ? AND seq NOT BETWEEN ? AND ? ORDER BY seq",
-            (cursor, max(told, own), low, high),
+            (cursor, max(published, own), low, high),
         )
         if not _has(source, "id", row[1])
     ]
@@ -203,23 +199,23 @@ class LastingDatabase:
         self,
         path: Path,
         memory: MemoryFolder,
-        tell: Callable[[str | None], object],
+        report: Callable[[str | None], object],
         limits: Limits = LIMITS,
     ) -> None:
         """Opens the file, with what a stand-in has kept for it, or a stand-in.
 
-        `tell` is given what is wrong while one is used, None when it is well again. Raises
+        `report` is given what is wrong while one is used, None when it is well again. Raises
         StoreError for a file that another try does not open, and where there is no memory.
         """
         self.path = path
-        self._memory, self._tell, self._limits = memory, tell, limits
+        self._memory, self._report, self._limits = memory, report, limits
         self._lock = threading.RLock()
         self._awaited = False
         self._taken = False
         self._refusing: dict[str, float] = {}
         """What is refused, and since when."""
         self._back_s = -_SOON_S
-        self._every_s, self._try_s = self._limits.try_every_s, 0.0
+        self._every_s, self._try_s = limits.try_every_s, 0.0
         try:
             self._present = self._opened(None)
         except UnwritableError as error:
@@ -232,7 +228,7 @@ class LastingDatabase:
 
     @property
     def awaited(self) -> bool:
-        """True when somebody tells a broker."""
+        """True when transcripts are published."""
         return self._awaited
 
     @awaited.setter
@@ -322,7 +318,7 @@ class LastingDatabase:
             found.highest = found.cursor = 0  # what we have given ourselves is known better
         try:
             standing = Database(self._place, Access.OWNER)
-            standing.known.untold = known.untold
+            standing.known.undelivered = known.undelivered
             standing.known.raise_to(known.highest, known.cursor)
             standing.write(
                 "begin a log in memory",
@@ -335,17 +331,17 @@ class LastingDatabase:
         standing.awaited = self._awaited
         self._refusing.clear()
         now_s = time.monotonic()
-        soon = now_s - self._back_s < _SOON_S
-        self._every_s = (
-            min(self._every_s * 2, _TRY_AT_LEAST_EVERY_S) if soon else self._limits.try_every_s
-        )
+        if now_s - self._back_s < _SOON_S:
+            self._every_s = min(self._every_s * 2, _TRY_AT_LEAST_EVERY_S)
+        else:
+            self._every_s = self._limits.try_every_s
         self._try_s = now_s + self._every_s
         trouble = (
             f"{self.path} cannot be written: {why.found}: what is heard is kept in memory only, "
             f"and lost with the power, until it can be; {why.cure}"
         )
         log.error("%s", trouble)
-        self._tell(trouble)
+        self._report(trouble)
         return standing
 
     def _opened(self, standing: Database | None) -> Database:
@@ -366,12 +362,12 @@ class LastingDatabase:
 
     def _put_back(self, standing: Database, real: Database) -> None:
         """Puts the stand-in into the file, then deletes it. Raises StoreError."""
-        told = standing.known.highest if self._awaited else 0
+        published = standing.known.highest if self._awaited else 0
         count = standing.read(
             "read the log in memory",
             lambda source: real.write(
                 "store what was kept in memory",
-                lambda target: merge(target, source, real.known, told),
+                lambda target: merge(target, source, real.known, published),
             ),
         )
         standing.close()
@@ -391,4 +387,4 @@ class LastingDatabase:
             return
         real.awaited = self._awaited
         self._present, self._back_s = real, time.monotonic()
-        self._tell(None)
+        self._report(None)

@@ -54,15 +54,15 @@ class Store:
 
     @classmethod
     def open_lasting(
-        cls, settings: Settings, tell: Callable[[str | None], object], limits: Limits = LIMITS
+        cls, settings: Settings, report: Callable[[str | None], object], limits: Limits = LIMITS
     ) -> Self:
         """The daemon's store, which goes on in memory while the disk of its file refuses.
 
-        `tell` is given what is wrong meanwhile, and None when it is well again. Raises StoreError.
+        `report` is given what is wrong meanwhile, and None once it is well. Raises StoreError.
         """
         path = store_folder(settings.store) / FILE_NAME
-        memory = MemoryFolder(standin.stand_in_folder(settings))
-        return cls(LastingDatabase(path, memory, tell, limits), settings.store)
+        memory = MemoryFolder(standin.places(settings)[0])
+        return cls(LastingDatabase(path, memory, report, limits), settings.store)
 
     @classmethod
     def open(
@@ -99,7 +99,7 @@ class Store:
         stored = self._database.write("store a transcript", insert)
         self._database.known.raise_to(highest=stored.seq)
         if self._database.awaited:
-            self._database.known.untold.append((stored.seq, *values))
+            self._database.known.undelivered.append((stored.seq, *values))
         return stored
 
     def after(self, seq: int, limit: int = 100) -> list[StoredTranscript]:
@@ -345,6 +345,3 @@ def _quick_check(connection: sqlite3.Connection) -> str:
         return repair.quick_check(connection)
     except sqlite3.DatabaseError as error:
         return str(error)
-
-
-SCHEMA, in_memory, shown, behind = tables.SCHEMA, open_stand_in, read_newest, Store.walk

@@ -279,7 +279,8 @@ def where(wanted: Wanted, indexed: bool) -> tuple[str, tuple[object, ...]]:
     if wanted.until:
         conditions.append('"end" < ?')
         values.append(iso(wanted.until))
-    needles = [_plain(needle) for needle in wanted.grep if needle]
+    # without what UTF-8 cannot hold: bytes of another encoding on the command line
+    needles = [needle.encode("utf-8", "replace").decode() for needle in wanted.grep if needle]
     grams = _grams(needles) if indexed else []
     if grams:
         conditions.append("seq IN (SELECT rowid FROM search WHERE search MATCH ?)")
@@ -293,11 +294,6 @@ def where(wanted: Wanted, indexed: bool) -> tuple[str, tuple[object, ...]]:
 def contains(text: str, needle: str) -> bool:
     """True when `needle` is a part of `text`, in any script, upper and lower case alike."""
     return needle.casefold() in text.casefold()
-
-
-def _plain(needle: str) -> str:
-    """`needle` without what UTF-8 cannot hold (bytes of another encoding on the command line)."""
-    return needle.encode("utf-8", "replace").decode("utf-8")
 
 
 def _grams(needles: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from appliance.cli import main
 from appliance.config import Settings, StoreSettings
 from appliance.errors import StoreError
 from appliance.store.folders import FILE_NAME
-from appliance.store.standin import LastingDatabase, stand_in_folder
+from appliance.store.standin import LastingDatabase, places
 from appliance.store.store import Store
 
 pytestmark = needs_memory
@@ -96,4 +96,4 @@ def test_two_daemons_never_share_what_is_kept_in_memory(disk: Path) -> None:
         with daemon(disk) as other:
             assert other.after(0) == [], "it belongs to the other"
     settings = Settings(store=StoreSettings(path=str(disk)))
-    assert not stand_in_folder(settings).exists()
+    assert not places(settings)[0].exists()

@@ -23,8 +23,8 @@ from appliance.errors import StoreError
 from appliance.records import Transcript
 from appliance.store import tables
 from appliance.store.folders import FILE_NAME
-from appliance.store.store import SCHEMA, Store
-from appliance.store.tables import Wanted
+from appliance.store.store import Store
+from appliance.store.tables import SCHEMA, Wanted
 
 SCHEMA_1 = """
 CREATE TABLE transcripts (
