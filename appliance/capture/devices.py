@@ -14,6 +14,7 @@ from appliance.errors import DeviceError
 CARD_SUFFIX = re.compile(r"\s*\(hw:\d+,(\d+)\)$")
 """What PortAudio appends to the name of an ALSA card: numbers that change when it is plugged in."""
 NODES = "dev/snd/pcmC*D*c"
+NO_MATCH = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,9 @@ def choose(devices: list[Device], wanted: str) -> Device:
         )
     if not wanted:
         return next((one for one in devices if one.default), devices[0])
-    matches: list[Device] = []
-    for fits in (_same, _same_but_for_card, _same_but_for_numbers, _part, _part_but_for_card):
-        matches = [one for one in devices if fits(wanted.casefold(), one.name.casefold())]
-        if matches:
-            break
+    ranks = [_rank(wanted.casefold(), one.name.casefold()) for one in devices]
+    best = min(ranks)
+    matches = [one for one, rank in zip(devices, ranks, strict=True) if rank == best < NO_MATCH]
     if len(matches) == 1:
         return matches[0]
     there = ", ".join(repr(one.name) for one in matches or devices)
@@ -101,30 +100,19 @@ def why_missing(
     return ""
 
 
-def _same(wanted: str, name: str) -> bool:
-    return wanted == name
-
-
-def _same_device(wanted: str, name: str) -> bool:
-    """The number of the device on its card is the same; that of the card may be another."""
-    ours, theirs = CARD_SUFFIX.search(wanted), CARD_SUFFIX.search(name)
-    return bool(ours and theirs and ours[1] == theirs[1])
-
-
-def _same_but_for_card(wanted: str, name: str) -> bool:
-    return _same_device(wanted, name) and stable_name(wanted) == stable_name(name)
-
-
-def _same_but_for_numbers(wanted: str, name: str) -> bool:
-    return stable_name(wanted) == stable_name(name)
-
-
-def _part(wanted: str, name: str) -> bool:
-    return wanted in name
-
-
-def _part_but_for_card(wanted: str, name: str) -> bool:
-    return _same_device(wanted, name) and stable_name(wanted) in stable_name(name)
+def _rank(wanted: str, name: str) -> int:
+    """How well a name fits the wanted one: 0 is best, NO_MATCH not at all."""
+    asked, found = CARD_SUFFIX.search(wanted), CARD_SUFFIX.search(name)
+    same_device = bool(asked and found and asked[1] == found[1])  # on whatever card
+    short, stable = stable_name(wanted), stable_name(name)
+    fits = (
+        wanted == name,
+        same_device and short == stable,
+        short == stable,
+        wanted in name,
+        same_device and short in stable,
+    )
+    return fits.index(True) if True in fits else NO_MATCH
 
 
 def _cards(root: Path) -> dict[str, str]:

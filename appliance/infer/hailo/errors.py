@@ -168,12 +168,19 @@ def status_of(error: BaseException) -> int | None:
 def explain(error: BaseException, situation: Situation) -> NpuError:
     """The failure in plain words, without its traceback: that would keep the chip's objects alive,
     and with them the chip."""
-    status = status_of(error)
-    if status in TELLING:
-        cause, text = TELLING[status](situation)
+    status, hef = status_of(error), situation.hef
+    if status in LOOKED_AT:
+        cause, text = LOOKED_AT[status](situation)
     elif status in PLAIN:
-        cause, found, cure = PLAIN[status]
-        text = f"{situation.doing}: {found}; {cure}"
+        cause, text = PLAIN[status]
+        text = text.format(
+            doing=situation.doing,
+            library=situation.library,
+            driver=driver_version() or "of unknown version",
+            hef=hef.file if hef else "the HEF",
+            made_for=hef.made_for if hef else "another chip",
+            compiler=f" (compiler {hef.compiler})" if hef else "",
+        )
     else:
         said = " ".join(str(error).split()) or type(error).__name__
         cause, text = "unknown", f"{situation.doing} failed: {said}; {REPEATED}"
@@ -200,15 +207,6 @@ def _busy(_situation: Situation) -> tuple[str, str]:
     )
 
 
-def _versions(situation: Situation) -> tuple[str, str]:
-    """76, 85, 86: kernel module and library must be of the same version, to the digit."""
-    driver = driver_version() or "of unknown version"
-    return "versions differ", (
-        f"expected a driver of HailoRT's version {situation.library}, found driver {driver}; "
-        f"{UPGRADE}: both must be equal to the digit"
-    )
-
-
 def _driver(situation: Situation) -> tuple[str, str]:
     """36: the node cannot be opened, or the driver refused."""
     for node in nodes():
@@ -218,45 +216,6 @@ def _driver(situation: Situation) -> tuple[str, str]:
                 "install hailo-dkms's udev rule (0666), and give the service DeviceAllow for it"
             )
     return "driver", f"{situation.doing}: the driver refused; {REPEATED}"
-
-
-def _wrong_chip(situation: Situation) -> tuple[str, str]:
-    """93."""
-    made_for = f"it is for {situation.hef.made_for}" if situation.hef else "it is for another chip"
-    return "wrong chip", (
-        f"{_name(situation)}: expected a HEF for this chip, found that {made_for}; "
-        "roomscribe model add NAME --hef auto fetches the right one"
-    )
-
-
-def _invalid_hef(situation: Situation) -> tuple[str, str]:
-    """26: up to 4.20 this is what all faults of a HEF are called."""
-    return "hef refused", (
-        f"{_name(situation)}: HailoRT {situation.library} refuses it (up to 4.20 that means "
-        f"another chip, a damaged file or one from a newer compiler); {UPGRADE}, "
-        "or roomscribe model add NAME --hef auto"
-    )
-
-
-def _missing_hef(situation: Situation) -> tuple[str, str]:
-    """13."""
-    return "hef missing", (
-        f"{_name(situation)}: expected a readable HEF, found none; install the model again"
-    )
-
-
-def _damaged_hef(situation: Situation) -> tuple[str, str]:
-    """91."""
-    return "hef damaged", f"{_name(situation)}: the HEF is damaged; install the model again"
-
-
-def _newer_hef(situation: Situation) -> tuple[str, str]:
-    """92."""
-    compiler = f" (compiler {situation.hef.compiler})" if situation.hef else ""
-    return "hef too new", (
-        f"{_name(situation)}: expected a HEF that HailoRT {situation.library} knows, "
-        f"found one of a newer compiler{compiler}; {UPGRADE}"
-    )
 
 
 def _internal(situation: Situation) -> tuple[str, str]:
@@ -288,28 +247,62 @@ def _scan(situation: Situation) -> list[str]:
         return []
 
 
-def _name(situation: Situation) -> str:
-    return str(situation.hef.file) if situation.hef else "the HEF"
-
-
-TELLING: dict[int | None, Callable[[Situation], tuple[str, str]]] = {
-    6: _operation, 8: _internal, 13: _missing_hef, 26: _invalid_hef, 36: _driver, 73: _busy,
-    74: _none_or_busy, 76: _versions, 85: _versions, 86: _versions, 91: _damaged_hef,
-    92: _newer_hef, 93: _wrong_chip,
+LOOKED_AT: dict[int | None, Callable[[Situation], tuple[str, str]]] = {
+    6: _operation, 8: _internal, 36: _driver, 73: _busy, 74: _none_or_busy,
 }  # fmt: skip
 """Cause and text of a status, by what else is found."""
-PLAIN: dict[int | None, tuple[str, str, str]] = {
-    4: ("timeout", "the chip did not answer in time", REPEATED),
-    62: ("lost", "the chip hung up", REPEATED),
-    63: ("aborted", "the chip gave the work up (it also does so when too hot)", REPEATED),
-    69: ("operation", "the network is not active", REPEATED),
-    77: ("service", "the hailort service does not answer", SERVICE),
-    78: ("service", "the hailort service has another version than the library", UPGRADE),
-    81: ("memory", "no memory for DMA is left", "give Linux more: cma=512M on the command line"),
-    82: ("queue full", "the chip takes no more work", REPEATED),
-    87: ("driver timeout", "the driver waited in vain for the chip", REPEATED),
-    89: ("service", "the hailort service refuses the connection", SERVICE),
-    96: ("absent", "the chip is no longer connected", "look at the cable and its power"),
-    97: ("busy", "the chip is not to be had for now", "it will be tried again"),
+_VERSIONS = (
+    "versions differ",
+    "expected a driver of HailoRT's version {library}, found driver {driver}; "
+    f"{UPGRADE}: both must be equal to the digit",
+)
+PLAIN: dict[int | None, tuple[str, str]] = {
+    4: ("timeout", f"{{doing}}: the chip did not answer in time; {REPEATED}"),
+    13: (
+        "hef missing",
+        "{hef}: expected a readable HEF, found none; install the model again",
+    ),
+    26: (
+        "hef refused",
+        "{hef}: HailoRT {library} refuses it (up to 4.20 that means another chip, a damaged file "
+        f"or one from a newer compiler); {UPGRADE}, or roomscribe model add NAME --hef auto",
+    ),
+    62: ("lost", f"{{doing}}: the chip hung up; {REPEATED}"),
+    63: (
+        "aborted",
+        f"{{doing}}: the chip gave the work up (it also does so when too hot); {REPEATED}",
+    ),
+    69: ("operation", f"{{doing}}: the network is not active; {REPEATED}"),
+    76: _VERSIONS,
+    77: ("service", f"{{doing}}: the hailort service does not answer; {SERVICE}"),
+    78: (
+        "service",
+        f"{{doing}}: the hailort service has another version than the library; {UPGRADE}",
+    ),
+    81: (
+        "memory",
+        "{doing}: no memory for DMA is left; give Linux more: cma=512M on the command line",
+    ),
+    82: ("queue full", f"{{doing}}: the chip takes no more work; {REPEATED}"),
+    85: _VERSIONS,
+    86: _VERSIONS,
+    87: ("driver timeout", f"{{doing}}: the driver waited in vain for the chip; {REPEATED}"),
+    89: ("service", f"{{doing}}: the hailort service refuses the connection; {SERVICE}"),
+    91: ("hef damaged", "{hef}: the HEF is damaged; install the model again"),
+    92: (
+        "hef too new",
+        "{hef}: expected a HEF that HailoRT {library} knows, found one of a newer "
+        f"compiler{{compiler}}; {UPGRADE}",
+    ),
+    93: (
+        "wrong chip",
+        "{hef}: expected a HEF for this chip, found that it is for {made_for}; "
+        "roomscribe model add NAME --hef auto fetches the right one",
+    ),
+    96: (
+        "absent",
+        "{doing}: the chip is no longer connected; look at the cable and its power",
+    ),
+    97: ("busy", "{doing}: the chip is not to be had for now; it will be tried again"),
 }
-"""Cause, what was found, cure."""
+"""Cause, and text in which the situation is filled in."""
