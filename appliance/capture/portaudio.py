@@ -177,7 +177,7 @@ class _Recorder:
 
 
 def _die_with_parent() -> None:
-    """Leaves signals to the parent, which is told to stop by the same ones, and ends with it."""
+    """Ignores signals that stop the parent, which gets them too, and ends when the parent ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     parent = int(sys.argv[1])

@@ -1,7 +1,7 @@
 """Frame -> speech or not: webrtcvad wakes, Silero decides.
 
 webrtcvad costs next to nothing and takes most noise for speech; Silero is right and costs a
-hundred times as much. So Silero sleeps until webrtcvad hears something, then is given the sound
+hundred times as much. So Silero sleeps until webrtcvad finds something, then is given the sound
 just before it, and judges window after window until both are quiet. Its memory is kept while it
 sleeps: from an empty one it takes whale song for speech.
 """
@@ -26,7 +26,7 @@ OPENING_WINDOWS, OPENING_HITS = 5, 3
 LOOK_BACK_WINDOWS = 16
 """Windows before the waking frame that Silero is given first (0.5 s)."""
 AWAKE_S = 0.6
-"""Silero stays awake so long after the last sign of speech; more than it looks back, lest it hear
+"""Silero stays awake so long after the last sign of speech; more than it looks back, lest it judge
 the same speech twice."""
 FRESH_S, FRESH_SHARE = 2.0, 0.3
 """So long after silence was broken this share of open_score is enough: Silero is unsure of a lone

@@ -247,7 +247,7 @@ class Decoder:
         logits = step.logits[0]
         best = int(np.argmax(logits))
         kept = _total(logits[best : best + 1], step.odds[0, best : best + 1])
-        with np.errstate(invalid="ignore"):  # NaN is told by `_finite`
+        with np.errstate(invalid="ignore"):  # NaN is found by `_finite`
             total = float(np.logaddexp(kept, log_sum(step.left_out[0])))
         if token in self._left_out:
             logit = step.left_out[0, np.searchsorted(self._left_out, token)]

@@ -291,8 +291,8 @@ class Gates:
         """The transcription with its flags and without what the window before says too; and why
         it is discarded, if it is (`judge`).
 
-        A window that says nothing new is a `repetition`: its words are told already, and an empty
-        transcript would be a sentence that nobody said. `recall` tells the text of the window
+        A window that says nothing new is a `repetition`: its words are known already, and an empty
+        transcript would be a sentence that nobody said. `recall` gives the text of the window
         before where this process has not seen it.
         """
         if reason := judge(result, self._gates):

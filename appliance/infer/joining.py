@@ -1,7 +1,7 @@
 """Joins the texts of windows that share a little sound: what one repeats of the other is left out.
 
 Speech without a pause is cut somewhere in a word, so the next window begins up to a second before
-the cut (`Window.overlap_s`) and hears the last words again. A word lost is worse than one doubled:
+the cut (`Window.overlap_s`) and has the last words again. A word lost is worse than one doubled:
 wherever the two texts do not agree, all of the later one stays.
 """
 
@@ -19,7 +19,7 @@ WORDS_PER_S, LETTERS_PER_S = 5.0, 9.0
 one that is cut, an overlap can consist at most."""
 UTTERED_PER_S = 3.0
 """What one says over and over ("no no no") comes at about this pace; where the texts alone cannot
-tell how often it was repeated, so many are taken for the overlap's."""
+show how often it was repeated, so many are taken for the overlap's."""
 MISHEARD = 1
 """So many of the repeated words may differ, and so many after them be cut off at the seam."""
 UNSPACED = re.compile(
@@ -63,7 +63,7 @@ def without_overlap(before: str, after: str, overlap_s: float) -> str:
 
 
 def repeated(old: Sequence[str], new: Sequence[str], *, least: int) -> int:
-    """How many of the first `new` words are the last `old` ones again; 0: it cannot be told.
+    """How many of the first `new` words are the last `old` ones again; 0: undecided.
 
     At least `least` of them are the same, the last one among them, and more than differ; only a
     lone cut-off word before one that is the same is let pass, where nothing else is in doubt.
@@ -127,7 +127,7 @@ class OverlapJoiner:
         """What `text`, the window's, says beyond the window before; windows come in order, and
         those that are discarded do not come.
 
-        `recall` tells the text of the window before where this process has not seen it.
+        `recall` gives the text of the window before where this process has not seen it.
         """
         before = ""
         if window.overlap_s > 0:

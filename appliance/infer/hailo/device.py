@@ -21,7 +21,7 @@ from appliance.infer.hailo.errors import NpuError, Situation, explain
 from appliance.model import Hef
 
 CHIPS = {"HAILO8": "hailo8", "HAILO8L": "hailo8l", "HAILO10H": "hailo10h", "HAILO15H": "hailo10h"}
-"""DeviceArchitecture's names; a Hailo-10H told older libraries that it was a 15H."""
+"""DeviceArchitecture's names; older libraries call a Hailo-10H a 15H."""
 OLDEST = (4, 18)
 """HailoRT's Python has had InferModel since."""
 PACKAGES = "sudo apt install hailo-all (Hailo-10H: hailo-h10-all)"
@@ -182,7 +182,7 @@ class NpuModel:
             self._bindings.output(name).set_buffer(buffer)
 
     def _run(self, outcomes: list[Any], within_ms: int) -> None:
-        """Runs a job. Neither this nor the wait raises when it fails: the outcome tells alone."""
+        """Runs a job. Neither this nor the wait raises when it fails: only the outcome says so."""
         if self._configured is None:
             raise NpuError("lost", "the chip was closed")
 

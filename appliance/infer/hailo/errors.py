@@ -1,4 +1,4 @@
-"""HailoRT's failures in plain words, and what the system tells of a Hailo without HailoRT.
+"""HailoRT's failures in plain words, and what the system knows of a Hailo without HailoRT.
 
 Most of HailoRT's errors are one class; the number of the status tells them apart. Numbers are those
 of hailort.h, 4.18 to 5.2, which agree; paths of device nodes and of the driver those of Hailo's
@@ -44,7 +44,7 @@ FAMILY = {
     "HailoRTNetworkGroupNotActivatedException": 69,
     "HailoRTHEFNotCompatibleWithDevice": 93,
 }
-"""Status of the classes whose text does not tell it (a failed job's exception has no cause)."""
+"""Status of the classes whose text does not name it (a failed job's exception has no cause)."""
 UPGRADE = "sudo apt full-upgrade and restart the machine"
 SERVICE = "sudo systemctl status hailort, or set [encoder] share = false"
 REPEATED = "if it happens again, restart the machine; look for hailo in `journalctl -k`"
@@ -90,7 +90,7 @@ def owners() -> list[Owner]:
 
 
 def lacks_small_pages(page_bytes: int = PAGE_BYTES) -> bool:
-    """True where pages are too large for the chip and the driver was not told to use smaller ones;
+    """True where pages are too large for the chip and the driver is not set to use smaller ones;
     also where HailoRT's log, if there is one, says so."""
     forced = {_read(_root() / module / "parameters/force_desc_page_size") for module in MODULES}
     unforced = page_bytes > FORCED_PAGE and str(FORCED_PAGE) not in forced
@@ -155,7 +155,7 @@ class Situation:
 
 
 def status_of(error: BaseException) -> int | None:
-    """HailoRT's status in an exception; None where it tells none."""
+    """HailoRT's status in an exception; None where it names none."""
     for each in (error.__cause__, error):
         if each is not None and each.args and re.fullmatch(r"\d+", str(each.args[0])):
             return int(each.args[0])

@@ -37,8 +37,8 @@ class Limits:
     """How long the chip may take before it is given up, ms."""
 
     job_ms: int = 400
-    """An encode takes some 31 ms on a Hailo-8. HailoRT's wait for a job may last twice what it is
-    told: with both, a window is 1 s late at most when the CPU gets it."""
+    """An encode takes some 31 ms on a Hailo-8. HailoRT's wait for a job may last twice as
+    long: with both, a window is 1 s late at most when the CPU gets it."""
     first_job_ms: int = 2000
     """The chip loads the network for the first job."""
     step_ms: int = STEP_WITHIN_MS
