@@ -1,4 +1,4 @@
-"""Every configuration key, and TOML to the settings tree with every mistake reported at once.
+"""Every configuration key, and TOML to the settings tree with every trouble reported at once.
 
 A section is a frozen dataclass, a key a field of it with default, unit, range and meaning;
 config/roomscribe.toml shows them to people, and a test keeps the two equal. A message names file,
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from appliance.errors import ConfigError
+from appliance.system import shorten
 
 
 def key(
@@ -437,23 +438,23 @@ def parse(text: str, origin: str) -> Settings:
             f"{origin}: not valid TOML: brackets within brackets without end"
         ) from None
     except ValueError as error:  # TOMLDecodeError, and int's own for one of thousands of digits
-        raise ConfigError(f"{origin}: not valid TOML: {_plain(str(error), 200)}") from None
+        raise ConfigError(f"{origin}: not valid TOML: {shorten(str(error), 200)}") from None
     sections = get_type_hints(Settings)
-    mistakes: list[str] = []
+    troubles: list[str] = []
     values: dict[str, Any] = {}
     for section, content in table.items():
         if section not in sections:
-            what = f"section [{_plain(section)}]"
-            mistakes.append(_unknown(origin, what, section, sections))
+            what = f"section [{shorten(section)}]"
+            troubles.append(_unknown(origin, what, section, sections))
         elif not isinstance(content, dict):
-            mistakes.append(f"{origin}: {section} is a section: write [{section}] above its keys")
+            troubles.append(f"{origin}: {section} is a section: write [{section}] above its keys")
         else:
-            values[section] = _section(sections[section], content, f"{origin}: {section}", mistakes)
-    if not mistakes:
+            values[section] = _section(sections[section], content, f"{origin}: {section}", troubles)
+    if not troubles:
         settings = Settings(**values)
-        mistakes.extend(_contradictions(settings, origin))
-    if mistakes:
-        raise ConfigError(*mistakes)
+        troubles.extend(_contradictions(settings, origin))
+    if troubles:
+        raise ConfigError(*troubles)
     return settings
 
 
@@ -471,25 +472,24 @@ def node_name(settings: Settings) -> str:
     return settings.appliance.node or slug[:64] or "roomscribe"
 
 
-def _section(kind: Any, content: dict[str, Any], where: str, mistakes: list[str]) -> Any:
-    """One section's dataclass; what is wrong is appended to `mistakes` and left out."""
+def _section(kind: Any, content: dict[str, Any], where: str, troubles: list[str]) -> Any:
+    """One section's dataclass; what is wrong is appended to `troubles` and left out."""
     types = get_type_hints(kind)
     known = {entry.name: entry for entry in fields(kind)}
     right: dict[str, Any] = {}
     for name, value in content.items():
         if name not in known:
-            mistakes.append(_unknown(where, f"key {_plain(name)}", name, known))
+            troubles.append(_unknown(where, f"key {shorten(name)}", name, known))
             continue
-        wrong = _objection(known[name], types[name], value)
-        if wrong:
-            mistakes.append(f"{where}.{name}: {wrong}")
+        if trouble := _trouble(known[name], types[name], value):
+            troubles.append(f"{where}.{name}: {trouble}")
         else:
             right[name] = types[name](value)
     return kind(**right)
 
 
-def _objection(entry: Field[Any], kind: type, value: Any) -> str:
-    """What is wrong with `value`, or an empty text."""
+def _trouble(entry: Field[Any], kind: type, value: Any) -> str:
+    """What is wrong with `value`; empty when nothing is."""
     whole_as_number = kind is float and type(value) is int
     if type(value) is not kind and not whole_as_number:
         return f"expected {_TYPE_NAMES[kind]}, found {_shown(value)}"
@@ -539,10 +539,4 @@ def _shown(value: Any) -> str:
         text = str(value).lower() if isinstance(value, bool) else repr(value)
     except (ValueError, RecursionError):
         text = "something endless"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _plain(text: str, most: int = 60) -> str:
-    """`text` without what would break a line or confuse a terminal, cut short."""
-    plain = text if text.isprintable() else repr(text)[1:-1]
-    return plain if len(plain) <= most else plain[: most - 3] + "..."
+    return shorten(text)

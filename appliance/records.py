@@ -20,6 +20,9 @@ SAMPLE_RATE = 16_000
 """Samples per second of everything behind capture/; Whisper's and both voice detectors' rate."""
 FULL_SCALE = 32_768.0
 """An int16 sample over this is the same sample in -1..1."""
+HOP = 160
+"""Samples from one mel frame to the next: Whisper's 10 ms."""
+FRAMES_PER_SECOND = SAMPLE_RATE // HOP
 
 Samples = NDArray[np.int16]
 """(n,) int16 mono at SAMPLE_RATE."""
@@ -29,7 +32,6 @@ States = NDArray[np.float32]
 """Encoder states, (P, d_model) float32; P positions of 20 ms."""
 Logits = NDArray[np.float32]
 """(vocabulary,) float32."""
-
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -123,7 +125,7 @@ class Transcription:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """One window's text with all that a reader is told; becomes the event of the MQTT contract."""
+    """One window's text with all that a reader gets; becomes the event of the MQTT contract."""
 
     id: str
     utterance_id: str
@@ -160,7 +162,7 @@ def utc_from_monotonic(moment_s: float) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class ApplianceState:
-    """How the appliance is, as the `state` and `microphone` topics tell it."""
+    """How the appliance is, as the `state` and `microphone` topics publish it."""
 
     status: str
     """running, degraded or muted."""
@@ -182,13 +184,13 @@ class ApplianceState:
     """What the appliance runs on; empty where that is not known."""
 
     def news(self) -> tuple[object, ...]:
-        """What is told at once when it changes; the rest waits for the next regular message."""
+        """What is published as soon as it changes; the rest waits for the next regular message."""
         return (self.status, self.reasons, self.encoder, self.model, self.microphone)
 
 
 @dataclass(frozen=True, slots=True)
 class ApplianceStats:
-    """Counters and readings, as the `stats` topic tells them; None is for what is not known."""
+    """Counters and readings, as the `stats` topic publishes them; None is for what is not known."""
 
     counters: Mapping[str, int]
     """transcripts, discarded_<reason>, frames_dropped... since the start."""
@@ -197,7 +199,3 @@ class ApplianceStats:
     soc_temperature_c: float | None = None
     throttling: tuple[str, ...] | None = None
     """What the machine suffers from now, in plain words."""
-
-
-HOP = 160
-FRAMES_PER_SECOND = SAMPLE_RATE // HOP
