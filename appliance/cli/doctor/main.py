@@ -1,4 +1,4 @@
-"""`roomscribe doctor`: all checks, and their findings as a page for people or as JSON."""
+"""`roomscribe doctor`: all checks, each in a process of its own, and the page or JSON of them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import shutil
 import sys
 import textwrap
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from appliance import __version__
 from appliance.cli.doctor import hearing, machine, npu, publishing, storage, transcribing
-from appliance.cli.doctor.bounded import look
 from appliance.cli.doctor.daemon import running_daemon
 from appliance.cli.doctor.outcome import (
     FAILED,
@@ -25,10 +27,13 @@ from appliance.cli.doctor.outcome import (
     Finding,
     Outcome,
     Surroundings,
+    failed,
     skipped,
 )
 from appliance.config import DEFAULT_PATH, Settings
+from appliance.errors import RoomscribeError
 from appliance.mqtt import PASSWORD_CREDENTIAL
+from appliance.system import Child, ChildDiedError, one_line
 
 SCHEMA = 1
 """Of the JSON; raised when a field changes its meaning or goes."""
@@ -38,6 +43,8 @@ PLAIN_MARKS = {OK: "ok", FAILED: "XX", SKIPPED: "--"}
 NAME_WIDTH, WIDEST = 21, 120
 MOST_FAILED = 63
 """The exit status counts no further; from 64 on it would mean something else (sysexits.h)."""
+LAST_LETTERS = 200
+"""So many are shown of what a library printed before it ended a check's process."""
 INSTALLED_STATE = Path("/var/lib/roomscribe")
 CREDENTIAL_STORE = Path("/etc/credstore")
 """Where the unit's state and systemd's credentials for it are, when it does not run."""
@@ -100,6 +107,50 @@ def _outcome(check: Check, around: Surroundings, bad: set[str]) -> Outcome:
     if missing:
         return skipped(f"left out until this is well: {', '.join(missing)}")
     return look(check, around)
+
+
+def look(check: Check, around: Surroundings) -> Outcome:
+    """The check's outcome, at the latest `check.within_s` (and a moment) from now.
+
+    It may hang, crash or be killed in a process of its own. A forked one, since a library that
+    hangs in C cannot be stopped from within, and since what a check opens is closed when it ends,
+    however it ends; the doctor itself loads no library that could not be forked.
+    """
+    deadline_s = time.monotonic() + check.within_s
+    during = ""
+    with Child(_look, check, around, start="fork") as child:
+        try:
+            while True:
+                message: Outcome | str = child.receive(deadline_s - time.monotonic())
+                if isinstance(message, Outcome):
+                    return message
+                during = f" while {message}"
+        except TimeoutError:
+            return failed(f"no answer after {check.within_s:g} s{during}", check.cure)
+        except ChildDiedError as error:
+            how = error.how if error.number else "its process ending"
+            last = [line for line in error.printed.splitlines() if line.strip()][-1:]
+            said = "".join(f": {' '.join(line.split())[-LAST_LETTERS:]}" for line in last)
+            return failed(f"the check was ended by {how}{during}{said}", check.cure)
+
+
+def of_error(error: RoomscribeError, cure: str) -> Outcome:
+    """An expected error's line: what it says to do, behind its last semicolon, is the cure."""
+    found, semicolon, own_cure = str(error).replace("\n", "; ").rpartition("; ")
+    return failed(found, own_cure) if semicolon else failed(own_cure, cure)
+
+
+def _look(connection: Connection, check: Check, around: Surroundings) -> Outcome:
+    """The child: sends what it is about to do; its outcome."""
+    try:
+        return check.look(replace(around, doing=connection.send))
+    except RoomscribeError as error:
+        return of_error(error, check.cure)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        found = f"unexpected {type(error).__name__}: {one_line(error)} ({where})"
+        return failed(found, check.cure)
 
 
 def _surroundings(options: argparse.Namespace, settings: Settings) -> Surroundings:

@@ -36,8 +36,7 @@ from appliance.config import (
 LOOK = """
 import json, sys
 from dataclasses import asdict, replace
-from appliance.cli.doctor.bounded import look
-from appliance.cli.doctor.main import GROUPS
+from appliance.cli.doctor.main import GROUPS, look
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import Settings
 check = replace(GROUPS["hearing"][0], within_s=float(sys.argv[1]))

@@ -17,7 +17,7 @@ from rigs.publishing import running
 from rigs.waiting import until
 
 from appliance.cli.doctor import publishing, publishing as doctor
-from appliance.cli.doctor.bounded import of_error
+from appliance.cli.doctor.main import of_error
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import ApplianceSettings, MqttSettings, Settings, StoreSettings
 from appliance.errors import BrokerError
