@@ -15,8 +15,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from appliance.errors import ModelError
 from appliance.model.bundle import (
     CROSS_FILE,
@@ -38,7 +36,7 @@ from appliance.model.checkpoint import Checkpoint, load_checkpoint
 from appliance.model.library import drafted
 from appliance.model.shapes import ADDED_FILE, GENERATION_FILE, VOCAB_FILE, WhisperConfig
 from appliance.model.tensors import read_json
-from appliance.model.whisper import Written, write_cross, write_embedding, write_encoder, write_step
+from appliance.model.whisper import write_cross, write_embedding, write_encoder, write_step
 
 END, START, NO_TIMESTAMPS = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"
 TRANSCRIBE = "<|transcribe|>"
@@ -84,13 +82,11 @@ def build_bundle(checkpoint_folder: Path, out: Path, recipe: Recipe) -> None:
     vocabulary = read_vocabulary(checkpoint_folder)
     bundle = _describe(checkpoint, checkpoint_folder, vocabulary, recipe, out)
     int8, positions = bundle.quantize == "int8", bundle.positions
-    written = Written(bundle.kept, bundle.tokens.end_of_text, bundle.vocabulary_scan == "int4")
-    order = np.concatenate([bundle.kept, bundle.left_out])
     with drafted(out, "a bundle") as draft:
-        write_embedding(checkpoint, order, draft / EMBEDDING_FILE, int8)
+        write_embedding(checkpoint, bundle, draft / EMBEDDING_FILE)
         write_encoder(checkpoint, positions, draft / ENCODER_FILE, int8=int8)
         write_cross(checkpoint, positions, draft / CROSS_FILE, int8=int8)
-        write_step(checkpoint, written, positions, draft / STEP_FILE, int8=int8)
+        write_step(checkpoint, bundle, draft / STEP_FILE)
         write_json(draft / VOCABULARY_FILE, vocabulary)
         write_manifest(bundle, draft)
 

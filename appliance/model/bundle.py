@@ -36,7 +36,8 @@ DECODER_FILES = DECODER_HEF, TOKEN_TABLE, PLACE_TABLE = (
     "token_embedding_weight.npy",
     "onnx_add_input.npy",
 )
-"""Hailo's decoder: its HEF, and the two tables from which the host makes its input."""
+"""Hailo's decoder: its HEF, and the two tables, named as in Hailo's store, from which the host
+makes the network's input."""
 QUANTIZE = ("none", "int8")
 """none: all weights are float32 and the graphs compute exactly what the checkpoint does. int8: the
 matrices are 8 bits wide, the rest and the token embedding float16; computing stays in float32."""

@@ -14,7 +14,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields as fields_of
 from pathlib import Path
 
 import numpy as np
@@ -81,13 +81,14 @@ class Edge:
         return height * width * features
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """What is read of a HEF's description."""
 
     architecture: int
     """Of HailoRT's ProtoHEFHwArch."""
     compiler: str
+    """Version of Hailo's compiler, as it wrote it."""
     inputs: tuple[Edge, ...]
     outputs: tuple[Edge, ...]
     """In no order."""
@@ -95,8 +96,8 @@ class Description:
     """Their names, in the order of the compiled graph; empty where the file does not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hef:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hef(Description):
     """A HEF that is whole: lengths and checksum are right."""
 
     file: Path
@@ -104,16 +105,17 @@ class Hef:
     """Of the header, 0 to 3."""
     checksum: str
     """Hexadecimal; MD5, CRC-32 or XXH3 by version."""
-    made_for: str
-    """The chip that it was compiled for, as people call it."""
-    chips: tuple[str, ...]
-    """hailo8, hailo8l, hailo10h: those that run it; none of them for a chip unknown here."""
-    compiler: str
-    """Version of Hailo's compiler, as it wrote it."""
-    inputs: tuple[Edge, ...]
-    outputs: tuple[Edge, ...]
-    output_order: tuple[str, ...]
-    """Names of the outputs, as in Description."""
+
+    @property
+    def made_for(self) -> str:
+        """The chip that it was compiled for, as people call it."""
+        unknown = f"an unknown chip (number {self.architecture})"
+        return ARCHITECTURES.get(self.architecture, (unknown, ()))[0]
+
+    @property
+    def chips(self) -> tuple[str, ...]:
+        """hailo8, hailo8l, hailo10h: those that run it; none of them for a chip unknown here."""
+        return ARCHITECTURES.get(self.architecture, ("", ()))[1]
 
     def check_chip(self, chip: str) -> None:
         """Raises ModelError unless `chip` (hailo8...) runs it."""
@@ -184,7 +186,8 @@ def read_hef(file: Path) -> Hef:
         description = describe(content.data[size : size + length])
     except ValueError as error:
         raise _refused(file, "a description of the network", str(error)) from error
-    return _hef(file, version, checksum, description)
+    values = {each.name: getattr(description, each.name) for each in fields_of(Description)}
+    return Hef(file=file, version=version, checksum=checksum, **values)
 
 
 def verify_hef(file: Path, bundle: Bundle, chip: str = "") -> Hef:
@@ -225,15 +228,6 @@ def _check(file: Path, content: NDArray[np.uint8], version: int, length: int) ->
     return found
 
 
-def _hef(file: Path, version: int, checksum: str, description: Description) -> Hef:
-    number = description.architecture
-    made_for, chips = ARCHITECTURES.get(number, (f"an unknown chip (number {number})", ()))
-    return Hef(
-        file, version, checksum, made_for, chips, description.compiler,
-        description.inputs, description.outputs, description.output_order,
-    )  # fmt: skip
-
-
 def _refused(file: Path, expected: str, found: str) -> ModelError:
     return ModelError(f"{file}: expected {expected}, found {found}; fetch or compile the HEF again")
 
@@ -258,15 +252,11 @@ def describe(message: memoryview) -> Description:
             for context in _follow(network, path):
                 _collect(context, edges)
     return Description(
-        _number(header, ARCHITECTURE),
-        compiler.strip(),
-        tuple(edges[0].values()),
-        tuple(edges[1].values()),
-        tuple(
-            _text(name)
-            for network in _messages(message, NETWORKS)
-            for name in _messages(network, OUTPUT_ORDER)
-        ),
+        architecture=_number(header, ARCHITECTURE),
+        compiler=compiler.strip(),
+        inputs=tuple(edges[0].values()),
+        outputs=tuple(edges[1].values()),
+        output_order=tuple(_text(name) for name in _follow(message, (NETWORKS, OUTPUT_ORDER))),
     )
 
 

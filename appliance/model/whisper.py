@@ -11,14 +11,13 @@ the last one: key 0, value 0, and the logarithm of their number added to its sco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from appliance.model.bundle import BEST, EMBEDDING_FILE
+from appliance.model.bundle import BEST, EMBEDDING_FILE, Bundle
 from appliance.model.checkpoint import Checkpoint
 from appliance.model.graph import BLOCK_4, MICROSOFT, RuntimeGraph, to_int4
 from appliance.model.shapes import DECODER, EMBEDDING, ENCODER, SOUND_POSITIONS, WhisperConfig
@@ -78,27 +77,15 @@ def _attend_to_itself(graph: RuntimeGraph, normed: str, block: str, config: Whis
     return graph.linear(seen, f"{block}.out_proj")
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Which tokens can be written, and how the best of them is found."""
-
-    kept: NDArray[np.intp]
-    """Ids (K,), ascending; the first rows of the embedding's file."""
-    end_of_text: int
-    int4_scan: bool
-
-
-def write_embedding(
-    checkpoint: Checkpoint, order: NDArray[np.intp], file: Path, int8: bool
-) -> None:
-    """Writes the token embedding (vocabulary, d) row by row in `order`: little-endian float32, or
-    float16 if `int8`.
+def write_embedding(checkpoint: Checkpoint, bundle: Bundle, file: Path) -> None:
+    """Writes the token embedding (vocabulary, d) row by row, those of the tokens that can be
+    written first: little-endian float32, or float16 in an int8 bundle.
     """
-    table = checkpoint.weights[EMBEDDING]
+    table, order = checkpoint.weights[EMBEDDING], np.concatenate([bundle.kept, bundle.left_out])
     with file.open("wb") as stream:
         for start in range(0, len(order), ROWS_AT_ONCE):
             rows = table[order[start : start + ROWS_AT_ONCE]]
-            stream.write(rows.astype("<f2" if int8 else "<f4").tobytes())
+            stream.write(rows.astype("<f2" if bundle.quantize == "int8" else "<f4").tobytes())
 
 
 def write_cross(checkpoint: Checkpoint, positions: int, file: Path, *, int8: bool) -> None:
@@ -122,9 +109,7 @@ def write_cross(checkpoint: Checkpoint, positions: int, file: Path, *, int8: boo
     graph.save(file, "whisper_cross")
 
 
-def write_step(
-    checkpoint: Checkpoint, written: Written, positions: int, file: Path, *, int8: bool
-) -> None:
+def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path) -> None:
     """Writes step.onnx: n new tokens behind those known -> what follows w of them.
 
     Inputs: embedded (1, n, d) the tokens' rows of the embedding; places (n,) int64 where they
@@ -138,20 +123,22 @@ def write_step(
     says where they are greatest, end-of-text behind, and exact (w, BEST + 1) what is right there.
     """
     config = checkpoint.config
-    graph = RuntimeGraph(checkpoint.weights, int8=int8, many_rows=False)
-    normed = _layers(graph, checkpoint, positions)
+    graph = RuntimeGraph(checkpoint.weights, int8=bundle.quantize == "int8", many_rows=False)
+    normed = _layers(graph, checkpoint, bundle.positions)
     wanted = graph.input("wanted", ("wanted",), TensorProto.INT64)
     asked = graph.node("Gather", normed, wanted, axis=1)
     final = graph.node("Squeeze", asked, graph.constant("first_axis", np.array([0])))
-    size = len(written.kept)
-    logits = _kept_logits(graph, final, checkpoint.weights, written)
+    kept, int4_scan = bundle.kept, bundle.vocabulary_scan == "int4"
+    size = len(kept)
+    logits = kept_logits(graph, final, checkpoint.weights, kept, int4_scan=int4_scan)
     graph.output(logits, "logits", ("wanted", size))
     graph.output(graph.node("Softmax", "logits", axis=-1), "odds", ("wanted", size))
     started = graph.input("started", ("started",), TensorProto.INT64)
-    others = _left_out_logits(graph, graph.node("Gather", final, started), checkpoint, written)
+    others = _left_out_logits(graph, graph.node("Gather", final, started), checkpoint, size)
     graph.output(others, "left_out", ("started", config.vocab_size - size))
-    if written.int4_scan:
-        _rescore(graph, final, written, config.d_model)
+    if int4_scan:
+        end = np.searchsorted(kept, [bundle.tokens.end_of_text])
+        _rescore(graph, final, end, (size, config.d_model))
     graph.save(file, "whisper_step")
 
 
@@ -179,16 +166,18 @@ def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, positions: int) -> str:
     return normed
 
 
-def _kept_logits(graph: RuntimeGraph, final: str, weights: Weights, written: Written) -> str:
-    """Logits (w, K) of states (w, d)."""
-    kept = written.kept
+def kept_logits(
+    graph: RuntimeGraph, final: str, weights: Weights, kept: NDArray[np.intp], *, int4_scan: bool
+) -> str:
+    """Logits (w, K) of states (w, d) for the K tokens `kept`, whose embeddings come first in the
+    embedding's file; from 4-bit numbers with `int4_scan`."""
     if not graph.int8:
         shape = (len(kept), weights[EMBEDDING].shape[1])
         return graph.node(
             "Gemm", final, graph.elsewhere(EMBEDDING, shape, EMBEDDING_FILE), transB=1
         )
     rows = weights[EMBEDDING][kept]
-    if not written.int4_scan:
+    if not int4_scan:
         return graph.project(final, EMBEDDING, rows.T)
     whole, scales = to_int4(rows)
     return graph.node(
@@ -205,28 +194,28 @@ def _kept_logits(graph: RuntimeGraph, final: str, weights: Weights, written: Wri
     )
 
 
-def _rescore(graph: RuntimeGraph, final: str, written: Written, d_model: int) -> None:
-    """Declares the outputs best and exact, from rough logits and the embedding's own rows."""
+def _rescore(
+    graph: RuntimeGraph, final: str, end: NDArray[np.intp], shape: tuple[int, int]
+) -> None:
+    """Declares the outputs best and exact, from rough logits and the embedding's own rows, (K, d)
+    of `shape`; `end` (1,) is the column of end-of-text."""
     count = graph.constant("best_count", np.array([BEST]))
     best = graph.nodes("TopK", "logits", count, outputs=("", ""))[1]
     first = graph.node("Gather", best, graph.constant("first", np.array([0])), axis=1)
-    end = np.searchsorted(written.kept, [written.end_of_text])
     ends = graph.node(
         "ConstantOfShape", graph.node("Shape", first), value=numpy_helper.from_array(end)
     )
     columns = graph.node("Concat", best, ends, axis=1)
     graph.output(columns, "best", ("wanted", BEST + 1), TensorProto.INT64)
-    table = graph.elsewhere(f"{EMBEDDING}.half", (len(written.kept), d_model), EMBEDDING_FILE)
+    table = graph.elsewhere(f"{EMBEDDING}.half", shape, EMBEDDING_FILE)
     rows = graph.node("Cast", graph.node("Gather", table, "best"), to=TensorProto.FLOAT)
-    exact = graph.node("MatMul", rows, graph.reshape(final, -1, d_model, 1))
+    exact = graph.node("MatMul", rows, graph.reshape(final, -1, shape[1], 1))
     graph.output(graph.reshape(exact, -1, BEST + 1), "exact", ("wanted", BEST + 1))
 
 
-def _left_out_logits(
-    graph: RuntimeGraph, final: str, checkpoint: Checkpoint, written: Written
-) -> str:
-    """Logits (s, vocabulary - K) of states (s, d)."""
-    config, size = checkpoint.config, len(written.kept)
+def _left_out_logits(graph: RuntimeGraph, final: str, checkpoint: Checkpoint, size: int) -> str:
+    """Logits (s, vocabulary - K) of states (s, d); K is `size`."""
+    config = checkpoint.config
     start = (2 if graph.int8 else 4) * size * config.d_model
     shape = (config.vocab_size - size, config.d_model)
     rows = graph.elsewhere(f"{EMBEDDING}.left_out", shape, EMBEDDING_FILE, start)

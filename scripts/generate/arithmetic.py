@@ -15,7 +15,7 @@ import numpy as np
 from appliance.infer import arithmetic
 from appliance.model.graph import RuntimeGraph
 from appliance.model.shapes import EMBEDDING
-from appliance.model.whisper import Written, _kept_logits
+from appliance.model.whisper import kept_logits
 
 
 def write(file: Path) -> None:
@@ -31,8 +31,8 @@ def write(file: Path) -> None:
     one = graph.input("one", (1, 1, inner))
     graph.output(graph.project(one, "one", matrix), "one_row", (1, 1, columns))
     flat = graph.reshape(one, 1, inner)
-    written = Written(np.arange(columns), 0, int4_scan=True)
-    graph.output(_kept_logits(graph, flat, weights, written), "4_bits", (1, columns))
+    logits = kept_logits(graph, flat, weights, np.arange(columns), int4_scan=True)
+    graph.output(logits, "4_bits", (1, columns))
     graph.save(file, "int8_arithmetic")
 
 

@@ -19,12 +19,17 @@ from appliance.errors import ModelError
 from appliance.infer.hailo.device import NpuModel, Shapes
 from appliance.infer.hailo.errors import NpuError
 from appliance.infer.network import Step
-from appliance.model import Bundle, Hef, read_hef
+from appliance.model import (
+    DECODER_FILES,
+    DECODER_HEF as DECODER_HEF,
+    PLACE_TABLE,
+    TOKEN_TABLE,
+    Bundle,
+    Hef,
+    read_hef,
+)
 from appliance.records import States
 
-DECODER_HEF = "decoder.hef"
-TOKEN_TABLE, PLACE_TABLE = "token_embedding_weight.npy", "onnx_add_input.npy"
-"""Named as in Hailo's store."""
 PAD = 0
 """Fills the sequence behind its last token, as in Hailo's calibration sets; no token sees those
 behind it."""
@@ -38,7 +43,7 @@ class DecoderFiles:
     def __init__(self, bundle: Bundle) -> None:
         """Opens the tables. Raises ModelError."""
         self.bundle = bundle
-        for name in (DECODER_HEF, TOKEN_TABLE, PLACE_TABLE):
+        for name in DECODER_FILES:
             if name not in bundle.files:
                 raise ModelError(
                     f"{bundle.folder}: expected {name} in the model, as [decoder] backend = hailo "

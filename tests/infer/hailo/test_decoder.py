@@ -20,11 +20,11 @@ from appliance.errors import ConfigError, DeviceError, ModelError
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
-from appliance.infer.hailo.decoder_network import PLACE_TABLE, TOKEN_TABLE, DecoderFiles
+from appliance.infer.hailo.decoder_network import DecoderFiles
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import LIMITS, Limits, open_npu
 from appliance.infer.transcriber import open_transcriber
-from appliance.model.bundle import HEF_FILE, Bundle, Guards
+from appliance.model.bundle import HEF_FILE, PLACE_TABLE, TOKEN_TABLE, Bundle, Guards
 from appliance.model.hef import read_hef
 from appliance.records import States, Window
 
