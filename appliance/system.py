@@ -182,7 +182,7 @@ class Child:
 
         self._connection, theirs = Pipe()
         self._output, output = Pipe(duplex=False)
-        self._printed = b""
+        self._printed, self._ended = b"", False
         kind: type[SpawnProcess | ForkProcess] = ForkProcess
         order: object = (work, arguments)
         inherited = [self._connection, self._output]
@@ -255,12 +255,14 @@ class Child:
         self.close()
 
     def _end(self, wait_s: float) -> None:
+        if self._ended:  # its number may be another's by now
+            return
+        self._ended = True
         self._process.join(wait_s)
-        for kill in (os.killpg, os.kill):
-            # the group's number is the child's own, once it has begun
-            if self._process.pid and (kill is os.killpg or self._process.is_alive()):
-                with suppress(OSError):
-                    kill(self._process.pid, signal.SIGKILL)
+        if self._process.pid:
+            with suppress(OSError):  # it has a group of its own number once it has begun
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.join(REAP_S)
         if self._process.is_alive():  # or this interpreter waits for it at its own end
             from multiprocessing.process import _children  # type: ignore[attr-defined]
@@ -268,15 +270,15 @@ class Child:
             _children.discard(self._process)
 
     def _death(self) -> ChildDiedError:
-        self._process.join(REAP_S)
+        self._end(REAP_S)
         status = self._process.exitcode
-        self._end(0.0)
         while not self._output.closed and self._output.poll(0):
             self._read_output()
-        if status is None or status >= 0:
-            how = "no answer" if status is None else f"status {status}"
-            return ChildDiedError(how, 0, self.printed)
-        return ChildDiedError(signal.Signals(-status).name, -status, self.printed)
+        number = max(0, -(status or 0))
+        how = f"signal {number}" if number else f"status {status}"
+        with suppress(ValueError):  # not every real-time signal has a name, and 0 has none
+            how = signal.Signals(number).name
+        return ChildDiedError(how, number, self.printed)
 
     def _read_output(self) -> None:
         data = os.read(self._output.fileno(), 1 << 16)
