@@ -13,6 +13,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
+from appliance.system import one_line
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor; None where the size may vary."""
@@ -57,7 +58,7 @@ class Session:
         except _FAILURES as error:
             raise ModelError(
                 f"{file}: expected a graph that onnxruntime {onnxruntime.__version__} loads, "
-                f"found: {_one_line(error)}; build or install the bundle again"
+                f"found: {one_line(error)}; build or install the bundle again"
             ) from error
         _check_tensors(file, "input", inputs, self._session.get_inputs())
         _check_tensors(file, "output", outputs, self._session.get_outputs())
@@ -69,7 +70,7 @@ class Session:
             results: list[NDArray[np.float32]] = self._session.run(self._outputs, dict(feeds))
         except _FAILURES as error:
             raise ModelError(
-                f"{self._file}: running the graph failed: {_one_line(error)}"
+                f"{self._file}: running the graph failed: {one_line(error)}"
             ) from error
         return results
 
@@ -108,7 +109,7 @@ class Bound:
             self._session.run_with_iobinding(self._binding)
         except _FAILURES as error:
             raise ModelError(
-                f"{self._file}: running the graph failed: {_one_line(error)}"
+                f"{self._file}: running the graph failed: {one_line(error)}"
             ) from error
 
 
@@ -167,10 +168,6 @@ def _check_tensors(
 
 def _show(shape: Shape) -> str:
     return "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 _silence_next = True

@@ -18,6 +18,7 @@ import numpy as np
 
 from appliance.errors import DeviceError
 from appliance.model import Hef
+from appliance.system import one_line
 
 VARIABLE = "ROOMSCRIBE_HAILO_ROOT"
 """Names a folder to be looked at in place of / for nodes and modules."""
@@ -182,7 +183,7 @@ def explain(error: BaseException, situation: Situation) -> NpuError:
             compiler=f" (compiler {hef.compiler})" if hef else "",
         )
     else:
-        said = " ".join(str(error).split()) or type(error).__name__
+        said = one_line(error)
         cause, text = "unknown", f"{situation.doing} failed: {said}; {REPEATED}"
     number = "" if status is None else f" (HailoRT status {status})"
     return NpuError(cause, text + number)
