@@ -67,7 +67,7 @@ def load_binding() -> Any:
 
 def identify(binding: Any) -> Identity:
     """What the first chip says of itself; works beside a running model. Raises NpuError."""
-    situation = Situation("asking the chip what it is", binding.__version__, scan=scanner(binding))
+    situation = situation_of("asking the chip what it is", binding)
     fault: NpuError | None = None
     try:
         ids = binding.Device.scan()
@@ -101,9 +101,9 @@ def find_chip() -> str | None:
         ) from None
 
 
-def scanner(binding: Any) -> Callable[[], list[str]]:
-    """Device.scan, for a Situation."""
-    return lambda: list(binding.Device.scan())
+def situation_of(doing: str, binding: Any, hef: Hef | None = None) -> Situation:
+    """What is going on, for messages."""
+    return Situation(doing, str(binding.__version__), hef, lambda: list(binding.Device.scan()))
 
 
 class NpuModel:
@@ -193,8 +193,7 @@ class NpuModel:
         self._configured.run_async([self._bindings], store).wait(within_ms)
 
     def _situation(self) -> Situation:
-        version = str(self._binding.__version__)
-        return Situation(self.doing, version, self._hef, scanner(self._binding))
+        return situation_of(self.doing, self._binding, self._hef)
 
 
 def guarded(action: Callable[[], None], situation: Callable[[], Situation]) -> None:

@@ -22,10 +22,10 @@ from appliance.infer.hailo.device import (
     load_binding,
     quietly,
     read,
-    scanner,
+    situation_of,
     too_hot,
 )
-from appliance.infer.hailo.errors import NpuError, Situation
+from appliance.infer.hailo.errors import NpuError
 from appliance.model import Bundle, Hef, verify_hef
 from appliance.records import Mel, States
 
@@ -101,7 +101,9 @@ class Npu:
         self._device: Any = None
         self._encoder: NpuModel | None = None
         try:
-            guarded(lambda: self._open(share), self._situation)
+            guarded(
+                lambda: self._open(share), lambda: situation_of("opening the chip", binding, hef)
+            )
             self._encoder = NpuModel(binding, self._device, hef, self._check)
             self._first_job(self._encoder, "encoding")
             if decoder:
@@ -174,7 +176,3 @@ class Npu:
         for values in model.outputs.values():
             model.check_finite(values)
         model.doing = then
-
-    def _situation(self) -> Situation:
-        version = str(self.binding.__version__)
-        return Situation("opening the chip", version, self.hef, scanner(self.binding))
