@@ -1,7 +1,4 @@
-"""A small disk for tests of full ones.
-
-A disk that refuses, a folder in memory, and the daemon's log on them.
-"""
+"""A small disk that may be full or refuse, a folder in memory, and the daemon's log on them."""
 
 from __future__ import annotations
 
@@ -66,7 +63,7 @@ class Folder(MemoryFolder):
             self.path.rmdir()
 
 
-class House:
+class DiskRig:
     """A disk, a folder in memory, and the daemon's log on them."""
 
     def __init__(self, disk: Path, memory: Path) -> None:
@@ -91,9 +88,9 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path, memory: Path) -> Iterator[House]:
+def rig(tmp_path: Path, memory: Path) -> Iterator[DiskRig]:
     with mounted(tmp_path / "disk", "2m") as disk:
-        found = House(disk, memory)
+        found = DiskRig(disk, memory)
         yield found
         found.read_only(False)
 

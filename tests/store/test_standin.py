@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.disks import IMPATIENT, House, deliver, fill, tell
+from rigs.disks import IMPATIENT, DiskRig, deliver, fill, tell
 from rigs.needs import needs_memory
 from rigs.publishing import transcript
 from rigs.stores import connection_of
@@ -27,64 +27,64 @@ pytestmark = needs_memory
 
 
 def test_a_read_only_disk_at_the_start_is_stood_in_for_and_has_all_of_it_later(
-    house: House,
+    rig: DiskRig,
 ) -> None:
-    with house.log() as (store, _):
+    with rig.log() as (store, _):
         for text in ("one", "two", "three"):
             store.append(transcript(text))
         store.move_cursor(1)
-    house.read_only()
-    with house.log() as (store, lasting):
+    rig.read_only()
+    with rig.log() as (store, lasting):
         assert lasting.standing_in
-        assert "cannot be written" in (house.told[0] or "")
+        assert "cannot be written" in (rig.told[0] or "")
         assert store.append(transcript("four")).seq == 4
         assert deliver(store) == ["two", "three", "four"]
-        assert house.numbers() == {"one": 1, "two": 2, "three": 3}, "read-only, and readable"
+        assert rig.numbers() == {"one": 1, "two": 2, "three": 3}, "read-only, and readable"
         lasting.look_after()
         assert lasting.standing_in
-        house.read_only(False)
+        rig.read_only(False)
         lasting.look_after()
         assert not lasting.standing_in
-        assert house.told[1:] == [None]
+        assert rig.told[1:] == [None]
         assert deliver(store) == []
         assert store.append(transcript("five")).seq == 5
-    assert house.numbers() == {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5}
-    assert not house.memory.path.exists()
+    assert rig.numbers() == {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5}
+    assert not rig.memory.path.exists()
 
 
-def test_a_disk_that_becomes_full_under_the_daemon_loses_nothing(house: House) -> None:
-    with house.log() as (store, lasting):
+def test_a_disk_that_becomes_full_under_the_daemon_loses_nothing(rig: DiskRig) -> None:
+    with rig.log() as (store, lasting):
         store.append(transcript("one"))
         assert deliver(store) == ["one"]
         store.append(transcript("two"))
-        fill(house.disk)
+        fill(rig.disk)
         stored = [store.append(transcript(f"{number} " + "lamp " * 2000)) for number in range(40)]
         assert lasting.standing_in
         assert [one.seq for one in stored] == list(range(3, 43))
         assert deliver(store)[0] == "two"
-        (house.disk / "filler").unlink()
+        (rig.disk / "filler").unlink()
         lasting.look_after()
         assert not lasting.standing_in
         assert deliver(store) == []
-    assert sorted(house.numbers().values()) == list(range(1, 43))
+    assert sorted(rig.numbers().values()) == list(range(1, 43))
 
 
-def test_a_crash_leaves_the_stand_in_to_the_next_start(house: House) -> None:
-    house.read_only()
-    path = house.disk / "state" / FILE_NAME
-    first = LastingDatabase(path, house.memory, house.told.append, IMPATIENT)
-    store = Store(first, house.settings)
+def test_a_crash_leaves_the_stand_in_to_the_next_start(rig: DiskRig) -> None:
+    rig.read_only()
+    path = rig.disk / "state" / FILE_NAME
+    first = LastingDatabase(path, rig.memory, rig.told.append, IMPATIENT)
+    store = Store(first, rig.settings)
     one = store.append(transcript("one"))
     assert deliver(store) == ["one"]
     store.append(transcript("two"))
     # killed here; the next process still finds the disk read-only, the one after it does not
-    with house.log() as (again, lasting):
+    with rig.log() as (again, lasting):
         assert lasting.standing_in
         assert again.append(one.transcript).seq == one.seq
         assert deliver(again) == ["two"]
         again.append(transcript("three"))
-    house.read_only(False)
-    with house.log() as (healed, lasting):
+    rig.read_only(False)
+    with rig.log() as (healed, lasting):
         assert not lasting.standing_in
         assert deliver(healed) == ["three"]
         assert [row.transcript.text for row in healed.after(0)] == ["one", "two", "three"]
@@ -93,72 +93,72 @@ def test_a_crash_leaves_the_stand_in_to_the_next_start(house: House) -> None:
 
 @pytest.mark.parametrize("after_delete", [False, True])
 def test_a_crash_between_merging_and_deleting_stores_nothing_twice(
-    house: House, after_delete: bool
+    rig: DiskRig, after_delete: bool
 ) -> None:
-    house.read_only()
-    with house.log() as (store, _):
+    rig.read_only()
+    with rig.log() as (store, _):
         store.append(transcript("one"))
         store.append(transcript("two"))
-    house.read_only(False)
-    obstacle = house.memory.path / f"{FILE_NAME}.damaged-20261101T000000Z"
+    rig.read_only(False)
+    obstacle = rig.memory.path / f"{FILE_NAME}.damaged-20261101T000000Z"
     if not after_delete:
         obstacle.mkdir()  # what cannot be deleted as a file
-    with house.log() as (store, _):
+    with rig.log() as (store, _):
         assert deliver(store) == ["one", "two"]
         store.append(transcript("three"))
-    assert (house.memory.path / FILE_NAME).exists() is not after_delete
+    assert (rig.memory.path / FILE_NAME).exists() is not after_delete
     if not after_delete:
         obstacle.rmdir()
-    with house.log() as (store, _):
+    with rig.log() as (store, _):
         assert deliver(store) == ["three"]
-    assert list(house.numbers()) == ["one", "two", "three"]
+    assert list(rig.numbers()) == ["one", "two", "three"]
 
 
-def test_a_full_disk_with_a_little_room_is_not_tried_again_and_again(house: House) -> None:
-    with house.log() as (store, _):
+def test_a_full_disk_with_a_little_room_is_not_tried_again_and_again(rig: DiskRig) -> None:
+    with rig.log() as (store, _):
         store.append(transcript("one"))
-    fill(house.disk)
-    os.truncate(house.disk / "filler", (house.disk / "filler").stat().st_size - 100_000)
-    with house.log() as (store, lasting):
+    fill(rig.disk)
+    os.truncate(rig.disk / "filler", (rig.disk / "filler").stat().st_size - 100_000)
+    with rig.log() as (store, lasting):
         assert lasting.standing_in
         lasting.look_after()
         assert lasting.standing_in
-    assert not (house.disk / "state" / f"{FILE_NAME}.probe").exists()
+    assert not (rig.disk / "state" / f"{FILE_NAME}.probe").exists()
 
 
 def test_a_log_of_a_newer_version_a_mistake_and_a_lock_are_not_stood_in_for(
     tmp_path: Path, memory: Path
 ) -> None:
-    house = House(tmp_path, memory)
-    with house.log() as (store, lasting):
+    rig = DiskRig(tmp_path, memory)
+    with rig.log() as (store, lasting):
         connection = lasting._present.connection
         assert connection is not None
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match="newer"), house.log():
+    with pytest.raises(StoreError, match="newer"), rig.log():
         pass
     (tmp_path / "state" / FILE_NAME).unlink()
-    with house.log() as (store, lasting):
-        with Store.open(house.settings, beside_daemon=True) as other:
+    with rig.log() as (store, lasting):
+        with Store.open(rig.settings, beside_daemon=True) as other:
             held = connection_of(other)
             held.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreError, match="locked by another"):
                 store.append(transcript())
             held.execute("ROLLBACK")
         assert not lasting.standing_in
-    house.settings = StoreSettings(path=str(tmp_path / "file"))
+    rig.settings = StoreSettings(path=str(tmp_path / "file"))
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StoreError, match="file"):
-        LastingDatabase(tmp_path / "file" / FILE_NAME, house.memory, house.told.append)
-    assert not house.told
+        LastingDatabase(tmp_path / "file" / FILE_NAME, rig.memory, rig.told.append)
+    assert not rig.told
 
 
-def test_without_memory_the_daemon_ends_as_it_must(house: House) -> None:
+def test_without_memory_the_daemon_ends_as_it_must(rig: DiskRig) -> None:
     def nowhere() -> None:
         raise OSError(13, "no memory")
 
-    house.memory.take = nowhere  # type: ignore[method-assign]
-    house.read_only()
-    with pytest.raises(StoreError, match="Read-only"), house.log():
+    rig.memory.take = nowhere  # type: ignore[method-assign]
+    rig.read_only()
+    with pytest.raises(StoreError, match="Read-only"), rig.log():
         pass
 
 
@@ -179,41 +179,41 @@ def test_what_no_broker_has_survives_damage_that_takes_its_pages(tmp_path: Path)
 
 
 def test_what_could_not_be_read_of_the_file_is_told_after_the_merge(
-    house: House,
+    rig: DiskRig,
 ) -> None:
-    with house.log() as (store, _):
+    with rig.log() as (store, _):
         for text in ("one", "two", "three"):
             store.append(transcript(text))
         assert store.cursor() == 0
         store.move_cursor(1)
-    file = house.disk / "state" / FILE_NAME
+    file = rig.disk / "state" / FILE_NAME
     hidden = file.rename(file.with_name("hidden"))
-    house.read_only()
-    with house.log() as (store, _):
+    rig.read_only()
+    with rig.log() as (store, _):
         assert store.append(transcript("four")).seq > 1_700_000_000
         assert deliver(store) == ["four"]
-    house.read_only(False)
+    rig.read_only(False)
     hidden.rename(file)
-    with house.log() as (store, _):
+    with rig.log() as (store, _):
         assert deliver(store) == ["two", "three"]
         assert deliver(store) == []
-    assert set(house.numbers()) == {"one", "two", "three", "four"}
+    assert set(rig.numbers()) == {"one", "two", "three", "four"}
 
 
 def test_more_than_is_taken_over_is_told_after_the_merge_under_a_running_publisher(
-    house: House,
+    rig: DiskRig,
 ) -> None:
-    with house.log() as (store, _):
+    with rig.log() as (store, _):
         for text in ("one", "two", "three", "four"):
             store.append(transcript(text))
-    house.read_only()
-    with house.log(replace(IMPATIENT, taken=2)) as (store, lasting):
+    rig.read_only()
+    with rig.log(replace(IMPATIENT, taken=2)) as (store, lasting):
         outbox = Outbox(store, 1e9)
         sent = []
         for stored in outbox.due(10):
             sent.append(stored.transcript.text)
             outbox.sent(len(sent), stored.seq)
-        house.read_only(False)
+        rig.read_only(False)
         lasting.look_after()
         assert sent == ["three", "four"]
         assert outbox.acknowledged(1)
@@ -225,64 +225,64 @@ def test_more_than_is_taken_over_is_told_after_the_merge_under_a_running_publish
         assert sent == ["three", "four", "one", "two"]
 
 
-def test_what_somebody_deleted_meanwhile_does_not_come_back(house: House) -> None:
-    with house.log() as (store, _):
+def test_what_somebody_deleted_meanwhile_does_not_come_back(rig: DiskRig) -> None:
+    with rig.log() as (store, _):
         store.append(transcript("one"))
         store.append(transcript("two"))
         deliver(store)
-    house.read_only()
-    with house.log() as (store, lasting):
+    rig.read_only()
+    with rig.log() as (store, lasting):
         store.append(transcript("three"))
-        house.read_only(False)
-        with Store.open(house.settings, beside_daemon=True) as guest:
+        rig.read_only(False)
+        with Store.open(rig.settings, beside_daemon=True) as guest:
             guest.delete(Wanted(None, None, ()))
         lasting.look_after()
-    assert house.numbers() == {"three": 3}
+    assert rig.numbers() == {"three": 3}
 
 
-def test_a_new_card_gets_what_no_broker_has(house: House) -> None:
-    with house.log() as (store, _):
+def test_a_new_card_gets_what_no_broker_has(rig: DiskRig) -> None:
+    with rig.log() as (store, _):
         store.append(transcript("one"))
         deliver(store)
         store.append(transcript("two"))
-    house.read_only()
-    with house.log() as (store, lasting):
+    rig.read_only()
+    with rig.log() as (store, lasting):
         store.append(transcript("three"))
-        house.read_only(False)
-        for file in (house.disk / "state").iterdir():
+        rig.read_only(False)
+        for file in (rig.disk / "state").iterdir():
             file.unlink()
         lasting.look_after()
         assert deliver(store) == ["two", "three"]
-    assert house.numbers() == {"two": 2, "three": 3}
+    assert rig.numbers() == {"two": 2, "three": 3}
 
 
 @pytest.mark.parametrize("meanwhile", [[], ["four"]])
 def test_a_log_that_could_not_be_read_is_told_once_when_it_is_back(
-    house: House, meanwhile: list[str]
+    rig: DiskRig, meanwhile: list[str]
 ) -> None:
-    with house.log() as (store, _):
+    with rig.log() as (store, _):
         for text in ("one", "two", "three"):
             store.append(transcript(text))
         store.move_cursor(2)
-    file = house.disk / "state" / FILE_NAME
+    file = rig.disk / "state" / FILE_NAME
     hidden = file.rename(file.with_name("hidden"))
-    house.read_only()
-    with house.log() as (store, lasting):
+    rig.read_only()
+    with rig.log() as (store, lasting):
         publisher = Outbox(store, 1e9)
         assert tell(publisher) == []
         for text in meanwhile:
             store.append(transcript(text))
         assert tell(publisher) == meanwhile
-        house.read_only(False)
+        rig.read_only(False)
         hidden.rename(file)
         lasting.look_after()
         assert not lasting.standing_in
         assert tell(publisher) == ["three"]
         store.append(transcript("five"))
         assert tell(publisher) == ["five"]
-    with house.log() as (store, _):
+    with rig.log() as (store, _):
         assert tell(Outbox(store, 1e9)) == []
-    numbers = house.numbers()
+    numbers = rig.numbers()
     assert sorted(numbers, key=lambda text: numbers[text]) == [
         *("one", "two", *meanwhile, "three", "five")
     ]

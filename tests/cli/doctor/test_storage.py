@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from rigs.disks import House
+from rigs.disks import DiskRig
 from rigs.needs import needs_memory
 from rigs.publishing import transcript
 
@@ -81,16 +81,16 @@ def test_another_kind_of_file_and_a_newer_log_are_told(tmp_path: Path) -> None:
 
 @needs_memory
 def test_a_read_only_disk_is_a_fault_and_a_log_in_memory_another(
-    house: House, memory: Path, monkeypatch: pytest.MonkeyPatch
+    rig: DiskRig, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(memory))
     monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
-    settings = Settings(store=house.settings)
-    with Store.open(house.settings) as store:
+    settings = Settings(store=rig.settings)
+    with Store.open(rig.settings) as store:
         store.append(transcript())
     assert storage.log(Surroundings(settings)).status == "ok"
     assert storage.disk(Surroundings(settings)).status == "failed", "it is a small disk"
-    house.read_only()
+    rig.read_only()
     assert storage.log(Surroundings(settings)).status == "ok", "read where it cannot be written"
     assert "is read-only" in storage.disk(Surroundings(settings)).found
     with Store.open_lasting(settings, lambda _trouble: None) as store:
