@@ -119,7 +119,3 @@ def fill(disk: Path) -> None:
                 file.write(bytes(4096))
         except OSError:
             pass
-
-
-def refuses(_path: Path) -> None:
-    raise OSError(5, "cannot delete")

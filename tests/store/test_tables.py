@@ -129,17 +129,19 @@ def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(
 
 
 def test_a_failing_step_leaves_the_file_as_it_was_and_can_be_tried_again(
-    settings: StoreSettings, old: Path, monkeypatch: pytest.MonkeyPatch
+    settings: StoreSettings, old: Path
 ) -> None:
-    from appliance.store import tables
-
-    broken = {**tables.MIGRATIONS, 2: (*tables.MIGRATIONS[2], "INSERT INTO nowhere VALUES (1)")}
-    with monkeypatch.context() as patched:
-        patched.setattr(tables, "MIGRATIONS", broken)
-        with pytest.raises(StoreError, match="no such table: nowhere"):
-            Store.open(settings)
+    obstacle = "TRIGGER search_changed"
+    with closing(sqlite3.connect(old, isolation_level=None)) as connection:
+        connection.execute(f"CREATE {obstacle} AFTER DELETE ON outbox BEGIN SELECT 1; END")
+    with pytest.raises(StoreError, match="search_changed already exists"):
+        Store.open(settings)
     assert layout(old) == 1
     assert list(old.parent.glob("*.damaged-*")) == []
+    with closing(sqlite3.connect(old, isolation_level=None)) as connection:
+        found = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+        assert not found & {"search", "search_added"}, "the steps before it are taken back"
+        connection.execute(f"DROP {obstacle}")
     with Store.open(settings) as store:
         assert len(store.after(0)) == 29
 
