@@ -16,16 +16,24 @@ def listed_texts(folder: Path) -> dict[str, str] | None:
 
     None where there is no list. Raises ConfigError for one without the columns.
     """
-    found = next((folder / name for name in LISTS if (folder / name).is_file()), None)
-    if found is None:
+    listed = next((folder / name for name in LISTS if (folder / name).is_file()), None)
+    if listed is None:
         return None
-    with found.open(encoding="utf-8", newline="") as stream:
-        rows = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\")
-        columns = rows.fieldnames or ()
-        file = next((name for name in FILE_COLUMNS if name in columns), None)
-        text = next((name for name in TEXT_COLUMNS if name in columns), None)
+    texts = {}
+    for row in read_rows(listed):
+        file = next((name for name in FILE_COLUMNS if name in row), None)
+        text = next((name for name in TEXT_COLUMNS if name in row), None)
         if file is None or text is None:
             raise ConfigError(
-                f"{found}: expected the columns file and text, found {', '.join(columns)}"
+                f"{listed}: expected the columns file and text, found {', '.join(row)}"
             )
-        return {row[file]: row[text] for row in rows if row[text]}
+        if row[text]:
+            texts[row[file]] = row[text]
+    return texts
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    """The rows of a list by the names of their columns. A backslash takes the sign behind it as it
+    is; quotation marks are signs like others. Raises OSError."""
+    with file.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\"))

@@ -14,6 +14,7 @@ import soundfile
 from rigs.checkout import HOME_EN, SPEECH
 from rigs.command import errors, roomscribe
 from rigs.daemon import daemon, log_of, write_config
+from rigs.recordings import sentences
 from rigs.waiting import until
 
 from appliance import __version__
@@ -24,9 +25,8 @@ from appliance.errors import ConfigError
 
 
 def sentence(number: int = 0) -> tuple[Path, str]:
-    rows = (SPEECH / "transcripts.tsv").read_text(encoding="utf-8").splitlines()
-    name, _voice, _demo, text = rows[1 + number].split("\t")
-    return SPEECH / name, text
+    chosen = sentences()[number]
+    return chosen.file, chosen.text
 
 
 def test_the_version_is_shown() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import numpy as np
 import pytest
 import soundfile
 from figures.model import Examination, coloured, quiet, synthetic_noises
-from rigs.checkout import HOME_EN, SPEECH
+from rigs.checkout import HOME_EN
+from rigs.recordings import sentences
 from rigs.word_errors import word_error_rate
 
 from appliance.config import Settings
@@ -33,14 +31,11 @@ def test_the_bundle_is_under_8_mb_and_says_that_it_is_for_demonstration() -> Non
 
 
 def test_the_test_set_is_40_sentences_of_small_files_that_say_what_their_table_says() -> None:
-    with (SPEECH / "transcripts.tsv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    assert len(rows) == 40
-    assert len({row["text"] for row in rows}) == 40
-    for row in rows:
-        path: Path = SPEECH / row["file"]
-        assert soundfile.info(path).samplerate == SAMPLE_RATE
-        assert path.stat().st_size < 100_000
+    assert len(sentences()) == 40
+    assert len({one.text for one in sentences()}) == 40
+    for one in sentences():
+        assert soundfile.info(one.file).samplerate == SAMPLE_RATE
+        assert one.file.stat().st_size < 100_000
 
 
 def test_unseen_sentences_of_unseen_voices_are_heard_through_the_whole_path(

@@ -12,7 +12,6 @@ bundle that is given is skipped by name, so three runs see everything: tiny at 3
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from dataclasses import replace
@@ -26,6 +25,7 @@ from figures.model import read, to_int16
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from rigs.checkout import shared
+from rigs.recordings import manifest
 from rigs.word_errors import word_error_rate, words
 
 from appliance.config import Settings
@@ -224,16 +224,13 @@ def test_the_word_errors_of_read_speech_are_near_the_published_ones(
 
 def recordings(place: str, speakers: str) -> list[tuple[Path, str]]:
     """Recordings and transcripts of a folder of the manifest; of these speakers, if any."""
-    folder = shared("data/audio")
-    with (folder / "MANIFEST.tsv").open(encoding="utf-8", newline="") as file:
-        table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\")
-        return [
-            (folder / row["path"], row["transcript"])
-            for row in table
-            if row["path"].startswith(f"{place}/")
-            and row["transcript"]
-            and (not speakers or Path(row["path"]).name.split("-")[0] in speakers.split())
-        ]
+    return [
+        (file, row["transcript"])
+        for file, row in manifest(shared("data/audio"))
+        if row["path"].startswith(f"{place}/")
+        and row["transcript"]
+        and (not speakers or file.name.split("-")[0] in speakers.split())
+    ]
 
 
 def plain(text: str) -> str:

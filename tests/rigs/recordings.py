@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rigs.checkout import SHARED, SPEECH
+
+from appliance.lab.recordings import read_rows
 
 SHARED_AUDIO = SHARED / "data" / "audio"
 """Recordings of real speech and noise, where there are any."""
@@ -25,14 +26,11 @@ class Sentence:
 
 def sentences() -> list[Sentence]:
     """All of tests/speech, in the order of its list."""
-    with (SPEECH / "transcripts.tsv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
+    rows = read_rows(SPEECH / "transcripts.tsv")
     return [Sentence(SPEECH / row["file"], row["text"], row["demo"] == "yes") for row in rows]
 
 
 def manifest(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     """File and columns (path, category, transcript ...) of each recording in the folder's list."""
-    with (folder / "MANIFEST.tsv").open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\")
-        for row in rows:
-            yield folder / row["path"], row
+    for row in read_rows(folder / "MANIFEST.tsv"):
+        yield folder / row["path"], row

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from appliance.cli.doctor.npu import word_errors as count_errors
+
 
 def words(text: str) -> list[str]:
     """Lower-case words without punctuation."""
@@ -13,13 +15,7 @@ def words(text: str) -> list[str]:
 
 def word_errors(said: str, heard: str) -> tuple[int, int]:
     """Substitutions, insertions and deletions (Levenshtein), and the number of words said."""
-    a, b = words(said), words(heard)
-    row = list(range(len(b) + 1))
-    for i, word in enumerate(a, 1):
-        previous, row = row, [i]
-        for j, other in enumerate(b, 1):
-            row.append(min(previous[j] + 1, row[j - 1] + 1, previous[j - 1] + (word != other)))
-    return row[-1], len(a)
+    return count_errors(words(said), words(heard)), len(words(said))
 
 
 def word_error_rate(said: Sequence[str], heard: Sequence[str]) -> float:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.checkout import HOME_EN, SPEECH
+from rigs.checkout import HOME_EN
+from rigs.recordings import sentences
 from rigs.saturating import Saturating
 
 from appliance.cli.doctor import transcribing
@@ -81,6 +82,5 @@ def test_a_damaged_bundle_is_found_by_its_checksum(tmp_path: Path) -> None:
 
 
 def test_the_packaged_sentence_is_one_of_the_test_set() -> None:
-    rows = (SPEECH / "transcripts.tsv").read_text(encoding="utf-8").splitlines()[1:]
-    name = next(row.split("\t")[0] for row in rows if row.split("\t")[3] == TEXT)
-    assert filecmp.cmp(FILE, SPEECH / name, shallow=False)
+    [file] = [one.file for one in sentences() if one.text == TEXT]
+    assert filecmp.cmp(FILE, file, shallow=False)
