@@ -61,26 +61,16 @@ def log_transcript(stored: StoredTranscript, settings: JournalSettings) -> None:
 def notify(state: str) -> bool:
     """Tells systemd `state`, such as READY=1 or WATCHDOG=1; False when it is not there.
 
-    Any thread. Never raises: the appliance works without systemd, too.
+    As sd_notify(3). Any thread. Never raises: the appliance works without systemd, too.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False
-    try:
-        from systemd import daemon
-    except ImportError:
-        return _notify_by_hand(address, state)
-    try:
-        return bool(daemon.notify(state))
-    except OSError:
-        return False
-
-
-def _notify_by_hand(address: str, state: str) -> bool:
-    """sd_notify(3) in its plain form, for where python3-systemd is missing."""
+    if address.startswith("@"):  # one without a file
+        address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify_socket:
         try:
-            notify_socket.sendto(state.encode(), address.replace("@", "\0", 1))
+            notify_socket.sendto(state.encode(), address)
         except OSError:
             return False
     return True

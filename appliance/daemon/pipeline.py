@@ -153,7 +153,7 @@ class Pipeline:
         self._states: StageQueue[EncodedWindow] = StageQueue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
             tell = functools.partial(self.health.trouble, "log")
-            self._log = log_store = opened.enter_context(store(settings, tell))
+            self._store = opened.enter_context(store(settings, tell))
             node = node_name(settings)
             self.mute = Mute(store_folder(settings.store))
             model = opened.enter_context(transcriber(settings))
@@ -167,17 +167,17 @@ class Pipeline:
                 publisher(
                     settings.mqtt,
                     node,
-                    log_store,
+                    self._store,
                     self.state,
                     home_assistant=settings.homeassistant,
                     stats_source=self.stats,
-                    subscriptions=subscriptions(settings.history, node, log_store, self.mute),
+                    subscriptions=subscriptions(settings.history, node, self._store, self.mute),
                 )
                 if settings.mqtt.enabled
                 else None
             )
             listeners = (self._publisher,) if self._publisher else ()
-            self._scribe = Scribe(settings, model, log_store, self.health, listeners)
+            self._scribe = Scribe(settings, model, self._store, self.health, listeners)
             self._backlog = opened.enter_context(
                 Backlog(settings, self.health, self._scribe.discard)
             )
@@ -361,7 +361,7 @@ class Pipeline:
         """Encoder states -> stored transcripts, until the end of the path."""
         while not isinstance(item := self._states.next(self._idle_s), Sentinel):
             stage.moved()
-            self._log.look_after()
+            self._store.look_after()
             if item is None:
                 self._scribe.tidy()
             else:

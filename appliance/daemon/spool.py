@@ -27,7 +27,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,23 +80,8 @@ class Spooled:
 
 def pack(window: Window, now: Moment) -> bytes:
     """The file's bytes."""
-    header = json.dumps(
-        {
-            "id": window.id,
-            "utterance_id": window.utterance_id,
-            "index": window.index,
-            "last": window.last,
-            "start_s": window.start_s,
-            "speech_end_s": window.speech_end_s,
-            "voiced_s": window.voiced_s,
-            "flags": list(window.flags),
-            "overlap_s": window.overlap_s,
-            "samples": len(window.samples),
-            "boot_id": now.boot_id,
-            "monotonic_s": now.monotonic_s,
-            "wall_s": now.wall_s,
-        }
-    ).encode("ascii")
+    fields = {name: getattr(window, name) for name in FIELDS}
+    header = json.dumps({**fields, "samples": len(window.samples), **asdict(now)}).encode("ascii")
     body = header + window.samples.astype("<i2").tobytes()
     return _FRONT.pack(MAGIC, VERSION, 0, len(header), zlib.crc32(body)) + body
 
@@ -133,18 +118,11 @@ def _window(header: Any, sound: bytes, now: Moment) -> Window:
     if _field(header, "boot_id", _is_text) != now.boot_id or not now.boot_id:
         away_s = max(0.0, now.wall_s - _field(header, "wall_s", _is_number))
         moved_s = now.monotonic_s - away_s - _field(header, "monotonic_s", _is_number)
-    return Window(
-        utterance_id=_field(header, "utterance_id", _is_text),
-        index=_field(header, "index", _is_count),
-        last=_field(header, "last", lambda value: isinstance(value, bool)),
-        samples=np.frombuffer(sound, "<i2").astype(np.int16),
-        start_s=float(_field(header, "start_s", _is_number) + moved_s),
-        speech_end_s=float(_field(header, "speech_end_s", _is_number) + moved_s),
-        voiced_s=float(_field(header, "voiced_s", _is_number)),
-        flags=tuple(_field(header, "flags", _is_texts)),
-        overlap_s=float(_field(header, "overlap_s", _is_number)),
-        id=_field(header, "id", _is_id),
-    )
+    values = {name: _field(header, name, fits) for name, fits in FIELDS.items()}
+    values["start_s"] += moved_s
+    values["speech_end_s"] += moved_s
+    values["flags"] = tuple(values["flags"])
+    return Window(samples=np.frombuffer(sound, "<i2").astype(np.int16), **values)
 
 
 def _field(header: dict[str, Any], name: str, fits: Callable[[Any], bool]) -> Any:
@@ -172,6 +150,20 @@ def _is_texts(value: Any) -> bool:
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[0-9A-Z]{26}", value) is not None
+
+
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    "id": _is_id,
+    "utterance_id": _is_text,
+    "index": _is_count,
+    "last": lambda value: isinstance(value, bool),
+    "start_s": _is_number,
+    "speech_end_s": _is_number,
+    "voiced_s": _is_number,
+    "flags": _is_texts,
+    "overlap_s": _is_number,
+}
+"""The fields of a window that stand in its header as they are, and what fits."""
 
 
 def place(settings: Settings) -> Path:
@@ -315,9 +307,7 @@ class Spool:
             return False
         self._health.trouble("spool", None)
         with self._lock:
-            self._kept[window.id] = Kept(
-                path, window.id, window.utterance_id, window.duration_s, len(data), 0
-            )
+            self._keep(path, window, len(data))
         return True
 
     def load(self, window_id: str) -> Window | None:
@@ -398,16 +388,13 @@ class Spool:
             except (OSError, ValueError) as error:
                 self._damaged(path, error)
                 continue
-            window = found.window
             self._number = max(self._number, int(name[1]))
-            self._kept[window.id] = Kept(
-                path,
-                window.id,
-                window.utterance_id,
-                window.duration_s,
-                path.stat().st_size,
-                found.attempts,
-            )
+            self._keep(path, found.window, path.stat().st_size, found.attempts)
+
+    def _keep(self, path: Path, window: Window, size: int, attempts: int = 0) -> None:
+        """Notes what is in a file."""
+        about = (window.id, window.utterance_id, window.duration_s)
+        self._kept[window.id] = Kept(path, *about, size, attempts)
 
     def _put(self, path: Path, data: bytes) -> None:
         """Writes a file; makes the folder again when it is gone. Raises OSError."""
