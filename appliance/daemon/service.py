@@ -112,7 +112,15 @@ def run(
     running = pipeline(settings)
     while True:
         announcer = Announcer(running, begun_s, still_s)
-        renewed = _live(running, settings, asked, reread, announcer)
+        renewed = None
+        running.start()
+        try:
+            renewed = _supervise(running, settings, asked, reread, announcer)
+        finally:
+            if renewed is None:
+                notify("STOPPING=1\nSTATUS=publishing what was heard")
+            running.stop()
+        running.check()
         if renewed is None:
             return
         begun_s = time.monotonic()
@@ -134,26 +142,6 @@ def _doing(state: ApplianceState) -> str:
     return "listening" if state.microphone_online else "waiting for a microphone"
 
 
-def _live(
-    pipeline: Pipeline,
-    settings: Settings,
-    asked: Asked,
-    reread: Callable[[], Settings],
-    announcer: Announcer,
-) -> Settings | None:
-    """Runs `pipeline` to its end; the settings to go on with, None when nothing is to follow."""
-    renewed = None
-    pipeline.start()
-    try:
-        renewed = _supervise(pipeline, settings, asked, reread, announcer)
-    finally:
-        if renewed is None:
-            notify("STOPPING=1\nSTATUS=publishing what was heard")
-        pipeline.stop()
-    pipeline.check()
-    return renewed
-
-
 def _supervise(
     pipeline: Pipeline,
     settings: Settings,
@@ -161,9 +149,10 @@ def _supervise(
     reread: Callable[[], Settings],
     announcer: Announcer,
 ) -> Settings | None:
-    """Feeds the watchdog while every stage moves; returns when this pipeline is to end.
+    """Feeds the watchdog while every stage moves, until this pipeline is to end.
 
-    Raises DeviceError when a stage is stuck, or when something eats the memory.
+    Returns the settings to go on with, None when nothing is to follow. Raises DeviceError when a
+    stage is stuck, or when something eats the memory.
     """
     ceiling_mb = memory_ceiling_mb(settings.appliance.memory_mb)
     while not asked.stop.wait(LOOK_S if announcer.ready else LOOK_S / 4):
