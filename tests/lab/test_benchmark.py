@@ -38,7 +38,7 @@ from appliance.lab.benchmark.subject import (
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.model.checkpoint import load_checkpoint
 
-COUNT = 12
+COUNT, TOKENS = 12, 5
 
 
 def subject_of(checkpoint_folder: Path, window_s: float, folder: Path) -> Subject:
@@ -337,22 +337,14 @@ def test_the_command_line_offers_every_shape_and_clock_there_is() -> None:
     assert set(offered.CLOCKS) == set(CLOCKS)
 
 
-TOKENS = 5
-
-
 def measured(
     model: str | Path, checkpoint: Path, folder: Path, window_s: str = "2"
 ) -> dict[str, dict[str, Any]]:
     """The rows of a benchmark of `checkpoint` while `model` is in use."""
-    parser = argparse.ArgumentParser()
-    add_benchmark_arguments(parser)
-    given = parser.parse_args(
-        [
-            *("--checkpoint", str(checkpoint), "--rows", "conservative,hybrid,npu"),
-            *("--repeats", "2", "--tokens", str(TOKENS), "--window", window_s),
-            *("--json", str(folder / "out.json")),
-        ]
-    )
+    given = options(
+        "--checkpoint", str(checkpoint), "--rows", "conservative,hybrid,npu", "--repeats", "2",
+        "--tokens", str(TOKENS), "--window", window_s, "--json", str(folder / "out.json"),
+    )  # fmt: skip
     assert run_benchmark(given, replace(Settings(), model=ModelSettings(bundle=str(model)))) == 0
     rows = json.loads((folder / "out.json").read_text())["rows"]
     return {row["key"]: row for row in rows}
