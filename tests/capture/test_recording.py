@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -182,29 +184,35 @@ def test_stop_from_another_thread_ends_a_recording_at_once(tmp_path: Path) -> No
     assert count < 50
 
 
-def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    """Makes `data` standard input."""
-    read_end, write_end = os.pipe()
-    with os.fdopen(write_end, "wb") as writer:
-        writer.write(data)
-    monkeypatch.setattr(sys, "stdin", os.fdopen(read_end, "rb"))
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
+    """Makes bytes standard input."""
+    with contextlib.ExitStack() as opened:
+
+        def pipe(data: bytes) -> None:
+            read_end, write_end = os.pipe()
+            with os.fdopen(write_end, "wb") as writer:
+                writer.write(data)
+            monkeypatch.setattr(sys, "stdin", opened.enter_context(os.fdopen(read_end, "rb")))
+
+        yield pipe
 
 
-def test_raw_pcm_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_pcm_comes_from_standard_input(piped: Callable[[bytes], None]) -> None:
     whole = np.arange(960, dtype="<i2")
-    piped(monkeypatch, whole.tobytes())
+    piped(whole.tobytes())
     assert np.array_equal(samples_of("-"), whole)
 
 
 def test_a_wav_on_standard_input_is_refused_instead_of_heard_as_noise(
-    monkeypatch: pytest.MonkeyPatch,
+    piped: Callable[[bytes], None],
 ) -> None:
-    piped(monkeypatch, b"RIFF" + bytes(100))
+    piped(b"RIFF" + bytes(100))
     assert "found a WAV file" in error_of("-")
 
 
-def test_nothing_on_standard_input_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    piped(monkeypatch, b"")
+def test_nothing_on_standard_input_is_an_error(piped: Callable[[bytes], None]) -> None:
+    piped(b"")
     assert "found nothing" in error_of("-")
 
 
