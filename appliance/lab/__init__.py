@@ -11,6 +11,6 @@ if TYPE_CHECKING:
     from appliance.lab.benchmark.options import add_benchmark_arguments as add_benchmark_arguments
     from appliance.lab.hailo.export import export_for_hailo as export_for_hailo
     from appliance.lab.packs import write_pack as write_pack
-    from appliance.lab.recordings import LISTS as LISTS, listed_texts as listed_texts
+    from appliance.lab.recordings import listed_texts as listed_texts
 
 __getattr__ = lazily(__name__, __file__)
