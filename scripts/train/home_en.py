@@ -21,7 +21,7 @@ ATTEMPTS = 5
 
 
 def run(module: str, *arguments: str) -> None:
-    """Runs a module of train/; a failure raises CalledProcessError."""
+    """Runs a module of train/ in a process of its own; a failure raises CalledProcessError."""
     subprocess.run([sys.executable, "-m", f"train.{module}", *arguments], check=True)
 
 
