@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import pytest
 from rigs.mutants import Change, run
 
+# the first test pays for all mutants, one after the other
+pytestmark = pytest.mark.timeout(600)
+
 NPU, DECODER = "tests/infer/hailo/test_npu.py", "tests/infer/hailo/test_decoder.py"
 ENCODER = "tests/infer/test_encoder.py"
 EQUAL = "test_every_version_and_chip_gives_the_states_of_the_cpu[4.23.0-HAILO8L-HAILO8L-hailo8l]"
