@@ -115,7 +115,9 @@ def child(change: Change, folder: Path, answer: int) -> None:
     try:
         if change.old:
             sys.meta_path.insert(0, Finder(change))
-        options = ["-q", "-p", "no:cacheprovider", f"--basetemp={folder}", change.test]
+        # what was imported before the fork cannot be rewritten, and need not be
+        options = ["-q", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        options += ["-p", "no:cacheprovider", f"--basetemp={folder}", change.test]
         status = pytest.main(options, plugins=[failures])
         if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             failures.found.append(f"pytest: {status!r}")
