@@ -100,18 +100,18 @@ def window(index: int, overlap_s: float, utterance_id: str = "u") -> Window:
 
 
 def test_the_text_before_is_that_of_the_window_before_whole() -> None:
-    seams = OverlapJoiner()
-    assert seams.fresh(window(1, 0.0), "turn on the light") == "turn on the light"
-    assert seams.fresh(window(2, 1.0), "the light") == ""
-    assert seams.fresh(window(3, 1.0), "the light now") == "now"
-    assert seams.fresh(window(4, 0.0), "now now") == "now now"
+    joiner = OverlapJoiner()
+    assert joiner.fresh(window(1, 0.0), "turn on the light") == "turn on the light"
+    assert joiner.fresh(window(2, 1.0), "the light") == ""
+    assert joiner.fresh(window(3, 1.0), "the light now") == "now"
+    assert joiner.fresh(window(4, 0.0), "now now") == "now now"
 
 
 def test_a_window_before_that_was_not_seen_is_recalled() -> None:
-    seams = OverlapJoiner()
-    assert seams.fresh(window(3, 1.0), "light on", lambda: "the light") == "on"
-    seams.fresh(window(1, 0.0, "v"), "the light")
-    assert seams.fresh(window(2, 1.0, "w"), "light on") == "light on", "another utterance's"
+    joiner = OverlapJoiner()
+    assert joiner.fresh(window(3, 1.0), "light on", lambda: "the light") == "on"
+    joiner.fresh(window(1, 0.0, "v"), "the light")
+    assert joiner.fresh(window(2, 1.0, "w"), "light on") == "light on", "another utterance's"
 
 
 def test_punctuation_alone_is_no_word() -> None:
