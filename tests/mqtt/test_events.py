@@ -182,7 +182,9 @@ def test_state_stats_and_discarded_are_as_their_schemas_say() -> None:
         check("state", events.encode(events.state(state, 3, ("faulty",), ("waiting",))))
     bare, full = (
         ApplianceStats({}, 1.0),
-        ApplianceStats({"transcripts": 4, "discarded_overload": 1}, 1.0, 51.26, 60.0, ("throttled",)),
+        ApplianceStats(
+            {"transcripts": 4, "discarded_overload": 1}, 1.0, 51.26, 60.0, ("throttled",)
+        ),
     )
     check("stats", events.encode(events.stats(bare, [])))
     check("stats", events.encode(events.stats(full, [300.2, 100.0, 200.0])))
