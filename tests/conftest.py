@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import sqlite3
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,28 @@ pytest_plugins = ["rigs.models", "rigs.disks", "rigs.hailo", "rigs.systemd"]
 
 # whatever model this machine's user has chosen, the tests run with the built-in one
 os.environ["ROOMSCRIBE_MODELS"] = str(Path(tempfile.gettempdir()) / "roomscribe-tests-no-models")
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Before `--cov` joins the processes' files: those of processes that died writing them go."""
+    result = yield
+    if session.config.getoption("--cov", default=None):
+        for file in session.config.rootpath.glob(".coverage.*"):
+            if not is_whole(file):
+                file.unlink()
+    return result
+
+
+def is_whole(file: Path) -> bool:
+    """True for a database that has all its pages and the last table that coverage makes."""
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        try:
+            connection.execute("SELECT 1 FROM tracer")
+            found: tuple[str] = connection.execute("PRAGMA integrity_check").fetchone()
+        except sqlite3.DatabaseError:
+            return False
+        return found == ("ok",)
 
 
 @pytest.hookimpl(trylast=True)
