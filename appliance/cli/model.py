@@ -370,8 +370,8 @@ def _prove(name: str | Path) -> float:
 
     Raises ModelError.
     """
-    from appliance.infer import DECODER_HEF, DecoderFiles
-    from appliance.model import bundled_hef, verify_hef
+    from appliance.infer import DecoderFiles
+    from appliance.model import DECODER_HEF, bundled_hef, verify_hef
 
     begun = time.perf_counter()
     with _open(str(name)) as transcriber:

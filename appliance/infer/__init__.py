@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         open_on_npu as open_on_npu,
     )
     from appliance.infer.hailo.decoder_network import (
-        DECODER_HEF as DECODER_HEF,
         DecoderFiles as DecoderFiles,
     )
     from appliance.infer.hailo.device import find_chip as find_chip

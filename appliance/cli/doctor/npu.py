@@ -152,8 +152,8 @@ def owner(around: Surroundings) -> Outcome:
 
 def hef(around: Surroundings) -> Outcome:
     """The model's HEFs are whole and fit model, chip and library. Touches no device."""
-    from appliance.infer import DECODER_HEF, DecoderFiles, device as hailo
-    from appliance.model import bundled_hef, load_bundle, verify_hef
+    from appliance.infer import DecoderFiles, device as hailo
+    from appliance.model import DECODER_HEF, bundled_hef, load_bundle, verify_hef
 
     if why := _unwanted(around):
         return skipped(why)

@@ -21,7 +21,7 @@ from appliance.infer.hailo.errors import NpuError
 from appliance.infer.network import Step
 from appliance.model import (
     DECODER_FILES,
-    DECODER_HEF as DECODER_HEF,
+    DECODER_HEF,
     PLACE_TABLE,
     TOKEN_TABLE,
     Bundle,

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from appliance.config import EncoderSettings
 from appliance.errors import DeviceError, RoomscribeError
 from appliance.infer import (
-    DECODER_HEF,
     Decoder,
     Encoder,
     HailoDecoder,
@@ -26,7 +25,7 @@ from appliance.infer import (
 )
 from appliance.lab.benchmark import clock
 from appliance.lab.benchmark.clock import Decoded
-from appliance.model import HEF_FILE, Bundle, load_bundle
+from appliance.model import DECODER_HEF, HEF_FILE, Bundle, load_bundle
 from appliance.records import Mel, States
 
 NEVER = -1e9
