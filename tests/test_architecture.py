@@ -175,3 +175,10 @@ def test_rigs_use_nothing_of_scripts() -> None:
     for rig in (TESTS / "rigs").rglob("*.py"):
         used = {name.partition(".")[0] for name, _ in imports(rig.read_text(encoding="utf-8"))}
         assert not used & folders, rig
+
+
+def test_no_test_module_is_imported_by_another() -> None:
+    for file in (*TESTS.rglob("*.py"), *(ROOT / "scripts").rglob("*.py")):
+        for module, taken in imports(file.read_text(encoding="utf-8")):
+            names = (*module.split("."), taken)
+            assert not any(name.startswith("test_") for name in names), f"{file}: {module} {taken}"
