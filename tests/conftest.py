@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import sqlite3
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,16 @@ pytest_plugins = ["rigs.models", "rigs.disks", "rigs.hailo", "rigs.systemd"]
 
 # whatever model this machine's user has chosen, the tests run with the built-in one
 os.environ["ROOMSCRIBE_MODELS"] = str(Path(tempfile.gettempdir()) / "roomscribe-tests-no-models")
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_one_test() -> Iterator[None]:
+    """A command that a test runs in this process sets logging up for the streams of that test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = [one for one in root.handlers if one in handlers]
+    root.setLevel(level)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -46,8 +57,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not terminalreporter.config.getoption("--cov", default=None):
         return
     from coverage import Coverage
+    from coverage.exceptions import NoDataError
 
     coverage = Coverage()
     coverage.load()
-    share = coverage.report(include=["appliance/lab/*"], omit=[], file=io.StringIO())
+    try:
+        share = coverage.report(include=["appliance/lab/*"], omit=[], file=io.StringIO())
+    except NoDataError:  # none of lab/ was measured
+        return
     terminalreporter.write_line(f"appliance/lab/, which is not in this table: {share:.1f} %")

@@ -229,7 +229,7 @@ def test_a_house_that_starts_later_finds_every_entity_and_its_value(store: Store
     stats = ApplianceStats({}, 1.0, 50.0)
     with Broker() as broker, running(settings(broker), store, stats_source=lambda: stats) as p:
         until(lambda: p.status().connected)
-        with HomeAssistant(broker.port) as house:
+        with HomeAssistant(broker.port, birth_after_s=1.0) as house:
             until(lambda: house.discoveries == 2)
             until(lambda: "roomscribe/kitchen/stats" in house.values)
             until(lambda: "roomscribe/kitchen/speech" in house.values)
