@@ -13,7 +13,7 @@ from rigs.fuzzing import ODD_TEXTS, damaged, examples, is_one_line
 from appliance import config
 from appliance.config import Settings
 from appliance.errors import ConfigError
-from appliance.mqtt import tls, tls as credentials
+from appliance.mqtt import tls
 
 ODD_VALUES = (
     "", "nan", "inf", "-inf", "1e400", "-1e400", "-0.0", "1_000", "0x" + "f" * 9000,
@@ -89,7 +89,7 @@ def check(data: bytes) -> None:
             return
     assert isinstance(settings, Settings)
     config.node_name(settings)
-    for use in (credentials.password, tls.context):
+    for use in (tls.password, tls.context):
         try:
             use(settings.mqtt)
         except ConfigError as error:

@@ -18,7 +18,7 @@ from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings, parse
 from appliance.errors import ConfigError
-from appliance.mqtt import tls, tls as credentials
+from appliance.mqtt import tls
 from appliance.store.store import Store
 
 WHY_NOT = rig_broker.missing() or certificates.missing()
@@ -148,7 +148,7 @@ def test_the_key_may_be_a_credential_of_systemd(
     chosen = MqttSettings(tls=True, cert_file=str(certificate))
     with pytest.raises(ConfigError, match=r"mqtt\.cert_file: expected a certificate and its key"):
         tls.context(chosen)
-    (tmp_path / credentials.KEY_CREDENTIAL).write_bytes(key.read_bytes())
+    (tmp_path / tls.KEY_CREDENTIAL).write_bytes(key.read_bytes())
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     assert tls.context(chosen)
 
