@@ -3,7 +3,7 @@
 write_whole, replacing, sync_folder   a file is there whole, and outlasts a power cut, or not
 lock                                  a file that one process, or all readers, may hold
 Child                                 a function in a process of its own
-shorten, one_line                     text from outside, made fit for a message
+shorten, legible, one_line            text from outside, made fit for a message
 boot_id, soc_temperature_c ...        what the kernel says of the machine
 """
 
@@ -15,6 +15,7 @@ import io
 import math
 import os
 import pickle
+import platform
 import re
 import secrets
 import signal
@@ -121,9 +122,18 @@ def shorten(text: object, most: int = 60) -> str:
     What would break the line or confuse a terminal is escaped as Python's repr does.
     """
     shown = "".join(
-        letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text)[: most + 1]
+        letter if letter.isprintable() else repr(letter)[1:-1]
+        for letter in legible(text)[: most + 1]
     )
     return shown if len(shown) <= most else shown[: most - 3] + "..."
+
+
+def legible(text: object) -> str:
+    """`text` as UTF-8 can hold it: the bytes of a file name that are none are written \\xe9.
+
+    Python has such a byte as a lone surrogate (PEP 383), which JSON, MQTT and a log refuse.
+    """
+    return re.sub("[\udc80-\udcff]", lambda byte: f"\\x{ord(byte[0]) - 0xDC00:02x}", str(text))
 
 
 def one_line(error: BaseException) -> str:
@@ -322,6 +332,14 @@ def boot_id() -> str:
 def machine(root: Path = Path("/")) -> str:
     """`Raspberry Pi 5 Model B Rev 1.0`; empty where nothing says so."""
     return _text(root / MODEL).strip("\0 \n")[:64]
+
+
+def lacks_vnni(root: Path = Path("/"), architecture: str = platform.machine()) -> bool:
+    """Whether this is an x86 processor on which sums of unsigned times signed 8-bit numbers
+    saturate, because it has no VNNI (before about 2020, and many virtual machines)."""
+    if architecture.lower() not in ("x86_64", "amd64", "i386", "i686"):
+        return False
+    return not re.search(r"\bavx(512)?_vnni\b", _text(root / "proc/cpuinfo"))
 
 
 def soc_temperature_c(root: Path = Path("/")) -> float | None:

@@ -18,6 +18,7 @@ from appliance.system import (
     Child,
     ChildDiedError,
     ChildFailedError,
+    lacks_vnni,
     lock,
     one_line,
     replacing,
@@ -252,3 +253,22 @@ def test_a_child_that_prints_much_is_not_held_up() -> None:
     with Child(_chatters, start="fork") as child:
         assert child.receive(WITHIN_S) == "done"
         assert 0 < len(child.printed) <= 4096
+
+
+@pytest.mark.parametrize(
+    ("architecture", "flags", "lacks"),
+    [
+        ("x86_64", "fpu avx2 avx512f avx512_vnni", False),
+        ("AMD64", "fpu avx2 avx_vnni", False),
+        ("x86_64", "fpu avx2 avx512f avx512bw", True),
+        ("x86_64", None, True),
+        ("aarch64", "asimd", False),
+    ],
+)
+def test_vnni_is_looked_for_on_x86_alone(
+    tmp_path: Path, architecture: str, flags: str | None, lacks: bool
+) -> None:
+    if flags is not None:
+        (tmp_path / "proc").mkdir()
+        (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    assert lacks_vnni(tmp_path, architecture) is lacks

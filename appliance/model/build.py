@@ -37,6 +37,7 @@ from appliance.model.library import drafted
 from appliance.model.shapes import ADDED_FILE, GENERATION_FILE, VOCAB_FILE, WhisperConfig
 from appliance.model.tensors import read_json
 from appliance.model.whisper import write_cross, write_embedding, write_encoder, write_step
+from appliance.system import lacks_vnni
 
 END, START, NO_TIMESTAMPS = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"
 TRANSCRIBE = "<|transcribe|>"
@@ -66,6 +67,8 @@ class Recipe:
     """One of QUANTIZE."""
     vocabulary_scan: str = "exact"
     """One of SCANS; int4 needs `quantize` int8."""
+    zero_points: bool | None = None
+    """Whether 8-bit matrices have theirs written out; None: if this processor needs them."""
 
 
 def build_bundle(checkpoint_folder: Path, out: Path, recipe: Recipe) -> None:
@@ -81,11 +84,14 @@ def build_bundle(checkpoint_folder: Path, out: Path, recipe: Recipe) -> None:
     checkpoint = load_checkpoint(checkpoint_folder)
     vocabulary = read_vocabulary(checkpoint_folder)
     bundle = _describe(checkpoint, checkpoint_folder, vocabulary, recipe, out)
-    int8, positions = bundle.quantize == "int8", bundle.positions
+    int8, zero_points = bundle.quantize == "int8", bundle.zero_points
+    positions = bundle.positions
     with drafted(out, "a bundle") as draft:
         write_embedding(checkpoint, bundle, draft / EMBEDDING_FILE)
-        write_encoder(checkpoint, positions, draft / ENCODER_FILE, int8=int8)
-        write_cross(checkpoint, positions, draft / CROSS_FILE, int8=int8)
+        write_encoder(
+            checkpoint, positions, draft / ENCODER_FILE, int8=int8, zero_points=zero_points
+        )
+        write_cross(checkpoint, positions, draft / CROSS_FILE, int8=int8, zero_points=zero_points)
         write_step(checkpoint, bundle, draft / STEP_FILE)
         write_json(draft / VOCABULARY_FILE, vocabulary)
         write_manifest(bundle, draft)
@@ -132,6 +138,7 @@ def _describe(
     generation_file = folder / GENERATION_FILE
     generation = read_json(generation_file) if generation_file.exists() else {}
     special = {name: i for name, i in vocabulary.items() if re.fullmatch(r"<\|.*\|>", name)}
+    zero_points = lacks_vnni() if recipe.zero_points is None else recipe.zero_points
     multilingual = generation.get("is_multilingual", TRANSCRIBE in special)
     prompt = [START, f"<|{recipe.language}|>", TRANSCRIBE] if multilingual else [START]
     prompt.append(NO_TIMESTAMPS)
@@ -154,7 +161,7 @@ def _describe(
         vocabulary_size=config.vocab_size,
         max_tokens=config.max_target_positions,
         quantize=recipe.quantize,
-        zero_points=recipe.quantize == "int8",
+        zero_points=recipe.quantize == "int8" and zero_points,
         vocabulary_scan=recipe.vocabulary_scan,
         window_s=recipe.window_s,
         positions=positions,

@@ -185,18 +185,21 @@ class RuntimeGraph(Graph):
     A residual sum and the layer norm after it are one node: `add_and_norm`.
     """
 
-    def __init__(self, weights: Weights, *, int8: bool, many_rows: bool) -> None:
+    def __init__(
+        self, weights: Weights, *, int8: bool, many_rows: bool, zero_points: bool = False
+    ) -> None:
         """`int8` makes products those of 8-bit numbers and stores the other tables as float16;
         everything between products is float32 either way. `many_rows`: a product has hundreds of
         rows, not a token's or a few.
 
-        The input of an 8-bit product has one scale, its matrix one for each column. The matrix's
-        zero point, 0, is written out: onnxruntime 1.21 makes weights unsigned for processors that
-        multiply signed ones wrongly (see infer/sessions.py) only where there is one, and crashes or
-        leaves them as they are elsewhere.
+        The input of an 8-bit product has one scale, its matrix one for each column. `zero_points`
+        writes the matrix's out, which is 0: onnxruntime 1.21 makes weights unsigned for processors
+        that multiply signed ones wrongly (see infer/sessions.py) only where there is one, and
+        crashes or leaves them as they are elsewhere. A product with one takes up to half as long
+        again.
         """
         super().__init__(weights)
-        self.int8, self._many_rows = int8, many_rows
+        self.int8, self._many_rows, self._zero_points = int8, many_rows, zero_points
         self._narrowed: dict[str, list[str]] = {}
 
     def output(
@@ -283,8 +286,10 @@ class RuntimeGraph(Graph):
         return self.node("MatMulIntegerToFloat", *inputs, domain=MICROSOFT)
 
     def _zero_point(self, name: str) -> str:
-        """The zero point of an 8-bit matrix; one for each, because onnxruntime renames those that
-        it makes unsigned, and refuses one that two products share."""
+        """The zero point of an 8-bit matrix, or an empty name; one for each, because onnxruntime
+        renames those that it makes unsigned, and refuses one that two products share."""
+        if not self._zero_points:
+            return ""
         return self.constant(f"{name}.zero_point", np.array(0, np.int8))
 
     def gelu(self, x: str) -> str:

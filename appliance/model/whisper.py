@@ -26,7 +26,9 @@ from appliance.model.tensors import Weights
 ROWS_AT_ONCE = 4096
 
 
-def write_encoder(checkpoint: Checkpoint, positions: int, file: Path, *, int8: bool) -> None:
+def write_encoder(
+    checkpoint: Checkpoint, positions: int, file: Path, *, int8: bool, zero_points: bool = False
+) -> None:
     """Writes encoder.onnx: mel (1, 2 P, n_mels) float32 -> states (1, P, d_model) float32.
 
     P is `positions`; the position table is cut to it. The convolutions are never `int8`. Residuals
@@ -34,7 +36,7 @@ def write_encoder(checkpoint: Checkpoint, positions: int, file: Path, *, int8: b
     seven times as long for both in one.
     """
     config, weights = checkpoint.config, checkpoint.weights
-    graph = RuntimeGraph(weights, int8=int8, many_rows=True)
+    graph = RuntimeGraph(weights, int8=int8, many_rows=True, zero_points=zero_points)
     mel = graph.input("mel", (1, 2 * positions, config.num_mel_bins))
     x = graph.transpose(mel, 0, 2, 1)
     x = _convolve(graph, x, f"{ENCODER}.conv1", stride=1)
@@ -88,13 +90,15 @@ def write_embedding(checkpoint: Checkpoint, bundle: Bundle, file: Path) -> None:
             stream.write(rows.astype("<f2" if bundle.quantize == "int8" else "<f4").tobytes())
 
 
-def write_cross(checkpoint: Checkpoint, positions: int, file: Path, *, int8: bool) -> None:
+def write_cross(
+    checkpoint: Checkpoint, positions: int, file: Path, *, int8: bool, zero_points: bool = False
+) -> None:
     """Writes cross.onnx: states (1, P + 1, d) -> cross_keys_l (H, h, P + 1) and cross_values_l
     (H, P + 1, h) of every layer l; the last row of the states must be zero and makes the virtual
     position.
     """
     config = checkpoint.config
-    graph = RuntimeGraph(checkpoint.weights, int8=int8, many_rows=True)
+    graph = RuntimeGraph(checkpoint.weights, int8=int8, many_rows=True, zero_points=zero_points)
     heads, size = config.decoder_attention_heads, config.head_size
     places = positions + 1
     states = graph.input("states", (1, places, config.d_model))
@@ -123,7 +127,12 @@ def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path) -> None:
     says where they are greatest, end-of-text behind, and exact (w, BEST + 1) what is right there.
     """
     config = checkpoint.config
-    graph = RuntimeGraph(checkpoint.weights, int8=bundle.quantize == "int8", many_rows=False)
+    graph = RuntimeGraph(
+        checkpoint.weights,
+        int8=bundle.quantize == "int8",
+        many_rows=False,
+        zero_points=bundle.zero_points,
+    )
     normed = _layers(graph, checkpoint, bundle.positions)
     wanted = graph.input("wanted", ("wanted",), TensorProto.INT64)
     asked = graph.node("Gather", normed, wanted, axis=1)

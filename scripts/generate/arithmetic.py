@@ -24,7 +24,7 @@ def write(file: Path) -> None:
     matrix, narrow = arithmetic.weights(), arithmetic.narrow_weights()
     weights = {EMBEDDING: np.ascontiguousarray(narrow.T)}
     rows, inner, columns = arithmetic.ROWS, arithmetic.INNER, arithmetic.COLUMNS
-    graph = RuntimeGraph(weights, int8=True, many_rows=True)
+    graph = RuntimeGraph(weights, int8=True, many_rows=True, zero_points=True)
     many = graph.input("many", (1, rows, inner))
     graph.output(graph.project(many, "many", matrix), "many_rows", (1, rows, columns))
     graph._many_rows = False

@@ -60,6 +60,30 @@ def random_mel_of(bundle: Bundle) -> NDArray[np.float32]:
     return (rng.random((bundle.frames, bundle.n_mels)) * 2 - 1).astype(np.float32)
 
 
+def test_written_out_zero_points_change_no_number(
+    bundles: list[Bundle], checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """Processors without VNNI need them, others compute faster without. On one without VNNI the
+    fixture's bundle has them, too, and this test holds only that they are written."""
+    build_bundle(
+        checkpoint_folder, tmp_path / "b", Recipe("b", 10.0, quantize="int8", zero_points=True)
+    )
+    precise = load_bundle(tmp_path / "b")
+    assert precise.zero_points
+    for name in ("encoder.onnx", "cross.onnx", "step.onnx"):
+        constants = {each.name for each in onnx.load(precise.folder / name).graph.initializer}
+        matrices = {each.removesuffix(".int8") for each in constants if each.endswith(".int8")}
+        assert matrices
+        assert {f"{each}.zero_point" for each in matrices} <= constants
+    mel = random_mel_of(precise)
+    found = [CpuEncoder(bundle, 1).encode(mel) for bundle in (bundles[1], precise)]
+    np.testing.assert_array_equal(*found)
+    tokens = [*precise.prompt, 5, 60, 7, 90]
+    decoders = [Decoder(bundle, PLAIN, 1) for bundle in (bundles[1], precise)]
+    rows = [each.step(each.start(found[0]), tokens) for each in decoders]
+    np.testing.assert_array_equal(*rows)
+
+
 def test_int8_logits_are_near_those_of_float32(bundles: list[Bundle]) -> None:
     whole, int8 = (Decoder(bundle, PLAIN, 1) for bundle in bundles[:2])
     tokens = [*bundles[0].prompt, 5, 60, 7, 90]
