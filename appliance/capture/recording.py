@@ -11,14 +11,18 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, Self
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
-import soundfile
 
 from appliance.capture.frames import Framer, Resampler
-from appliance.errors import AudioError
+from appliance.errors import AudioError, DeviceError
 from appliance.records import SAMPLE_RATE, Frame, Samples
+from appliance.system import legible, one_line
+
+if TYPE_CHECKING:
+    import soundfile
 
 log = logging.getLogger("roomscribe.capture")
 
@@ -44,7 +48,7 @@ class Recording:
     """
 
     def __init__(self, path: str, *, real_time: bool) -> None:
-        """Opens the file; raises AudioError."""
+        """Opens the file; raises AudioError, and DeviceError without libsndfile."""
         self.warnings: list[str] = []
         """What is wrong with the recording without making it useless."""
         self.last_data_s = time.monotonic()
@@ -131,7 +135,7 @@ class _File:
                 f"{path}: expected {LOWEST_HZ} to {HIGHEST_HZ} Hz, found {rate_hz} Hz: "
                 "is the header damaged? convert the file to 16000 Hz"
             )
-        self.description = f"{Path(path).name} ({rate_hz} Hz, {self._file.channels} ch)"
+        self.description = f"{legible(Path(path).name)} ({rate_hz} Hz, {self._file.channels} ch)"
         self._promised = _promised_frames(self._file)
 
     def blocks(self, stopped: threading.Event) -> Iterator[Samples]:
@@ -143,8 +147,8 @@ class _File:
         while not stopped.is_set():
             try:
                 sound = self._file.read(int(rate_hz * BLOCK_S), dtype="float32", always_2d=True)
-            except soundfile.LibsndfileError as error:
-                trouble = f" ({error.error_string.rstrip('.')})"
+            except RuntimeError as error:  # LibsndfileError is one
+                trouble = f" ({_reason(error)})"
                 break
             if not len(sound):
                 break
@@ -173,7 +177,7 @@ class _File:
 
 
 def _open(path: str) -> soundfile.SoundFile:
-    """The file, opened; raises AudioError."""
+    """The file, opened; raises AudioError, and DeviceError without libsndfile."""
     try:
         with Path(path).open("rb") as file:
             head = file.read(4)
@@ -185,14 +189,35 @@ def _open(path: str) -> soundfile.SoundFile:
         raise AudioError(f"{path}: cannot be read: {error.strerror}: check its mode") from None
     if not head:
         raise AudioError(f"{path}: {EXPECTED}, found an empty file: record or copy it again")
+    library = _soundfile()
     try:
-        return soundfile.SoundFile(path)
-    except (soundfile.LibsndfileError, TypeError) as error:
-        reason = getattr(error, "error_string", str(error)).rstrip(".")
+        return library.SoundFile(os.fsencode(path))  # its name need not be UTF-8
+    except (library.LibsndfileError, TypeError) as error:
         raise AudioError(
-            f"{path}: {EXPECTED}, found something that begins with {head!r} ({reason}): convert "
-            "it, or send raw 16-bit PCM at 16000 Hz to standard input and name the file -"
+            f"{path}: {EXPECTED}, found something that begins with {head!r} ({_reason(error)}): "
+            "convert it, or send raw 16-bit PCM at 16000 Hz to standard input and name the file -"
         ) from None
+
+
+def _soundfile() -> ModuleType:
+    """The library, loaded when a file is heard: the microphone works without it.
+
+    Raises DeviceError where it is not there, or not yet: `ctypes.util.find_library`, which it asks,
+    sees a libsndfile that apt has just unpacked only after ldconfig, at the end of apt's run.
+    """
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:
+        raise DeviceError(
+            f"sound files: expected the library soundfile, found {one_line(error)}: "
+            "`sudo apt install python3-soundfile libsndfile1`, or pip install soundfile"
+        ) from None
+    return soundfile
+
+
+def _reason(error: Exception) -> str:
+    """Why libsndfile refuses, without what soundfile writes before it and its full stop."""
+    return str(getattr(error, "error_string", error)).rstrip(".")
 
 
 def _promised_frames(file: soundfile.SoundFile) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -14,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from rigs.checkout import ROOT, environment
 
 from appliance.capture.frames import FRAME_SAMPLES, Framer
 from appliance.capture.recording import Recording
-from appliance.errors import AudioError
+from appliance.errors import AudioError, DeviceError
 from appliance.records import SAMPLE_RATE, Frame, Samples
 
 
@@ -143,6 +145,24 @@ def test_bad_files_are_one_line_that_says_what_was_found(tmp_path: Path) -> None
 def test_a_file_without_permission_is_said_to_be_that(tmp_path: Path) -> None:
     (tmp_path / "secret.wav").touch(mode=0)
     assert "Permission denied" in error_of(tmp_path / "secret.wav")
+
+
+def test_a_missing_library_is_one_line_that_names_the_package(tmp_path: Path) -> None:
+    (tmp_path / "soundfile.py").write_text(
+        "raise OSError(\"cannot load library 'libsndfile.so'\")\n", encoding="utf-8"
+    )
+    soundfile.write(tmp_path / "tone.wav", tone(0.3), SAMPLE_RATE)
+    done = subprocess.run(
+        [sys.executable, "-m", "appliance", "transcribe", tmp_path / "tone.wav"],
+        env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == DeviceError.exit_status
+    *_, line = done.stderr.splitlines()
+    assert "apt install python3-soundfile libsndfile1" in line
+    assert "Traceback" not in done.stderr
 
 
 def test_an_impossible_rate_is_refused(tmp_path: Path) -> None:

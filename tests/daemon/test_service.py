@@ -96,6 +96,23 @@ def test_a_daemon_without_a_microphone_is_ready_and_says_what_it_waits_for(
         assert running.wait(40) == 0
 
 
+def test_a_daemon_listens_without_the_library_of_sound_files(
+    tmp_path: Path, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """apt starts it before ldconfig has run: a libsndfile that it just unpacked is not found."""
+    broken = tmp_path / "soundfile.py"
+    broken.write_text("raise OSError('cannot load library libsndfile.so')\n", encoding="utf-8")
+    found_first = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+    program = ("-c", f"{found_first}; from appliance.__main__ import main; sys.exit(main())")
+    monkeypatch.setenv("NOTIFY_SOCKET", systemd.address)
+    config = write_config(tmp_path, capture={"device": "hw:31,7"})
+    with daemon(config, program=program) as running:
+        systemd.told("READY=1")
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(40) == 0
+    assert "libsndfile" not in log_of(config)
+
+
 def test_a_reload_uses_a_changed_configuration_in_the_same_process(
     tmp_path: Path, systemd: Systemd
 ) -> None:
