@@ -30,8 +30,8 @@ LARGEST_ERROR = 0.01
 """Of the greatest value. Right products are off by 0 on x86-64, and little where a processor rounds
 inputs in another way; saturating ones are off by 0.49."""
 REBUILD = (
-    "add the model again (`roomscribe model add`) on this machine, it was built by an older version "
-    "or for another processor"
+    "add the model again (`roomscribe model add`) on this machine, it was built by an older "
+    "version or for another processor"
 )
 REPLACE = "install another onnxruntime, or add the model with `--quantize none` (32 bits, slower)"
 

@@ -77,11 +77,11 @@ def test_written_out_zero_points_change_no_number(
         assert {f"{each}.zero_point" for each in matrices} <= constants
     mel = random_mel_of(precise)
     found = [CpuEncoder(bundle, 1).encode(mel) for bundle in (bundles[1], precise)]
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
     tokens = [*precise.prompt, 5, 60, 7, 90]
     decoders = [Decoder(bundle, PLAIN, 1) for bundle in (bundles[1], precise)]
     rows = [each.step(each.start(found[0]), tokens) for each in decoders]
-    np.testing.assert_array_equal(*rows)
+    np.testing.assert_array_equal(rows[0], rows[1])
 
 
 def test_int8_logits_are_near_those_of_float32(bundles: list[Bundle]) -> None:
