@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from rigs.checkout import ROOT, environment
+from rigs.disks import mounted
 
 from appliance import __version__
 from appliance.cli import main
@@ -18,6 +20,7 @@ from appliance.config import DEFAULT_PATH, keys
 from appliance.daemon import service
 from appliance.daemon.pipeline import STOP_WITHIN_S
 from appliance.errors import ConfigError, ModelError
+from appliance.model.bundle import INSTALLED
 from appliance.mqtt.tls import PASSWORD_CREDENTIAL
 
 DEBIAN = ROOT / "debian"
@@ -109,8 +112,118 @@ def test_every_vendored_library_has_its_licence_in_the_copyright_file() -> None:
 
 def test_purging_removes_what_the_unit_lets_the_daemon_write(unit: dict[str, list[str]]) -> None:
     script = (DEBIAN / "roomscribe.postrm").read_text(encoding="utf-8")
-    assert f"/var/lib/{unit['StateDirectory'][0]} " in script
+    assert f"/var/lib/{unit['StateDirectory'][0]} {INSTALLED} " in script
     assert "/etc/credstore/roomscribe.*" in script
+
+
+class System:
+    """A system's root with models in the daemon's folder, as the first versions put them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.models = root / "var/lib/roomscribe-models"
+        self.old = root / "var/lib/roomscribe/models"
+
+    def put(self, *names: str, place: Path | None = None) -> None:
+        """Models, each with its name in its manifest."""
+        for name in names:
+            file = (place or self.old) / name / "bundle.json"
+            file.parent.mkdir(parents=True)
+            file.write_text(name, encoding="utf-8")
+
+    def configured(self) -> str:
+        """What the package's postinst says once it has run."""
+        done = subprocess.run(
+            ["sh", DEBIAN / "roomscribe.postinst", "configure"],
+            env={"PATH": os.environ["PATH"], "DPKG_ROOT": str(self.root)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    def read(self, place: Path) -> dict[str, str]:
+        """Each model in a folder by its name, with what its manifest says."""
+        return {file.parent.name: file.read_text("utf-8") for file in place.glob("*/bundle.json")}
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> System:
+    if os.geteuid():
+        pytest.skip("a package is installed by root")
+    (tmp_path / "var/lib").mkdir(parents=True)
+    return System(tmp_path)
+
+
+def test_models_are_moved_to_a_folder_that_every_user_may_read(system: System) -> None:
+    system.put("tiny", "base")
+    (system.old / "in-use").write_text("tiny\n", encoding="utf-8")
+    system.put("home", place=system.root / "srv")
+    (system.old / "home").symlink_to("../../../../srv/home")
+    (system.old / "same").symlink_to("tiny")
+    (system.old / "tiny").chmod(0o700)
+    (system.old / "tiny/bundle.json").chmod(0o600)
+    file = (system.old / "tiny/bundle.json").stat().st_ino
+    assert system.configured() == system.configured() == ""
+    found = {"tiny": "tiny", "base": "base", "home": "home", "same": "tiny"}
+    assert system.read(system.models) == system.read(system.old) == found
+    assert (system.models / "in-use").read_text(encoding="utf-8") == "tiny\n"
+    moved = (system.models / "tiny/bundle.json").stat()
+    assert (moved.st_ino, moved.st_mode & 0o777) == (file, 0o644), "it was copied, or is closed"
+    assert (system.models / "tiny").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_new_system_has_an_empty_models_folder_and_the_daemons_own(system: System) -> None:
+    system.configured()
+    assert list(system.models.iterdir()) == [] and system.models.stat().st_mode & 0o777 == 0o755
+    assert system.old.parent.stat().st_mode & 0o777 == 0o700
+    system.put("tiny", place=system.old)  # by an older version
+    assert system.read(system.models) == {"tiny": "tiny"}
+
+
+def test_a_models_folder_on_another_disk_stays_there(system: System) -> None:
+    system.put("tiny", place=system.root / "srv/models")
+    system.old.parent.mkdir()
+    system.old.symlink_to("../../../srv/models")
+    assert system.configured() == system.configured() == ""
+    assert system.models.readlink() == system.root / "srv/models"
+    assert system.read(system.models) == system.read(system.old) == {"tiny": "tiny"}
+
+
+def test_a_models_folder_that_is_a_file_system_is_linked_to(system: System) -> None:
+    system.old.parent.mkdir()
+    with mounted(system.old, "1m"):
+        system.put("tiny")
+        assert "cannot be moved" in system.configured()
+        assert system.configured() == ""
+        assert system.read(system.models) == system.read(system.old) == {"tiny": "tiny"}
+
+
+def test_what_an_older_version_added_in_between_joins_the_others(system: System) -> None:
+    system.put("tiny", "base")
+    system.put("small", place=system.models)
+    (system.models / ".work").mkdir()
+    (system.models / ".work/small.lock").touch()
+    (system.models / "in-use").write_text("small\n", encoding="utf-8")
+    (system.old / "in-use").write_text("tiny\n", encoding="utf-8")
+    (system.old / ".work").mkdir()
+    (system.old / ".work/tiny.lock").touch()
+    assert system.configured() == ""
+    assert system.old.is_symlink()
+    assert set(system.read(system.models)) == {"tiny", "base", "small"}
+    assert (system.models / "in-use").read_text(encoding="utf-8") == "tiny\n"
+    system.old.unlink()
+    system.put("tiny", "tiny.en")
+    (system.old / "tiny/bundle.json").write_text("another", encoding="utf-8")
+    assert system.configured().endswith("stays here: tiny\n")
+    assert system.read(system.models)["tiny"] == "tiny"
+    assert system.read(system.old) == {"tiny": "another"}, "one of the two was lost"
+
+
+def test_an_upgrade_that_broke_off_between_two_steps_is_finished(system: System) -> None:
+    system.put("tiny")
+    system.old.rename(system.models)
+    system.configured()
+    assert system.read(system.old) == {"tiny": "tiny"}
 
 
 def test_the_manual_has_every_command_and_every_key(texts: Path) -> None:

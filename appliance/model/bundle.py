@@ -9,9 +9,12 @@ manifests.
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ from appliance.errors import ModelError
 from appliance.model.tensors import read_json, sha256
 from appliance.records import FRAMES_PER_SECOND
 from appliance.system import shorten
+
+log = logging.getLogger("roomscribe.model")
 
 SCHEMA = 2
 """Version of the format."""
@@ -52,7 +57,8 @@ POSITIONS_PER_SECOND = FRAMES_PER_SECOND // FRAMES_PER_POSITION
 
 PACKAGED = Path(__file__).resolve().parent.parent / "bundles"
 """Comes with the package; never written to."""
-INSTALLED = Path("/var/lib/roomscribe/models")
+INSTALLED = Path("/var/lib/roomscribe-models")
+"""Root's, for every user to read, unlike the daemon's own folder /var/lib/roomscribe."""
 VARIABLE = "ROOMSCRIBE_MODELS"
 """Environment variable naming another folder than INSTALLED to put models into."""
 BUILT_IN = "home-en"
@@ -218,13 +224,28 @@ def chosen_model() -> str:
 
 
 def installed_bundles() -> dict[str, Path]:
-    """Folders of the bundles that load_bundle finds by name; not verified."""
+    """Folders of the bundles that load_bundle finds by name; not verified.
+
+    A folder that this user may not read is passed by, with one line to the log.
+    """
     found: dict[str, Path] = {}
     for place in _places():
-        if place.is_dir():
-            for file in sorted(place.glob(f"*/{MANIFEST}")):
-                found.setdefault(file.parent.name, file.parent)
+        try:
+            for folder in sorted(place.iterdir()):
+                with suppress(PermissionError):
+                    if (folder / MANIFEST).is_file():
+                        found.setdefault(folder.name, folder)
+        except PermissionError:
+            _tell_unreadable(place)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
     return found
+
+
+@functools.cache
+def _tell_unreadable(place: Path) -> None:
+    """Says it once in a process."""
+    log.warning("%s: this user may not read it: its models are left out; run it with sudo", place)
 
 
 def find_bundle(path_or_name: str | Path) -> Path:
@@ -233,10 +254,14 @@ def find_bundle(path_or_name: str | Path) -> Path:
     installed = installed_bundles()
     if isinstance(path_or_name, Path) or os.sep in path_or_name or path_or_name in (".", ".."):
         folder = Path(path_or_name).expanduser()
-        if not (folder / MANIFEST).is_file():
+        try:
+            found = "no such file in it" if folder.is_dir() else "no such folder"
+            found = "" if (folder / MANIFEST).is_file() else found
+        except PermissionError:
+            found = "that this user may not read it: run it with sudo"
+        if found:
             raise ModelError(
-                f"{folder}: expected a model bundle (a folder with a {MANIFEST}), found "
-                f"{'no such file in it' if folder.is_dir() else 'no such folder'}; "
+                f"{folder}: expected a model bundle (a folder with a {MANIFEST}), found {found}; "
                 f"correct [model] bundle; installed are: {', '.join(installed) or 'none'}"
             )
         return folder

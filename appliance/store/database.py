@@ -70,7 +70,8 @@ class Database:
         self._carried: list[tables.Row] = []
         self._scrub_s = math.inf
         self._closed = self._unchanging = False
-        with plain_errors(path, "open the log"):
+        self._sudo = "" if access is Access.OWNER else files.SUDO
+        with plain_errors(path, "open the log", self._sudo):
             self._open()
 
     def read(self, doing: str, work: Work[T]) -> T:
@@ -129,7 +130,7 @@ class Database:
 
     def _do(self, doing: str, step: Callable[[], T]) -> T:
         """`step`, and once more in a whole file when the owner met a damaged one."""
-        with self._lock, plain_errors(self.path, doing):
+        with self._lock, plain_errors(self.path, doing, self._sudo):
             try:
                 return step()
             except (sqlite3.Error, ValueError) as error:

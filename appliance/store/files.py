@@ -23,6 +23,7 @@ Identity = tuple[int, int]
 _ROOM = 256 * 1024
 """Bytes; a transcript takes about 40 kB of the -wal file until it is emptied."""
 _GIVE = "give this user the folder, or set store.path"
+SUDO = "it is the daemon's: run this with sudo"
 _FOUND_AND_CURE = {
     "SQLITE_FULL": ("a full disk", "free some space"),
     "SQLITE_READONLY": ("a read-only one", "make the disk and file writable, or set store.path"),
@@ -171,8 +172,11 @@ def is_damage(error: BaseException) -> bool:
 
 
 @contextmanager
-def plain_errors(path: Path, doing: str) -> Iterator[None]:
-    """Makes of whatever SQLite or the system raise a StoreError of one line."""
+def plain_errors(path: Path, doing: str, sudo: str = "") -> Iterator[None]:
+    """Makes of whatever SQLite or the system raise a StoreError of one line.
+
+    `sudo` is what to do where the file is another user's, if not to give this one the folder.
+    """
     try:
         yield
     except (sqlite3.Error, DamagedRowError, UnicodeDecodeError) as error:
@@ -180,6 +184,7 @@ def plain_errors(path: Path, doing: str) -> Iterator[None]:
         name = "SQLITE_CORRUPT" if is_damage(error) and not name.startswith("SQLITE_N") else name
         kinds = (kind for kind in _FOUND_AND_CURE if name.startswith(kind))
         found, cure = _FOUND_AND_CURE.get(next(kinds, ""), (str(error), "see the message"))
+        cure = sudo if cure == _GIVE and sudo and _is_closed(path) else cure
         message = (
             f"{path}: cannot {doing}: expected a writable SQLite database, "
             f"found {found} ({error}); {cure}"
@@ -189,7 +194,7 @@ def plain_errors(path: Path, doing: str) -> Iterator[None]:
         raise StoreError(message) from error
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        cure = f"{_GIVE} to another"
+        cure = sudo if sudo and _is_closed(path) else f"{_GIVE} to another"
         message = (
             f"{path}: cannot {doing}: expected a folder and file that this user may write, "
             f"found: {reason}; {cure}"
@@ -197,3 +202,8 @@ def plain_errors(path: Path, doing: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in _MISTAKES:
             raise UnwritableError(message, reason, _CURES.get(error.errno or 0, cure)) from error
         raise StoreError(message) from error
+
+
+def _is_closed(path: Path) -> bool:
+    """True where this user may not read and write the file."""
+    return not os.access(path, os.R_OK | os.W_OK)

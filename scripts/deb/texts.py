@@ -33,7 +33,10 @@ The configuration; see
 The password of the user that mqtt.username names, readable for root alone.
 .TP
 .I /var/lib/roomscribe/
-The local log and the installed models.
+The local log, for the daemon and root alone.
+.TP
+.I /var/lib/roomscribe-models/
+The installed models.
 """
 GROUP = r"\[[^][]*\]"
 """An argument of a usage that can be left out."""

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from rigs.command import LINE_WITHIN_S, following
+from rigs.command import LINE_WITHIN_S, OBEYING_MODES, errors, following, roomscribe
 from rigs.daemon import write_config
 from rigs.publishing import transcript
 
@@ -152,6 +152,16 @@ def test_an_export_that_fails_leaves_the_old_file(
         write(full(), "csv", file)
     assert caught.value.exit_status == 74
     assert [path.read_text(encoding="utf-8") for path in file.parent.iterdir()] == ["the old one"]
+
+
+def test_a_log_of_the_daemon_alone_is_one_line_that_says_sudo(house: House, store: Store) -> None:
+    for closed in (store.path, store.path.parent):
+        closed.chmod(0)
+        for arguments in ([], ["--delete", "--all", "--yes"], ["--follow"]):
+            done = roomscribe("log", "--config", house.config, *arguments, wrapper=OBEYING_MODES)
+            assert (done.returncode, len(done.stderr.splitlines())) == (74, 1), done.stderr
+            assert errors(done)[0].endswith("run this with sudo"), done.stderr
+    store.path.parent.chmod(0o700)
 
 
 def test_what_is_deleted_is_gone_beside_the_running_daemon(

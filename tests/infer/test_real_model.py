@@ -1,7 +1,7 @@
 """Real weights of whisper-tiny: what others published about them. Kept ready, skipped without them.
 
     roomscribe model add tiny --name tiny-30 --window 30 --quantize none
-    ROOMSCRIBE_REAL_MODEL=/var/lib/roomscribe/models/tiny-30 ROOMSCRIBE_SHARED=FOLDER \\
+    ROOMSCRIBE_REAL_MODEL=/var/lib/roomscribe-models/tiny-30 ROOMSCRIBE_SHARED=FOLDER \\
         .venv/bin/python -m pytest tests/infer/test_real_model.py -rs
 
 The published logits and probabilities are those of a window of 30 s and of weights in float32; the
