@@ -57,9 +57,11 @@ class CaptureSupervisor:
         self._recorder = Recorder()
         self._source: Source | None = None
         self._muted = mute.on
-        self._silenced = False
+        self._silenced = self._ended = False
         self._logged: set[str] = set()
         """Troubles of the microphone since sound last came."""
+        self._untold = self._muted
+        """Sound that comes is news: it did not for a while."""
         if self._muted:
             return
         try:
@@ -71,12 +73,12 @@ class CaptureSupervisor:
     def description(self) -> str | None:
         """The open source's name; None while there is none."""
         source = self._source
-        return source.description if source else None
+        return source.description if source and not self._muted else None
 
     @property
     def muted(self) -> bool:
         """True while the source is closed, and stays so, because of the mute."""
-        return self._muted
+        return self._mute.on if self._ended else self._muted
 
     def listen(self, moved: Callable[[], None]) -> None:
         """Reads until the source ends or `stop` is called; calls `moved` at every progress."""
@@ -92,6 +94,7 @@ class CaptureSupervisor:
                     break
         finally:
             self._recorder.kill()
+            self._ended = True
 
     def obey(self) -> None:
         """The mute was turned: the source is closed, or opened, in a moment."""
@@ -100,6 +103,8 @@ class CaptureSupervisor:
                 self._silenced = True
                 self._interrupt()
         self._woken.set()
+        if self._ended:
+            self._health.on_change()
 
     def stop(self) -> None:
         """Makes `listen` end soon."""
@@ -126,7 +131,8 @@ class CaptureSupervisor:
             self._woken.wait(REST_S)
             self._woken.clear()
             moved()
-        self._become(muted=False)
+        if not self._stopping.is_set():
+            self._become(muted=False)
 
     def _become(self, *, muted: bool) -> None:
         """Notes and logs the change; a microphone that is not wanted has no trouble."""
@@ -175,13 +181,16 @@ class CaptureSupervisor:
 
     def _judge(self, source: Source) -> None:
         """Sets what is wrong with the sound that comes."""
-        if self._logged and not source.silence:
-            log.info("listening to %s", source.description)
-            self._logged.clear()
         if source.silence:
             self._trouble(source.silence)
         else:
-            self._health.trouble("microphone", None)
+            told = self._health.trouble("microphone", None)
+            if self._untold:
+                self._untold = False
+                self._logged.clear()
+                log.info("listening to %s", source.description)
+                if not told:
+                    self._health.on_change()
         if self._health.trouble("sound", source.trouble or None) and source.trouble:
             log.warning("%s", source.trouble)
 
@@ -189,11 +198,13 @@ class CaptureSupervisor:
         """The source is closed; whoever was speaking is cut short."""
         with self._lock:
             self._source = None
+        self._untold = True
         self._health.trouble("sound", None)
         self._lose()
 
     def _trouble(self, trouble: str) -> None:
         """Sets what is wrong, and logs it once, however often it is met."""
+        self._untold = True
         self._health.trouble("microphone", trouble)
         if trouble not in self._logged:
             self._logged.add(trouble)

@@ -10,15 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from rigs import broker as rig_broker, microphone as rig_microphone
 from rigs.checkout import SPEECH
 from rigs.command import roomscribe
-from rigs.daemon import READY_WITHIN_S, daemon, listening_house, write_config
+from rigs.daemon import READY_WITHIN_S, daemon, listening_house, log_of, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
 from rigs.waiting import until
 
 FIRST = SPEECH / "00.flac"
+OPENED_WITHIN_S = 2.0
+"""It takes half a second on an idle machine; in silence the next state would come after five."""
 
 
 def command(heard: Subscriber, payload: bytes) -> None:
@@ -50,8 +53,10 @@ def test_a_mute_by_mqtt_ends_the_sentence_closes_the_microphone_and_is_undone(
         assert len(heard.events()) == 1, "heard something while muted"
         command(heard, b"OFF")
         until(lambda: heard.payloads("mute")[-1] == b"OFF")
-        until(lambda: microphone.listeners() == 1)
-        time.sleep(1)
+        until(lambda: heard.payloads("microphone")[-1] == b"online", OPENED_WITHIN_S)
+        assert microphone.listeners() == 1
+        until(lambda: log_of(tmp_path / "roomscribe.toml").count("listening to ") == 2)
+        assert heard.state()["microphone"] != "none"
         microphone.speak(FIRST)
         until(lambda: len(heard.events()) == 2, 15)
         assert running.poll() is None
@@ -60,13 +65,11 @@ def test_a_mute_by_mqtt_ends_the_sentence_closes_the_microphone_and_is_undone(
 
 
 @contextmanager
-def quiet_house(folder: Path) -> Iterator[tuple[Subscriber, Path]]:
-    """A broker and a configuration of a daemon that hears silence from standard input."""
+def quiet_house(folder: Path) -> Iterator[tuple[rig_broker.Broker, Subscriber, Path]]:
+    """A broker, its subscriber, and the configuration of a daemon that hears silence."""
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
-        yield (
-            heard,
-            write_config(folder, broker.port, capture={"recording": silence(folder)}),
-        )
+        config = write_config(folder, broker.port, capture={"recording": silence(folder)})
+        yield broker, heard, config
 
 
 def silence(folder: Path) -> Path:
@@ -81,7 +84,7 @@ def silence(folder: Path) -> Path:
 
 @needs_broker
 def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_path: Path) -> None:
-    with quiet_house(tmp_path) as (heard, config):
+    with quiet_house(tmp_path) as (_, heard, config):
         with daemon(config) as running:
             until(lambda: heard.payloads("microphone") == [b"online"], READY_WITHIN_S)
             done = roomscribe("mute", "on", "--config", config)
@@ -104,3 +107,29 @@ def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_pa
             assert done.stdout.startswith("not muted")
             until(lambda: heard.payloads("mute")[-1] == b"OFF")
             assert running.poll() is None
+
+
+@needs_broker
+@pytest.mark.parametrize("before_the_start", [True, False])
+def test_what_is_retained_after_a_stop_says_muted(tmp_path: Path, before_the_start: bool) -> None:
+    with quiet_house(tmp_path) as (broker, heard, config):
+        if before_the_start:
+            (tmp_path / "state").mkdir()
+            roomscribe("mute", "on", "--config", config)
+        with daemon(config) as running:
+            until(lambda: heard.payloads("availability") == [b"online"], READY_WITHIN_S)
+            command(heard, b"ON")
+            until(lambda: heard.payloads("microphone")[-1:] == [b"offline"])
+            until(lambda: heard.payloads("mute")[-1:] == [b"ON"])
+            told = len(heard.messages)
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(10) == 0
+        until(lambda: heard.payloads("availability")[-1] == b"offline")
+        after = {message.topic.rpartition("/")[2] for message in heard.messages[told:]}
+        assert after <= {"availability", "state"}, "nothing else has changed"
+        with Subscriber(broker.port, name="later") as later:
+            until(lambda: later.payloads("availability") and later.payloads("state"))
+            assert later.payloads("mute") == [b"ON"]
+            assert later.payloads("microphone") == [b"offline"]
+            assert later.state()["status"] == "muted"
+    assert "to be opened" not in log_of(config)
