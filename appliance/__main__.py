@@ -10,9 +10,11 @@ def main() -> int:
     """Runs the command line; its exit status."""
     # numpy's BLAS would start a thread for each core for matrices that one multiplies in 2 ms
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from appliance.cli import main as cli
-
-    return cli.main()
+    try:
+        from appliance.cli import main as cli
+    except KeyboardInterrupt:
+        return 130
+    return cli.run_process()
 
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time as clock, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from appliance.config import Settings, node_name
-from appliance.errors import ConfigError, StoreError
-from appliance.system import replacing
+from appliance.errors import StoreError
+from appliance.system import legible, replacing, shorten
 
 if TYPE_CHECKING:
     from appliance.store import StoredTranscript, Wanted
@@ -34,18 +34,23 @@ SHOWN = 100
 LOOK_EVERY_S = 0.25
 TOLD_AFTER = 40
 """So many looks in a row that fail are worth a line."""
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_AGE = re.compile(
+    r"(\d+) ?(s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:ours?)?|d(?:ays?)?|w(?:eeks?)?)(?![a-z]) ?"
+)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """A cell beginning so is computed by spreadsheets (OWASP, CSV injection)."""
 _DESCRIPTION = (
     "Shows the transcripts of the local log, oldest first; exports them, or deletes them."
 )
 _EPILOG = """\
-A TIME is an age (90s, 15m, 2h, 3d, 1w) or a date with or without a time, by this machine's clock
-(2026-01-31, 2026-01-31T18:00); TEXT is found anywhere in a transcript, also within words, upper and
-lower case alike.
+A TIME is an age (90s, 15m, 1h30m, 2 hours, 3d, 1w), or by this machine's clock a day (today,
+yesterday, 2026-01-31), a time of today (18:00) or of a day (2026-01-31T18:00); a day alone is its
+beginning. TEXT is found anywhere in a transcript, also within words, upper and lower case alike.
 
 examples:
   roomscribe log --since 1h --grep light --grep kitchen
+  roomscribe log --since yesterday --until today
   roomscribe log --follow
   roomscribe log --since 2026-01-01 --export csv --output january.csv
   roomscribe log --until 7d --delete
@@ -64,10 +69,11 @@ def add_log(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "--since",
         metavar="TIME",
-        help="only what ended then or later: 90s, 15m, 2h, 3d ago, or a "
+        type=moment,
+        help="only what ended then or later: 90s, 15m, 2h, 3d ago, today, yesterday, or a "
         "time such as 2026-01-31T18:00 (local)",
     )
-    sub.add_argument("--until", metavar="TIME", help="only what ended before")
+    sub.add_argument("--until", metavar="TIME", type=moment, help="only what ended before")
     sub.add_argument(
         "--grep",
         metavar="TEXT",
@@ -111,11 +117,7 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
     from appliance.store import Wanted, read_newest
 
     _refuse_contradictions(options)
-    wanted = Wanted(
-        moment(options.since, "--since") if options.since else None,
-        moment(options.until, "--until") if options.until else None,
-        tuple(text for text in options.grep if text),
-    )
+    wanted = Wanted(options.since, options.until, tuple(text for text in options.grep if text))
     if options.delete:
         return _delete(options, settings, wanted)
     if options.follow:
@@ -129,19 +131,36 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
     return 0 if count else 1
 
 
-def moment(text: str, option: str = "--since") -> datetime:
-    """A point in time: an age such as 90s, 15m, 2h, 3d, or an ISO date and time (local)."""
-    age = re.fullmatch(r"(\d+)\s*([smhdw])", text)
+def moment(text: str) -> datetime:
+    """A point in time: an age such as 90s or 1h30m, a day, a time, or both (local).
+
+    Raises argparse.ArgumentTypeError.
+    """
+    plain = " ".join(text.lower().split()).removesuffix(" ago")
+    now = datetime.now().astimezone()
+    days = {"today": 0, "yesterday": 1}
     try:
-        if age:
-            unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-            return datetime.now(UTC) - timedelta(**{unit[age[2]]: int(age[1])})
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise ConfigError(
-            f"{option}: expected an age (90s, 15m, 2h, 3d) or a time (2026-01-31T18:00), "
-            f"found {text!r}"
+        if re.fullmatch(f"(?:{_AGE.pattern})+", plain):
+            return now.astimezone(UTC) - sum(map(_length, _AGE.finditer(plain)), timedelta())
+        if plain in days:
+            return _local(now.date() - timedelta(days=days[plain]))
+        if re.match(r"\d\d?:", plain):
+            return _local(now.date(), clock.fromisoformat(plain.rjust(5, "0")))
+        return datetime.fromisoformat(text.strip()).astimezone(UTC)
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(
+            "expected an age (90s, 15m, 2h, 3d), today, yesterday, or a time (18:00, 2026-01-31, "
+            f"2026-01-31T18:00), found '{shorten(text)}'"
         ) from None
+
+
+def _length(age: re.Match[str]) -> timedelta:
+    return int(age[1]) * timedelta(**{_UNITS[age[2][0]]: 1})
+
+
+def _local(day: date, time_of_day: clock = clock.min) -> datetime:
+    """That time of the day by this machine's clock, in UTC."""
+    return datetime.combine(day, time_of_day).astimezone(UTC)
 
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
@@ -282,13 +301,15 @@ def _transcripts(count: int) -> str:
 
 
 def write(found: Iterable[StoredTranscript], form: str, output: Path | None) -> int:
-    """Writes every field of the transcripts as `form` (csv, jsonl); how many there were.
+    """Writes every field of the transcripts as `form` (csv, jsonl) and says so; how many.
 
-    To the file, for this user alone, whole or not at all; without one to standard output. Raises
-    StoreError when the file cannot be written.
+    To a file, for this user alone, whole or not at all, where a link leads; to a device or a pipe
+    as it is; without `output` to standard output. Raises StoreError when it cannot be written.
     """
-    with _opened(output) as stream:
-        return (_csv if form == "csv" else _json_lines)(found, stream)
+    with _opened(output) as (stream, where):
+        count = (_csv if form == "csv" else _json_lines)(found, stream)
+    print(f"roomscribe: wrote {_transcripts(count)} to {legible(where)}", file=sys.stderr)
+    return count
 
 
 def _csv(found: Iterable[StoredTranscript], stream: TextIO) -> int:
@@ -338,20 +359,35 @@ def _cell(value: object) -> object:
 
 
 @contextmanager
-def _opened(output: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a file for this user alone that takes its name once it is whole."""
-    if output is None:
-        yield sys.stdout
+def _opened(output: Path | None) -> Iterator[tuple[TextIO, object]]:
+    """Where to write, and its name for people."""
+    try:
+        there = output.stat() if output else os.fstat(1)
+    except FileNotFoundError:
+        there = None
+    except OSError as error:
+        raise _unwritable(output, error) from error
+    if output is None or (there and os.path.samestat(there, os.fstat(1))):  # as /dev/stdout is
+        yield sys.stdout, "standard output"
         sys.stdout.flush()
         return
     try:
+        if there and not stat.S_ISREG(there.st_mode):
+            with output.open("w", encoding="utf-8", newline="") as stream:
+                yield stream, output
+            return
+        file = Path(os.path.realpath(output))
         with (
-            replacing(output, mode=0o600) as draft,
+            replacing(file, mode=0o600) as draft,
             draft.open("w", encoding="utf-8", newline="") as stream,
         ):
-            yield stream
+            yield stream, file
     except OSError as error:
-        raise StoreError(
-            f"{output}: cannot write the export: expected a folder that this user may write and "
-            f"space on its disk, found: {error.strerror}; name another file"
-        ) from error
+        raise _unwritable(output, error) from error
+
+
+def _unwritable(output: Path | None, error: OSError) -> StoreError:
+    return StoreError(
+        f"{output}: cannot write the export: expected a file in a folder that this user may write "
+        f"and space on its disk, found: {error.strerror}; name another file"
+    )

@@ -1,24 +1,33 @@
 """The commands: what they are called, what they take, and how their failures end.
 
 Exit status: 0 done, 1 nothing found, 2 wrong usage, 65 unreadable recording, 69 device trouble,
-74 store or broker trouble, 78 configuration or model error (systemd does not restart on 78).
+74 store or broker trouble, or output that cannot be written, 78 configuration or model error
+(systemd does not restart on 78).
 """
 
 from __future__ import annotations
 
 import argparse
+import codecs
+import contextlib
 import functools
+import io
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TextIO
 
 from appliance import __version__, config
 from appliance.cli import log, model, mqtt, run, transcribe
 from appliance.config import Settings
-from appliance.errors import ConfigError, RoomscribeError
+from appliance.errors import ConfigError, RoomscribeError, StoreError
 from appliance.lab import add_benchmark_arguments
+from appliance.system import legible, shorten
+
+LONGEST = 4000
+"""So many letters of an error are shown."""
 
 DESCRIPTION = """\
 Hears a sentence in the room and publishes its text to MQTT and a local log.
@@ -38,29 +47,106 @@ def main(
     command: Callable[[argparse.Namespace, Settings], int] | None = None,
 ) -> int:
     """Runs one command, `command` in place of the one that is named; its exit status."""
-    options = parser().parse_args(arguments)
-    from appliance.daemon import journal
-
     try:
+        status = _obey(arguments, command)
+    except SystemExit:  # argparse, behind a help text or a wrong usage
+        if status := _unwritten() or 0:
+            return status
+        raise
+    return _unwritten() or status
+
+
+def _obey(
+    arguments: Sequence[str] | None,
+    command: Callable[[argparse.Namespace, Settings], int] | None,
+) -> int:
+    """Runs one command; its exit status, behind a line for each error."""
+    try:
+        options = parser().parse_args(arguments)
+        from appliance.daemon import journal
+
         settings = _settings(options)
         journal.set_up(settings.journal)
         return int((command or options.command)(options, settings))
-    except ConfigError as error:
-        for message in error.messages:
-            print(f"roomscribe: {message}", file=sys.stderr)
-        return error.exit_status
     except RoomscribeError as error:
-        print(f"roomscribe: {error}", file=sys.stderr)
+        for message in error.messages if isinstance(error, ConfigError) else [error]:
+            _complain(message)
         return error.exit_status
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        logging.getLogger("roomscribe.cli").debug("what went wrong", exc_info=error)
-        print(f"roomscribe: unexpected {type(error).__name__}: {error}", file=sys.stderr)
-        return 70
+        status = _unwritten() if isinstance(error, OSError) else None
+        if status is None:
+            logging.getLogger("roomscribe.cli").debug("what went wrong", exc_info=error)
+            _complain(f"unexpected {type(error).__name__}: {error}")
+            return 70
+        return status
+
+
+def _unwritten() -> int | None:
+    """The exit status when standard output takes no more, told once; None when it takes all.
+
+    Nobody who reads any more is no error.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # Python flushes what is left once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return 0
+        _complain(f"standard output: cannot be written: {error.strerror}; some of it is missing")
+        return StoreError.exit_status
+    return None
+
+
+def _complain(message: object) -> None:
+    print(f"roomscribe: {shorten(message, LONGEST)}", file=sys.stderr)
+
+
+class _Lossy(io.FileIO):
+    """Standard error: what cannot be written is lost, and ends no command."""
+
+    def write(self, data: Any) -> int:
+        """How much was taken: all of it."""
+        with contextlib.suppress(OSError):
+            super().write(data)
+        return memoryview(data).nbytes
+
+
+def run_process() -> int:
+    """The same as `main`, as a process of its own: all three standard streams are there.
+
+    A closed one is /dev/null: else the next file that is opened would take its number, and what is
+    written to the stream. What the terminal's encoding does not have is escaped.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    codecs.register_error("roomscribe", _escape)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = _renewed(sys.stdout, io.FileIO(1, "w", closefd=False))
+    sys.stderr = _renewed(sys.stderr, _Lossy(2, "w", closefd=False))
+    return main()
+
+
+def _renewed(stream: TextIO | None, file: io.FileIO) -> io.TextIOWrapper:
+    return io.TextIOWrapper(
+        io.BufferedWriter(file),
+        encoding=stream.encoding if stream else None,
+        errors="roomscribe",
+        line_buffering=file.isatty() or file.fileno() == 2,
+    )
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    """What cannot be encoded, as `legible` and Python write it; for codecs.register_error."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = legible(error.object[error.start : error.end])
+    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -40,7 +40,7 @@ EXIT_STATUS = """\
 | 65 | a recording that cannot be read |
 | 69 | trouble with a device |
 | 70 | an error that nobody foresaw |
-| 74 | trouble with the log or the broker |
+| 74 | trouble with the log or the broker, or output that cannot be written (a full disk) |
 | 78 | a mistake in the configuration or the model; systemd does not start the daemon again |
 | 130 | Ctrl-C |
 

@@ -9,18 +9,20 @@ import csv
 import io
 import json
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from rigs.command import LINE_WITHIN_S, OBEYING_MODES, errors, following, roomscribe
+from rigs.command import LINE_WITHIN_S, OBEYING_MODES, errors, following, roomscribe, start
 from rigs.daemon import write_config
 from rigs.publishing import transcript
 
 from appliance.cli import main
-from appliance.cli.log import SHOWN, columns, write
+from appliance.cli.log import SHOWN, columns, moment, write
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
 from appliance.store.folders import FILE_NAME
@@ -164,6 +166,54 @@ def test_a_log_of_the_daemon_alone_is_one_line_that_says_sudo(house: House, stor
     store.path.parent.chmod(0o700)
 
 
+def test_an_export_follows_a_link_and_says_what_it_wrote_where(
+    house: House, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, link, bent = tmp_path / "target", tmp_path / "link", tmp_path / "bent"
+    target.write_text("the old one", encoding="utf-8")
+    link.symlink_to(target)
+    assert house.log("--export", "csv", "--output", link, "--limit", "1") == 0
+    assert capsys.readouterr().err == f"roomscribe: wrote 1 transcript to {target}\n"
+    assert link.is_symlink()
+    assert len(target.read_text(encoding="utf-8").splitlines()) == 2
+    assert house.log("--export", "jsonl") == 0
+    assert capsys.readouterr().err == "roomscribe: wrote 5 transcripts to standard output\n"
+    bent.symlink_to(bent)
+    assert house.log("--export", "csv", "--output", bent) == 74
+    assert "Too many levels of symbolic links" in capsys.readouterr().err
+    assert bent.is_symlink()
+
+
+def test_an_export_writes_into_a_pipe_or_device_and_does_not_replace_it(
+    house: House, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe, full = tmp_path / "pipe", tmp_path / "full"
+    os.mkfifo(pipe)
+    full.symlink_to("/dev/full")
+    with ThreadPoolExecutor() as reader:
+        read = reader.submit(pipe.read_text, encoding="utf-8")
+        assert house.log("--export", "jsonl", "--output", pipe) == 0
+        assert [json.loads(line)["seq"] for line in read.result(10).splitlines()] == [1, 2, 3, 4, 5]
+    assert pipe.is_fifo()
+    assert house.log("--export", "csv", "--output", full) == 74
+    assert "No space left on device" in capsys.readouterr().err
+    assert full.is_symlink()
+    assert Path("/dev/full").is_char_device()
+
+
+def test_an_export_to_dev_stdout_goes_where_standard_output_goes(
+    house: House, store: Store, tmp_path: Path
+) -> None:
+    file = tmp_path / "out"
+    file.write_text("before\n", encoding="utf-8")
+    with file.open("ab") as stream:
+        exporting = ("log", "--config", house.config, "--export", "jsonl", "--output")
+        process = start(*exporting, f"/proc/{os.getpid()}/fd/{stream.fileno()}", stdout=stream)
+        assert process.wait(60) == 0
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert (lines[0], len(lines)) == ("before", 6)
+
+
 def test_what_is_deleted_is_gone_beside_the_running_daemon(
     house: House, store: Store, shown: Shown
 ) -> None:
@@ -230,12 +280,37 @@ def test_options_that_make_no_sense_together_are_wrong_usage(
     assert len(store.after(0)) == 5
 
 
-def test_the_time_that_is_none_is_named_with_its_option(
-    house: House, store: Store, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("text", ["99999999w", "5 parsecs", "90", "1h30x", "25:00", "", "\udce9"])
+def test_a_time_that_is_none_is_wrong_usage_and_named_with_its_option(
+    house: House, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     for option in ("--since", "--until"):
-        assert house.log(option, "99999999w") == 78
-        assert f"roomscribe: {option}: expected an age" in capsys.readouterr().err
+        with pytest.raises(SystemExit) as ended:
+            house.log(option, text)
+        assert ended.value.code == 2
+        assert f"argument {option}: expected an age" in capsys.readouterr().err
+
+
+def test_a_time_is_an_age_or_what_this_machines_clock_says() -> None:
+    now = datetime.now().astimezone()
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    assert moment("today") == midnight
+    assert moment("Yesterday") == (midnight - timedelta(hours=12)).replace(hour=0)
+    assert moment("9:30") == midnight.replace(hour=9, minute=30)
+    assert moment("2026-01-31") == datetime(2026, 1, 31).astimezone()
+    assert moment("2026-01-31T18:00Z") == datetime(2026, 1, 31, 18, tzinfo=UTC)
+    for text, minutes in (("90s", 1.5), ("1h30m", 90), ("90 min ago", 90), ("2 Weeks", 20160)):
+        assert abs(now - timedelta(minutes=minutes) - moment(text)) < timedelta(seconds=60)
+
+
+def test_yesterday_is_shown_by_its_name(house: House, store: Store, shown: Shown) -> None:
+    midnight = moment("today")
+    store.append(transcript("late last night", end=midnight - timedelta(microseconds=1)))
+    store.append(transcript("early today", end=midnight))
+    house.log("--since", "yesterday", "--until", "today", "--grep", "l")
+    assert texts(shown())[-1] == "late last night"
+    house.log("--since", "today", "--grep", "early")
+    assert texts(shown()) == ["early today"]
 
 
 @pytest.fixture

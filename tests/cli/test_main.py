@@ -18,10 +18,8 @@ from rigs.recordings import sentences
 from rigs.waiting import until
 
 from appliance import __version__
-from appliance.cli.log import moment
 from appliance.cli.main import parser
 from appliance.daemon.listening import REOPEN_PAUSE_S
-from appliance.errors import ConfigError
 
 
 def sentence(number: int = 0) -> tuple[Path, str]:
@@ -142,16 +140,6 @@ def test_the_log_before_the_first_run_says_what_to_do(tmp_path: Path) -> None:
     done = roomscribe("log", "--config", config)
     assert done.returncode == 74
     assert "roomscribe run" in errors(done)[0]
-
-
-@pytest.mark.parametrize("text", ["yesterday", "5 parsecs", ""])
-def test_a_time_that_is_none_is_named(text: str) -> None:
-    with pytest.raises(ConfigError, match="expected an age"):
-        moment(text)
-
-
-def test_an_age_is_counted_back_from_now() -> None:
-    assert 7190 < (moment("0s") - moment("2h")).total_seconds() < 7210
 
 
 def test_a_microphone_that_is_not_there_is_waited_for_and_told_of_once(tmp_path: Path) -> None:
