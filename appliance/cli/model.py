@@ -1,6 +1,7 @@
 """`roomscribe model`: fetches, builds, lists, verifies and chooses models, and exports them.
 
-Heavy rooms are imported by the command that needs them.
+Heavy rooms are imported by the command that needs them. Over 500 lines because each of the nine
+commands has its options, its work and its words here.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import argparse
 import functools
 import json
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +24,7 @@ from appliance.errors import ConfigError, RoomscribeError
 
 if TYPE_CHECKING:
     from appliance.infer import Transcriber
-    from appliance.model import Bundle
+    from appliance.model import Bundle, library
     from appliance.records import Mel
 
 EPILOG = """\
@@ -52,7 +55,7 @@ def add_model(
     _add_fetch(new)
     _add_reading(new)
     for name, command, help_text in (
-        ("remove", remove, "delete an installed model"),
+        ("remove", remove, "delete an installed model, or an unfinished download"),
         ("use", use, "choose the model that the appliance runs"),
     ):
         sub = new(name, help=help_text)
@@ -60,6 +63,8 @@ def add_model(
         sub.set_defaults(command=command)
     _add_export(new)
     _add_pack(new)
+    for sub in below.choices.values():
+        sub.set_defaults(command=functools.partial(_run, sub.get_default("command")))
 
 
 def _add_add(new: Add) -> None:
@@ -185,6 +190,35 @@ def _add_pack(new: Add) -> None:
     sub.set_defaults(command=pack)
 
 
+def _run(
+    command: Callable[[argparse.Namespace, Settings], int],
+    options: argparse.Namespace,
+    settings: Settings,
+) -> int:
+    """Runs a command. What killed ones left in the models folder is cleared first; SIGTERM and
+    SIGHUP end it as Ctrl-C does, with a shell's status for them."""
+    from appliance.model import library
+
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in ends}
+    for number in ends:
+        # nohup has set SIGHUP aside, and it stays so
+        if before[number] is signal.SIG_DFL:
+            signal.signal(number, _end)
+    try:
+        library.clear_abandoned()
+        return command(options, settings)
+    finally:
+        for number in ends:
+            signal.signal(number, before[number])
+
+
+def _end(number: int, _: object) -> None:
+    """Ends the command; a second signal does not disturb it while it clears up."""
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
 def add(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model add`"""
     from appliance.infer import find_chip
@@ -203,11 +237,15 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
     )
     begun = time.monotonic()
     with work_on(order.bundle_name) as place:
-        for remark in make_bundle(order, place):
-            _say(remark)
-        load_s = _prove(place.draft)
-        size = _size(place.draft)
-        install(place)
+        try:
+            for remark in make_bundle(order, place):
+                _say(remark)
+            load_s = _prove(place.draft)
+            size = _size(place.draft)
+            install(place)
+        except BaseException:
+            _say_kept(place)
+            raise
     _say(
         f"{order.bundle_name}: {size / 1e6:.1f} MB in {place.bundle}, ready after "
         f"{time.monotonic() - begun:.1f} s (peak memory {_peak_mb():.0f} MB), "
@@ -215,6 +253,18 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
     )
     _put_to_use(order.bundle_name, options, settings)
     return 0
+
+
+def _say_kept(place: library.StagingFolder) -> None:
+    """Says what of a download outlives the end of the command. The terminal may be gone."""
+    from appliance.model import library
+
+    if size := library.begun(place):
+        with suppress(OSError):
+            _say(
+                f"{place.name}: {size / 1e6:.1f} MB of its download are kept: the same command "
+                f"goes on with them, `roomscribe model remove {place.name}` deletes them"
+            )
 
 
 def fetch(options: argparse.Namespace, _settings: Settings) -> int:
@@ -229,7 +279,7 @@ def fetch(options: argparse.Namespace, _settings: Settings) -> int:
 
 def list_models(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model list`; the status of the last damaged one, after showing all."""
-    from appliance.model import installed_bundles, load_bundle
+    from appliance.model import installed_bundles, library, load_bundle
 
     status = 0
     for name, folder in installed_bundles().items():
@@ -240,7 +290,7 @@ def list_models(options: argparse.Namespace, settings: Settings) -> int:
             print(f"roomscribe: {error}", file=sys.stderr)
             status = error.exit_status
             continue
-        shown = _facts(bundle) | {"in_use": in_use}
+        shown = _facts(bundle) | {"in_use": in_use, "unfinished": False}
         if options.json:
             print(json.dumps(shown))
         else:
@@ -248,6 +298,17 @@ def list_models(options: argparse.Namespace, settings: Settings) -> int:
                 f"{'*' if in_use else ' '} {name:16} {shown['size_bytes'] / 1e6:7.1f} MB  "
                 f"{bundle.window_s:4g} s  {shown['languages']:>12}  {bundle.source or folder}"
             )
+    for name, begun in library.unfinished().items():
+        if options.json:
+            facts = {"name": name, "size_bytes": begun.size, "in_use": False, "unfinished": True}
+            print(json.dumps(facts))
+        else:
+            what = (
+                f"being added or removed by process {begun.process}"
+                if begun.process
+                else "unfinished download: `model add` goes on with it, `model remove` deletes it"
+            )
+            print(f"  {name:16} {begun.size / 1e6:7.1f} MB  {what}")
     return status
 
 
@@ -284,6 +345,9 @@ def remove(options: argparse.Namespace, settings: Settings) -> int:
     from appliance.model import BUILT_IN, library
 
     if options.name == _in_use(settings):
+        if library.drop_download(options.name):
+            _say(f"{options.name}: its unfinished download is deleted; the model stays in use")
+            return 0
         raise ConfigError(
             f"model {options.name!r} is in use: choose another first, "
             f"roomscribe model use {BUILT_IN}"

@@ -2,9 +2,10 @@
 
 models/tiny/                 a bundle
 models/in-use                name of the chosen one
-models/.work/tiny.lock       held while tiny is being added or removed
-models/.work/tiny/           what `add` fetched and built so far; kept when it is interrupted,
-                             so that a broken download goes on where it was
+models/.work/tiny.lock       there and held while tiny is being added or removed
+models/.work/tiny/           what `add` fetched and built so far
+models/.work/tiny/checkpoint the download; once weights have begun to come it outlives an
+                             interrupted `add`, so that it goes on where it was
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ConfigError, ModelError
-from appliance.model.bundle import CHOICE, MANIFEST, PACKAGED, models_folder
+from appliance.model.bundle import CHOICE, INSTALLED, MANIFEST, PACKAGED, models_folder
 from appliance.system import lock, sync_folder, write_whole
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -38,6 +40,9 @@ CURES = {
     errno.EDQUOT: _ROOM,
 }
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+LOOK_S = 1.0
+"""A lock that is held for longer belongs to a command that works on the model, not to one that only
+looks whether somebody does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,43 +81,163 @@ def check_name(name: str) -> str:
     return name
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What an `add` that is running, or was interrupted, has in the models folder."""
+
+    size: int
+    """Bytes."""
+    process: str
+    """Number of the process that works on it; "" if none does."""
+
+
 @contextmanager
 def work_on(name: str) -> Iterator[StagingFolder]:
-    """Holds the model's lock; what an interrupted `add` left in its staging folder is still there.
+    """Holds the model's lock; what an interrupted `add` has downloaded is still there.
 
     Raises ConfigError for a bad name, ModelError when the models folder cannot be written or
-    another command works on the same model. The draft is deleted in the end in any case.
+    another command works on the same model. In the end all but a begun download is deleted.
     """
-    models = models_folder()
-    work = models / ".work"
-    place = StagingFolder(check_name(name), models, work / name)
-    with _lock(work / f"{name}.lock", place):
-        with model_errors(models):
-            shutil.rmtree(place.draft, ignore_errors=True)
+    place = _place(check_name(name))
+    file = _lock_file(place)
+    with _lock(file, place):
+        with model_errors(place.models):
+            _tidy(place)
             place.folder.mkdir(exist_ok=True)
         try:
             yield place
         finally:
-            shutil.rmtree(place.draft, ignore_errors=True)
-            if place.folder.is_dir() and not any(place.folder.iterdir()):
-                place.folder.rmdir()
+            _tidy(place)
+            file.unlink(missing_ok=True)
+
+
+def unfinished() -> dict[str, Unfinished]:
+    """What is being added, and the downloads of interrupted commands, by the model's name."""
+    found = {}
+    for name in _started():
+        place = _place(name)
+        if process := _worker(place):
+            found[name] = Unfinished(_size(place.folder), process)
+        elif size := begun(place):
+            found[name] = Unfinished(size, "")
+    return found
+
+
+def begun(place: StagingFolder) -> int:
+    """Size in bytes of a download that is worth going on with; 0 where no weights have come."""
+    files = [file for file in place.checkpoint.rglob("*") if file.is_file()]
+    weights = [file for file in files if not file.name.removesuffix(".part").endswith(".json")]
+    return _size(place.checkpoint) if any(file.stat().st_size for file in weights) else 0
+
+
+def clear_abandoned() -> None:
+    """Deletes what killed commands left, but for downloads that have begun; as far as this user
+    may, and without a word."""
+    for name in _started():
+        place = _place(name)
+        file = _lock_file(place)
+        with suppress(OSError), lock(file, mode=0o666):
+            _tidy(place)
+            file.unlink()
+
+
+def drop_download(name: str) -> bool:
+    """Deletes the download of an interrupted `add`; whether there was one. Raises ModelError."""
+    if name not in unfinished():
+        return False
+    with work_on(name) as place, model_errors(place.folder):
+        shutil.rmtree(place.folder)
+    return True
+
+
+def _place(name: str) -> StagingFolder:
+    models = models_folder()
+    return StagingFolder(name, models, models / ".work" / name)
+
+
+def _lock_file(place: StagingFolder) -> Path:
+    return place.folder.with_name(f"{place.name}.lock")
+
+
+def _started() -> list[str]:
+    """Names of the models that somebody has begun to work on; none if this user may not look."""
+    try:
+        entries = list((models_folder() / ".work").iterdir())
+    except OSError:
+        return []
+    names = {each.name.removesuffix(".lock") for each in entries}
+    return sorted(name for name in names if NAME.fullmatch(name))
+
+
+def _worker(place: StagingFolder) -> str:
+    """Number of the process that works on a model; "" if none does."""
+    file = _lock_file(place)
+    try:
+        lock(file, shared=True, flags=os.O_RDONLY).close()
+    except BlockingIOError:
+        return _owner(file)
+    except OSError:
+        pass
+    return ""
+
+
+def _owner(file: Path) -> str:
+    """What a lock's file says of its holder."""
+    with suppress(OSError):
+        return file.read_text(errors="replace").strip() or "unknown"
+    return "unknown"
+
+
+def _tidy(place: StagingFolder) -> None:
+    """Deletes all but a download that has begun."""
+    if place.folder.is_dir():
+        for each in list(place.folder.iterdir()):
+            if each != place.checkpoint or not begun(place):
+                shutil.rmtree(each, ignore_errors=True)
+        with suppress(OSError):
+            place.folder.rmdir()
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files in a folder and below it; those that vanish meanwhile count nothing."""
+    total = 0
+    for file in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 def _lock(file: Path, place: StagingFolder) -> io.FileIO:
     """The model's lock, with this process's number in it. Raises ModelError when it is held."""
+    until_s = time.monotonic() + LOOK_S
     with model_errors(place.models):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            held = lock(file, mode=0o666)
-        except BlockingIOError:
-            owner = file.read_text(errors="replace").strip() or "unknown"
-            raise ModelError(
-                f"model {place.name}: another `roomscribe model` command (process {owner}) is "
-                "working on it; wait until it is done"
-            ) from None
+        _written()
+        file.parent.mkdir(exist_ok=True)
+        while True:
+            try:
+                held = lock(file, mode=0o666)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    raise ModelError(
+                        f"model {place.name}: another `roomscribe model` command (process "
+                        f"{_owner(file)}) is working on it; wait until it is done"
+                    ) from None
+                time.sleep(LOOK_S / 20)
         held.truncate()
         held.write(f"{os.getpid()}\n".encode())
     return held
+
+
+def _written() -> Path:
+    """The models folder, made where it is missing; the installed one is for every user to read,
+    whatever root's umask says. Raises OSError."""
+    models = models_folder()
+    if not models.is_dir():
+        models.mkdir(parents=True)
+        if models == INSTALLED:
+            models.chmod(0o755)
+    return models
 
 
 def install(place: StagingFolder) -> None:
@@ -131,9 +256,12 @@ def install(place: StagingFolder) -> None:
 
 
 def remove(name: str) -> None:
-    """Deletes an installed bundle. Raises ModelError when there is none of that name."""
+    """Deletes an installed bundle and a download of that name. Raises ModelError for neither."""
     with work_on(name) as place:
         if not (place.bundle / MANIFEST).is_file():
+            if begun(place):
+                shutil.rmtree(place.folder)
+                return
             raise ModelError(
                 f"model {name!r}: expected it in {place.models}, found there: "
                 f"{', '.join(installed()) or 'none'}"
@@ -155,7 +283,7 @@ def choose(name: str) -> None:
     """Makes `name` the model in use where the configuration names none. Raises ModelError."""
     file = models_folder() / CHOICE
     with model_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
+        _written()
         write_whole(file, f"{name}\n")
 
 

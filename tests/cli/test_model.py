@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rigs.checkout import ROOT, SPEECH
-from rigs.command import errors, roomscribe
+from rigs.command import OBEYING_MODES, errors, roomscribe
 from rigs.disks import mounted
 from rigs.hailo_simulator.control import write_decoder_hef
 from rigs.hailo_simulator.hef_files import write_hef
@@ -125,6 +126,122 @@ def test_a_download_that_broke_off_leaves_no_model_and_goes_on_where_it_was(desk
     assert desk.in_use() == "whisper-home"
 
 
+def wait_for(pattern: str, folder: Path, running: subprocess.Popen[str]) -> None:
+    """Returns once a file with something in it is there. Fails when the process ends before."""
+    deadline = time.monotonic() + 20
+    while not any(file.is_file() and file.stat().st_size for file in folder.glob(pattern)):
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+PART = ".work/whisper-home/checkpoint/model.safetensors.part"
+DRAFT = ".work/home/.bundle.*/new/encoder.onnx"
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_in_the_midst_of_an_add_leaves_the_download_and_nothing_else(
+    desk: Desk, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    large = write_checkpoint(tmp_path / "home", HOME, random_weights(HOME, 7))
+    building = desk.start("add", large)
+    wait_for(DRAFT, desk.models, building)
+    building.send_signal(number)
+    told, complaint = building.communicate()
+    assert (building.returncode, told, complaint) == (status, "", "")
+    assert list((desk.models / ".work").iterdir()) == []
+
+    size = (desk.checkpoint / "model.safetensors").stat().st_size
+    desk.hub.misbehave("model.safetensors", Fault(break_after=size // 2), *[Fault(status=503)] * 20)
+    fetching = desk.start("add", REPOSITORY)
+    wait_for(PART, desk.models, fetching)
+    fetching.send_signal(number)
+    told, _ = fetching.communicate()
+    assert fetching.returncode == status
+    assert "roomscribe model remove whisper-home" in told
+    assert [file.name for file in (desk.models / ".work").iterdir()] == ["whisper-home"]
+    assert desk.in_use() == "home-en"
+
+
+def test_nohup_keeps_a_command_alive(desk: Desk, tmp_path: Path) -> None:
+    large = write_checkpoint(tmp_path / "home", HOME, random_weights(HOME, 7))
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+    ignoring += "os.execv(sys.executable, [sys.executable, '-m', 'appliance', *sys.argv[1:]])"
+    environment = os.environ | {"ROOMSCRIBE_MODELS": str(desk.models)}
+    command = [sys.executable, "-c", ignoring, "model", "add", str(large)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    ) as building:
+        wait_for(DRAFT, desk.models, building)
+        building.send_signal(signal.SIGHUP)
+        assert "in use in place of home-en" in building.communicate()[0]
+    assert building.returncode == 0
+
+
+def test_what_killed_commands_leave_is_cleared_shown_and_taken_by_remove(
+    desk: Desk, tmp_path: Path
+) -> None:
+    large = write_checkpoint(tmp_path / "home", HOME, random_weights(HOME, 7))
+    building = desk.start("add", large)
+    wait_for(DRAFT, desk.models, building)
+    building.send_signal(signal.SIGSTOP)
+    assert f"being added or removed by process {building.pid}" in desk.run("list").stdout
+    building.kill()
+    building.communicate()
+    assert list((desk.models / ".work").glob("home/.bundle.*"))
+    assert "home " not in desk.run("list").stdout
+    assert list((desk.models / ".work").iterdir()) == []
+
+    size = (desk.checkpoint / "model.safetensors").stat().st_size
+    desk.hub.misbehave("model.safetensors", Fault(break_after=size // 2), *[Fault(status=503)] * 20)
+    fetching = desk.start("add", REPOSITORY)
+    wait_for(PART, desk.models, fetching)
+    fetching.kill()
+    fetching.communicate()
+    listed = [line for line in desk.run("list").stdout.splitlines() if "whisper-home" in line]
+    assert len(listed) == 1 and "unfinished download: `model add` goes on with it" in listed[0]
+    facts = [json.loads(line) for line in desk.run("list", "--json").stdout.splitlines()]
+    assert [each["unfinished"] for each in facts] == [False, True]
+    assert facts[1]["name"] == "whisper-home" and facts[1]["size_bytes"] > 0
+    assert desk.run("remove", "whisper-home").returncode == 0
+    assert list((desk.models / ".work").iterdir()) == []
+    assert "whisper-home" in one_line(desk.run("remove", "whisper-home"))
+
+
+def test_of_a_model_in_use_the_unfinished_download_alone_is_removed(desk: Desk) -> None:
+    assert desk.run("add", REPOSITORY).returncode == 0
+    folder = desk.models / ".work" / "whisper-home" / "checkpoint"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors.part").write_text("half")
+    done = desk.run("remove", "whisper-home")
+    assert done.returncode == 0 and "the model stays in use" in done.stdout
+    assert not folder.exists() and desk.in_use() == "whisper-home"
+    assert "is in use: choose another first" in one_line(desk.run("remove", "whisper-home"))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        None,
+        {"README.md": b"nothing"},
+        {"config.json": b'{"model_type": "bert"}'},
+        {
+            "config.json": b'{"model_type": "whisper"}',
+            "vocab.json": b"{}",
+            "pytorch_model.bin": b"x",
+        },
+    ],
+    ids=["no such repository", "no config", "no Whisper", "a pickle"],
+)
+def test_an_id_that_is_refused_leaves_nothing(desk: Desk, files: dict[str, bytes] | None) -> None:
+    if files:
+        desk.hub.add("somebody/other", files)
+    one_line(desk.run("add", "somebody/other"))
+    assert list((desk.models / ".work").iterdir()) == []
+
+
 def test_a_wrong_checksum_installs_nothing(desk: Desk) -> None:
     size = (desk.checkpoint / "model.safetensors").stat().st_size
     desk.hub.misbehave("model.safetensors", *[Fault(content=b"x" * size) for _ in range(20)])
@@ -176,6 +293,24 @@ def test_a_chosen_model_that_is_gone_is_one_line_with_its_cure(desk: Desk) -> No
     )
     assert "'mine'" in one_line(done)
     assert desk.run("use", "home-en").returncode == 0
+
+
+def test_a_models_folder_that_may_not_be_read_leaves_the_built_in_one(tmp_path: Path) -> None:
+    sealed = tmp_path / "models"
+    (sealed / "tiny").mkdir(parents=True)
+    (sealed / "in-use").write_text("tiny\n", encoding="utf-8")
+    sealed.chmod(0)
+    for command in ("transcribe {}", "model list", "model info", "model verify"):
+        done = roomscribe(
+            *command.format(SPEECH / "00.flac").split(),
+            environment={"ROOMSCRIBE_MODELS": str(sealed)},
+            wrapper=OBEYING_MODES,
+        )
+        assert done.returncode == 0 and done.stdout, (command, done.stderr)
+        told = [line for line in done.stderr.splitlines() if str(sealed) in line]
+        assert len(told) == 1 and "sudo" in told[0], done.stderr
+    named = roomscribe("model", "info", sealed / "tiny", wrapper=OBEYING_MODES)
+    assert "sudo" in one_line(named)
 
 
 def test_a_damaged_model_is_found_and_the_others_are_still_checked(desk: Desk) -> None:
@@ -233,7 +368,7 @@ def test_what_cannot_become_a_model_is_one_line_and_changes_nothing(
     assert expected in one_line(desk.run("add", desk.checkpoint, "--name", "mine"))
     assert (desk.models / "mine" / "bundle.json").read_bytes() == before
     assert sorted(file.name for file in desk.models.iterdir()) == [".work", "in-use", "mine"]
-    assert [file.name for file in (desk.models / ".work").iterdir()] == ["mine.lock"]
+    assert list((desk.models / ".work").iterdir()) == []
 
 
 @pytest.fixture

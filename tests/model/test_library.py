@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rigs.command import OBEYING_MODES
 
 from appliance.errors import ConfigError, ModelError
 from appliance.model import library
@@ -38,14 +40,14 @@ def test_a_finished_draft_is_moved_to_its_name_and_nothing_else_stays(models: Pa
     add("tiny", "one")
     assert installed() == ["tiny"]
     assert (models / "tiny" / "bundle.json").read_text() == "one"
-    assert [file.name for file in (models / ".work").iterdir()] == ["tiny.lock"]
+    assert list((models / ".work").iterdir()) == []
 
 
 def test_a_second_one_of_the_name_replaces_the_first(models: Path) -> None:
     add("tiny", "one")
     add("tiny", "two")
     assert (models / "tiny" / "bundle.json").read_text() == "two"
-    assert [file.name for file in (models / ".work").iterdir()] == ["tiny.lock"]
+    assert list((models / ".work").iterdir()) == []
 
 
 def test_an_error_on_the_way_leaves_downloads_but_no_draft_and_the_old_bundle(models: Path) -> None:
@@ -56,25 +58,93 @@ def test_an_error_on_the_way_leaves_downloads_but_no_draft_and_the_old_bundle(mo
         draft(place, "two")
         raise RuntimeError("power")
     assert (models / "tiny" / "bundle.json").read_text() == "one"
-    assert not (models / ".work" / "tiny" / "bundle").exists()
+    assert [file.name for file in (models / ".work").rglob("*")] == [
+        "tiny",
+        "checkpoint",
+        "model.safetensors.part",
+    ]
     with work_on("tiny") as place:
         assert (place.checkpoint / "model.safetensors.part").read_text() == "half"
 
 
-def test_what_a_killed_command_left_is_no_model_and_is_cleared_by_the_next(models: Path) -> None:
-    killed = (
+def killed(at: str) -> None:
+    """A command that works on tiny, has 4 bytes of its weights, and dies in the midst of `at`."""
+    program = (
         "import os, signal\n"
-        "from appliance.model.library import work_on\n"
+        "from appliance.model.library import drafted, work_on\n"
         "with work_on('tiny') as place:\n"
-        "    place.draft.mkdir()\n"
-        "    (place.draft / 'bundle.json').write_text('{}')\n"
+        "    place.checkpoint.mkdir()\n"
+        "    (place.checkpoint / 'config.json').write_text('{}')\n"
+        "    (place.checkpoint / 'vocab.json.part').write_text('{')\n"
+        "    (place.checkpoint / 'model.safetensors.part').write_text('half')\n"
+        f"    {at}\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    subprocess.run([sys.executable, "-c", killed], check=False)
-    assert (models / ".work" / "tiny" / "bundle").is_dir()
-    assert installed() == []
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+DRAFTS = {
+    "a bundle": "place.draft.mkdir(); (place.draft / 'bundle.json').write_text('{}')",
+    "half a bundle": "half = drafted(place.draft, 'a bundle'); half.__enter__()",
+    "a removed bundle": "(place.folder / 'removed').mkdir()",
+}
+
+
+@pytest.mark.parametrize("at", DRAFTS.values(), ids=DRAFTS)
+def test_of_what_a_killed_command_left_the_download_alone_outlives_the_next_one(
+    models: Path, at: str
+) -> None:
+    killed(at)
+    work = models / ".work"
+    assert len(list((work / "tiny").iterdir())) == 2 and installed() == []
+    library.clear_abandoned()
+    assert [file.name for file in work.iterdir()] == ["tiny"]
+    assert [file.name for file in (work / "tiny").iterdir()] == ["checkpoint"]
+    assert library.unfinished() == {"tiny": library.Unfinished(len("{}{half"), "")}
     with work_on("tiny") as place:
-        assert not place.draft.exists()
+        assert (place.checkpoint / "model.safetensors.part").read_text() == "half"
+    remove("tiny")
+    assert list(work.iterdir()) == [] and library.unfinished() == {}
+
+
+def test_a_download_without_weights_is_not_worth_keeping(models: Path) -> None:
+    with pytest.raises(ModelError, match="refused"), work_on("tiny") as place:
+        place.checkpoint.mkdir()
+        for name, content in {
+            "config.json": "{}", "fetched.json": "{}", "vocab.json.part": "{",
+            "vocab.json.part.json": "{}", "model.safetensors.part": "",
+        }.items():  # fmt: skip
+            (place.checkpoint / name).write_text(content)
+        raise ModelError("refused")
+    assert list((models / ".work").iterdir()) == []
+
+
+def test_what_another_command_works_on_is_shown_and_left_alone(models: Path) -> None:
+    with work_on("tiny") as place:
+        draft(place, "half")
+        library.clear_abandoned()
+        assert place.draft.is_dir()
+        assert library.unfinished() == {"tiny": library.Unfinished(4, str(os.getpid()))}
+        with pytest.raises(ModelError, match="is working on it"):
+            library.drop_download("tiny")
+    assert library.unfinished() == {}
+
+
+def test_who_may_not_write_there_sees_what_is_left_and_clears_nothing(models: Path) -> None:
+    killed(DRAFTS["a bundle"])
+    program = (
+        "from appliance.model import library\n"
+        "library.clear_abandoned(); print(library.unfinished())"
+    )
+    for folder in (models / ".work" / "tiny", models / ".work"):
+        folder.chmod(0o555)
+    (models / ".work" / "tiny.lock").chmod(0o444)
+    done = subprocess.run(
+        [*OBEYING_MODES, sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "{'tiny': Unfinished(size=7, process='')}" in done.stdout
+    assert (models / ".work" / "tiny" / "bundle").is_dir()
 
 
 def test_two_that_work_on_the_same_model_are_kept_apart(models: Path) -> None:
