@@ -206,13 +206,14 @@ def _soundfile() -> ModuleType:
     sees a libsndfile that apt has just unpacked only after ldconfig, at the end of apt's run.
     """
     try:
-        import soundfile
+        import soundfile as library
     except (ImportError, OSError) as error:
         raise DeviceError(
             f"sound files: expected the library soundfile, found {one_line(error)}: "
             "`sudo apt install python3-soundfile libsndfile1`, or pip install soundfile"
         ) from None
-    return soundfile
+    found: ModuleType = library
+    return found
 
 
 def _reason(error: Exception) -> str:

@@ -281,7 +281,10 @@ def main() -> int:
         f"chimes: {opens['beep'] / (1 + len(OFFSETS)):.1f} opens on average; "
         f"synthetic pink, white noise: {pink.opened}, {white.opened} a minute"
     )
-    print(f"CPU ms per s: quiet {quiet.cpu_ms_per_s:.2f}, pink noise {pink.cpu_ms_per_s:.2f}")
+    print(
+        f"CPU ms per s: quiet {quiet.cpu_ms_per_s:.2f}, pink noise {pink.cpu_ms_per_s:.2f}, "
+        f"talk {hear(crowd, settings).cpu_ms_per_s:.2f}"
+    )
     good = not commands.missed and not libri.cut and max(per_minute.values()) < 2
     print("targets met" if good else "TARGETS MISSED")
     return 0 if good else 1

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import resource
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +15,12 @@ from rigs.checkout import SPEECH, shared
 from appliance.capture.frames import Framer
 from appliance.capture.recording import Recording
 from appliance.capture.segmenter import Segmenter
-from appliance.capture.voice import VoiceDetector
+from appliance.capture.voice import SILERO_SAMPLES, VoiceDetector
 from appliance.config import SegmenterSettings, VoiceSettings
 from appliance.records import Frame, Samples, Window
+
+TASKS = Path("/proc/self/task")
+"""A folder for each thread of this process."""
 
 
 def noise(seconds: float, rms: float) -> Samples:
@@ -82,6 +88,28 @@ def test_a_recorded_sentence_is_one_utterance(name: str) -> None:
     (window,) = heard(recorded(name))
     assert window.last
     assert window.start_s < 3.0
+
+
+def test_speech_is_judged_without_threads_and_without_waiting_for_one() -> None:
+    """Four OpenMP threads took ten times the CPU, and 165 context switches a window."""
+    counted: dict[str, int] = {}
+
+    def listen() -> None:
+        others = len(list(TASKS.iterdir()))
+        before = resource.getrusage(resource.RUSAGE_THREAD)
+        assert heard(speech)
+        after = resource.getrusage(resource.RUSAGE_THREAD)
+        counted["threads"] = len(list(TASKS.iterdir())) - others
+        counted["waited"] = after.ru_nvcsw - before.ru_nvcsw
+
+    with Recording(str(SPEECH / "00.flac"), real_time=False) as recording:
+        speech = np.concatenate([frame.samples for frame in recording.frames()])
+    # OpenMP gives each thread that calls it helpers of its own, and keeps them while it lives
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+    assert counted["threads"] <= 0
+    assert counted["waited"] < len(speech) / SILERO_SAMPLES
 
 
 def test_a_lone_short_word_is_heard_nearly_wherever_silero_s_windows_fall_in_it() -> None:
