@@ -1,6 +1,7 @@
 """What the machine gives: whole files, locks, processes, messages' text, /proc and temperature.
 
 write_whole, replacing, sync_folder   a file is there whole, and outlasts a power cut, or not
+writing                               the same for what a user named, which may be a pipe or a link
 lock                                  a file that one process, or all readers, may hold
 Child                                 a function in a process of its own
 shorten, legible, one_line            text from outside, made fit for a message
@@ -20,6 +21,7 @@ import re
 import secrets
 import signal
 import sys
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -90,6 +92,24 @@ def write_whole(file: Path, content: bytes | str, mode: int | None = None) -> os
 
 def lock(
     file: Path,
+@contextmanager
+def writing(file: Path, mode: int | None = None) -> Iterator[Path]:
+    """Where to write so that `file`, which a user named, has it when the block ends well.
+
+    A draft, as of `replacing`, of the file that a link leads to; what is there and no regular file
+    (a device, a pipe) is given as it is, to be opened and written. Raises OSError.
+    """
+    try:
+        regular = stat.S_ISREG(file.stat().st_mode)
+    except FileNotFoundError:
+        regular = True
+    if not regular:
+        yield file
+        return
+    with replacing(Path(os.path.realpath(file)), mode) as draft:
+        yield draft
+
+
     *,
     shared: bool = False,
     wait: bool = False,

@@ -21,11 +21,13 @@ from appliance.system import (
     lacks_vnni,
     lock,
     one_line,
+    legible,
     replacing,
     shorten,
     write_whole,
 )
 
+    writing,
 STARTS: tuple[Literal["spawn", "fork"], ...] = ("spawn", "fork")
 WITHIN_S = 30.0
 
@@ -69,6 +71,25 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 def test_one_process_holds_a_lock_and_many_share_one(tmp_path: Path) -> None:
     file = tmp_path / "lock"
+def test_what_a_user_names_may_be_a_link_or_no_file_at_all(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    with writing(link, 0o600) as draft:
+        draft.write_text("whole")
+        assert not target.exists()
+    assert (target.read_text(), link.is_symlink()) == ("whole", True)
+    with writing(pipe) as place:
+        assert place == pipe
+    assert pipe.is_fifo()
+    assert sorted(tmp_path.iterdir()) == [link, pipe, target]
+
+
+def test_the_bytes_of_a_file_name_that_are_no_text_are_shown() -> None:
+    assert legible(os.fsdecode(b"b\xe9\xc3\xa9.wav")) == "b\\xe9\xe9.wav"
+    assert shorten(os.fsdecode(b"b\xe9\n")) == "b\\xe9\\n"
+
+
     with lock(file):
         for shared in (False, True):
             with pytest.raises(BlockingIOError):

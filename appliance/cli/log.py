@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, time as clock, timedelta
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from appliance.config import Settings, node_name
 from appliance.errors import StoreError
-from appliance.system import legible, replacing, shorten
+from appliance.system import legible, shorten, writing
 
 if TYPE_CHECKING:
     from appliance.store import StoredTranscript, Wanted
@@ -361,33 +361,25 @@ def _cell(value: object) -> object:
 @contextmanager
 def _opened(output: Path | None) -> Iterator[tuple[TextIO, object]]:
     """Where to write, and its name for people."""
-    try:
-        there = output.stat() if output else os.fstat(1)
-    except FileNotFoundError:
-        there = None
-    except OSError as error:
-        raise _unwritable(output, error) from error
-    if output is None or (there and os.path.samestat(there, os.fstat(1))):  # as /dev/stdout is
+    if output is None or _leads_to(output, 1):
         yield sys.stdout, "standard output"
         sys.stdout.flush()
         return
     try:
-        if there and not stat.S_ISREG(there.st_mode):
-            with output.open("w", encoding="utf-8", newline="") as stream:
-                yield stream, output
-            return
-        file = Path(os.path.realpath(output))
         with (
-            replacing(file, mode=0o600) as draft,
-            draft.open("w", encoding="utf-8", newline="") as stream,
+            writing(output, mode=0o600) as place,
+            place.open("w", encoding="utf-8", newline="") as stream,
         ):
-            yield stream, file
+            yield stream, output if place == output else os.path.realpath(output)
     except OSError as error:
-        raise _unwritable(output, error) from error
+        raise StoreError(
+            f"{output}: cannot write the export: expected a file in a folder that this user may "
+            f"write and space on its disk, found: {error.strerror}; name another file"
+        ) from error
 
 
-def _unwritable(output: Path | None, error: OSError) -> StoreError:
-    return StoreError(
-        f"{output}: cannot write the export: expected a file in a folder that this user may write "
-        f"and space on its disk, found: {error.strerror}; name another file"
-    )
+def _leads_to(file: Path, number: int) -> bool:
+    """True when a path such as /dev/stdout leads to what this process has open as `number`."""
+    with suppress(OSError):
+        return os.path.samestat(file.stat(), os.fstat(number))
+    return False

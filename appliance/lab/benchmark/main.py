@@ -13,13 +13,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from appliance.config import Settings
-from appliance.errors import ConfigError
+from appliance.errors import ConfigError, StoreError
 from appliance.lab.benchmark import accuracy, report
 from appliance.lab.benchmark.measure import measure
 from appliance.lab.benchmark.report import Result, as_json, as_text
 from appliance.lab.benchmark.rows import KEYS, Row, RowMaker, memory_speed
 from appliance.lab.benchmark.subject import Subject, make_subject, wanted_rows
-from appliance.system import write_whole
+from appliance.system import writing
 
 SCRATCH = "/var/tmp"
 """On a disk: /tmp is memory on Debian trixie, and the files of all rows are some 500 MB."""
@@ -52,10 +52,14 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
         )
         result = _measure(subject, maker.rows(keys), options)
     print(as_text(result))
-    if options.json:
-        write_whole(options.json, json.dumps(as_json(result), indent=1) + "\n")
-    if options.picture:
-        report.draw(result, options.picture)
+    try:
+        if options.json:
+            with writing(options.json) as place:
+                place.write_text(json.dumps(as_json(result), indent=1) + "\n", encoding="utf-8")
+        if options.picture:
+            report.draw(result, options.picture)
+    except OSError as error:
+        raise StoreError(f"benchmark --json, --picture: cannot be written: {error}") from None
     return 0
 
 

@@ -16,7 +16,7 @@ from appliance.lab.benchmark.accuracy import Score
 from appliance.lab.benchmark.measure import TIMES, Measured
 from appliance.lab.benchmark.rows import LABELS, OURS, Row
 from appliance.lab.benchmark.subject import Subject
-from appliance.system import replacing
+from appliance.system import writing
 
 SCHEMA = 1
 PACKAGES = ("numpy", "onnxruntime", "onnx", "ctranslate2")
@@ -265,5 +265,5 @@ def draw(result: Result, file: Path) -> None:
     )
     axes.set_xlim(0, 1.1 * max(left))
     axes.legend(loc="lower right")
-    with replacing(file) as draft:
-        figure.savefig(draft, format="png", dpi=120)
+    with writing(file) as place:
+        figure.savefig(place, format="png", dpi=120)
