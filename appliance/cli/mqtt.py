@@ -51,6 +51,7 @@ def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe mqtt watch`, until Ctrl-C; raises BrokerError when the broker refuses."""
     from appliance.mqtt import Probe
 
+    settings = _with_password(options, settings)
     node = node_name(settings)
     wanted = "roomscribe/+/#" if options.all else f"roomscribe/{node}/#"
     while True:
@@ -75,6 +76,7 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
     """
     from appliance.mqtt import Probe
 
+    settings = _with_password(options, settings)
     node = options.node or node_name(settings)
     if not re.fullmatch("[a-z0-9_]{1,64}", node):
         raise ConfigError(f"--node: expected a name of a-z, 0-9 and _, found {node!r}")
@@ -104,6 +106,16 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
     if not kept:
         print(f"nothing of {node} is kept at the broker", file=sys.stderr)
     return 0 if kept else 1
+
+
+def _with_password(options: argparse.Namespace, settings: Settings) -> Settings:
+    """The settings with the daemon's password. Raises BrokerError where this user may not."""
+    from appliance.cli.doctor.daemon import beside_daemon, password_is_hidden
+
+    daemon, settings = beside_daemon(options.config, settings)
+    if password_is_hidden(settings.mqtt, daemon):
+        raise BrokerError("the broker's password is not for this user; run this with sudo")
+    return settings
 
 
 def line(at: datetime, topic: str, payload: bytes, retained: bool) -> str:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from appliance.mqtt.commands import subscriptions as subscriptions
     from appliance.mqtt.probe import Probe as Probe
     from appliance.mqtt.publisher import Publisher as Publisher
-    from appliance.mqtt.tls import PASSWORD_CREDENTIAL as PASSWORD_CREDENTIAL, password as password
+    from appliance.mqtt.tls import (
+        KEY_CREDENTIAL as KEY_CREDENTIAL,
+        PASSWORD_CREDENTIAL as PASSWORD_CREDENTIAL,
+        password as password,
+    )
 
 __getattr__ = lazily(__name__, __file__)

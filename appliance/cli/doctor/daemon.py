@@ -1,20 +1,31 @@
-"""The daemon that the doctor runs beside: who it is, what it holds, and where it keeps things."""
+"""The daemon that a command runs beside: who it is, what it holds, and where it keeps things."""
 
 from __future__ import annotations
 
+import logging
 import os
 import pwd
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from appliance.config import DEFAULT_PATH
+from appliance.config import DEFAULT_PATH, MqttSettings, Settings
+from appliance.mqtt import KEY_CREDENTIAL, PASSWORD_CREDENTIAL, password
+
+log = logging.getLogger("roomscribe.cli")
 
 UNIT = "roomscribe.service"
 ADOPTED = ("STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "ROOMSCRIBE_MODELS")
 """Of its environment, what decides where store, password and models are."""
+INSTALLED_STATE = Path("/var/lib/roomscribe")
+PLAIN, ENCRYPTED = Path("/etc/credstore"), Path("/etc/credstore.encrypted")
+"""Where the unit's state and systemd's credentials for it are, when it does not run."""
+DECRYPT_S = 30.0
+"""Longest wait for systemd-creds, which may ask a TPM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,89 @@ class Holder:
 
     def __str__(self) -> str:
         return f"{self.name} (process {self.pid})"
+
+
+def beside_daemon(config: Path | None, settings: Settings) -> tuple[Daemon | None, Settings]:
+    """The daemon that runs on the configuration `config`, and `settings` with its secrets.
+
+    The environment becomes the daemon's where that matters; where the service does not run, what
+    systemd would give it.
+    """
+    daemon = running_daemon(config)
+    if daemon:
+        os.environ.update(daemon.environment)
+    if config not in (None, DEFAULT_PATH) or not DEFAULT_PATH.exists():
+        return daemon, settings
+    if not daemon and INSTALLED_STATE.exists():
+        os.environ.setdefault("STATE_DIRECTORY", str(INSTALLED_STATE))
+    if "CREDENTIALS_DIRECTORY" not in os.environ and (daemon is None or daemon.service):
+        settings = replace(settings, mqtt=with_credentials(settings.mqtt))
+    return daemon, settings
+
+
+def with_credentials(
+    mqtt: MqttSettings, plain: Path = PLAIN, encrypted: Path = ENCRYPTED
+) -> MqttSettings:
+    """`mqtt` with the files that systemd would give the service, as far as this user may read them.
+
+    One that cannot be decrypted is left out, with a line to the log.
+    """
+    wanted = {"password_file": PASSWORD_CREDENTIAL} if mqtt.username else {}
+    wanted |= {"key_file": KEY_CREDENTIAL} if mqtt.cert_file else {}
+    found: dict[str, Any] = {}
+    for key, name in wanted.items():
+        if getattr(mqtt, key):
+            continue
+        if os.access(plain / name, os.R_OK):
+            found[key] = str(plain / name)
+        elif os.geteuid() == 0 and (encrypted / name).exists():
+            found[key] = _decrypted(encrypted / name)
+    return replace(mqtt, **found)
+
+
+def _decrypted(file: Path) -> str:
+    """Path of a file in memory, gone with this process, with what systemd encrypted in `file`; ""
+    when it cannot be decrypted."""
+    try:
+        text = subprocess.run(
+            ["systemd-creds", "decrypt", f"--name={file.name}", file, "-"],
+            capture_output=True, timeout=DECRYPT_S, check=True,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", b"") or str(error).encode()).decode(errors="replace")
+        log.warning(
+            "%s: expected a credential that systemd-creds encrypted on this machine, found: %s; "
+            "write it again", file, " ".join(said.split()),
+        )  # fmt: skip
+        return ""
+    memory = os.memfd_create(file.name)
+    os.write(memory, text)
+    return f"/proc/self/fd/{memory}"
+
+
+def password_is_hidden(
+    mqtt: MqttSettings, daemon: Daemon | None, plain: Path = PLAIN, encrypted: Path = ENCRYPTED
+) -> bool:
+    """True when the daemon may have a password that this user may not read."""
+    if not mqtt.username:
+        return False
+    if mqtt.password_file:
+        return _is_closed(Path(mqtt.password_file).expanduser())
+    if os.geteuid() == 0 or password(mqtt) is not None:
+        return False
+    service = daemon is not None and daemon.service
+    return service or any(_is_closed(place / PASSWORD_CREDENTIAL) for place in (plain, encrypted))
+
+
+def _is_closed(file: Path) -> bool:
+    """True for a file that this user may not read, or not know of."""
+    try:
+        file.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(file, os.R_OK)
 
 
 def running_daemon(config: Path | None, proc: Path = Path("/proc")) -> Daemon | None:

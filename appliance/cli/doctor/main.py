@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import textwrap
@@ -18,7 +17,7 @@ from typing import Any
 
 from appliance import __version__
 from appliance.cli.doctor import hearing, machine, npu, publishing, storage, transcribing
-from appliance.cli.doctor.daemon import running_daemon
+from appliance.cli.doctor.daemon import beside_daemon
 from appliance.cli.doctor.outcome import (
     FAILED,
     OK,
@@ -30,9 +29,8 @@ from appliance.cli.doctor.outcome import (
     failed,
     skipped,
 )
-from appliance.config import DEFAULT_PATH, Settings
+from appliance.config import Settings
 from appliance.errors import RoomscribeError
-from appliance.mqtt import PASSWORD_CREDENTIAL
 from appliance.system import Child, ChildDiedError, one_line
 
 SCHEMA = 1
@@ -45,9 +43,6 @@ MOST_FAILED = 63
 """The exit status counts no further; from 64 on it would mean something else (sysexits.h)."""
 LAST_LETTERS = 200
 """So many are shown of what a library printed before it ended a check's process."""
-INSTALLED_STATE = Path("/var/lib/roomscribe")
-CREDENTIAL_STORE = Path("/etc/credstore")
-"""Where the unit's state and systemd's credentials for it are, when it does not run."""
 GROUPS: dict[str, tuple[Check, ...]] = {
     "machine": machine.CHECKS,
     "hearing": hearing.CHECKS,
@@ -65,7 +60,8 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
     A configuration that cannot be read is one of the checks: `settings` are the defaults then, and
     what depends on them is left out.
     """
-    around = _surroundings(options, settings)
+    daemon, settings = beside_daemon(options.config, settings)
+    around = Surroundings(settings, options.config, daemon, recordings=options.recordings)
     checks = GROUPS
     if options.recordings:
         checks = GROUPS | {"NPU": (*npu.CHECKS, npu.RECORDINGS)}
@@ -151,20 +147,6 @@ def _look(connection: Connection, check: Check, around: Surroundings) -> Outcome
         where = f"{Path(place.filename).name}:{place.lineno}"
         found = f"unexpected {type(error).__name__}: {one_line(error)} ({where})"
         return failed(found, check.cure)
-
-
-def _surroundings(options: argparse.Namespace, settings: Settings) -> Surroundings:
-    """What the checks are given; the environment becomes the daemon's where that matters."""
-    daemon = running_daemon(options.config)
-    around = Surroundings(settings, options.config, daemon, recordings=options.recordings)
-    if daemon:
-        os.environ.update(daemon.environment)
-    elif options.config in (None, DEFAULT_PATH) and DEFAULT_PATH.exists():
-        if INSTALLED_STATE.exists():
-            os.environ.setdefault("STATE_DIRECTORY", str(INSTALLED_STATE))
-        if os.access(CREDENTIAL_STORE / PASSWORD_CREDENTIAL, os.R_OK):
-            os.environ.setdefault("CREDENTIALS_DIRECTORY", str(CREDENTIAL_STORE))
-    return around
 
 
 def marks(encoding: str | None) -> dict[str, str]:

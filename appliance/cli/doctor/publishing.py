@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 import subprocess
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
-from appliance.cli.doctor.daemon import UNIT
+from appliance.cli.doctor.daemon import UNIT, password_is_hidden
 from appliance.cli.doctor.outcome import (
     BROKER,
     CONFIGURATION,
@@ -24,7 +22,7 @@ from appliance.cli.doctor.outcome import (
     skipped,
 )
 from appliance.config import MqttSettings, Settings, node_name
-from appliance.mqtt import Probe, events, password
+from appliance.mqtt import Probe, events
 
 LATE_S = 0.5
 """Retained messages come at once behind the SUBACK; so long is waited for them all the same."""
@@ -97,19 +95,9 @@ def _no_broker(around: Surroundings) -> str:
     """Why there is nothing to ask; empty when there is."""
     if not around.settings.mqtt.enabled:
         return "mqtt.enabled is false"
-    return _unreadable_password(around.settings.mqtt)
-
-
-def _unreadable_password(mqtt: MqttSettings) -> str:
-    """Why the daemon's password is not to be had by this user; empty when it is or none is used."""
-    if not mqtt.username or os.geteuid() == 0:
-        return ""
-    file = Path(mqtt.password_file).expanduser()
-    if mqtt.password_file:
-        hidden = file.exists() and not os.access(file, os.R_OK)
-    else:
-        hidden = password(mqtt) is None
-    return "the broker's password is not for this user: sudo roomscribe doctor" if hidden else ""
+    if password_is_hidden(around.settings.mqtt, around.daemon):
+        return "the broker's password is not for this user: sudo roomscribe doctor"
+    return ""
 
 
 def _allow(mqtt: MqttSettings, node: str) -> str:
@@ -151,8 +139,8 @@ def judge_unit(facts: dict[str, str], *, running: str = "") -> Outcome:
 
 def own_word(around: Surroundings) -> Outcome:
     """What the daemon publishes about itself."""
-    if not around.settings.mqtt.enabled:
-        return skipped("mqtt.enabled is false")
+    if why := _no_broker(around):
+        return skipped(why)
     around.doing("waiting for the broker")
     found = retained(around.settings, ("availability", "state"))
     return judge_state(found.get("availability", ""), found.get("state", ""))

@@ -17,10 +17,12 @@ from rigs.publishing import running
 from rigs.waiting import until
 
 from appliance.cli.doctor import publishing, publishing as doctor
+from appliance.cli.doctor.daemon import Daemon, password_is_hidden, with_credentials
 from appliance.cli.doctor.main import of_error
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import ApplianceSettings, MqttSettings, Settings, StoreSettings
 from appliance.errors import BrokerError
+from appliance.mqtt.probe import Probe
 from appliance.store.store import Store
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "Mosquitto is there")
@@ -143,11 +145,58 @@ def test_a_password_that_is_not_for_this_user_is_not_missed(
     with_file = as_user(strict_broker, tmp_path, "whole")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert doctor.reachable(with_file).status == "ok"
-    found = doctor.reachable(around(strict_broker, username="whole"))
-    assert found.status == "skipped"
-    assert "sudo roomscribe doctor" in found.found
+    service = replace(
+        around(strict_broker, username="whole"), daemon=Daemon(1, "roomscribe", service=True)
+    )
+    checks = (doctor.reachable, doctor.round_trip, doctor.home_assistant, doctor.own_word)
+    for look in checks:
+        assert look(service).status == "skipped"
+        assert "sudo roomscribe doctor" in look(service).found
     monkeypatch.setattr(os, "access", lambda _file, _mode: False)
     assert doctor.reachable(with_file).status == "skipped"
+
+
+def test_a_credential_that_this_user_may_not_read_hides_the_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, store, none = MqttSettings(username="whole"), tmp_path / "store", tmp_path / "none"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert not password_is_hidden(named, None, none, none)
+    store.mkdir()
+    (store / "roomscribe.mqtt-password").write_text("x", encoding="utf-8")
+    assert not password_is_hidden(MqttSettings(), None, store, none)
+    monkeypatch.setattr(os, "access", lambda _file, _mode: False)
+    assert password_is_hidden(named, None, store, none)
+    assert password_is_hidden(named, None, none, store)
+
+
+def test_the_services_credentials_are_those_of_a_command(
+    strict_broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, encrypted = tmp_path / "plain", tmp_path / "encrypted"
+    plain.mkdir()
+    encrypted.mkdir()
+    wanted = around(strict_broker, username="whole").settings.mqtt
+    assert with_credentials(wanted, plain, encrypted) == wanted
+
+    (encrypted / "roomscribe.mqtt-password").write_text("secret", encoding="utf-8")
+    creds = tmp_path / "systemd-creds"
+    expected = f"decrypt --name=roomscribe.mqtt-password {encrypted}/roomscribe.mqtt-password -"
+    creds.write_text(f'#!/bin/sh\n[ "$*" = "{expected}" ] && printf "{PASSWORD}"\n', "utf-8")
+    creds.chmod(0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for _ in range(2):  # what is in memory can be read again
+        with Probe(with_credentials(wanted, plain, encrypted), "kitchen"):
+            pass
+    creds.write_text("#!/bin/sh\nexit 1\n", "utf-8")
+    assert with_credentials(wanted, plain, encrypted) == wanted
+
+    (plain / "roomscribe.mqtt-password").write_text(PASSWORD, encoding="utf-8")
+    found = with_credentials(wanted, plain, encrypted)
+    assert found.password_file == str(plain / "roomscribe.mqtt-password")
+    own = replace(wanted, password_file="own")
+    assert with_credentials(own, plain, encrypted) == own
 
 
 def test_home_assistants_birth_is_information() -> None:
