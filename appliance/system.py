@@ -5,6 +5,7 @@ writing                               the same for what a user named, which may 
 lock                                  a file that one process, or all readers, may hold
 Child                                 a function in a process of its own
 shorten, legible, one_line            text from outside, made fit for a message
+holders                               who has a device open
 boot_id, soc_temperature_c ...        what the kernel says of the machine
 """
 
@@ -20,11 +21,12 @@ import platform
 import re
 import secrets
 import signal
-import sys
 import stat
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -90,8 +92,6 @@ def write_whole(file: Path, content: bytes | str, mode: int | None = None) -> os
         return draft.stat()
 
 
-def lock(
-    file: Path,
 @contextmanager
 def writing(file: Path, mode: int | None = None) -> Iterator[Path]:
     """Where to write so that `file`, which a user named, has it when the block ends well.
@@ -110,6 +110,8 @@ def writing(file: Path, mode: int | None = None) -> Iterator[Path]:
         yield draft
 
 
+def lock(
+    file: Path,
     *,
     shared: bool = False,
     wait: bool = False,
@@ -341,6 +343,38 @@ def _run(
     except Exception as error:
         with suppress(OSError):  # whoever asked may be gone
             connection.send(_Failed(f"{type(error).__name__}: {one_line(error)}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that has a file open."""
+
+    pid: int
+    name: str
+
+    def __str__(self) -> str:
+        mine = self.pid == os.getpid()
+        return "this very process" if mine else f"{self.name} (process {self.pid})"
+
+
+def holders(files: Iterable[Path], proc: Path = Path("/proc")) -> list[Holder]:
+    """Who has one of `files` open, as far as this user may see; this process comes last."""
+    wanted = {str(path) for file in files for path in (file, file.resolve())}
+    found = []
+    for folder in proc.glob("[0-9]*") if wanted else ():
+        with suppress(OSError):  # it has ended, or belongs to somebody else
+            if any(_target(entry) in wanted for entry in (folder / "fd").iterdir()):
+                name = _text(folder / "comm").strip() or "a program"
+                found.append(Holder(int(folder.name), name))
+    return sorted(found, key=lambda holder: (holder.pid == os.getpid(), holder.pid))
+
+
+def _target(link: Path) -> str:
+    """What a link leads to; empty where it is gone."""
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""
 
 
 @functools.cache

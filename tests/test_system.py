@@ -18,16 +18,18 @@ from appliance.system import (
     Child,
     ChildDiedError,
     ChildFailedError,
+    Holder,
+    holders,
     lacks_vnni,
+    legible,
     lock,
     one_line,
-    legible,
     replacing,
     shorten,
     write_whole,
+    writing,
 )
 
-    writing,
 STARTS: tuple[Literal["spawn", "fork"], ...] = ("spawn", "fork")
 WITHIN_S = 30.0
 
@@ -69,8 +71,6 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         write_whole(tmp_path / "none" / "file", b"")
 
 
-def test_one_process_holds_a_lock_and_many_share_one(tmp_path: Path) -> None:
-    file = tmp_path / "lock"
 def test_what_a_user_names_may_be_a_link_or_no_file_at_all(tmp_path: Path) -> None:
     target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
     link.symlink_to(target)
@@ -90,6 +90,8 @@ def test_the_bytes_of_a_file_name_that_are_no_text_are_shown() -> None:
     assert shorten(os.fsdecode(b"b\xe9\n")) == "b\\xe9\\n"
 
 
+def test_one_process_holds_a_lock_and_many_share_one(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
     with lock(file):
         for shared in (False, True):
             with pytest.raises(BlockingIOError):
@@ -185,6 +187,28 @@ def _chatters(_: Connection) -> str:
     for _round in range(4000):
         print("x" * 99)
     return "done"
+
+
+def test_whoever_has_a_file_open_is_found_and_this_process_comes_last(tmp_path: Path) -> None:
+    file, other = tmp_path / "node", tmp_path / "link"
+    file.touch()
+    other.symlink_to(file)
+    assert holders([file]) == holders([]) == holders([tmp_path / "none"]) == []
+    program = "import sys; file = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        name = Path(f"/proc/{process.pid}/comm").read_text().strip()
+        theirs = Holder(process.pid, name)
+        assert str(theirs) == f"{name} (process {process.pid})"
+        with file.open():
+            both = holders([other])
+        assert both[0] == theirs
+        assert [str(one) for one in both[1:]] == ["this very process"]
+        assert holders([other]) == [theirs]
+        assert process.stdin
+        process.stdin.close()
 
 
 @pytest.mark.parametrize("start", STARTS)

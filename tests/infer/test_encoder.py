@@ -197,7 +197,7 @@ def test_a_chip_that_another_program_had_is_taken_as_soon_as_it_is_free(
     simulator.plug()
     other: subprocess.Popen[str] = hold(simulator)
     encoder = on_clock(hef_bundle, clock)
-    with pytest.raises(DeviceError, match=f"pid {other.pid}"):
+    with pytest.raises(DeviceError, match=f"process {other.pid}"):
         encoder.open()
     encoder.look_after(clock.now_s)
     assert encoder.name == "cpu"

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from appliance.cli.doctor import publishing
-from appliance.cli.doctor.daemon import holders
 from appliance.cli.doctor.machine import INSTALL
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.cli.doctor.transcribing import TEXT, spoken_frames
 from appliance.errors import DeviceError
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
+from appliance.system import Holder, holders
 
 CAPTURE_NODES = "dev/snd/pcmC*D*c"
 SETTLE_S, LISTEN_S = 0.3, 1.0
@@ -30,7 +30,7 @@ def microphone(around: Surroundings) -> Outcome:
     settings = around.settings.capture
     if settings.recording:
         return skipped(f"capture.recording stands in for it: {settings.recording}")
-    there = holders(CAPTURE_NODES, around.root)
+    there = recorders(around.root)
     daemon = around.daemon
     if daemon and any(daemon.pid in (one.pid, _parent(one.pid)) for one in there):
         return _held(around, f"held by {daemon}")
@@ -41,6 +41,12 @@ def microphone(around: Surroundings) -> Outcome:
             return _held(around, f"not to be opened beside {daemon}", online)
         held = f"held by {', '.join(map(str, there))}; " if there else ""
         raise DeviceError(f"{held}{error}") from error
+
+
+def recorders(root: Path) -> list[Holder]:
+    """Who has a microphone of ALSA's open."""
+    nodes = (Path("/") / node.relative_to(root) for node in root.glob(CAPTURE_NODES))
+    return holders(nodes, root / "proc")
 
 
 def _parent(pid: int) -> int:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
     from appliance.infer import Encoded
+    from appliance.system import Holder
 
 LEAST_COSINE = 0.9
 """Between the states of a window. Hailo's INT8 encoders promise a signal 15 dB above their own
@@ -232,7 +233,7 @@ def _absent(around: Surroundings) -> str:
     return _unwanted(around) or ("" if errors.nodes() else ABSENT)
 
 
-def _owners() -> list[Any]:
+def _owners() -> list[Holder]:
     """Other processes that have the chip open."""
     from appliance.infer import errors
 

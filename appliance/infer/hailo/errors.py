@@ -18,7 +18,7 @@ import numpy as np
 
 from appliance.errors import DeviceError
 from appliance.model import Hef
-from appliance.system import one_line
+from appliance.system import Holder, holders, one_line
 
 VARIABLE = "ROOMSCRIBE_HAILO_ROOT"
 """Names a folder to be looked at in place of / for nodes and modules."""
@@ -29,7 +29,6 @@ PAGE_BYTES, FORCED_PAGE = os.sysconf("SC_PAGE_SIZE"), 4096
 """Of this machine's memory (16384 with a Raspberry Pi 5's usual kernel), and the largest that the
 chip's DMA takes."""
 LOG_VARIABLE, LOG_FILE, LOG_TAIL = "HAILORT_LOGGER_PATH", "hailort.log", 20_000
-PROC = Path("/proc")
 LASTING = frozenset({"wrong chip", "hef missing", "hef damaged", "hef too new", "hef refused"})
 """Causes that another attempt does not cure."""
 FAMILY = {
@@ -51,22 +50,6 @@ SERVICE = "sudo systemctl status hailort, or set [encoder] share = false"
 REPEATED = "if it happens again, restart the machine; look for hailo in `journalctl -k`"
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """A process that has the chip's node open."""
-
-    pid: int
-    name: str
-
-    @property
-    def alive(self) -> bool:
-        """False once it has ended."""
-        return (PROC / str(self.pid)).exists()
-
-    def __str__(self) -> str:
-        return "this very process" if self.pid == os.getpid() else f"{self.name} (pid {self.pid})"
-
-
 def nodes() -> list[Path]:
     """The device nodes that are there; none: no chip, or no driver."""
     return [path for node in NODES if (path := _root() / node).exists()]
@@ -80,14 +63,9 @@ def driver_version() -> str | None:
     return None
 
 
-def owners() -> list[Owner]:
+def owners() -> list[Holder]:
     """Processes with a node open, as far as /proc lets this user see; this one comes last."""
-    wanted = {str(node) for node in nodes()} | {str(node.resolve()) for node in nodes()}
-    found = []
-    for folder in PROC.iterdir() if wanted else ():
-        if folder.name.isdigit() and _has_open(folder, wanted):
-            found.append(Owner(int(folder.name), _read(folder / "comm") or "a process"))
-    return sorted(found, key=lambda owner: owner.pid == os.getpid())
+    return holders(nodes())
 
 
 def lacks_small_pages(page_bytes: int = PAGE_BYTES) -> bool:
@@ -105,13 +83,6 @@ def is_accessible(node: Path) -> bool:
 
 def _root() -> Path:
     return Path(os.environ.get(VARIABLE, "/"))
-
-
-def _has_open(process: Path, wanted: set[str]) -> bool:
-    try:
-        return any(str(entry.readlink()) in wanted for entry in (process / "fd").iterdir())
-    except OSError:  # it has ended, or belongs to somebody else
-        return False
 
 
 def _read(file: Path) -> str:

@@ -22,7 +22,7 @@ from rigs.waiting import until
 from rigs.windows import noise
 
 from appliance.cli.doctor import hearing
-from appliance.cli.doctor.daemon import Daemon, holders, running_daemon
+from appliance.cli.doctor.daemon import Daemon, running_daemon
 from appliance.cli.doctor.hearing import judge_sound
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import (
@@ -173,7 +173,7 @@ def test_of_a_held_microphone_the_daemons_own_word_counts(
 
 def test_another_program_that_holds_it_is_named(tmp_path: Path) -> None:
     root = machine(tmp_path, pid=78, name="arecord")
-    assert [str(one) for one in holders(hearing.CAPTURE_NODES, root)] == ["arecord (process 78)"]
+    assert [str(one) for one in hearing.recorders(root)] == ["arecord (process 78)"]
     settings = Settings(capture=CaptureSettings(device="no such microphone"))
     with pytest.raises(Exception, match=r"^held by arecord \(process 78\); "):
         hearing.microphone(Surroundings(settings, root=root))

@@ -204,13 +204,13 @@ MUTANTS = {
         "hailo.failover", CLOSING,
         "        pass\n",
         ENCODER, "test_closing_frees_the_chip_also_after_a_fault",
-        r"AssertionError: assert \[Owner\(.*== \[\]",
+        r"AssertionError: assert \[Holder\(.*== \[\]",
     ),
     "closes nothing but an NPU that works": Mutant(
         "hailo.failover", CLOSING,
         CLOSING.replace("self._failed, ", "None, ").replace("self._failed = ", ""),
         ENCODER, "test_closing_frees_the_chip_also_after_a_fault",
-        r"AssertionError: assert \[Owner\(.*== \[\]",
+        r"AssertionError: assert \[Holder\(.*== \[\]",
     ),
     "trusts the number of bytes of a decoder": Mutant(
         "hailo.decoder_network",

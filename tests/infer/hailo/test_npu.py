@@ -181,7 +181,7 @@ def test_no_chip_and_a_chip_of_somebody_else_are_told_apart(
     simulator.plug()
     other = hold(simulator)
     error = refusal(hef_bundle)
-    assert error.cause == "busy" and f"python3 (pid {other.pid})" in str(error).replace(
+    assert error.cause == "busy" and f"python3 (process {other.pid})" in str(error).replace(
         Path(f"/proc/{other.pid}/comm").read_text().strip(), "python3"
     )
     assert "share = true" in str(error)
