@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from appliance.model.build import (
         Recipe as Recipe,
         build_bundle as build_bundle,
-        read_vocabulary as read_vocabulary,
         window_positions as window_positions,
     )
     from appliance.model.bundle import (
@@ -81,5 +80,6 @@ if TYPE_CHECKING:
         read_config as read_config,
     )
     from appliance.model.tensors import Weights as Weights, read_json as read_json
+    from appliance.model.vocabulary import read_vocabulary as read_vocabulary
 
 __getattr__ = lazily(__name__, __file__)

@@ -2,15 +2,15 @@
 
     python -m appliance.model.build CHECKPOINT_DIR OUT --name home-en --window 10
 
-The folder holds model.safetensors, config.json, vocab.json, and, where the model has them,
-added_tokens.json and generation_config.json, all as Hugging Face writes them.
+The folder holds model.safetensors, config.json and tokenizer.json, or vocab.json with
+added_tokens.json, and, where the model has it, generation_config.json, as Hugging Face writes them.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,22 +28,15 @@ from appliance.model.bundle import (
     VOCABULARY_FILE,
     Bundle,
     Guards,
-    Tokens,
     write_json,
     write_manifest,
 )
 from appliance.model.checkpoint import Checkpoint, load_checkpoint
 from appliance.model.library import drafted
-from appliance.model.shapes import ADDED_FILE, GENERATION_FILE, VOCAB_FILE, WhisperConfig
-from appliance.model.tensors import read_json
+from appliance.model.shapes import WhisperConfig
+from appliance.model.vocabulary import Decoding, read_decoding
 from appliance.model.whisper import write_cross, write_embedding, write_encoder, write_step
 from appliance.system import lacks_vnni
-
-END, START, NO_TIMESTAMPS = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"
-TRANSCRIBE = "<|transcribe|>"
-NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
-FIRST_TIMESTAMP = "<|0.00|>"
-LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +49,8 @@ class Recipe:
     source: str = ""
     licence: str = ""
     demo_model: bool = False
-    language: str = "en"
+    language: str = ""
+    """Code or English name; "": the one that the checkpoint names, or English."""
     padded_positions: int = 0
     """Encoder positions to pad to by default; 0: as many as the model was trained with."""
     repetition_penalty: float = 1.0
@@ -82,8 +76,8 @@ def build_bundle(checkpoint_folder: Path, out: Path, recipe: Recipe) -> None:
             f"{out}: expected a bundle to replace or nothing, found something else; move it away"
         )
     checkpoint = load_checkpoint(checkpoint_folder)
-    vocabulary = read_vocabulary(checkpoint_folder)
-    bundle = _describe(checkpoint, checkpoint_folder, vocabulary, recipe, out)
+    decoding = read_decoding(checkpoint_folder, checkpoint.config, recipe.language)
+    bundle = _describe(checkpoint, decoding, recipe, out)
     int8, zero_points = bundle.quantize == "int8", bundle.zero_points
     positions = bundle.positions
     with drafted(out, "a bundle") as draft:
@@ -93,13 +87,13 @@ def build_bundle(checkpoint_folder: Path, out: Path, recipe: Recipe) -> None:
         )
         write_cross(checkpoint, positions, draft / CROSS_FILE, int8=int8, zero_points=zero_points)
         write_step(checkpoint, bundle, draft / STEP_FILE)
-        write_json(draft / VOCABULARY_FILE, vocabulary)
+        write_json(draft / VOCABULARY_FILE, decoding.vocabulary)
         write_manifest(bundle, draft)
 
 
 def window_positions(config: WhisperConfig, window_s: float) -> int:
     """Encoder positions of a window. Raises ModelError for one that the model does not have."""
-    positions = round(window_s * POSITIONS_PER_SECOND)
+    positions = round(window_s * POSITIONS_PER_SECOND) if math.isfinite(window_s) else 0
     if abs(positions - window_s * POSITIONS_PER_SECOND) > 1e-6 or not (
         2 <= positions <= config.max_source_positions
     ):
@@ -110,19 +104,8 @@ def window_positions(config: WhisperConfig, window_s: float) -> int:
     return positions
 
 
-def read_vocabulary(folder: Path) -> dict[str, int]:
-    """Every token's id, special ones included. Raises ModelError."""
-    added = folder / ADDED_FILE
-    vocabulary = read_json(folder / VOCAB_FILE) | (read_json(added) if added.exists() else {})
-    if not vocabulary or not all(type(number) is int for number in vocabulary.values()):
-        raise ModelError(f"{folder / VOCAB_FILE}: expected a table of tokens and ids")
-    return vocabulary
-
-
-def _describe(
-    checkpoint: Checkpoint, folder: Path, vocabulary: dict[str, int], recipe: Recipe, out: Path
-) -> Bundle:
-    """The bundle but for its files; `folder` is the checkpoint's. Raises ModelError."""
+def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: Path) -> Bundle:
+    """The bundle but for its files. Raises ModelError."""
     config = checkpoint.config
     positions = window_positions(config, recipe.window_s)
     padded = recipe.padded_positions or config.max_source_positions
@@ -135,16 +118,7 @@ def _describe(
         )
     if padded < positions:
         raise ModelError(f"padded positions: expected at least {positions}, found {padded}")
-    generation_file = folder / GENERATION_FILE
-    generation = read_json(generation_file) if generation_file.exists() else {}
-    special = {name: i for name, i in vocabulary.items() if re.fullmatch(r"<\|.*\|>", name)}
     zero_points = lacks_vnni() if recipe.zero_points is None else recipe.zero_points
-    multilingual = generation.get("is_multilingual", TRANSCRIBE in special)
-    prompt = [START, f"<|{recipe.language}|>", TRANSCRIBE] if multilingual else [START]
-    prompt.append(NO_TIMESTAMPS)
-    tokens = _find_tokens(folder, vocabulary, special, prompt, config.vocab_size)
-    languages = sorted(match[1] for name in special if (match := LANGUAGE.fullmatch(name)))
-    not_text = set(range(tokens.first_special, config.vocab_size)) - {tokens.end_of_text}
     return Bundle(
         folder=out,
         name=recipe.name,
@@ -166,44 +140,16 @@ def _describe(
         window_s=recipe.window_s,
         positions=positions,
         trained_positions=config.max_source_positions,
-        languages=tuple(languages) if multilingual else (recipe.language,),
-        language=recipe.language,
-        prompt=tuple(special[name] for name in prompt),
-        tokens=tokens,
-        suppressed=tuple(sorted(not_text | set(generation.get("suppress_tokens") or ()))),
-        suppressed_first=tuple(sorted(generation.get("begin_suppress_tokens") or ())),
+        languages=decoding.languages,
+        language=decoding.language,
+        prompt=decoding.prompt,
+        tokens=decoding.tokens,
+        suppressed=decoding.suppressed,
+        suppressed_first=decoding.suppressed_first,
         guards=Guards(padded, recipe.repetition_penalty, recipe.eot_boost),
         no_speech_sure=recipe.no_speech_sure,
         no_speech_lone=recipe.no_speech_lone,
-    )
-
-
-def _find_tokens(
-    folder: Path, vocabulary: dict[str, int], special: dict[str, int], prompt: list[str], size: int
-) -> Tokens:
-    """The tokens that are not text, of a vocabulary of `size`. Raises ModelError."""
-    if missing := [name for name in (*prompt, END) if name not in special]:
-        raise ModelError(
-            f"{folder}: expected the tokens {', '.join(missing)} in {VOCAB_FILE} or "
-            f"{ADDED_FILE}, found {', '.join(sorted(special)[:12]) or 'no special token'}"
-        )
-    first_special = min(special.values())
-    late = [name for name, i in vocabulary.items() if i >= first_special and name not in special]
-    if late:
-        raise ModelError(
-            f"{folder}: expected every special token behind the text, found {late[0]!r} "
-            f"after token {first_special}"
-        )
-    if (last := max(vocabulary.values())) >= size:
-        raise ModelError(f"{folder}: expected token ids below vocab_size {size}, found {last}")
-    timestamps = special.get(FIRST_TIMESTAMP, special[NO_TIMESTAMPS] + 1)
-    return Tokens(
-        start=special[START],
-        end_of_text=special[END],
-        no_speech=next((special[name] for name in NO_SPEECH if name in special), None),
-        no_timestamps=special[NO_TIMESTAMPS],
-        first_special=first_special,
-        timestamp_begin=timestamps if timestamps < size else None,
+        calibration=None,
     )
 
 
@@ -220,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     for option in ("description", "source", "licence"):
         parser.add_argument(f"--{option}", default="")
-    parser.add_argument("--language", default="en", help="language of the prompt")
+    parser.add_argument("--language", default="", help="of the prompt (default: the checkpoint's)")
     parser.add_argument(
         "--demo", dest="demo_model", action="store_true", help="mark as a demonstration model"
     )

@@ -8,10 +8,12 @@ executed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,13 +43,29 @@ from appliance.model.tensors import (
     open_safetensors,
     open_shards,
     read_json,
+    require_regular,
     shown,
     unreadable,
 )
 
-ADAPTER_FILE = "adapter_model.safetensors"
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
-OTHER_KINDS = {".h5", ".msgpack", ".gguf", ".tflite", ".onnx"}
+TRAINERS = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt"}
+"""Pickles that a training leaves beside the weights."""
+OTHER_KINDS = {".h5", ".msgpack", ".tflite", ".onnx"}
+HELD = (WEIGHTS_FILE, INDEX_FILE, "pytorch_model.bin")
+GGML = {b"lmgg", b"GGUF"}
+"""First bytes of whisper.cpp's files, old and new."""
+SIZES = re.compile(r"(tiny|base|small|medium)(\.en)?|large(-v[123])?(-turbo)?|turbo")
+"""The published Whispers."""
+LATEST = {"large": "large-v3", "turbo": "large-v3-turbo", "large-turbo": "large-v3-turbo"}
+CONVERT = (
+    f"get {WEIGHTS_FILE} in its place, or make it where you trust the pickle: "
+    "python -m transformers.models.whisper.convert_openai_to_hf --checkpoint_path FILE "
+    "--pytorch_dump_folder_path FOLDER --convert_preprocessor True",
+    f"get {WEIGHTS_FILE} in its place, or make it where you trust the pickle: "
+    "WhisperForConditionalGeneration.from_pretrained(...).save_pretrained(FOLDER)",
+)
+"""Cures for OpenAI's pickles, and for Hugging Face's."""
 HALVES = ("encoder.", "decoder.")
 
 
@@ -67,10 +85,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
     Every number is read once, tensor by tensor, to see that it is finite.
     """
-    try:
-        find = _find(folder)
-    except OSError as error:
-        raise unreadable(folder, error) from error
+    require_checkpoint(folder)
+    find = _find(folder)
     config = read_config(folder / CONFIG_FILE)
     tied = read_json(folder / CONFIG_FILE).get("tie_word_embeddings") is not False
     tensors, files = find(config)
@@ -87,21 +103,14 @@ Reader = Callable[[], NDArray[np.float32]]
 
 
 def _find(folder: Path) -> Callable[[WhisperConfig], Found]:
-    """How to open the weights in `folder`. Raises ModelError where there are none to be read."""
-    if not folder.is_dir():
-        raise ModelError(f"{folder}: expected a folder with a checkpoint, found none")
-    if (folder / MANIFEST).is_file():
-        raise ModelError(
-            f"{folder}: expected a checkpoint, found a bundle, which is already built; "
-            "name it as it is under [model]"
-        )
+    """How to open the weights in `folder`, which has passed `require_checkpoint`."""
     if (file := folder / WEIGHTS_FILE).exists():
         return lambda _: (_with_prefix(open_safetensors(file)), [file])
     if (index := folder / INDEX_FILE).exists():
         return lambda _: _open_index(index)
     if files := find_onnx(folder):
         return partial(open_onnx_weights, files)
-    raise ModelError(f"{folder}: {_what_instead(folder)}")
+    raise ModelError(f"{folder}: expected {WEIGHTS_FILE}, found none; get the model again")
 
 
 def _open_index(index: Path) -> Found:
@@ -119,24 +128,115 @@ def _with_prefix(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTens
     }
 
 
-def _what_instead(folder: Path) -> str:
-    """What a folder without weights to be read has, and the cure."""
-    names = sorted(file.name for file in folder.iterdir() if file.is_file())
-    expected = f"expected {WEIGHTS_FILE}, or encoder_model.onnx and decoder_model.onnx, found"
-    pickles = [shown(name) for name in names if Path(name).suffix in PICKLES]
-    others = [shown(name) for name in names if Path(name).suffix in OTHER_KINDS]
-    if pickles:
-        return (
-            f"{expected} {pickles[0]}, a pickle, which could run code of its author and is never "
-            f"opened; get {WEIGHTS_FILE} in its place, or make it where you trust the pickle: "
-            "WhisperForConditionalGeneration.from_pretrained(...).save_pretrained(..., "
-            "safe_serialization=True)"
+def require_checkpoint(place: Path) -> None:
+    """Raises ModelError unless `place` is a folder with the files of a checkpoint; it says what is
+    there in place of them, and the cure. The files themselves are not looked at.
+    """
+    try:
+        if not place.is_dir():
+            found = _file_instead(place) if place.exists() else "none"
+            raise ModelError(f"{place}: expected a folder with a checkpoint, found {found}")
+        if (place / MANIFEST).is_file():
+            raise ModelError(
+                f"{place}: expected a checkpoint, found a bundle, which is already built; "
+                "name it as it is under [model]"
+            )
+        names = {file.name for file in place.iterdir()}
+        config = read_json(place / CONFIG_FILE) if CONFIG_FILE in names else {}
+        found = foreign(names, config, place.resolve().name) or _folder_instead(place, names)
+    except OSError as error:
+        raise unreadable(place, error) from error
+    if found:
+        raise ModelError(
+            f"{place}: expected {CONFIG_FILE} with {WEIGHTS_FILE}, or with encoder_model.onnx and "
+            f"decoder_model.onnx, found {found}"
         )
-    if ADAPTER_FILE in names:
-        return f"{expected} {ADAPTER_FILE}, an adapter; merge it into its model and save that"
+
+
+def foreign(names: Collection[str], config: Mapping[str, Any], title: str) -> str:
+    """What a folder or repository called `title` is, whose files belong to another program, and the
+    cure; "" where none is known by its `names` and its config.json.
+    """
+    whole = {WEIGHTS_FILE, INDEX_FILE} & {*names}
+    if "adapter_config.json" in names and not whole:
+        return (
+            "an adapter (LoRA), which is no model without the one that it was trained on; merge it "
+            "where PEFT is: AutoPeftModelForSeq2SeqLM.from_pretrained(FOLDER).merge_and_unload()"
+            ".save_pretrained(OUT), the base model's tokenizer beside it, and give OUT"
+        )
+    if "model.bin" in names and not whole:
+        return f"a model for CTranslate2 (faster-whisper); {_original(title)}"
+    if any(name.startswith("openvino_") for name in names) and not whole:
+        return f"a model for OpenVINO; {_original(title)}"
+    if "n_audio_state" in config:
+        return f"a model for MLX; {_original(title)}"
+    for name in sorted(names):
+        if name.endswith(".gguf") or (name.startswith("ggml") and name.endswith(".bin")):
+            return f"{shown(name)}, a model for whisper.cpp; {_original(name)}"
+    return ""
+
+
+def _number(folder: Path) -> int:
+    """The step in a training's checkpoint-500; -1 for another folder."""
+    match = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+    return int(match[1]) if match else -1
+
+
+def _original(name: str) -> str:
+    """The cure for a model that was made of another one, by its name."""
+    match = SIZES.search(name.lower())
+    published = f"openai/whisper-{LATEST.get(match[0], match[0])}" if match else "HUB_ID"
+    return f"add the model that it was made from in place of it: roomscribe model add {published}"
+
+
+def _file_instead(file: Path) -> str:
+    """What a file is that was given in place of a folder, and the cure."""
+    require_regular(file)
+    with file.open("rb") as stream:
+        magic = stream.read(4)
+    if magic in GGML:
+        return f"a model for whisper.cpp; {_original(file.name)}"
+    if magic[:2] == b"PK" or magic[:1] == b"\x80":
+        return _pickle(file.name)
+    if file.suffix in {".safetensors", ".json", ".onnx"}:
+        return f"one file; give the folder that it lies in, {file.absolute().parent}"
+    return "a file"
+
+
+def _pickle(name: str) -> str:
+    """What to do with PyTorch's own format."""
+    published = SIZES.fullmatch(Path(name).stem)  # as OpenAI calls its own
+    return (
+        f"{shown(name)}, a pickle, which could run code of its author and is never opened; "
+        f"{_original(name) if published else CONVERT[Path(name).suffix == '.bin']}"
+    )
+
+
+def _folder_instead(folder: Path, names: Collection[str]) -> str:
+    """What a folder has in which the weights or config.json are missing, and the cure."""
+    weights = (WEIGHTS_FILE in names) or (INDEX_FILE in names) or bool(find_onnx(folder))
+    if weights and CONFIG_FILE in names:
+        return ""
+    inner = [
+        file.parent
+        for depth in ("*", "*/*")
+        for file in folder.glob(f"{depth}/{CONFIG_FILE}")
+        if any((file.parent / name).is_file() for name in HELD)
+    ]
+    if inner:
+        last = max(inner, key=_number)
+        several = f"{len(inner)} folders with one in it, as a training leaves them"
+        return f"{several if len(inner) > 1 else '1 folder with one in it'}; give {last}"
+    pickles = sorted(name for name in {*names} - TRAINERS if Path(name).suffix in PICKLES)
+    others = sorted(name for name in names if Path(name).suffix in OTHER_KINDS)
+    if weights:
+        return f"no {CONFIG_FILE}; get the model again, with all its files"
+    if pickles:
+        return _pickle(pickles[0])
     if others:
-        return f"{expected} {others[0]}; get the model in one of the two kinds"
-    return f"{expected} {'neither' if names else 'an empty folder'}; get the model again"
+        return f"{shown(others[0])}; get the model in one of the two kinds"
+    rest = f"only {', '.join(map(shown, sorted(names)[:8]))}" if names else "an empty folder"
+    return f"{rest}; get the model again, with all its files"
 
 
 def _check(

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from appliance.errors import ModelError
 from appliance.model.bundle import HEF_FILE, Bundle
 from appliance.model.protobuf import LENGTH, VARINT, fields
+from appliance.model.tensors import require_regular
 
 MAGIC = b"\x01HEF"
 LAYOUTS = {0: ">4x16s", 1: ">IQ4x", 2: ">QQ16x", 3: ">QQIQ16x"}
@@ -165,6 +166,7 @@ class Hef(Description):
 def read_hef(file: Path) -> Hef:
     """The HEF in `file`. Raises ModelError when it cannot be read, or is cut short or damaged."""
     try:
+        require_regular(file)
         content = np.fromfile(file, np.uint8)
     except OSError as error:
         raise _refused(file, "a readable file", str(error.strerror)) from error

@@ -8,9 +8,11 @@ header from a download must be bounded before it is parsed, and numpy has no bfl
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,6 +134,14 @@ def unreadable(file: Path, error: OSError) -> ModelError:
     return ModelError(f"{file}: expected a readable file, found: {error.strerror or error}")
 
 
+def require_regular(file: Path) -> None:
+    """Raises OSError for what has no content of its own: a pipe would be waited for, for ever."""
+    mode = file.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        found = "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
+        raise OSError(errno.EINVAL, found, str(file))
+
+
 def is_plain(name: object) -> bool:
     """Whether `name` is that of a file in the same folder, and no way out of it."""
     return (
@@ -156,6 +166,7 @@ def listed(kind: str, troubles: Sequence[str], most: int = 300) -> str:
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON table in a file. Raises ModelError."""
     try:
+        require_regular(file)
         if file.stat().st_size > JSON_LIMIT:
             raise ModelError(f"{file}: expected at most {JSON_LIMIT} bytes of JSON, found more")
         values = json.loads(file.read_bytes())
@@ -173,6 +184,7 @@ def read_json(file: Path) -> dict[str, Any]:
 def open_safetensors(file: Path) -> dict[str, StoredTensor]:
     """Every tensor of `file`, unread. Raises ModelError saying what is wrong with the file."""
     try:
+        require_regular(file)
         with file.open("rb") as stream:
             size = stream.seek(0, 2)
             stream.seek(0)
@@ -242,6 +254,8 @@ def _read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     if len(first) < 8 or length > size - 8:
         if first[:2] == b"PK" or first[:1] == b"\x80":
             raise ValueError("a pickle (PyTorch's own format) under this name")
+        if first == b"version ":
+            raise ValueError("a pointer of Git LFS in its place: git lfs pull in that folder")
         raise ValueError(f"{size} bytes of which the header would take {length}")
     if length > HEADER_LIMIT:
         raise ValueError(f"a header of {length} bytes where {HEADER_LIMIT} are allowed")

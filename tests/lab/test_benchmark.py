@@ -103,7 +103,7 @@ def test_ctranslate2_in_float32_writes_the_same_tokens(
 ) -> None:
     pytest.importorskip("ctranslate2")
     from appliance.lab.benchmark.ctranslate import CTranslateRunner, write_model
-    from appliance.model.build import read_vocabulary
+    from appliance.model.vocabulary import read_vocabulary
 
     subject = subject_of(checkpoint_folder, 10.0, tmp_path)
     write_model(subject.checkpoint, read_vocabulary(checkpoint_folder), "float32", tmp_path / "ct2")

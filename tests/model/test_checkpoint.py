@@ -468,16 +468,28 @@ class Trap:
         return os.mkdir, (str(self.trace),)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "tiny.pt", "model.ckpt", "model.pth"])
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("pytorch_model.bin", "from_pretrained(...).save_pretrained(FOLDER)"),
+        ("tiny.pt", "roomscribe model add openai/whisper-tiny"),
+        ("large-v3-turbo.pt", "roomscribe model add openai/whisper-large-v3-turbo"),
+        ("large.pt", "roomscribe model add openai/whisper-large-v3"),
+        ("model.ckpt", "whisper.convert_openai_to_hf --checkpoint_path FILE"),
+        ("mine.pt", "whisper.convert_openai_to_hf --checkpoint_path FILE"),
+    ],
+)
 def test_a_pickle_is_refused_with_the_cure_and_never_opened(
-    folder: Path, tmp_path: Path, name: str
+    folder: Path, tmp_path: Path, name: str, cure: str
 ) -> None:
     (folder / "model.safetensors").unlink()
     trap = pickle.dumps(Trap(tmp_path / "sprung"))
     (folder / name).write_bytes(trap)
-    message = refusal(folder)
-    assert f"found {name}, a pickle, which could run code of its author" in message
-    assert "get model.safetensors in its place" in message and "safe_serialization=True" in message
+    (folder / "training_args.bin").write_bytes(trap)
+    for place in (folder, folder / name):
+        message = refusal(place)
+        assert f"found {name}, a pickle, which could run code of its author" in message
+        assert message.endswith(cure) or cure in message
     (folder / "model.safetensors").write_bytes(trap)
     assert "a pickle (PyTorch's own format) under this name" in refusal(folder)
     assert not (tmp_path / "sprung").exists()
@@ -487,9 +499,9 @@ def test_a_pickle_is_refused_with_the_cure_and_never_opened(
     ("name", "message"),
     [
         ("", "found an empty folder; get the model again"),
-        ("README.md", "found neither; get the model again"),
+        ("README.md", "found only README.md; get the model again, with all its files"),
+        ("model.safetensors", "found no config.json; get the model again, with all its files"),
         ("tf_model.h5", "found tf_model.h5; get the model in one of the two kinds"),
-        ("adapter_model.safetensors", "an adapter; merge it into its model and save that"),
         ("bundle.json", "found a bundle, which is already built"),
     ],
 )
@@ -501,8 +513,113 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path, name: str, message:
     assert message in refusal(folder)
 
 
+CT2 = {"alignment_heads": [[2, 2]], "lang_ids": [50259], "suppress_ids_begin": [220]}
+MLX = {"n_mels": 80, "n_audio_ctx": 1500, "n_audio_state": 384, "model_type": "whisper"}
+LORA = {"base_model_name_or_path": "openai/whisper-small", "peft_type": "LORA"}
+
+
+@pytest.mark.parametrize(
+    ("called", "files", "message"),
+    [
+        (
+            "my-lora",
+            {"adapter_config.json": LORA, "adapter_model.safetensors": {}, "tokenizer.json": {}},
+            "found an adapter (LoRA), which is no model without the one that it was trained on; "
+            "merge it where PEFT is: ",
+        ),
+        (
+            "faster-whisper-tiny.en",
+            {"config.json": CT2, "model.bin": {}, "tokenizer.json": {}, "vocabulary.txt": {}},
+            "found a model for CTranslate2 (faster-whisper); add the model that it was made from "
+            "in place of it: roomscribe model add openai/whisper-tiny.en",
+        ),
+        (
+            "whisper-base-mlx",
+            {"config.json": MLX, "weights.npz": {}},
+            "found a model for MLX; add the model that it was made from in place of it: roomscribe "
+            "model add openai/whisper-base",
+        ),
+        (
+            "whisper-base-mlx",
+            {"config.json": MLX, "model.safetensors": {}},
+            "found a model for MLX; ",
+        ),
+        (
+            "whisper.cpp",
+            {"ggml-small.en-q5_1.bin": {}},
+            "found ggml-small.en-q5_1.bin, a model for whisper.cpp; add the model that it was made "
+            "from in place of it: roomscribe model add openai/whisper-small.en",
+        ),
+        (
+            "downloads",
+            {"whisper-large-v3.Q4_K.gguf": {}},
+            "found whisper-large-v3.Q4_K.gguf, a model for whisper.cpp; add the model that it was "
+            "made from in place of it: roomscribe model add openai/whisper-large-v3",
+        ),
+        (
+            "whisper-mine-ov",
+            {"config.json": {"model_type": "whisper"}, "openvino_encoder_model.bin": {}},
+            "found a model for OpenVINO; add the model that it was made from in place of it: "
+            "roomscribe model add HUB_ID",
+        ),
+        (
+            "run",
+            {"checkpoint-900/config.json": {}, "checkpoint-900/model.safetensors": {},
+             "checkpoint-1000/config.json": {}, "checkpoint-1000/model.safetensors": {},
+             "training_args.bin": {}, "preprocessor_config.json": {}},
+            "found 2 folders with one in it, as a training leaves them; give {}/checkpoint-1000",
+        ),
+        (
+            "models--openai--whisper-tiny",
+            {"snapshots/0123abc/config.json": {}, "snapshots/0123abc/model.safetensors": {}},
+            "found 1 folder with one in it; give {}/snapshots/0123abc",
+        ),
+    ],
+)  # fmt: skip
+def test_what_people_have_in_place_of_a_checkpoint_is_explained(
+    tmp_path: Path, called: str, files: dict[str, object], message: str
+) -> None:
+    folder = tmp_path / called
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+    assert message.format(folder) in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"lmgg" + bytes(60), "found a model for whisper.cpp; "),
+        (b"GGUF" + bytes(60), "found a model for whisper.cpp; "),
+        (b"text", "found a file"),
+    ],
+)
+def test_another_programs_file_is_explained(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "ggml-tiny.bin").write_bytes(content)
+    assert message in refusal(tmp_path / "ggml-tiny.bin")
+
+
 def test_a_file_in_place_of_a_folder_is_refused(folder: Path) -> None:
-    assert "expected a folder with a checkpoint, found none" in refusal(
+    assert f"found one file; give the folder that it lies in, {folder}" in refusal(
         folder / "model.safetensors"
     )
     assert "expected a folder with a checkpoint, found none" in refusal(folder / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["a pipe", "a device or socket"])
+def test_a_file_without_an_end_is_refused_and_not_waited_for(
+    folder: Path, name: str, kind: str
+) -> None:
+    (folder / name).unlink()
+    if kind == "a pipe":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).symlink_to("/dev/zero")
+    assert f"{name}: expected a readable file, found: {kind}" in refusal(folder)
+
+
+def test_a_pointer_of_git_lfs_says_how_the_file_is_got(folder: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 151061672\n"
+    (folder / "model.safetensors").write_text(pointer)
+    assert "found a pointer of Git LFS in its place: git lfs pull" in refusal(folder)

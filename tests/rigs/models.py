@@ -100,11 +100,13 @@ def write_checkpoint(folder: Path, config: WhisperConfig, weights: Weights) -> P
     """A checkpoint folder as the training writes it, with made-up pieces and Whisper's tokens."""
     folder.mkdir(parents=True)
     save_file(weights, folder / "model.safetensors")
-    settings = {"model_type": "whisper", "activation_function": "gelu", **asdict(config)}
-    (folder / "config.json").write_text(json.dumps(settings))
     first_special = config.vocab_size - len(SPECIALS)
-    (folder / "vocab.json").write_text(json.dumps(_pieces(first_special)))
     added = {name: first_special + index for index, name in enumerate(SPECIALS)}
+    prompt = ("<|en|>", "<|transcribe|>", "<|notimestamps|>")
+    forced = [[place, added[name]] for place, name in enumerate(prompt, 1)]
+    settings = {"model_type": "whisper", "activation_function": "gelu", **asdict(config)}
+    (folder / "config.json").write_text(json.dumps(settings | {"forced_decoder_ids": forced}))
+    (folder / "vocab.json").write_text(json.dumps(_pieces(first_special)))
     (folder / "added_tokens.json").write_text(json.dumps(added))
     return folder
 

@@ -1,0 +1,289 @@
+"""What a checkpoint says of its tokens: the vocabulary, the language, and what is never written.
+
+The vocabulary is vocab.json with added_tokens.json, or tokenizer.json alone, as transformers writes
+it from version 5 on. How to decode stands in generation_config.json; checkpoints from before there
+was one have the same keys in config.json. What both leave open is decided as transformers decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from appliance.errors import ModelError
+from appliance.model.bundle import Tokens
+from appliance.model.shapes import (
+    ADDED_FILE,
+    CONFIG_FILE,
+    GENERATION_FILE,
+    TOKENIZER_FILE,
+    VOCAB_FILE,
+    WhisperConfig,
+)
+from appliance.model.tensors import read_json, shown
+
+END, START, NO_TIMESTAMPS = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"
+TRANSCRIBE, TRANSLATE = "<|transcribe|>", "<|translate|>"
+NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
+FIRST_TIMESTAMP = "<|0.00|>"
+LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+ENGLISH = "en"
+LEAST_MULTILINGUAL = 51_865
+"""Tokens; a Whisper with fewer is English-only (openai/whisper, model.py, is_multilingual)."""
+SUPPRESSED_FIRST = (220, 50_256)
+"""A space, and the end of English-only texts: transformers' WhisperConfig where nothing is told."""
+
+_NAMES = """
+afrikaans=af albanian=sq amharic=am arabic=ar armenian=hy assamese=as azerbaijani=az
+bashkir=ba basque=eu belarusian=be bengali=bn bosnian=bs breton=br bulgarian=bg
+burmese=my cantonese=yue castilian=es catalan=ca chinese=zh croatian=hr czech=cs
+danish=da dutch=nl english=en estonian=et faroese=fo finnish=fi flemish=nl french=fr
+galician=gl georgian=ka german=de greek=el gujarati=gu haitian=ht hausa=ha hawaiian=haw
+hebrew=he hindi=hi hungarian=hu icelandic=is indonesian=id italian=it japanese=ja
+javanese=jw kannada=kn kazakh=kk khmer=km korean=ko lao=lo latin=la latvian=lv
+letzeburgesch=lb lingala=ln lithuanian=lt luxembourgish=lb macedonian=mk malagasy=mg
+malay=ms malayalam=ml maltese=mt mandarin=zh maori=mi marathi=mr moldavian=ro
+moldovan=ro mongolian=mn myanmar=my nepali=ne norwegian=no nynorsk=nn occitan=oc
+panjabi=pa pashto=ps persian=fa polish=pl portuguese=pt punjabi=pa pushto=ps romanian=ro
+russian=ru sanskrit=sa serbian=sr shona=sn sindhi=sd sinhala=si sinhalese=si slovak=sk
+slovenian=sl somali=so spanish=es sundanese=su swahili=sw swedish=sv tagalog=tl tajik=tg
+tamil=ta tatar=tt telugu=te thai=th tibetan=bo turkish=tr turkmen=tk ukrainian=uk urdu=ur
+uzbek=uz valencian=ca vietnamese=vi welsh=cy yiddish=yi yoruba=yo
+"""
+NAMES = dict(entry.split("=") for entry in _NAMES.split()) | {"haitian creole": "ht"}
+"""Whisper's languages by their English names (openai/whisper, tokenizer.py, TO_LANGUAGE_CODE)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How a model is asked for a transcript, and what it may write."""
+
+    vocabulary: dict[str, int]
+    """Every token's id, special ones included."""
+    tokens: Tokens
+    prompt: tuple[int, ...]
+    languages: tuple[str, ...]
+    """Codes of those that it knows."""
+    language: str
+    """The prompt's, one of them."""
+    language_from: str
+    """What said so, for people."""
+    suppressed: tuple[int, ...]
+    """Ascending; with every token that is not text, but for end-of-text."""
+    suppressed_first: tuple[int, ...]
+
+
+def read_decoding(folder: Path, config: WhisperConfig, language: str = "") -> Decoding:
+    """What the files in `folder` say; `language` (code or English name) goes before it.
+
+    Raises ModelError for what cannot be, and for a language that the model does not know.
+    """
+    vocabulary = read_vocabulary(folder)
+    special = {name: i for name, i in vocabulary.items() if re.fullmatch(r"<\|.*\|>", name)}
+    rules = _Rules(folder, config.vocab_size, special)
+    multilingual = rules.multilingual()
+    known = {match[1] for name in special if (match := LANGUAGE.fullmatch(name))}
+    languages = tuple(sorted(known)) if multilingual and known else (ENGLISH,)
+    chosen, source = rules.language(language, languages)
+    prompt = [START, f"<|{chosen}|>", rules.task()] if multilingual else [START]
+    tokens = _find_tokens(folder, vocabulary, special, [*prompt, NO_TIMESTAMPS], config.vocab_size)
+    suppressed = set(rules.ids("suppress_tokens"))
+    if tokens.end_of_text in suppressed:
+        raise rules.trouble("suppress_tokens", "a list without end-of-text", tokens.end_of_text)
+    not_text = set(range(tokens.first_special, config.vocab_size)) - {tokens.end_of_text}
+    return Decoding(
+        vocabulary=vocabulary,
+        tokens=tokens,
+        prompt=tuple(special[name] for name in (*prompt, NO_TIMESTAMPS)),
+        languages=languages,
+        language=chosen,
+        language_from=source,
+        suppressed=tuple(sorted(not_text | suppressed)),
+        suppressed_first=tuple(sorted(set(rules.ids("begin_suppress_tokens")))),
+    )
+
+
+def read_vocabulary(folder: Path) -> dict[str, int]:
+    """Every token's id, special ones included. Raises ModelError."""
+    file, added = folder / VOCAB_FILE, folder / ADDED_FILE
+    if file.exists():
+        vocabulary = read_json(file) | (read_json(added) if added.exists() else {})
+    elif (folder / TOKENIZER_FILE).exists():
+        file = folder / TOKENIZER_FILE
+        vocabulary = _read_tokenizer(file)
+    else:
+        raise ModelError(
+            f"{folder}: expected {VOCAB_FILE} or {TOKENIZER_FILE}, found neither; "
+            f"{_where_instead(folder)}"
+        )
+    if not vocabulary or not all(type(i) is int and i >= 0 for i in vocabulary.values()):
+        raise ModelError(f"{file}: expected a table of tokens and ids; get the file again")
+    return vocabulary
+
+
+def _read_tokenizer(file: Path) -> dict[Any, Any]:
+    """The same out of a tokenizer.json (huggingface/tokenizers), where added tokens lie apart.
+
+    Raises ModelError for one that is not of Whisper's kind, a byte-level BPE.
+    """
+    values = read_json(file)
+    kinds = [values[key].get("type") if isinstance(values.get(key), dict) else None
+             for key in ("model", "decoder")]  # fmt: skip
+    if kinds != ["BPE", "ByteLevel"]:
+        raise ModelError(
+            f"{file}: expected a byte-level BPE tokenizer, as every Whisper has, found "
+            f"{shown(kinds)}; get the file again"
+        )
+    try:
+        table: dict[Any, Any] = dict(values["model"]["vocab"].items())
+        table |= {entry["content"]: entry["id"] for entry in values.get("added_tokens") or []}
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ModelError(
+            f"{file}: expected model.vocab and added_tokens with content and id; get the file again"
+        ) from error
+    return table
+
+
+def _where_instead(folder: Path) -> str:
+    """Where a folder's vocabulary may be had."""
+    run = folder.resolve().parent
+    if any((run / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE)):
+        return f"copy it out of {run}, where the training has put it"
+    return (
+        "a training saves it with its processor, processor.save_pretrained(FOLDER); it is that of "
+        f"the model which was trained further, so take {TOKENIZER_FILE} from there"
+    )
+
+
+class _Rules:
+    """generation_config.json, or config.json where there is none; `special` tokens by name."""
+
+    def __init__(self, folder: Path, size: int, special: Mapping[str, int]) -> None:
+        config, own = folder / CONFIG_FILE, folder / GENERATION_FILE
+        self._config_file, self._config = config, read_json(config)
+        self._file, self._values = config, self._config
+        if own.exists():
+            self._file, self._values = own, read_json(own)
+        else:
+            usual = SUPPRESSED_FIRST if size > max(SUPPRESSED_FIRST) else ()
+            self._values = {"begin_suppress_tokens": [*usual]} | self._config
+        self._size = size
+        self._names = {number: name for name, number in special.items()}
+
+    def trouble(self, key: str, expected: str, found: object) -> ModelError:
+        """The error to raise for a wrong value."""
+        return ModelError(
+            f"{self._file}: {key}: expected {expected}, found {shown(repr(found))}; correct it, or "
+            "remove that key"
+        )
+
+    def ids(self, key: str) -> list[int]:
+        """A list of token ids; empty where it is missing. Raises ModelError."""
+        if (values := self._values.get(key)) is None:
+            return []
+        expected = f"token ids from 0 to {self._size - 1}"
+        if not isinstance(values, list):
+            raise self.trouble(key, expected, values)
+        for value in values:
+            if type(value) is not int or not 0 <= value < self._size:
+                raise self.trouble(key, expected, value)
+        return values
+
+    def multilingual(self) -> bool:
+        """Whether the prompt names language and task."""
+        told = self._values.get("is_multilingual")
+        if isinstance(told, bool):
+            return told
+        return self._size >= LEAST_MULTILINGUAL or any(map(LANGUAGE.fullmatch, self._forced()[0]))
+
+    def task(self) -> str:
+        """The token of the task that the model was made for."""
+        if self._values.get("task") == "translate":
+            return TRANSLATE
+        open_ = self._values.get("task") is None and self._values.get("language") is None
+        return TRANSLATE if open_ and TRANSLATE in self._forced()[0] else TRANSCRIBE
+
+    def language(self, wanted: str, known: tuple[str, ...]) -> tuple[str, str]:
+        """One of the `known` languages, and who named it. Raises ModelError."""
+        if wanted:
+            if (code := _code(wanted)) not in known:
+                raise self._unknown(f"--language: {shown(repr(wanted))}", known)
+            return code, "--language"
+        if known == (ENGLISH,):
+            return ENGLISH, "the only one it knows"
+        told = self._values.get("language")
+        told = told[0] if isinstance(told, list) and len(told) == 1 else told
+        if told is not None:
+            if not isinstance(told, str) or (code := _code(told)) not in known:
+                raise self._unknown(f"language: {shown(repr(told))}", known)
+            return code, self._file.name
+        names, file = self._forced()
+        forced = [match[1] for name in names if (match := LANGUAGE.fullmatch(name))]
+        if forced:
+            return forced[0], f"forced_decoder_ids in {file.name}"
+        if ENGLISH in known:
+            return ENGLISH, "nothing in the checkpoint names one; --language for another"
+        raise self._unknown("it names no language", known)
+
+    def _unknown(self, found: str, known: tuple[str, ...]) -> ModelError:
+        if known == (ENGLISH,):
+            return ModelError(f"{self._file.parent}: {found}: this model is English-only; leave "
+                              "--language out, or take a multilingual one")  # fmt: skip
+        return ModelError(
+            f"{self._file.parent}: {found}: expected one of {' '.join(known)}; give --language"
+        )
+
+    def _forced(self) -> tuple[list[str], Path]:
+        """Names of the tokens that are to follow the first, and the file that says so.
+
+        transformers looks into config.json where generation_config.json says nothing. Raises
+        ModelError.
+        """
+        key, file = "forced_decoder_ids", self._file
+        if (pairs := self._values.get(key)) is None:
+            pairs, file = self._config.get(key), self._config_file
+        try:
+            return [self._names.get(number, "") for _, number in pairs or []], file
+        except (TypeError, ValueError):
+            raise ModelError(
+                f"{file}: {key}: expected pairs of place and token id, found "
+                f"{shown(repr(pairs))}; correct it, or remove that key"
+            ) from None
+
+
+def _code(language: str) -> str:
+    """A language's code, from its code, its name or its token."""
+    plain = language.strip().strip("<|>").lower()
+    return NAMES.get(plain, plain)
+
+
+def _find_tokens(
+    folder: Path, vocabulary: dict[str, int], special: dict[str, int], prompt: list[str], size: int
+) -> Tokens:
+    """The tokens that are not text, of a vocabulary of `size`. Raises ModelError."""
+    if missing := [name for name in (*prompt, END) if name not in special]:
+        raise ModelError(
+            f"{folder}: expected the tokens {', '.join(missing)} in {VOCAB_FILE}, {ADDED_FILE} or "
+            f"{TOKENIZER_FILE}, found {', '.join(sorted(special)[:12]) or 'no special token'}"
+        )
+    first_special = min(special.values())
+    late = [name for name, i in vocabulary.items() if i >= first_special and name not in special]
+    if late:
+        raise ModelError(
+            f"{folder}: expected every special token behind the text, found {late[0]!r} "
+            f"after token {first_special}"
+        )
+    if (last := max(vocabulary.values())) >= size:
+        raise ModelError(f"{folder}: expected token ids below vocab_size {size}, found {last}")
+    timestamps = special.get(FIRST_TIMESTAMP, special[NO_TIMESTAMPS] + 1)
+    return Tokens(
+        start=special[START],
+        end_of_text=special[END],
+        no_speech=next((special[name] for name in NO_SPEECH if name in special), None),
+        no_timestamps=special[NO_TIMESTAMPS],
+        first_special=first_special,
+        timestamp_begin=timestamps if timestamps < size else None,
+    )
