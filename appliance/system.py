@@ -64,7 +64,7 @@ def replacing(file: Path, mode: int | None = None) -> Iterator[Path]:
     a hidden file whose name ends in .draft. `mode`: permissions, given exactly and from the
     beginning; None: what the umask allows. Raises OSError.
     """
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}.draft")
+    draft = file.with_name(f".{file.name[:32]}.{secrets.token_hex(4)}.draft")  # 255 bytes at most
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(draft, flags, 0o666 if mode is None else mode)
     try:

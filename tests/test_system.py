@@ -35,7 +35,7 @@ WITHIN_S = 30.0
 
 
 def test_a_file_is_written_whole_and_its_draft_is_gone(tmp_path: Path) -> None:
-    file = tmp_path / "choice"
+    file = tmp_path / ("choice" * 42)
     file.write_text("old")
     found = write_whole(file, "neu: ü")
     assert file.read_bytes() == "neu: ü".encode()

@@ -9,11 +9,14 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from appliance.config import Settings
-from appliance.errors import RoomscribeError
+from appliance.errors import RoomscribeError, StoreError
+from appliance.system import legible, shorten, writing
 
 if TYPE_CHECKING:
     from appliance.infer import Transcriber
@@ -37,18 +40,37 @@ def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
     form = sub.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object a window")
     form.add_argument("--srt", action="store_true", help="SubRip subtitles")
+    sub.add_argument(
+        "--output-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="write FOLDER/NAME.txt (.jsonl, .srt) for each file in place of standard output",
+    )
     sub.add_argument("--model", metavar="BUNDLE", help="model bundle: a name or a folder")
-    sub.set_defaults(command=transcribe)
+    sub.set_defaults(command=transcribe, usage_error=sub.error)
 
 
 def transcribe(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe transcribe`; the status of the last failing file, after doing all the others."""
     from appliance.infer import open_transcriber
 
+    _refuse_contradictions(options)
     if options.model:
         settings = replace(settings, model=replace(settings.model, bundle=options.model))
     with open_transcriber(settings) as transcriber:
         return _write_down(options, settings, transcriber)
+
+
+def _refuse_contradictions(options: argparse.Namespace) -> None:
+    """Ends with status 2 where one output would hold what belongs into several."""
+    if options.output_dir:
+        places = [_place(file, options) for file in options.files]
+        if twice := [place for place in places if places.count(place) > 1]:
+            options.usage_error(f"several of the files would be written to {legible(twice[0])}")
+    elif options.srt and len(options.files) > 1:
+        options.usage_error(
+            "--srt: the subtitles of several files are several files: add --output-dir FOLDER"
+        )
 
 
 def _write_down(options: argparse.Namespace, settings: Settings, transcriber: Transcriber) -> int:
@@ -62,19 +84,51 @@ def _write_down(options: argparse.Namespace, settings: Settings, transcriber: Tr
             file=sys.stderr,
         )
     status = 0
-    number = 0
     for file in options.files:
+        number = 0
         try:
-            for window, result, reason in _transcribed(file, transcriber, settings):
-                number += reason is None
-                if options.json:
-                    print(json.dumps(_as_json(file, window, result, reason)), flush=True)
-                elif reason is None and isinstance(window, Window) and result is not None:
-                    print(_as_text(file, window, result, number, options), flush=True)
+            with _page(file, options) as page:
+                for window, result, reason in _transcribed(file, transcriber, settings):
+                    number += reason is None
+                    if options.json:
+                        shown = json.dumps(_as_json(file, window, result, reason))
+                    elif reason is None and isinstance(window, Window) and result is not None:
+                        shown = _as_text(file, window, result, number, options)
+                    else:
+                        continue
+                    print(shown, file=page, flush=True)
         except RoomscribeError as error:
-            print(f"roomscribe: {error}", file=sys.stderr)
+            print(f"roomscribe: {shorten(error, 1000)}", file=sys.stderr)
             status = error.exit_status
     return status
+
+
+@contextmanager
+def _page(file: str, options: argparse.Namespace) -> Iterator[TextIO]:
+    """Where a file's text goes: its own file, whole or not at all, or standard output.
+
+    Raises StoreError.
+    """
+    if not options.output_dir:
+        yield sys.stdout
+        return
+    place = _place(file, options)
+    try:
+        options.output_dir.mkdir(parents=True, exist_ok=True)
+        with writing(place) as draft, draft.open("w", encoding="utf-8") as page:
+            yield page
+    except OSError as error:
+        raise StoreError(
+            f"{place}: cannot be written: expected a folder that this user may write and space on "
+            f"its disk, found: {error.strerror}; name another with --output-dir"
+        ) from None
+
+
+def _place(file: str, options: argparse.Namespace) -> Path:
+    """FOLDER/NAME.srt"""
+    ending = "jsonl" if options.json else "srt" if options.srt else "txt"
+    name = "standard-input" if file == "-" else Path(file).stem
+    return Path(options.output_dir) / f"{name}.{ending}"
 
 
 def _transcribed(
@@ -110,7 +164,8 @@ def _as_text(
         begin = _srt_time(window.start_s + window.overlap_s)
         end = _srt_time(window.speech_end_s)
         return f"{number}\n{begin} --> {end}\n{result.text}\n"
-    return f"{file}: {result.text}" if len(options.files) > 1 else result.text
+    named = len(options.files) > 1 and not options.output_dir
+    return f"{file}: {result.text}" if named else result.text
 
 
 def _as_json(
@@ -120,7 +175,7 @@ def _as_json(
     from appliance.records import Window
 
     shown: dict[str, object] = {
-        "file": file,
+        "file": legible(file),
         "utterance_id": window.utterance_id,
         "duration_s": round(window.duration_s, 3),
         "discarded": reason,
@@ -136,6 +191,7 @@ def _as_json(
         shown |= {
             "text": result.text,
             "language": result.language,
+            "confidence": round(result.confidence, 3),
             "avg_logprob": round(result.avg_logprob, 4),
             "no_speech_prob": round(result.no_speech_prob, 4),
             "compression_ratio": round(result.compression_ratio, 3),

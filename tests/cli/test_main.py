@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -102,12 +103,41 @@ def test_json_holds_one_object_a_window() -> None:
     assert 0 <= found[0]["start_s"] < found[0]["end_s"]
 
 
-def test_subtitles_are_numbered_and_timed() -> None:
+def test_subtitles_of_each_file_are_a_file_numbered_and_timed(tmp_path: Path) -> None:
     files = [sentence(number)[0] for number in range(2)]
-    lines = roomscribe("transcribe", "--srt", *files).stdout.splitlines()
-    assert lines[0] == "1"
-    assert " --> " in lines[1]
-    assert "2" in lines[2:]
+    done = roomscribe("transcribe", "--srt", "--output-dir", tmp_path / "out", *files)
+    assert (done.returncode, done.stdout) == (0, "")
+    written = {file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "out").iterdir()}
+    assert set(written) == {f"{file.stem}.srt" for file in files}
+    for text in written.values():
+        assert re.fullmatch(r"1\n00:00:00,\d{3} --> 00:00:0\d,\d{3}\n[^\n]+\n\n", text)
+    alone = roomscribe("transcribe", "--srt", files[0])
+    assert alone.stdout == written[f"{files[0].stem}.srt"]
+
+
+def test_subtitles_of_several_files_are_not_mixed_into_one() -> None:
+    file = sentence()[0]
+    done = roomscribe("transcribe", "--srt", file, file)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "add --output-dir FOLDER" in done.stderr
+
+
+def test_two_files_are_not_written_over_one_another(tmp_path: Path) -> None:
+    file = sentence()[0]
+    done = roomscribe("transcribe", "--output-dir", tmp_path / "out", file, tmp_path / file.name)
+    assert done.returncode == 2
+    assert f"would be written to {tmp_path}/out/{file.stem}.txt" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_cannot_be_heard_leaves_no_file_of_its_text(tmp_path: Path) -> None:
+    (tmp_path / "noise.wav").write_bytes(b"RIFF but no more")
+    file, _text = sentence()
+    done = roomscribe(
+        "transcribe", "--json", "--output-dir", tmp_path / "out", tmp_path / "noise.wav", file
+    )
+    assert done.returncode == 65
+    assert [one.name for one in (tmp_path / "out").iterdir()] == [f"{file.stem}.jsonl"]
 
 
 def test_raw_sound_is_read_from_standard_input() -> None:
