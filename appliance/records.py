@@ -178,8 +178,9 @@ class ApplianceState:
     """Windows that wait to be transcribed."""
     uptime_s: float
     version: str
-    muted: bool = False
-    """True while the microphone is closed on request."""
+    muted: bool | None = False
+    """True while the microphone is closed on request; None while it is closed because nobody knows
+    whether it is to be, or is about to be opened."""
     machine: str = ""
     """What the appliance runs on; empty where that is not known."""
 

@@ -95,11 +95,11 @@ def mute(options: argparse.Namespace, settings: Settings) -> int:
 
     place = store_folder(settings.store)
     _may_use(place)
-    before = switch.is_on(place)
     if not options.position:
+        before = switch.is_on(place)
         print(_position(before, switch.is_listening(place)))
         return 0 if before else 1
-    on = not before if options.position == "toggle" else options.position == "on"
+    on = not switch.is_on(place) if options.position == "toggle" else options.position == "on"
     switch.write(place / switch.FILE_NAME, on)
     deadline_s = time.monotonic() + OBEYED_WITHIN_S
     while (listening := switch.is_listening(place)) and on:

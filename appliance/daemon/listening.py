@@ -103,8 +103,7 @@ class CaptureSupervisor:
                 self._silenced = True
                 self._interrupt()
         self._woken.set()
-        if self._ended:
-            self._health.on_change()
+        self._health.on_change()
 
     def stop(self) -> None:
         """Makes `listen` end soon."""

@@ -1,7 +1,9 @@
 """Whether the appliance may listen: set by any process, kept in a file beside the log.
 
 The file is the truth. `roomscribe mute` writes it, whether the daemon runs or not; the daemon reads
-it at start and looks at it while it runs. What is in it survives restarts and power cuts.
+it at start and looks at it while it runs. What is in it survives restarts and power cuts. While it
+cannot be read at the start (a failing disk) nobody may listen; it is tried again until it can. One
+that can no longer be seen changes nothing: who is muted stays so.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +24,8 @@ log = logging.getLogger("roomscribe.daemon")
 FILE_NAME = "mute"
 LOCK_NAME = "listening"
 _ON, _OFF = b"ON\n", b"OFF\n"
+AGAIN_S = 2.0
+"""Between two attempts at a file that could not be read or written."""
 
 Stamp = tuple[int, int, int]
 """What tells one version of the file from another: inode, time of writing, size."""
@@ -39,27 +44,32 @@ def write(file: Path, on: bool) -> Stamp:
         ) from error
 
 
-def _read(file: Path) -> tuple[Stamp | None, bool]:
-    """The file's stamp and position; whatever cannot be understood means muted."""
+def _read(file: Path) -> tuple[Stamp | None, bool | None, str]:
+    """The file's stamp and position, and what is wrong with it, in plain words.
+
+    The position is None while the file cannot be read; what makes no sense means muted.
+    """
     try:
         with file.open("rb") as opened:
             stamp = _stamp(os.fstat(opened.fileno()))
             text = opened.read(16)
     except (FileNotFoundError, NotADirectoryError):
-        return None, False
+        return None, False, ""
     except OSError as error:
-        log.error("%s: expected ON or OFF, found: %s; staying muted", file, error.strerror)
-        with contextlib.suppress(OSError):
-            return _stamp(file.stat()), True
-        return None, True
-    if text.strip() not in (_ON.strip(), _OFF.strip()):
-        log.error(
-            "%s: expected ON or OFF, found %r; staying muted: `roomscribe mute off` unmutes",
-            file,
-            text,
+        return (
+            None,
+            None,
+            f"{file}: expected ON or OFF, found: {error.strerror}; the microphone stays closed "
+            "until it can be read: check the disk, or `roomscribe mute off`",
         )
-        return stamp, True
-    return stamp, text.strip() == _ON.strip()
+    if text.strip() not in (_ON.strip(), _OFF.strip()):
+        return (
+            stamp,
+            True,
+            f"{file}: expected ON or OFF, found {text!r}; staying muted: "
+            "`roomscribe mute off` unmutes",
+        )
+    return stamp, text.strip() == _ON.strip(), ""
 
 
 def _stamp(found: os.stat_result) -> Stamp:
@@ -75,23 +85,36 @@ class Mute:
         """Called after each change by the thread that made it."""
         self.unsaved = ""
         """Why the present position would not survive a restart; empty when it would."""
+        self.unread = ""
+        """What is wrong with the file's content; empty when all is well."""
         self._write, self._file = write, folder / FILE_NAME
         self._lock_file = folder / LOCK_NAME
         self._lock = threading.Lock()
-        self._stamp, self._on = _read(self._file)
+        self._again_s = 0.0
+        self._blind = False
+        """There may be a file, with a position of its own."""
+        self._stamp: Stamp | None = None
+        self._on: bool | None = False
+        self._follow()
 
     @property
     def on(self) -> bool:
-        """True while nobody may listen. Does not wait."""
-        return self._on
+        """True while nobody may listen: muted, or nobody knows. Does not wait."""
+        return self._on is not False
+
+    @property
+    def known(self) -> bool:
+        """False while the file cannot be read and nobody has turned the switch. Does not wait."""
+        return self._on is not None
 
     def set(self, on: bool, who: str = "") -> None:
         """Turns it, then calls `on_change`, then saves it. `who` asked, for the log.
 
-        A disk that refuses leaves it turned, with the reason in `unsaved`.
+        A disk that refuses leaves it turned, with the reason in `unsaved`, and is tried again.
         """
         with self._lock:
             turned = self._turn(on, who)
+            self.unread = "" if turned else self.unread
         if turned:
             self.on_change()
         with self._lock:
@@ -99,21 +122,26 @@ class Mute:
                 self._save(on)
 
     def toggle(self, who: str = "") -> None:
-        """Turns it over."""
+        """Turns it over; mutes while nobody knows."""
         self.set(not self._on, who)
 
     def look(self) -> None:
-        """Follows the file when somebody else has written it."""
+        """Follows the file when somebody else has written it, and tries again what failed."""
         with self._lock:
             try:
-                if self._stamp == _stamp(self._file.stat()):
-                    return
+                stamp = _stamp(self._file.stat())
             except OSError:
-                if self._stamp is None:
-                    return
-            self._stamp, on = _read(self._file)
-            self.unsaved = ""
-            turned = self._turn(on, "its file")
+                stamp = None
+            gone = stamp is None and self._stamp is not None and self.on
+            due = time.monotonic() >= self._again_s
+            turned = False
+            if self._blind:
+                if due and self._on is None:
+                    turned = self._follow()
+            elif stamp not in (None, self._stamp):
+                turned = self._follow()
+            if due and self._on is not None and (self.unsaved or gone):
+                self._save(self._on)
         if turned:
             self.on_change()
 
@@ -134,26 +162,46 @@ class Mute:
         with held:
             yield
 
-    def _turn(self, on: bool, who: str) -> bool:
+    def _follow(self) -> bool:
+        """Takes over the file's position; True when that is news."""
+        known = self.unread
+        self._stamp, on, self.unread = _read(self._file)
+        self.unsaved, self._blind = "", on is None
+        if self._blind:
+            self._again_s = time.monotonic() + AGAIN_S
+        if self.unread and self.unread != known:
+            log.error("%s", self.unread)
+        return self._turn(on, "its file")
+
+    def _turn(self, on: bool | None, who: str) -> bool:
         """True when that is news."""
         if self._on == on:
             return False
         self._on = on
-        log.info("%s%s", "muted" if on else "no longer muted", f" by {who}" if who else "")
+        if on is not None:
+            log.info("%s%s", "muted" if on else "not muted", f" by {who}" if who else "")
         return True
 
     def _save(self, on: bool) -> None:
+        known, self.unsaved = self.unsaved, ""
         try:
             self._stamp = self._write(self._file, on)
-            self.unsaved = ""
+            self.unread, self._blind = "", False
         except StoreError as error:
             self.unsaved = str(error)
-            log.warning("%s", error)
+            self._again_s = time.monotonic() + AGAIN_S
+            if self.unsaved != known:
+                log.warning("%s", error)
 
 
 def is_on(folder: Path) -> bool:
-    """The position in the file of `folder`."""
-    return _read(folder / FILE_NAME)[1]
+    """The position in the file of `folder`. Raises StoreError."""
+    _, on, trouble = _read(folder / FILE_NAME)
+    if on is None:
+        raise StoreError(trouble)
+    if trouble:
+        log.error("%s", trouble)
+    return on
 
 
 def is_listening(folder: Path) -> bool:

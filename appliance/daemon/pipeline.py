@@ -244,10 +244,12 @@ class Pipeline:
     def state(self) -> ApplianceState:
         """How the appliance is, for the `state` topic. Any thread; does not wait."""
         microphone = self._supervisor.description
-        muted, troubles = self._supervisor.muted, self.health.troubles()
+        closed, troubles = self._supervisor.muted, self.health.troubles()
+        known = self.mute.known
+        muted = closed and (True if known and self.mute.on else None)
         return ApplianceState(
-            status="muted" if muted else "degraded" if troubles else "running",
-            reasons=(*troubles.values(), *filter(None, [self.mute.unsaved])),
+            status="muted" if muted else "degraded" if troubles or not known else "running",
+            reasons=(*troubles.values(), *filter(None, [self.mute.unread, self.mute.unsaved])),
             encoder=self._scribe.encoder,
             model=self._scribe.model,
             microphone=microphone or "none",

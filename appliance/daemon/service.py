@@ -139,6 +139,8 @@ def status(pipeline: Pipeline) -> str:
 def _doing(state: ApplianceState) -> str:
     if state.muted:
         return "muted"
+    if state.muted is None:
+        return "not listening"
     return "listening" if state.microphone_online else "waiting for a microphone"
 
 

@@ -112,7 +112,8 @@ class LiveTopics:
             message = events.state(state, self._store.depth(), found, waits)
             publish(events.STATE, events.encode(message), retain=True)
             self._news, self._state_s = news, now_s
-        self._keep(events.MUTE, events.ON if state.muted else events.OFF, publish)
+        if state.muted is not None:  # else the broker keeps what was last known
+            self._keep(events.MUTE, events.ON if state.muted else events.OFF, publish)
         online = events.ONLINE if state.microphone_online else events.OFFLINE
         self._keep(events.MICROPHONE, online, publish)
         if self._stats_source and now_s >= self._stats_s + STATS_S:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rigs.command import errors, roomscribe
 from rigs.sources import FakeSource, silence
-from rigs.waiting import until
+from rigs.waiting import holds, until
 
 from appliance.capture.recorder import Recorder
 from appliance.config import CaptureSettings
@@ -21,6 +21,8 @@ from appliance.daemon.listening import CaptureSupervisor
 from appliance.daemon.mute import Mute
 from appliance.errors import DeviceError, StoreError
 from appliance.records import Frame
+
+HEALS_WITHIN_S = 10.0
 
 
 class Microphones:
@@ -105,10 +107,11 @@ def test_a_file_that_makes_no_sense_mutes(
 ) -> None:
     (tmp_path / "mute").write_bytes(text)
     mute = Mute(tmp_path)
-    assert mute.on
+    assert (mute.on, mute.known) == (True, True)
     assert "staying muted: `roomscribe mute off` unmutes" in caplog.text
+    assert mute.unread in caplog.text
     mute.set(False)
-    assert not Mute(tmp_path).on
+    assert (mute.unread, Mute(tmp_path).on) == ("", False)
 
 
 def test_another_process_that_writes_the_file_is_followed(tmp_path: Path) -> None:
@@ -138,10 +141,88 @@ def test_a_disk_that_refuses_leaves_it_muted_and_says_so(tmp_path: Path) -> None
     mute.set(True)
     assert (mute.on, mute.unsaved) == (True, "no space")
     mute.look()
-    assert mute.on
+    assert (mute.on, mute.unsaved) == (True, "no space")
     full = False
+    assert holds(lambda: mute.look() or not mute.unsaved, HEALS_WITHIN_S)
+    assert (mute.on, Mute(tmp_path).on) == (True, True)
+
+
+def unreadable(file: Path) -> None:
+    """Makes it a file that opens and gives EIO when it is read."""
+    file.unlink(missing_ok=True)
+    file.symlink_to("/proc/self/mem")
+
+
+@pytest.mark.parametrize("position", [True, False])
+def test_a_file_that_cannot_be_read_at_the_start_mutes_until_it_can(
+    tmp_path: Path, position: bool
+) -> None:
+    unreadable(tmp_path / "mute")
+    mute = Mute(tmp_path)
+    turned: list[bool] = []
+    mute.on_change = lambda: turned.append(mute.on)
+    mute.look()
+    assert (mute.on, mute.known, turned) == (True, False, [])
+    assert "Input/output error; the microphone stays closed" in mute.unread
+    (tmp_path / "mute").unlink()
+    switch.write(tmp_path / "mute", position)
+    assert holds(lambda: mute.look() or mute.known, HEALS_WITHIN_S)
+    assert (mute.on, mute.unread, turned) == (position, "", [position])
+
+
+@pytest.mark.parametrize("position", [True, False])
+def test_who_turns_it_while_its_file_cannot_be_read_is_obeyed_and_then_written_down(
+    tmp_path: Path, position: bool
+) -> None:
+    failing = True
+
+    def write(file: Path, on: bool) -> switch.Stamp:
+        if failing:
+            raise StoreError("it fails")
+        return switch.write(file, on)
+
+    unreadable(tmp_path / "mute")
+    mute = Mute(tmp_path, write=write)
+    mute.set(position)
+    assert (mute.on, mute.known, mute.unread, mute.unsaved) == (position, True, "", "it fails")
+    (tmp_path / "mute").unlink()
+    switch.write(tmp_path / "mute", not position)
+    failing = False
+    assert holds(lambda: mute.look() or not mute.unsaved, HEALS_WITHIN_S)
+    assert (mute.on, Mute(tmp_path).on) == (position, position)
+
+
+def test_a_position_that_cannot_be_read_any_more_is_not_listened_to(tmp_path: Path) -> None:
+    mute = Mute(tmp_path)
+    unreadable(tmp_path / "mute")
+    mute.look()
+    assert (mute.on, mute.known) == (True, False)
+
+
+def test_who_is_muted_stays_so_when_the_file_vanishes(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mute = Mute(folder)
     mute.set(True)
-    assert (mute.unsaved, Mute(tmp_path).on) == ("", True)
+    folder.rename(tmp_path / "away")
+    mute.look()
+    assert mute.on
+    assert "expected a file that this user may write" in mute.unsaved
+    folder.mkdir()
+    assert holds(lambda: mute.look() or not mute.unsaved, HEALS_WITHIN_S)
+    assert Mute(folder).on
+
+
+def test_the_command_says_that_it_cannot_read_the_file_and_writes_it_all_the_same(
+    tmp_path: Path,
+) -> None:
+    there = ("--config", config(tmp_path))
+    unreadable(tmp_path / "state" / "mute")
+    done = roomscribe("mute", *there)
+    assert (done.returncode, done.stdout) == (74, "")
+    assert "Input/output error" in errors(done)[0]
+    assert roomscribe("mute", "off", *there).stdout == "not muted\n"
+    assert roomscribe("mute", *there).returncode == 1
 
 
 def test_a_position_that_cannot_be_kept_is_one_line_and_leaves_nothing_behind(
