@@ -191,7 +191,7 @@ def _read_again(
     except ConfigError as error:
         for message in error.messages:
             log.error("%s", message)
-        log.error("the configuration is wrong: going on with the one that was read before")
+        log.error("%s; going on with the configuration that was read before", last)
         announcer.trouble = "the configuration on the disk is wrong, see the journal"
     else:
         if renewed != settings:
@@ -208,7 +208,6 @@ def _renew(old: Settings, new: Settings, pipeline: Factory) -> tuple[Settings, P
     try:
         return new, pipeline(new)
     except RoomscribeError as error:
-        log.error("%s", error)
-        log.error("going on with the configuration that was read before")
+        log.error("%s; going on with the configuration that was read before", error)
     journal.set_up(old.journal)
     return old, pipeline(old)
