@@ -229,7 +229,8 @@ def test_an_upgrade_that_broke_off_between_two_steps_is_finished(system: System)
 def test_the_manual_has_every_command_and_every_key(texts: Path) -> None:
     page = (texts / "roomscribe-texts" / "roomscribe.1").read_text(encoding="utf-8")
     for name in subcommands():
-        assert f".SS \\fBroomscribe {name}\\fR" in page, name
+        heading = name.replace("-", "\\-")
+        assert f".SS \\fBroomscribe {heading}\\fR" in page, name
     page = (texts / "roomscribe-texts" / "roomscribe.toml.5").read_text(encoding="utf-8")
     for section, entry in keys():
         assert f".SH [{section}]\n" in page

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from appliance import __version__, config
-from appliance.cli import log, model, mqtt, run, transcribe
+from appliance.cli import hardware, log, model, mqtt, run, transcribe
 from appliance.config import Settings
 from appliance.errors import ConfigError, RoomscribeError, StoreError
 from appliance.lab import add_benchmark_arguments
@@ -186,6 +186,7 @@ def parser() -> argparse.ArgumentParser:
     model.add_model(names, common)
     _add_benchmark(add)
     _add_doctor(add)
+    hardware.add_hardware_check(add)
     return top
 
 

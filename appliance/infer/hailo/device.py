@@ -7,6 +7,7 @@ The only importer of hailo_platform. Written against its published sources, 4.18
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,6 +54,13 @@ def load_binding() -> Any:
     try:
         import hailo_platform
     except Exception as error:  # its version check raises whatever it likes
+        if isinstance(error, ModuleNotFoundError) and errors.is_installed_for_debian():
+            raise NpuError(
+                "binding",
+                "HailoRT's Python binding is installed for /usr/bin/python3, and this is "
+                f"{sys.executable}; run the package's /usr/bin/roomscribe, or, where both are of "
+                f"one version, PYTHONPATH=/{errors.DEBIAN_MODULES} before the command",
+            ) from None
         said = " ".join(str(error).split()) or type(error).__name__
         raise NpuError(
             "binding", f"HailoRT's Python binding cannot be used ({said}); {PACKAGES}"

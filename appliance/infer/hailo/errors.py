@@ -28,6 +28,8 @@ MODULES = ("sys/module/hailo_pci", "sys/module/hailo1x_pci")
 PAGE_BYTES, FORCED_PAGE = os.sysconf("SC_PAGE_SIZE"), 4096
 """Of this machine's memory (16384 with a Raspberry Pi 5's usual kernel), and the largest that the
 chip's DMA takes."""
+DEBIAN_MODULES = "usr/lib/python3/dist-packages"
+"""Where python3-hailort installs, which virtual environments do not see."""
 LOG_VARIABLE, LOG_FILE, LOG_TAIL = "HAILORT_LOGGER_PATH", "hailort.log", 20_000
 LASTING = frozenset({"wrong chip", "hef missing", "hef damaged", "hef too new", "hef refused"})
 """Causes that another attempt does not cure."""
@@ -61,6 +63,11 @@ def driver_version() -> str | None:
         if text := _read(_root() / module / "version"):
             return text
     return None
+
+
+def is_installed_for_debian() -> bool:
+    """True where the Python binding is among the modules of /usr/bin/python3."""
+    return (_root() / DEBIAN_MODULES / "hailo_platform").is_dir()
 
 
 def owners() -> list[Holder]:

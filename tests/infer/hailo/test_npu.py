@@ -39,7 +39,7 @@ def refusal(bundle: Bundle) -> NpuError:
 @pytest.mark.parametrize(
     ("version", "chip", "made_for", "name"),
     [
-        ("4.18.0", "HAILO8", "HAILO8", "hailo8"),
+        ("4.19.0", "HAILO8", "HAILO8", "hailo8"),
         ("4.20.1", "HAILO8", "HAILO8L", "hailo8"),
         ("4.23.0", "HAILO8L", "HAILO8L", "hailo8l"),
         ("5.2.0", "HAILO10H", "HAILO10H", "hailo10h"),
@@ -314,9 +314,9 @@ def test_a_binding_that_cannot_be_loaded_or_is_too_old_is_a_device_error(
     assert error.cause == "binding" and "apt install hailo-all" in str(error)
     with pytest.raises(DeviceError, match="say which chip it is: --hef hailo8"):
         find_chip()
-    simulator.set(import_error="", version="4.17.0", driver="4.17.0")
+    simulator.set(import_error="", version="4.18.0", driver="4.18.0")
     simulator.forget()
-    assert "expected HailoRT 4.18 or newer, found 4.17.0" in str(refusal(hef_bundle))
+    assert "expected HailoRT 4.19 or newer, found 4.18.0" in str(refusal(hef_bundle))
 
 
 def test_without_the_package_it_is_a_device_error_too(
@@ -325,6 +325,10 @@ def test_without_the_package_it_is_a_device_error_too(
     simulator.plug()
     monkeypatch.setitem(sys.modules, "hailo_platform", None)
     assert "apt install hailo-all" in str(refusal(hef_bundle))
+    root = Path(os.environ["ROOMSCRIBE_HAILO_ROOT"])
+    (root / "usr/lib/python3/dist-packages/hailo_platform").mkdir(parents=True)
+    told = str(refusal(hef_bundle))
+    assert "is installed for /usr/bin/python3, and this is" in told and sys.executable in told
     monkeypatch.undo()
     simulator.enter()
 

@@ -1,20 +1,20 @@
-"""scripts/hardware-check: one report, and nothing in it of whose machine it is."""
+"""`roomscribe hardware-check`: one report, and nothing in it of whose machine it is."""
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hardware import check
-from rigs.checkout import ROOT
+from rigs.command import errors, roomscribe
 from rigs.daemon import write_config
 
+from appliance.cli import hardware, main
 from appliance.lab.benchmark.rows import KEYS
 
 DOCTOR = """#!/bin/sh
@@ -26,22 +26,11 @@ esac
 
 
 def report(tmp_path: Path, command: str, config: Path, *more: str) -> dict[str, Any]:
-    out = tmp_path / "report.json"
-    subprocess.run(
-        [
-            ROOT / "scripts/hardware-check",
-            *("--command", command),
-            *("--config", config),
-            *("--out", out),
-            *more,
-        ],
-        check=True,
-        capture_output=True,
-        timeout=120,
-        cwd=ROOT,
-    )
+    arguments = ["hardware-check", "--config", str(config), "--out", str(tmp_path / "report.json")]
+    check = functools.partial(hardware.hardware_check, command=[command])
+    assert main.main([*arguments, *more], check) == 0
     assert sorted(file.name for file in tmp_path.glob("*report*")) == ["report.json"]
-    read: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    read: dict[str, Any] = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     return read
 
 
@@ -90,6 +79,24 @@ def test_the_report_tells_what_was_found_and_not_whose_it_is(tmp_path: Path, con
         assert word not in everything
 
 
+def test_it_runs_its_own_doctor_and_says_what_failed(tmp_path: Path, config: Path) -> None:
+    out = tmp_path / "report.json"
+    done = roomscribe("hardware-check", "--no-benchmark", "--config", config, "--out", out)
+    assert done.returncode == 0, done.stderr
+    checks = json.loads(out.read_text(encoding="utf-8"))["doctor"]["checks"]
+    assert {one["name"]: one["status"] for one in checks}["self-test on the CPU"] == "ok"
+    assert "failed: broker: " in done.stderr
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, config: Path
+) -> None:
+    out = tmp_path / "nowhere" / "report.json"
+    done = roomscribe("hardware-check", "--config", config, "--out", out, timeout_s=10)
+    assert (done.returncode, len(errors(done))) == (78, 1), done.stderr
+    assert str(out) in errors(done)[0]
+
+
 def test_a_command_that_is_not_there_is_in_the_report(tmp_path: Path, config: Path) -> None:
     found = report(tmp_path, "/nowhere/roomscribe", config, "--no-benchmark")
     assert "FileNotFoundError" in found["doctor"]["errors"][0]
@@ -98,7 +105,7 @@ def test_a_command_that_is_not_there_is_in_the_report(tmp_path: Path, config: Pa
 
 def test_names_addresses_and_homes_are_replaced() -> None:
     hidden = {"oak": "<host>", "oak.lan": "<host>", "/srv/oak": "<store.path>"}
-    assert check.redact(
+    assert hardware.redact(
         {"a": ["oak and oak.lan, soak", 5, None], "b": "/srv/oak/x of /home/tom/y"}, hidden
     ) == {"a": ["<host> and <host>, soak", 5, None], "b": "<store.path>/x of /home/<user>/y"}
     for address in (
@@ -108,13 +115,13 @@ def test_names_addresses_and_homes_are_replaced() -> None:
         "d8:3a:dd:01:02:03",
         "D8_3A_DD_01_02_03",
     ):
-        assert "address>" in check.redact(f"at {address} now", {})
+        assert "address>" in hardware.redact(f"at {address} now", {})
     for harmless in ("HailoRT 4.23.0", "12:30:05", "127.0.0.1:1883", "0001:01:00.0", "(hw:1,0)"):
-        assert check.redact(harmless, {}) == harmless
+        assert hardware.redact(harmless, {}) == harmless
 
 
 def test_the_names_of_this_machine_are_among_the_hidden(config: Path) -> None:
-    hidden = check.secrets(config)
+    hidden = hardware.secrets(config)
     if platform.node() not in ("", "localhost", "pi", "default", "root"):
         assert platform.node() in hidden
     assert hidden["ednas_kitchen"] == "<appliance.node>"
@@ -123,4 +130,4 @@ def test_the_names_of_this_machine_are_among_the_hidden(config: Path) -> None:
 
 
 def test_the_benchmark_is_asked_for_rows_that_it_has() -> None:
-    assert set(check.ROWS.split(",")) <= set(KEYS)
+    assert set(hardware.ROWS.split(",")) <= set(KEYS)

@@ -1,15 +1,4 @@
-"""One report on how Roomscribe does on this machine, to attach to a bug report.
-
-Runs `roomscribe doctor` (with the NPU compared with the CPU on recordings), `roomscribe benchmark`
-on made-up weights of whisper-tiny's size, and writes what they found into one JSON file. In it are
-the hardware's model, versions and figures; no audio, no transcripts of yours, no passwords, no
-addresses, no names of this machine or its people: they are replaced by what they are, like <node>.
-Look through the file before you give it away.
-
-For figures that mean something, stop the service first (sudo systemctl stop roomscribe) and let
-nothing else run. It takes about ten minutes on a Raspberry Pi 5. Exit status 0 when the report is
-written, whatever is in it.
-"""
+"""`roomscribe hardware-check`: one report on how it does on this machine, for a bug report."""
 
 from __future__ import annotations
 
@@ -24,12 +13,14 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rigs.checkout import SPEECH
+from appliance.config import DEFAULT_PATH, Settings
+from appliance.errors import ConfigError
+from appliance.system import writing
 
 SCHEMA = 1
 BEGUN_S = time.monotonic()
@@ -38,7 +29,6 @@ PACKAGES = (
     "python3-numpy", "python3-onnxruntime", "libportaudio2",
 )  # fmt: skip
 HAILO = "0x1e60"
-DEFAULT_CONFIG = Path("/etc/roomscribe/roomscribe.toml")
 ROWS = "reference,conservative,balanced,aggressive,hybrid,npu"
 DOCTOR_WITHIN_S, BENCHMARK_WITHIN_S = 1500, 2400
 PRIVATE = ("appliance", "capture", "mqtt", "store")
@@ -51,55 +41,73 @@ ADDRESSES = (
 )
 
 
-def main() -> int:
-    """Makes the report."""
-    options = parse()
-    report: dict[str, Any] = {"schema": SCHEMA, "day": f"{datetime.now(UTC):%Y-%m-%d}"}
-    report["machine"] = machine()
-    say("running roomscribe doctor")
-    report["heat"] = [heat("at the start")]
-    command = options.command.split() if options.command else roomscribe()
-    report["doctor"] = doctor(command, options.config, options.recordings)
-    report["heat"].append(heat("after the doctor"))
-    if not options.no_benchmark:
-        say(f"running roomscribe benchmark, {options.repeats} rounds")
-        report["benchmark"] = benchmark(command, options.repeats)
-        report["heat"].append(heat("after the benchmark"))
-    write(options.out, redact(report, secrets(options.config)))
-    for one in report["doctor"].get("checks", []):
+def add_hardware_check(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """`roomscribe hardware-check`"""
+    sub = add(
+        "hardware-check",
+        help="write a report on how it does on this machine, for a bug report",
+        description="Runs `roomscribe doctor` and `roomscribe benchmark` on made-up weights of "
+        "whisper-tiny's size, and writes what they found into one JSON file: the hardware's model, "
+        "versions and figures; no audio, no transcripts, no passwords, and for addresses and names "
+        "of this machine or its people what they are, like <node>. Look through the file before "
+        "you give it away. Stop the service before (sudo systemctl stop roomscribe) and let "
+        "nothing else run. It takes about ten minutes on a Raspberry Pi 5. The exit status is 0 "
+        "when the report is written, whatever is in it.",
+    )
+    sub.add_argument(
+        "--out",
+        type=Path,
+        default=Path("roomscribe-hardware.json"),
+        metavar="FILE",
+        help="where the report goes (default: roomscribe-hardware.json, here)",
+    )
+    sub.add_argument(
+        "--recordings",
+        type=Path,
+        metavar="FOLDER",
+        help="sound files for the comparison of NPU and CPU, with a transcripts.tsv if possible "
+        "(default: one sentence)",
+    )
+    sub.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default 7)")
+    sub.add_argument("--no-benchmark", action="store_true", help="the doctor alone")
+    sub.set_defaults(command=hardware_check, lenient=True)
+
+
+def hardware_check(
+    options: argparse.Namespace, _settings: Settings, command: Sequence[str] = ()
+) -> int:
+    """`roomscribe hardware-check`; `command` is run in place of this program."""
+    command = command or [sys.executable, *sys.orig_argv[1 : sys.orig_argv.index("hardware-check")]]
+    try:
+        with writing(options.out) as file:
+            found = report(command, options)
+            hidden = redact(found, secrets(options.config))
+            file.write_text(json.dumps(hidden, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--out: expected a place where this user may write, found {options.out}: "
+            f"{error.strerror}; name another file"
+        ) from error
+    for one in found["doctor"].get("checks", []):
         if one["status"] == "failed":
             say(f"failed: {one['name']}: {one['found']}")
     say(f"written: {options.out}; look through it before you give it away")
     return 0
 
 
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        "scripts/hardware-check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
-    parser.add_argument(
-        "--out", type=Path, default=Path("roomscribe-hardware.json"), metavar="FILE",
-        help="where the report goes (default: here)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--recordings", type=Path, default=SPEECH, metavar="FOLDER",
-        help="sound files for the comparison of NPU and CPU, with a transcripts.tsv if possible "
-        "(default: the project's own)",
-    )  # fmt: skip
-    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default 7)")
-    parser.add_argument("--no-benchmark", action="store_true", help="the doctor alone")
-    parser.add_argument("--command", default="", help="roomscribe, where it is not found by itself")
-    return parser.parse_args()
-
-
-def roomscribe() -> list[str]:
-    """The command: this checkout's, else the installed one."""
-    beside = Path(sys.executable).parent / "roomscribe"
-    return [str(beside) if beside.exists() else shutil.which("roomscribe") or "roomscribe"]
+def report(command: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    """What doctor and benchmark find on this machine, with names and addresses."""
+    found: dict[str, Any] = {"schema": SCHEMA, "day": f"{datetime.now(UTC):%Y-%m-%d}"}
+    found["machine"] = machine()
+    say("running roomscribe doctor")
+    found["heat"] = [heat("at the start")]
+    found["doctor"] = doctor(command, options.config, options.recordings)
+    found["heat"].append(heat("after the doctor"))
+    if not options.no_benchmark:
+        say(f"running roomscribe benchmark, {options.repeats} rounds")
+        found["benchmark"] = benchmark(command, options.repeats)
+        found["heat"].append(heat("after the benchmark"))
+    return found
 
 
 def doctor(command: Sequence[str], config: Path | None, recordings: Path | None) -> dict[str, Any]:
@@ -230,12 +238,12 @@ def secrets(config: Path | None) -> dict[str, str]:
         found[os.environ.get("USER", "")] = "<user>"
     if config:
         found[str(config)] = "<configuration>"
-    for section, values in read_config(config or DEFAULT_CONFIG).items():
+    for section, values in read_config(config or DEFAULT_PATH).items():
         if section in PRIVATE and isinstance(values, dict):
             for key, value in values.items():
                 if isinstance(value, str):
                     found[value] = f"<{section}.{key}>"
-    model = read_config(config or DEFAULT_CONFIG).get("model", {})
+    model = read_config(config or DEFAULT_PATH).get("model", {})
     if isinstance(model, dict) and "/" in str(model.get("bundle", "")):
         found[model["bundle"]] = "<model.bundle>"
     harmless = {"", "localhost", "127.0.0.1", "/", "~", "pi", "root", "default"}
@@ -266,17 +274,6 @@ def redact(value: Any, hidden: dict[str, str]) -> Any:
     return value
 
 
-def write(file: Path, report: Any) -> None:
-    """Whole or not at all."""
-    draft = file.with_name(f".{file.name}.draft")
-    draft.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    draft.rename(file)
-
-
 def say(line: str) -> None:
     """Tells the user how far it is."""
-    print(f"hardware-check: {line}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    print(f"roomscribe: {line}", file=sys.stderr, flush=True)
