@@ -5,6 +5,7 @@ A person at a terminal sees a bar of a long download; elsewhere a line comes now
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -126,9 +127,19 @@ class Lines:
 
 
 def progress_on(stream: TextIO | None = None) -> Progress:
-    """A bar where `stream` (standard error) is a terminal, lines elsewhere."""
+    """A bar where `stream` (standard error) is a terminal that has a width, lines elsewhere."""
     stream = stream or sys.stderr
-    return Bar(stream) if stream.isatty() else Lines(stream)
+    return Bar(stream) if stream.isatty() and _columns(stream) > 0 else Lines(stream)
+
+
+def _columns(terminal: TextIO) -> int:
+    """The terminal's width: COLUMNS, or what it says itself; 0 if it has none, as on a serial line
+    or in a container."""
+    named = os.environ.get("COLUMNS", "")
+    try:
+        return int(named) if named.isdecimal() else os.get_terminal_size(terminal.fileno()).columns
+    except (OSError, ValueError):
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +151,9 @@ class Backoff:
     """Longest silence in the middle of an answer."""
     pauses_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
     """Between attempts; they begin anew whenever a download got further than before."""
-    longest_s: float = 120.0
-    """A server that asks for a longer pause (Retry-After) is not waited for."""
+    longest_s: float = 310.0
+    """A server that asks for a longer pause (Retry-After, RateLimit) is not waited for. Hugging
+    Face's hub counts requests in windows of 5 minutes."""
     sleep: Callable[[float], None] = time.sleep
 
 

@@ -1,6 +1,6 @@
 """A Whisper checkpoint by name or hub id -> a folder with its files, each verified.
 
-The hub is Hugging Face's, or the one that HF_ENDPOINT names; HF_TOKEN is sent to it alone. A file
+The hub is Hugging Face's, or the one that HF_ENDPOINT names; a token is sent to it alone. A file
 is at ENDPOINT/OWNER/NAME/resolve/REVISION/FILE; HEAD answers with commit, size and checksum:
 X-Linked-Etag is the SHA-256 of a large file, it or ETag the git blob name of a small one.
 
@@ -12,8 +12,10 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import pwd
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ from appliance.model.shapes import (
     CONFIG_FILE,
     GENERATION_FILE,
     INDEX_FILE,
+    MODEL_TYPE,
+    TOKENIZER_FILE,
     VOCAB_FILE,
     WEIGHTS_FILE,
 )
@@ -49,13 +53,18 @@ NAMES = {
 """Known names and their repositories."""
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+TOKEN_LENGTH = 1000
+"""Most characters; the hub's own have 37."""
+_LOGIN = "set HF_TOKEN or run `hf auth login`"
 FIRST_ATTEMPTS = 3
 """To learn of a file: the user of a machine that is offline is not to wait long for the error."""
-OPTIONAL = (GENERATION_FILE, ADDED_FILE)
+SMALL = (VOCAB_FILE, ADDED_FILE, TOKENIZER_FILE, GENERATION_FILE)
 ONNX = ("onnx/encoder_model.onnx", "onnx/decoder_model.onnx")
 ONNX_DATA = tuple(f"{name}_data" for name in ONNX)
 """Weights of a graph, where they are too many for its own file."""
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+FOREIGN = ("adapter_config.json", "model.bin", "ggml-base.bin", "openvino_encoder_model.xml")
+"""By these a repository of another program is known."""
 SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\.safetensors")
 RECORD = "fetched.json"
 """Says of a folder what was fetched into it: repository, commit, and SHA-256 of each file."""
@@ -96,9 +105,11 @@ class Repository:
     ) -> None:
         self.name = name
         self._endpoint = (environment.get("HF_ENDPOINT", "").strip() or ENDPOINT).rstrip("/")
-        self._token = environment.get("HF_TOKEN", "").strip()
+        self._token, self._token_from = find_token(environment)
         if not re.fullmatch(r"[!-~]*", self._token):
-            raise ModelError("HF_TOKEN: expected letters, digits and signs without spaces")
+            raise ModelError(
+                f"{self._token_from}: expected letters, digits and signs without spaces"
+            )
         self._client = Client(self._endpoint, self._token, backoff, progress)
         self._revision = ""
 
@@ -112,9 +123,11 @@ class Repository:
         self._revision = revision
         entry = self.find(file)
         if entry is None:
+            found = self.foreign({}) or (
+                f"no such file; check the id, or take one of {', '.join(NAMES)}"
+            )
             raise ModelError(
-                f"{self._endpoint}/{self.name}: expected {file} at {revision}, found no such "
-                f"file; check the id, or take one of {', '.join(NAMES)}"
+                f"{self._endpoint}/{self.name}: expected {file} at {revision}, found {found}"
             )
         self._revision = entry.commit
         return entry
@@ -158,6 +171,14 @@ class Repository:
         found = (self.find(file, limit) for file in files)
         return [entry for entry in found if entry is not None]
 
+    def foreign(self, config: Mapping[str, Any]) -> str:
+        """What the repository is, with this config.json, if not a checkpoint; "" where that is not
+        known. Raises ModelError."""
+        from appliance.model.checkpoint import foreign
+
+        names = () if config.get("model_type") == MODEL_TYPE else FOREIGN
+        return foreign({entry.name for entry in self.present(names)}, config, self.name)
+
     def fetch(self, entry: Entry, destination: Path) -> str:
         """Puts a file in its place; its SHA-256. Raises ModelError."""
         try:
@@ -186,30 +207,61 @@ class Repository:
     def _explained(self, refused: RefusedError) -> ModelError:
         """What a refusal means for the user."""
         page = f"{self._endpoint}/{self.name}"
-        answer = f"answer {refused.status}{f' ({refused.code})' if refused.code else ''}"
+        answer = refused.answer
         if refused.code == "RevisionNotFound":
             return ModelError(
                 f"{page}: expected the branch, tag or commit {self._revision!r}, found none; "
                 "check --revision"
             )
+        if "disabled" in refused.message:
+            return ModelError(f"{page}: {answer}: the hub has closed it; take another model")
         if refused.code == "GatedRepo" or refused.status == 403:
+            found = f" (found: {self._token_from})" if self._token else ""
             return ModelError(
-                f"{page}: {answer}: it needs a login; accept its licence at {page} and set "
-                "HF_TOKEN to a token of yours that may read it"
+                f"{page}: {answer}: it needs a login; accept its licence at {page} and {_LOGIN} "
+                f"with a token of yours that may read it{found}"
             )
         if refused.status == 401 and self._token and refused.code != "RepoNotFound":
             return ModelError(
-                f"{page}: {answer}: HF_TOKEN is not accepted; make a new token at "
-                f"{self._endpoint}/settings/tokens, or unset HF_TOKEN for public models"
+                f"{page}: {answer}: the token in {self._token_from} is not accepted; make a new "
+                f"one at {self._endpoint}/settings/tokens, or do without for public models (unset "
+                "HF_TOKEN, `hf auth logout`)"
             )
         # the hub answers 401 for a repository that does not exist, too, unless one is logged in
         if refused.status in (401, 404):
-            login = "" if self._token else ", or it needs a login: then set HF_TOKEN"
+            login = "" if self._token else f", or it needs a login: then {_LOGIN}"
             return ModelError(
                 f"{page}: {answer}: there is no such repository{login}; check the id, or take one "
                 f"of {', '.join(NAMES)}"
             )
         return refused
+
+
+def find_token(
+    environment: Mapping[str, str],
+    home_of: Callable[[str], str] = lambda user: pwd.getpwnam(user).pw_dir,
+) -> tuple[str, str]:
+    """The user's token for the hub and where it is from; ("", "") if there is none.
+
+    It is in HF_TOKEN, or where `hf auth login` puts it: HF_TOKEN_PATH, or the file token in HF_HOME
+    or ~/.cache/huggingface. Under sudo, which changes the environment, the user's own file counts
+    where root has none, if it may be read. `home_of` knows a user's home.
+    """
+    if token := environment.get("HF_TOKEN", "").strip():
+        return token, "HF_TOKEN"
+    cache = environment.get("XDG_CACHE_HOME") or environment.get("HOME", "") + "/.cache"
+    home = environment.get("HF_HOME") or f"{cache}/huggingface"
+    files = [Path(environment.get("HF_TOKEN_PATH") or f"{home}/token")]
+    with suppress(KeyError):
+        files.append(Path(home_of(environment["SUDO_USER"]), ".cache/huggingface/token"))
+    for file in files:
+        with (
+            suppress(OSError),
+            file.expanduser().open(encoding="utf-8", errors="replace") as stream,
+        ):
+            if token := stream.read(TOKEN_LENGTH).strip():
+                return token, str(file)
+    return "", ""
 
 
 def _enough(headers: Mapping[str, str]) -> bool:
@@ -246,28 +298,35 @@ def fetch_checkpoint(
     progress: Progress | None = None,
     backoff: Backoff | None = None,
     environment: Mapping[str, str] = os.environ,
+    check: Callable[[Path], object] = lambda _: None,
 ) -> Origin:
     """Fetches what a checkpoint consists of, as it is at one commit, into an existing folder.
 
+    `check` is called with the folder when all but the weights is there; what it raises ends this.
     Raises ModelError: unknown, not a Whisper, only as a pickle, no network, no room, damaged.
     """
     repository = Repository(repository_of(name), environment, backoff=backoff, progress=progress)
     config = repository.settle(revision, CONFIG_FILE)
     fetched = _FetchFolder(folder, repository, config.commit)
     fetched.put([config])
-    kind = read_json(folder / CONFIG_FILE).get("model_type")
-    if kind != "whisper":
+    values = read_json(folder / CONFIG_FILE)
+    if found := repository.foreign(values):
+        raise ModelError(f"{repository.name}: expected a checkpoint, found {found}")
+    if (kind := values.get("model_type")) != MODEL_TYPE:
         raise ModelError(f"{repository.name}: expected a Whisper (model_type), found {kind!r}")
-    vocabulary = repository.find(VOCAB_FILE)
-    if vocabulary is None:
+    small = repository.present((VOCAB_FILE, GENERATION_FILE))
+    whole = any(entry.name == VOCAB_FILE for entry in small)
+    small += repository.present((ADDED_FILE if whole else TOKENIZER_FILE,))
+    if not {VOCAB_FILE, TOKENIZER_FILE} & {entry.name for entry in small}:
         raise ModelError(
-            f"{repository.name}: expected {VOCAB_FILE}, found none (tokenizer.json alone is not "
-            "read); save its slow tokenizer with transformers and give the folder in place of it"
+            f"{repository.name}: expected {VOCAB_FILE} or {TOKENIZER_FILE}, found neither; fetch "
+            "it into a folder by hand, the tokenizer of the model that it was trained from beside "
+            "it, and give that folder"
         )
-    small = [vocabulary, *repository.present(OPTIONAL)]
     fetched.put(small)
     weights = _weights(repository, fetched)
     fetched.clear_but([config, *small, *weights])
+    check(folder)
     fetched.put(weights)
     return Origin(repository.name, config.commit, fetched.files, repository.licence())
 
@@ -337,7 +396,7 @@ class _FetchFolder:
     def clear_but(self, entries: list[Entry]) -> None:
         """Deletes what an earlier run fetched and this one does not want. Raises ModelError."""
         wanted = {entry.name for entry in entries}
-        for name in {*self._known, *OPTIONAL, WEIGHTS_FILE, INDEX_FILE, *ONNX, *ONNX_DATA} - wanted:
+        for name in {*self._known, *SMALL, WEIGHTS_FILE, INDEX_FILE, *ONNX, *ONNX_DATA} - wanted:
             with model_errors(self.folder):
                 for suffix in ("", ".part", ".part.json"):
                     (self.folder / f"{name}{suffix}").unlink(missing_ok=True)

@@ -23,24 +23,30 @@ from urllib.parse import urlsplit
 
 from appliance.errors import ModelError
 from appliance.model.library import model_errors
-from appliance.system import lock, sync_folder
+from appliance.system import lock, shorten, sync_folder
 
 REDIRECTS = {301, 302, 303, 307, 308}
 PASSING = {408, 425, 429}
 """Answers below 500 that may be another one later."""
 LARGEST = 16_000_000_000
 """Bytes; the largest Whisper has 6.2 GB as float32."""
+MESSAGE_LENGTH = 200
+"""Letters of a server's own words that are passed on."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class RefusedError(ModelError):
     """An answer that another attempt will not change."""
 
-    def __init__(self, address: str, status: int, code: str) -> None:
-        super().__init__(
-            f"{address}: expected the file, found answer {status}{f' ({code})' if code else ''}"
-        )
-        self.status, self.code = status, code
+    def __init__(self, address: str, status: int, code: str, message: str = "") -> None:
+        self.status, self.code, self.message = status, code, message
+        super().__init__(f"{address}: expected the file, found {self.answer}")
+
+    @property
+    def answer(self) -> str:
+        """Status, and the code and the words that came with it, if any."""
+        why = ": ".join(each for each in (self.code, self.message) if each)
+        return f"answer {self.status}{f' ({why})' if why else ''}"
 
 
 class UnreachableError(ModelError):
@@ -58,9 +64,13 @@ class PassingError(Exception):
 def check(status: int, headers: Mapping[str, str], address: str) -> None:
     """Raises PassingError or RefusedError unless an answer is a good one, or a redirect."""
     if status >= 500 or status in PASSING:
-        raise PassingError(f"answer {status}", retry_after(headers.get("Retry-After", "")))
+        wait_s = retry_after(headers.get("Retry-After", ""))
+        raise PassingError(
+            f"answer {status}", max(wait_s, rate_limit(headers.get("RateLimit", "")))
+        )
     if status not in {200, 206} and not is_redirect(status, headers):
-        raise RefusedError(address, status, headers.get("X-Error-Code", ""))
+        message = shorten(headers.get("X-Error-Message", ""), MESSAGE_LENGTH)
+        raise RefusedError(address, status, headers.get("X-Error-Code", ""), message)
     if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
         raise ModelError(f"{address}: expected the file as it is, found it encoded as {encoding}")
 
@@ -113,6 +123,20 @@ def retry_after(value: str) -> float:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
     except (TypeError, ValueError):
         return 0.0
+
+
+def rate_limit(value: str) -> float:
+    """Seconds until a server answers again, by its RateLimit header; 0 where it says nothing of it.
+
+    Such as `"api";r=0;t=55`: no request is left for the next 55 s
+    (draft-ietf-httpapi-ratelimit-headers-09, 4). One second more, for they are rounded.
+    """
+    wait_s = 0.0
+    for policy in value.split(","):
+        found = dict(re.findall(r";\s*([rt])\s*=\s*(\d{1,9})", policy))
+        if found.get("r") == "0" and "t" in found:
+            wait_s = max(wait_s, float(found["t"]) + 1)
+    return wait_s
 
 
 def reason(error: BaseException) -> str:

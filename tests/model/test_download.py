@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
+import os
+import pty
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,13 +27,14 @@ from rigs.disks import mounted
 from rigs.hub import TOKEN, Fault, LocalHub, local_hub
 
 from appliance.errors import ModelError
-from appliance.model.download import Backoff, Bar, Client, Lines
+from appliance.model.download import Backoff, Bar, Client, Lines, progress_on
 from appliance.model.part import (
     RefusedError,
     Source,
     UnreachableError,
     git_sha1,
     origin,
+    rate_limit,
     retry_after,
 )
 
@@ -283,15 +289,19 @@ def test_an_answer_that_may_pass_is_asked_for_again_with_growing_pauses(
 def test_the_pause_that_a_server_asks_for_is_kept(place: Place) -> None:
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
     place.hub.misbehave(
-        NAME, Fault(status=429, retry_after="7"), Fault(status=503, retry_after=soon)
+        NAME,
+        Fault(status=429, headers={"Retry-After": "7"}),
+        Fault(status=503, headers={"Retry-After": soon}),
+        Fault(status=429, headers={"RateLimit": '"api";r=0;t=55', "Retry-After": "7"}),
     )
     assert place.fetch() == GOOD
     assert place.pauses[0] == 7
     assert 50 < place.pauses[1] <= 60
+    assert place.pauses[2] == 56
 
 
 def test_an_hour_is_not_waited(place: Place) -> None:
-    place.hub.misbehave(NAME, Fault(status=429, retry_after="3600"))
+    place.hub.misbehave(NAME, Fault(status=429, headers={"RateLimit": '"api";r=0;t=3599'}))
     with pytest.raises(UnreachableError, match="answer 429, and not before 3600 s"):
         place.fetch()
     assert place.pauses == []
@@ -301,6 +311,32 @@ def test_a_senseless_pause_is_none() -> None:
     assert [retry_after(each) for each in ("", "soon", "-5", "Wed, 21 Oct 2015 07:28:00 GMT")] == [
         0.0
     ] * 4
+
+
+@pytest.mark.parametrize(
+    ("value", "wait_s"),
+    [
+        ('"api";r=0;t=55', 56),
+        ('"pages"; t=290; r=0', 291),
+        ('"api";r=0;t=20, "resolvers";r=0;t=70, "pages";r=9;t=300', 71),
+        ('"api";r=12;t=55', 0),
+        ('"api";r=0', 0),
+        ("", 0),
+        ("soon", 0),
+    ],
+)
+def test_a_rate_limit_says_when_it_ends(value: str, wait_s: float) -> None:
+    assert rate_limit(value) == wait_s
+
+
+def test_a_refusal_tells_the_servers_own_words(place: Place) -> None:
+    words = {"X-Error-Code": "Closed", "X-Error-Message": "Not any more." + "!" * 999}
+    place.hub.misbehave(NAME, Fault(status=410, headers=words))
+    with pytest.raises(
+        RefusedError, match=r"answer 410 \(Closed: Not any more\.!+\.\.\.\)$"
+    ) as caught:
+        place.fetch()
+    assert len(str(caught.value)) < 400
 
 
 def test_a_refusal_is_not_repeated(place: Place) -> None:
@@ -499,6 +535,25 @@ def test_without_a_terminal_a_large_file_is_a_line_for_each_tenth() -> None:
     assert told[0] == "model.safetensors: 20.0 MB"
     assert told[1] == "model.safetensors: 2.0 MB (10%)"
     assert len(told) == 11
+
+
+@pytest.mark.parametrize(
+    ("width", "columns", "kind"), [(80, "", Bar), (0, "", Lines), (80, "0", Lines), (0, "80", Bar)]
+)
+def test_a_terminal_without_a_width_gets_lines(
+    width: int, columns: str, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    with os.fdopen(terminal, "w") as stream, os.fdopen(controller, "rb", buffering=0) as shown:
+        progress = progress_on(stream)
+        assert type(progress) is kind
+        progress.begin("model.safetensors", 0, 20_000_000)
+        progress.advance(10_000_000)
+        progress.end()
+        stream.flush()
+        assert b"model.safetensors: " in shown.read(4096)
 
 
 def test_without_a_terminal_a_small_file_goes_by_without_a_word() -> None:

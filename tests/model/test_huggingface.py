@@ -17,7 +17,14 @@ from rigs.hub import TOKEN, Fault, LocalHub, local_hub
 
 from appliance.errors import ModelError
 from appliance.model.download import Backoff
-from appliance.model.huggingface import NAMES, Origin, Repository, fetch_checkpoint, repository_of
+from appliance.model.huggingface import (
+    NAMES,
+    Origin,
+    Repository,
+    fetch_checkpoint,
+    find_token,
+    repository_of,
+)
 
 TINY = "openai/whisper-tiny"
 CONFIG = json.dumps({"model_type": "whisper", "d_model": 384}).encode()
@@ -287,9 +294,74 @@ def test_a_repository_without_weights_says_what_was_looked_for(
 
 
 def test_a_repository_without_vocabulary_is_refused(hub: LocalHub, tmp_path: Path) -> None:
-    hub.add("me/fast", without("vocab.json") | {"tokenizer.json": b"{}"})
-    message = refusal(hub, tmp_path / "x", name="me/fast")
-    assert "expected vocab.json, found none (tokenizer.json alone is not read)" in message
+    hub.add("me/none", without("vocab.json"))
+    message = refusal(hub, tmp_path / "x", name="me/none")
+    assert "expected vocab.json or tokenizer.json, found neither; " in message
+
+
+def test_tokenizer_json_will_do_where_there_is_no_vocab_json(hub: LocalHub, tmp_path: Path) -> None:
+    hub.add("me/new", without("vocab.json", "added_tokens.json") | {"tokenizer.json": b"{}"})
+    origin = fetch(hub, tmp_path / "x", "me/new")
+    wanted = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(origin.files) == wanted
+    hub.add("me/old", FILES | {"tokenizer.json": b"{}"})
+    assert "tokenizer.json" not in fetch(hub, tmp_path / "y", "me/old").files
+
+
+def test_what_is_wrong_with_the_small_files_costs_no_weights(hub: LocalHub, tmp_path: Path) -> None:
+    hub.add("me/new", without("vocab.json", "added_tokens.json") | {"tokenizer.json": b"{}"})
+    fetch(hub, tmp_path / "x", "me/new")
+    hub.add(TINY, FILES)
+    there: list[list[str]] = []
+
+    def check(folder: Path) -> None:
+        there.append(names(folder))
+        raise ModelError("it does not fit")
+
+    (tmp_path / "y").mkdir()
+    for folder in (tmp_path / "x", tmp_path / "y"):
+        with pytest.raises(ModelError, match="it does not fit"):
+            fetch_checkpoint(
+                "tiny", "main", folder,
+                progress=Quiet(), environment=hub.environment(), check=check,
+            )  # fmt: skip
+    assert there[0] == sorted([*WANTED, "fetched.json", "model.safetensors"])
+    assert there[1] == sorted([*WANTED, "fetched.json"])
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "message"),
+    [
+        ("me/lora", {"adapter_config.json": b"{}"}, "found an adapter (LoRA)"),
+        (
+            "Systran/faster-whisper-tiny.en",
+            {"config.json": b'{"suppress_ids": [1]}', "model.bin": b"WhisperSpec"},
+            "found a model for CTranslate2 (faster-whisper); add the model that it was made from "
+            "in place of it: roomscribe model add openai/whisper-tiny.en",
+        ),
+        (
+            "mlx-community/whisper-base-mlx",
+            {
+                "config.json": b'{"model_type": "whisper", "n_audio_state": 512}',
+                "weights.npz": b"PK",
+            },
+            "found a model for MLX; add the model that it was made from in place of it: roomscribe "
+            "model add openai/whisper-base",
+        ),
+        (
+            "ggerganov/whisper.cpp",
+            {"ggml-base.bin": b"lmgg", "ggml-tiny.bin": b"lmgg"},
+            "found ggml-base.bin, a model for whisper.cpp; ",
+        ),
+        ("me/text", {"README.md": b"#"}, "expected config.json at main, found no such file"),
+    ],
+)
+def test_a_repository_of_another_program_is_explained(
+    hub: LocalHub, tmp_path: Path, name: str, files: dict[str, bytes], message: str
+) -> None:
+    hub.add(name, files)
+    assert message in refusal(hub, tmp_path / "x", name=name)
+    assert not any(hub.fetched(file) for file in files if file != "config.json")
 
 
 def test_an_unknown_repository_looks_to_strangers_like_a_private_one(
@@ -314,10 +386,64 @@ def test_a_private_repository_opens_with_the_token(hub: LocalHub, tmp_path: Path
 def test_a_wrong_token_is_not_shown(hub: LocalHub, tmp_path: Path) -> None:
     hub.add(TINY, FILES)
     message = refusal(hub, tmp_path / "x", token="hf_wrong")
-    assert "HF_TOKEN is not accepted" in message
+    assert "the token in HF_TOKEN is not accepted" in message
     assert "hf_wrong" not in message
     message = refusal(hub, tmp_path / "x", token="hf_wrong\nX: y")
     assert message == "HF_TOKEN: expected letters, digits and signs without spaces"
+
+
+PLACES = {
+    "HF_TOKEN_PATH": ({"HF_TOKEN_PATH": "there/mine"}, "there/mine"),
+    "HF_HOME": ({"HF_HOME": "hf", "XDG_CACHE_HOME": "xdg"}, "hf/token"),
+    "XDG_CACHE_HOME": ({"XDG_CACHE_HOME": "xdg", "HOME": "home"}, "xdg/huggingface/token"),
+    "HOME": ({"HOME": "home", "HF_TOKEN": " "}, "home/.cache/huggingface/token"),
+    "sudo": ({"HOME": "root", "SUDO_USER": "ann"}, "homes/ann/.cache/huggingface/token"),
+}
+
+
+@pytest.mark.parametrize(("environment", "place"), PLACES.values(), ids=PLACES)
+def test_the_token_of_a_login_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_token(environment, "homes/{}".format) == ("", "")
+    Path(place).parent.mkdir(parents=True)
+    Path(place).write_text(f"{TOKEN}\n")
+    assert find_token(environment, "homes/{}".format) == (TOKEN, place)
+    assert find_token(environment | {"HF_TOKEN": "other"}, "homes/{}".format)[1] == "HF_TOKEN"
+
+
+def test_whoever_called_sudo_and_is_nobody_here_has_no_token(tmp_path: Path) -> None:
+    assert find_token({"HOME": str(tmp_path), "SUDO_USER": "no such user"}) == ("", "")
+
+
+def test_a_token_file_that_may_not_be_read_is_none(tmp_path: Path) -> None:
+    (tmp_path / "token").mkdir()
+    assert find_token({"HF_HOME": str(tmp_path)}) == ("", "")
+
+
+def test_a_login_opens_a_repository_and_a_stale_one_is_named(hub: LocalHub, tmp_path: Path) -> None:
+    hub.add("me/private", FILES, private=True)
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "x").mkdir()
+    environment = hub.environment() | {"HF_HOME": str(tmp_path)}
+
+    def fetch_private() -> Origin:
+        return fetch_checkpoint(
+            "me/private", "main", tmp_path / "x", progress=Quiet(), environment=environment
+        )
+
+    fetch_private()
+    (tmp_path / "token").write_text("hf_stale")
+    with pytest.raises(ModelError, match=f"the token in {tmp_path}/token is not accepted"):
+        fetch_private()
+
+
+def test_a_disabled_repository_is_said_to_be_one(hub: LocalHub, tmp_path: Path) -> None:
+    hub.add("me/closed", FILES)
+    hub.repositories["me/closed"].disabled = True
+    message = refusal(hub, tmp_path / "x", name="me/closed")
+    assert "answer 403 (Access to this resource is disabled.): the hub has closed it" in message
 
 
 @pytest.mark.parametrize("token", ["", TOKEN])
@@ -414,7 +540,7 @@ def test_a_small_file_that_lies_about_its_length_is_read_no_further(
 def test_a_hub_that_recovers_is_waited_for(hub: LocalHub, tmp_path: Path) -> None:
     hub.add(TINY, FILES)
     hub.misbehave("config.json", Fault(status=503), Fault(status=429), head=True)
-    hub.misbehave("vocab.json", Fault(status=500), Fault(status=429, retry_after="0"))
+    hub.misbehave("vocab.json", Fault(status=500), Fault(status=429, headers={"Retry-After": "0"}))
     assert len(fetch(hub, tmp_path / "x").files) == 5
 
 

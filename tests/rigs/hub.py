@@ -36,7 +36,8 @@ class Fault:
 
     status: int = 0
     """Answer this in place of the file."""
-    retry_after: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    """With `status`."""
     break_after: int | None = None
     """Close the connection after so many bytes of the body."""
     ignore_range: bool = False
@@ -72,6 +73,7 @@ class Repo:
     commit: str
     private: bool = False
     gated: bool = False
+    disabled: bool = False
 
 
 @dataclass
@@ -187,9 +189,7 @@ class Answering(BaseHTTPRequestHandler):
         """A file or the rest of it, with the next fault."""
         fault = self.hub.fault(self.command, file)
         if fault.status:
-            self.say(
-                fault.status, **({"Retry_After": fault.retry_after} if fault.retry_after else {})
-            )
+            self.say(fault.status, **fault.headers)
             return
         if fault.content is not None:
             content, etag = fault.content, f'"{hashlib.md5(fault.content).hexdigest()}"'
@@ -247,6 +247,9 @@ class Hub(Answering):
         if repo is None or (repo.private and not known):
             self.say(404 if known else 401, X_Error_Code="RepoNotFound")
             return
+        if repo.disabled:
+            self.say(403, X_Error_Message="Access to this resource is disabled.")
+            return
         if repo.gated:
             self.say(403 if known else 401, X_Error_Code="GatedRepo")
             return
@@ -267,7 +270,7 @@ class Hub(Answering):
     def _large(self, repo: Repo, name: str, file: str) -> None:
         fault = self.hub.fault("HEAD", file) if self.command == "HEAD" else Fault()
         if fault.status:
-            self.say(fault.status)
+            self.say(fault.status, **fault.headers)
             return
         content = repo.files[file]
         told = {
