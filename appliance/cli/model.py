@@ -107,8 +107,17 @@ def _add_add(new: Add) -> None:
         help="with --hef CHIP: fetch Hailo's decoder as well, for [decoder] backend = hailo; "
         "for comparison only, it is about ten times slower than the CPU's",
     )
+    sub.add_argument(
+        "--decoder-hef",
+        type=Path,
+        metavar="FILE",
+        help="with --hef: a decoder that you compiled (`model export`), for the same",
+    )
     sub.add_argument("--revision", default="main", help="branch, tag or commit (default main)")
-    sub.add_argument("--language", default="en", help="language of the prompt (default en)")
+    sub.add_argument(
+        "--language", default="", help="language of the prompt, code or English name (default: "
+        "the one that the checkpoint names, else en)",
+    )  # fmt: skip
     sub.add_argument("--no-use", action="store_true", help="install it, but do not choose it")
     sub.set_defaults(command=add)
 
@@ -234,6 +243,7 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
         hef=options.hef,
         chip_present=find_chip() if options.hef == AUTO else None,
         npu_decoder=options.npu_decoder,
+        decoder_hef=options.decoder_hef,
     )
     begun = time.monotonic()
     with work_on(order.bundle_name) as place:

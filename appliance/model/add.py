@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from appliance.errors import ConfigError, ModelError
 from appliance.model import hailo_store, huggingface as hub
-from appliance.model.build import Recipe, build_bundle
-from appliance.model.bundle import DECODER_FILES, HEF_FILE, POSITIONS_PER_SECOND, enter_files
-from appliance.model.hef import CHIP_NAMES, MAGIC
+from appliance.model.build import Recipe, build_bundle, window_positions
+from appliance.model.bundle import (
+    DECODER_FILES,
+    DECODER_HEF,
+    HEF_FILE,
+    PLACE_TABLE,
+    POSITIONS_PER_SECOND,
+    TOKEN_TABLE,
+    enter_files,
+    load_bundle,
+)
+from appliance.model.checkpoint import load_checkpoint, require_checkpoint
+from appliance.model.hef import CHIP_NAMES, Hef, read_hef
 from appliance.model.library import StagingFolder, model_errors
-from appliance.model.shapes import CONFIG_FILE, WhisperConfig, read_config
+from appliance.model.shapes import CONFIG_FILE, DECODER, EMBEDDING, WhisperConfig, read_config
+from appliance.model.vocabulary import Decoding, read_decoding
 
-DEFAULT_WINDOW_S = 10.0
+DEFAULT_WINDOW_S, LONGEST_WINDOW_S = 10.0, 30.0
 BASE_D_MODEL, BASE_WINDOW_S = 512, 5.0
 """whisper-base's width: Hailo publishes its encoder for 5 s (its 10 s form does not compile)."""
 AUTO, NONE = "auto", "none"
@@ -33,13 +48,16 @@ class AddRequest:
     """Of the bundle; "": from the source."""
     window_s: float | None = None
     quantize: str = "int8"
-    language: str = "en"
+    language: str = ""
+    """Code or English name; "": the checkpoint's."""
     hef: str = NONE
     """auto, none, a chip, or a file."""
     chip_present: str | None = None
     """The Hailo in this machine."""
     npu_decoder: bool = False
     """Hailo's decoder, too."""
+    decoder_hef: Path | None = None
+    """The user's own decoder."""
 
     @property
     def chip(self) -> str | None:
@@ -55,9 +73,12 @@ class AddRequest:
 
     @property
     def folder(self) -> Path | None:
-        """The folder that the source names, if it names one. Known names go before folders."""
+        """The folder (or file, for `require_checkpoint` to explain) that the source names, if it
+        names one. Known names go before folders."""
         folder = Path(self.source).expanduser()
-        return folder if self.source not in hub.NAMES and folder.is_dir() else None
+        if self.source in hub.NAMES or not os.path.exists(folder):  # noqa: PTH110 (never raises)
+            return None
+        return folder
 
     @property
     def bundle_name(self) -> str:
@@ -73,19 +94,31 @@ def make_bundle(request: AddRequest, place: StagingFolder) -> Iterator[str]:
 
     Raises ConfigError and ModelError; downloads that are done stay in place.checkpoint.
     """
+    _check_window(request.window_s)
     hef = _published_hef(request)
     decoder = _published_decoder(request)
+    if request.hef_file:
+        read_hef(request.hef_file)
+    own_decoder = _own_decoder(request, hef)
+    window_s = request.window_s or (hef.window_s if hef else None)
     if request.folder:
+        require_checkpoint(request.folder)
         checkpoint, source, licence = request.folder, request.folder.resolve().name, ""
     else:
         with model_errors(place.checkpoint):
             place.checkpoint.mkdir(exist_ok=True)
-        origin = hub.fetch_checkpoint(request.source, request.revision, place.checkpoint)
+        origin = hub.fetch_checkpoint(
+            request.source,
+            request.revision,
+            place.checkpoint,
+            check=partial(_plan, window_s=window_s, language=request.language),
+        )
         checkpoint, licence = place.checkpoint, origin.licence
         source = f"{origin.repository}@{origin.revision}"
         yield f"fetched {source}: every file is as the hub has it"
-    config = read_config(checkpoint / CONFIG_FILE)
-    window_s = request.window_s or (hef.window_s if hef else window_of(config))
+    config, decoding = _plan(checkpoint, window_s, request.language)
+    yield f"language: {decoding.language} ({decoding.language_from})"
+    window_s = window_s or window_of(config)
     recipe = Recipe(
         name=place.name,
         window_s=window_s,
@@ -106,6 +139,25 @@ def make_bundle(request: AddRequest, place: StagingFolder) -> Iterator[str]:
         _put_hef(request.hef_file, "", place)
     elif request.chip:
         yield f"without a HEF: {hailo_store.explain_none(request.chip, request.source, window_s)}"
+    if own_decoder:
+        _put_own_decoder(own_decoder, checkpoint, place)
+
+
+def _check_window(window_s: float | None) -> None:
+    """Raises ConfigError for a length that no Whisper has."""
+    if window_s is not None and not 0.04 <= window_s <= LONGEST_WINDOW_S:
+        raise ConfigError(
+            f"--window: expected 0.04 to {LONGEST_WINDOW_S:g} seconds, found {window_s:g}"
+        )
+
+
+def _plan(
+    checkpoint: Path, window_s: float | None, language: str
+) -> tuple[WhisperConfig, Decoding]:
+    """What is known before the weights are there. Raises ModelError for what does not fit them."""
+    config = read_config(checkpoint / CONFIG_FILE)
+    window_positions(config, window_s or window_of(config))
+    return config, read_decoding(checkpoint, config, language)
 
 
 def window_of(config: WhisperConfig) -> float:
@@ -161,15 +213,62 @@ def _put_decoder(source: hailo_store.DecoderSource, place: StagingFolder) -> Non
         enter_files(place.draft, DECODER_FILES)
 
 
+def _own_decoder(request: AddRequest, encoder: hailo_store.HefSource | None) -> Hef | None:
+    """The user's own decoder, looked at; None when there is none.
+
+    Raises ConfigError without an encoder to go with it, ModelError when it cannot be used.
+    """
+    if not request.decoder_hef:
+        return None
+    if request.npu_decoder:
+        raise ConfigError("--decoder-hef: expected it without --npu-decoder, found both")
+    if not (encoder or request.hef_file):
+        raise ConfigError(
+            "--decoder-hef: expected an encoder's HEF with it (--hef FILE, or a chip for which "
+            f"Hailo publishes one), found --hef {request.hef}"
+        )
+    hef = read_hef(request.decoder_hef)
+    hef.check_known()
+    return hef
+
+
+def _put_own_decoder(hef: Hef, checkpoint: Path, place: StagingFolder) -> None:
+    """Puts the user's decoder into the draft and its manifest, with the tables by which the host
+    makes its input. Raises ModelError where it is not one of this model and window.
+
+    It is as an export for Hailo's compiler is: two inputs, by their names encoder states (P,
+    d_model) and placed embeddings (L, d_model); outputs of L rows that are the vocabulary, side by
+    side, in an order that the file tells.
+    """
+    bundle = load_bundle(place.draft)
+    width, inputs = bundle.d_model, sorted(hef.inputs, key=lambda edge: edge.name)
+    sizes = [edge.size for edge in inputs]
+    logits = sum(edge.size for edge in hef.outputs)
+    length = sizes[1] // width if len(sizes) == 2 else 0
+    if (
+        sizes != [bundle.positions * width, length * width]
+        or not len(bundle.prompt) < length <= bundle.max_tokens
+        or logits != length * bundle.vocabulary_size
+        or sorted(hef.output_order) != sorted(edge.name for edge in hef.outputs)
+    ):
+        found = ", ".join(f"{edge.name} {edge.shape}" for edge in (*inputs, *hef.outputs))
+        raise ModelError(
+            f"{hef.file}: expected the inputs (1, {bundle.positions}, {width}) and (L, 1, {width}) "
+            f"for L tokens, {len(bundle.prompt) + 1} to {bundle.max_tokens}, and outputs of L "
+            f"rows, {bundle.vocabulary_size} columns in all, in an order that it tells, found "
+            f"{found or 'none'}; compile the decoder of this model and window "
+            "(roomscribe model export), or leave --decoder-hef out"
+        )
+    weights = load_checkpoint(checkpoint).weights
+    with model_errors(place.draft):
+        shutil.copyfile(hef.file, place.draft / DECODER_HEF)
+        np.save(place.draft / TOKEN_TABLE, weights[EMBEDDING])
+        np.save(place.draft / PLACE_TABLE, weights[f"{DECODER}.embed_positions.weight"][:length])
+        enter_files(place.draft, DECODER_FILES)
+
+
 def _put_hef(file: Path, chip: str, place: StagingFolder) -> None:
     """Copies a HEF into the draft and enters it into the manifest. Raises ModelError."""
     with model_errors(file):
-        with file.open("rb") as stream:
-            magic = stream.read(len(MAGIC))
-        if magic != MAGIC:
-            raise ModelError(
-                f"{file}: expected a HEF (its first bytes are {MAGIC!r}), "
-                f"found {magic!r}; give --hef a file that Hailo's compiler wrote, or none"
-            )
         shutil.copyfile(file, place.draft / HEF_FILE)
         enter_files(place.draft, (HEF_FILE,), hef_chip=chip)
