@@ -16,13 +16,14 @@ apart with an `Inbox`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import ctypes.util
 import json
 import os
 import signal
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
@@ -40,6 +41,7 @@ LATENCY_S = 0.2
 FRESH_S = 0.3
 """A list of devices that is not older need not be read again."""
 PR_SET_PDEATHSIG = 1
+SONAMES = {"portaudio": "libportaudio.so.2"}
 
 
 class Message(NamedTuple):
@@ -93,6 +95,18 @@ def main() -> NoReturn:
     os._exit(0)
 
 
+@contextlib.contextmanager
+def _soname_known() -> Iterator[None]:
+    """sounddevice asks ldconfig for the library, which knows it only when apt has ended; the
+    loader finds it by its own name before, when the package's daemon is started."""
+    find = ctypes.util.find_library
+    ctypes.util.find_library = lambda name: find(name) or SONAMES.get(name)
+    try:
+        yield
+    finally:
+        ctypes.util.find_library = find
+
+
 class _Recorder:
     """PortAudio, and the pipe that takes what it gives."""
 
@@ -123,7 +137,8 @@ class _Recorder:
     def _load(self) -> ModuleType:
         """sounddevice with a fresh list of devices; raises DeviceError."""
         try:
-            import sounddevice
+            with _soname_known():
+                import sounddevice
 
             if self._portaudio and time.monotonic() > self._listed_s + FRESH_S:
                 sounddevice._terminate()

