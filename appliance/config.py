@@ -228,10 +228,20 @@ class GateSettings:
         low=-1.0,
         high=1.0,
     )
+    low_confidence: float = key(
+        -1.0,
+        "Transcripts whose confidence is below this are flagged low_confidence; 0 is off, -1: what "
+        "the bundle recommends.",
+        low=-1.0,
+        high=1.0,
+    )
     avg_logprob: float = key(
-        -1.0, "Mean log-probability below which a transcript is of low confidence.",
-        low=-10.0, high=0.0,
-    )  # fmt: skip
+        -1.0,
+        "Mean log-probability of the tokens below which a text counts as doubtful where a window "
+        "may be no speech; 1.5 below it no text is kept.",
+        low=-10.0,
+        high=0.0,
+    )
     compression_ratio: float = key(
         2.4, "Text that compresses better than this is a repetition loop.", low=1.0, high=10.0
     )

@@ -120,6 +120,9 @@ class Transcription:
     """cpu, hailo8, hailo8l or hailo10h."""
     encode_ms: float
     decode_ms: float
+    confidence: float
+    """How likely the text is right word for word, 0..1, by the model's calibration; without one
+    the geometric mean probability of the tokens."""
     flags: tuple[str, ...] = ()
 
 
@@ -147,12 +150,9 @@ class Transcript:
     queue_ms: float
     latency_ms: float
     """From the end of speech to the transcript being complete, before the store."""
-    flags: tuple[str, ...] = field(default=())
-
-    @property
-    def confidence(self) -> float:
-        """Geometric mean probability of the tokens, 0..1."""
-        return float(np.exp(min(0.0, self.avg_logprob)))
+    flags: tuple[str, ...]
+    confidence: float
+    """As in Transcription."""
 
 
 def utc_from_monotonic(moment_s: float) -> datetime:

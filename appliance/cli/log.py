@@ -330,7 +330,7 @@ def columns() -> tuple[str, ...]:
 
     from appliance.records import Transcript
 
-    return ("seq", *(entry.name for entry in fields(Transcript)), "confidence", "stored")
+    return ("seq", *(entry.name for entry in fields(Transcript)), "stored")
 
 
 def as_fields(stored: StoredTranscript) -> dict[str, Any]:

@@ -191,6 +191,7 @@ def _as_json(
         shown |= {
             "text": result.text,
             "language": result.language,
+            "confidence": round(result.confidence, 3),
             "avg_logprob": round(result.avg_logprob, 4),
             "no_speech_prob": round(result.no_speech_prob, 4),
             "compression_ratio": round(result.compression_ratio, 3),

@@ -191,5 +191,6 @@ def compose(window: Window, result: Transcription, model: str, queue_ms: float) 
         decode_ms=result.decode_ms,
         queue_ms=queue_ms,
         latency_ms=(time.monotonic() - window.speech_end_s) * 1000,
+        confidence=result.confidence,
         flags=(*window.flags, *result.flags),
     )

@@ -219,8 +219,8 @@ def judge(transcription: Transcription, gates: GateSettings) -> str | None:
     - from `no_speech_lone` on it counts against a single word that the model doubts: a chime is one
       word to it, and a real "yes" has either a surer word or a lower probability;
     - loops are discarded whatever their confidence: a looping decoder is very sure of itself;
-    - low confidence alone discards only far below the limit; above that it is a mark
-      (`is_doubtful`) and the reader decides: short answers are often of low confidence.
+    - a low log-probability alone discards only far below the limit; a text of low confidence is
+      marked (`is_doubtful`) and the reader decides: short answers are often of low confidence.
     """
     if not transcription.text or _is_no_speech(transcription, gates):
         return "no_speech"
@@ -244,7 +244,7 @@ def _is_no_speech(transcription: Transcription, gates: GateSettings) -> bool:
 
 def is_doubtful(transcription: Transcription, gates: GateSettings) -> bool:
     """True for a transcription to be marked low_confidence: kept, not to be acted on blindly."""
-    return transcription.avg_logprob < gates.avg_logprob
+    return transcription.confidence < gates.low_confidence
 
 
 def is_known(text: str, *, doubtful: bool) -> bool:

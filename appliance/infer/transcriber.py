@@ -127,6 +127,7 @@ class Transcriber:
             encoder=encoded.encoder,
             encode_ms=encoded.encode_ms,
             decode_ms=decode_ms,
+            confidence=self.bundle.confidence(decoded.logprobs),
             flags=tuple(flag for flag, raised in flags.items() if raised),
         )
 
@@ -152,6 +153,8 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
         gates = replace(gates, no_speech_sure=bundle.no_speech_sure)
     if gates.no_speech_lone < 0:
         gates = replace(gates, no_speech_lone=bundle.no_speech_lone)
+    if gates.low_confidence < 0:
+        gates = replace(gates, low_confidence=bundle.low_confidence)
     fallback = settings.decoder.temperature_fallback
     trouble = warn_of_trouble(bundle, products)
     return Transcriber(

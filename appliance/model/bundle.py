@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.errors import ModelError
+from appliance.errors import MissingModelError, ModelError, passes
 from appliance.model.tensors import read_json, sha256
 from appliance.records import FRAMES_PER_SECOND
 from appliance.system import shorten
@@ -93,6 +94,24 @@ class Guards:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibration:
+    """What log-probabilities say about a text being right word for word: a logistic regression on
+    their mean and their sum, fitted on recordings that the model was not trained on."""
+
+    offset: float
+    mean: float
+    total: float
+    low: float
+    """Confidence below which a text is flagged."""
+
+    def confidence(self, logprobs: Sequence[float]) -> float:
+        """The probability for tokens with these natural log-probabilities."""
+        total = min(0.0, sum(logprobs))
+        score = self.offset + (self.mean / max(1, len(logprobs)) + self.total) * total
+        return 1.0 / (1.0 + math.exp(min(700.0, -score)))
+
+
+@dataclass(frozen=True, slots=True)
 class Bundle:
     """A verified model folder. But for `folder`, the manifest's keys are the names of these fields;
     no_speech_sure and no_speech_lone stand in its table guards."""
@@ -140,6 +159,8 @@ class Bundle:
     """GateSettings.no_speech_sure, as this model wants it."""
     no_speech_lone: float
     """GateSettings.no_speech_lone; 1 where the manifest says nothing."""
+    calibration: Calibration | None
+    """None where the manifest says nothing: no recordings were compared."""
     files: tuple[str, ...] = ()
 
     @property
@@ -168,6 +189,19 @@ class Bundle:
         """Width of one attention head."""
         return self.d_model // self.heads
 
+    def confidence(self, logprobs: Sequence[float]) -> float:
+        """How likely a text is right word for word, 0..1, by the natural log-probabilities of its
+        tokens; without a calibration the geometric mean of their probabilities."""
+        if self.calibration is not None:
+            return self.calibration.confidence(logprobs)
+        return math.exp(min(0.0, sum(logprobs)) / max(1, len(logprobs)))
+
+    @property
+    def low_confidence(self) -> float:
+        """Confidence below which a text is flagged; without a calibration Whisper's limit, a mean
+        log-probability of -1 (openai/whisper, transcribe.py)."""
+        return math.exp(-1.0) if self.calibration is None else self.calibration.low
+
 
 def load_bundle(path_or_name: str | Path) -> Bundle:
     """The bundle in a folder, or the installed one of that name, every checksum verified.
@@ -192,7 +226,7 @@ def write_manifest(bundle: Bundle, folder: Path) -> None:
     write_json(folder / MANIFEST, {"schema": SCHEMA} | values | {"files": files}, indent=1)
 
 
-def enter_files(folder: Path, names: Sequence[str], **facts: str) -> None:
+def enter_files(folder: Path, names: Sequence[str], **facts: object) -> None:
     """Enters further files, and what else is to be known, into a folder's bundle.json."""
     values = read_json(folder / MANIFEST) | facts
     values["files"] |= {name: identify(folder / name) for name in names}
@@ -260,18 +294,28 @@ def find_bundle(path_or_name: str | Path) -> Path:
         except PermissionError:
             found = "that this user may not read it: run it with sudo"
         if found:
-            raise ModelError(
+            raise _absence(folder.parent)(
                 f"{folder}: expected a model bundle (a folder with a {MANIFEST}), found {found}; "
                 f"correct [model] bundle; installed are: {', '.join(installed) or 'none'}"
             )
         return folder
     if path_or_name in installed:
         return installed[path_or_name]
-    raise ModelError(
+    raise _absence(models_folder())(
         f"model bundle {path_or_name!r}: expected it in {', '.join(map(str, _places()))}, found "
         f"there: {', '.join(installed) or 'none'}; correct [model] bundle, or roomscribe model add "
         "tiny"
     )
+
+
+def _absence(place: Path) -> type[ModelError]:
+    """What to raise for a model that is not in `place`: an empty one may be a disk to come."""
+    try:
+        return ModelError if any(place.iterdir()) else MissingModelError
+    except PermissionError:
+        return ModelError
+    except OSError:
+        return MissingModelError
 
 
 def _places() -> list[Path]:
@@ -298,7 +342,7 @@ class _Table:
         try:
             table = cls(file, read_json(file), cure)
         except ModelError as error:
-            raise ModelError(f"{error}; {cure}") from error
+            raise ModelError(f"{error}; {DISK if passes(error) else cure}") from error
         if table._values.get("schema") != SCHEMA:
             raise table.trouble("schema", str(SCHEMA), repr(table._values.get("schema", "nothing")))
         return table
@@ -331,8 +375,7 @@ class _Table:
 
     def whole_or_none(self, key: str, low: int, high: int) -> int | None:
         """A whole number, or None where the table says null."""
-        is_null = self._take(key, "a whole number or null") is None
-        return None if is_null else self.whole(key, low, high)
+        return None if self.is_null(key) else self.whole(key, low, high)
 
     def number(self, key: str, low: float, high: float, absent: float | None = None) -> float:
         """A number from `low` to `high`; `absent`, if given, where the table says nothing."""
@@ -364,6 +407,10 @@ class _Table:
             return all(isinstance(each, str) for each in values)
 
         return tuple(self._take(key, "a list of texts", fits))
+
+    def is_null(self, key: str) -> bool:
+        """Whether the table says null."""
+        return self._take(key, "a value or null") is None
 
     def table(self, key: str) -> _Table:
         """The table inside."""
@@ -431,7 +478,20 @@ def _parse(table: _Table, folder: Path) -> Bundle:
         ),
         no_speech_sure=guards.number("no_speech_sure", 0.0, 1.0),
         no_speech_lone=guards.number("no_speech_lone", 0.0, 1.0, absent=1.0),
+        calibration=_parse_calibration(table),
         files=tuple(table.table("files")),
+    )
+
+
+def _parse_calibration(table: _Table) -> Calibration | None:
+    if "calibration" not in table or table.is_null("calibration"):
+        return None
+    values = table.table("calibration")
+    return Calibration(
+        offset=values.number("offset", -100.0, 100.0),
+        mean=values.number("mean", 0.0, 1000.0),
+        total=values.number("total", 0.0, 1000.0),
+        low=values.number("low", 0.0, 1.0),
     )
 
 

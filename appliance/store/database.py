@@ -204,8 +204,10 @@ class Database:
             fresh = connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None
             repair.number_on(connection, self.known)
             for row in self._carried:  # another file's transcripts may have their numbers
-                sql, values = (tables.INSERT_NUMBERED, row) if fresh else (tables.INSERT, row[1:])
-                connection.execute(sql, values)
+                if fresh:
+                    connection.execute(tables.insert_numbered(connection), row)
+                else:
+                    connection.execute(tables.insert(connection), row[1:])
         self._carried = []
 
     def _look_for_the_file(self) -> None:

@@ -70,7 +70,7 @@ def check(connection: sqlite3.Connection) -> str:
     if missing:
         return f"the table {min(missing)} is not there"
     try:
-        connection.execute(f"{tables.SELECT} LIMIT 0")
+        connection.execute(f"{tables.select(connection)} LIMIT 0")
         if connection.execute("SELECT cursor FROM outbox").fetchone() is None:
             return "the cursor is not there"
     except sqlite3.OperationalError as error:
@@ -196,7 +196,7 @@ def carried_over(connection: sqlite3.Connection) -> list[Row]:
     """
     earliest = tables.iso(datetime.now(UTC) - _CARRIED_FOR)
     sql = (
-        f"{tables.SELECT} WHERE seq > (SELECT cursor FROM outbox) AND stored >= ? "
+        f"{tables.select(connection)} WHERE seq > (SELECT cursor FROM outbox) AND stored >= ? "
         "ORDER BY seq DESC LIMIT ?"
     )
     return list(_rows(connection, sql, earliest, _CARRIED))[::-1]
@@ -215,11 +215,12 @@ def salvage(damaged: Path, into: Path, copy: Path, known: Known) -> int:
             _learn(source, known)
             with tables.transaction(target):
                 with tables.indexed_at_once(target):
+                    insert = tables.insert_numbered(target)
                     for row in _readable(source, known.highest or _LAST_NUMBER):
                         known.raise_to(row[0])
-                        count += target.execute(tables.INSERT_NUMBERED, row).rowcount
+                        count += target.execute(insert, row).rowcount
                     for row in known.fresh():
-                        count += target.execute(tables.INSERT_NUMBERED, row).rowcount
+                        count += target.execute(insert, row).rowcount
                 number_on(target, known)
     return count
 
@@ -278,14 +279,14 @@ def _readable(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
 
 def _found(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
     """Rows from the front, from the back, and one by one between, whole or not."""
-    low, high = 0, highest + 1
-    for row in _rows(source, f"{tables.SELECT} ORDER BY seq"):
+    low, high, select = 0, highest + 1, tables.select(source)
+    for row in _rows(source, f"{select} ORDER BY seq"):
         low = row[0] if low < row[0] <= highest else low
         yield row
-    for row in _rows(source, f"{tables.SELECT} WHERE seq > ? ORDER BY seq DESC", low):
+    for row in _rows(source, f"{select} WHERE seq > ? ORDER BY seq DESC", low):
         high = row[0] if low < row[0] < high else high
         yield row
-    one = f"{tables.SELECT} WHERE seq = ?"
+    one = f"{select} WHERE seq = ?"
     indexed = _indexed(source, low, high)
     for seq in sorted(indexed):
         yield from _rows(source, one, seq)

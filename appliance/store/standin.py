@@ -112,7 +112,7 @@ def _look(path: Path, source: sqlite3.Connection, most: int, unseen: int) -> Fou
     tables.refuse_newer(path, tables.version(source))
     cursor = tables.number(source, tables.CURSOR)
     newest = []
-    for row in source.execute(f"{tables.SELECT} ORDER BY seq DESC LIMIT ?", (most,)):
+    for row in source.execute(f"{tables.select(source)} ORDER BY seq DESC LIMIT ?", (most,)):
         with suppress(tables.DamagedRowError):
             tables.from_row(row)
             newest.append(row)
@@ -129,8 +129,8 @@ def take_over(connection: sqlite3.Connection, found: Found, known: Known) -> Non
         if found.newest:
             connection.execute("INSERT INTO taken VALUES (?, ?)", (found.newest[0][0], found.last))
         with tables.indexed_at_once(connection):
-            connection.executemany(tables.INSERT_NUMBERED, found.newest)
-            connection.executemany(tables.INSERT_NUMBERED, known.fresh())
+            connection.executemany(tables.insert_numbered(connection), found.newest)
+            connection.executemany(tables.insert_numbered(connection), known.fresh())
         known.raise_to(cursor=found.cursor)
     known.raise_to(found.highest)
     repair.number_on(connection, known)
@@ -152,7 +152,8 @@ def merge(
     again = [
         row
         for row in target.execute(
-            f"{tables.SELECT} WHERE seq > ? AND seq <= ? AND seq NOT BETWEEN ? AND ? ORDER BY seq",
+            f"{tables.select(target)} "
+            "WHERE seq > ? AND seq <= ? AND seq NOT BETWEEN ? AND ? ORDER BY seq",
             (cursor, max(published, own), low, high),
         )
         if not _has(source, "id", row[1])
@@ -162,7 +163,7 @@ def merge(
     for row in again:
         target.execute("DELETE FROM transcripts WHERE seq = ?", (row[0],))
     count, later = 0, []
-    for row in source.execute(f"{tables.SELECT} ORDER BY seq"):
+    for row in source.execute(f"{tables.select(source)} ORDER BY seq"):
         seq = row[0]
         if low <= seq <= high and (last >= high or seq <= own):
             continue  # the log's own: where it is not any more, somebody has deleted it
@@ -170,10 +171,10 @@ def merge(
             continue
         count += 1
         if (seq <= own or seq > cursor) and not _has(target, "seq", seq):
-            target.execute(tables.INSERT_NUMBERED, row)
+            target.execute(tables.insert_numbered(target), row)
         else:
             later.append(row)
-    target.executemany(tables.INSERT, [row[1:] for row in (*again, *later)])
+    target.executemany(tables.insert(target), [row[1:] for row in (*again, *later)])
     repair.number_on(target, known)
     return count
 

@@ -89,9 +89,9 @@ class Store:
         values = tables.to_row(transcript)
 
         def insert(connection: sqlite3.Connection) -> StoredTranscript:
-            connection.execute(tables.INSERT, values)
-            found = connection.execute(f"{tables.SELECT} WHERE id = ?", (transcript.id,))
-            row = found.fetchone()
+            connection.execute(tables.insert(connection), values)
+            sql = f"{tables.select(connection)} WHERE id = ?"
+            row = connection.execute(sql, (transcript.id,)).fetchone()
             if row is None:  # inserted, and not found by its index
                 raise tables.DamagedRowError("the index of ids is damaged")
             return tables.from_row(row)
@@ -186,13 +186,17 @@ class Store:
         """False once the file was deleted or replaced under its name."""
         return self._database.is_current()
 
-    def move_cursor(self, seq: int) -> None:
-        """Notes that the broker has all up to `seq`; never moves back. Raises StoreError."""
-        update = "UPDATE outbox SET cursor = max(cursor, ?)"
+    def move_cursor(self, seq: int, *, back: bool = False) -> None:
+        """Notes that the broker has all up to `seq`; moves back only if asked to: what is behind
+        it is to be told once more. Raises StoreError."""
+        update = f"UPDATE outbox SET cursor = {'min' if back else 'max'}(cursor, ?)"
         self._database.write(
             "note what the broker has", lambda found: found.execute(update, (seq,))
         )
-        self._database.known.raise_to(cursor=seq)
+        known = self._database.known
+        if back:
+            known.cursor = min(known.cursor, seq)
+        known.raise_to(cursor=0 if back else seq)
 
     def depth(self) -> int:
         """How many transcripts the broker does not have yet. Raises StoreError."""
@@ -237,17 +241,17 @@ class Store:
     ) -> list[StoredTranscript]:
         def select(connection: sqlite3.Connection) -> list[StoredTranscript]:
             condition, needed = where(wanted, tables.version(connection) > 1)
-            sql = f"{tables.SELECT} WHERE {condition} {more} ORDER BY {order}"
+            sql = f"{tables.select(connection)} WHERE {condition} {more} ORDER BY {order}"
             return [tables.from_row(row) for row in connection.execute(sql, (*needed, *values))]
 
         return self._database.read("read the log", select)
 
     def _select(self, clause: str, values: tuple[object, ...]) -> list[StoredTranscript]:
-        sql = f"{tables.SELECT} {clause}"
-        return self._database.read(
-            "read the log",
-            lambda found: [tables.from_row(row) for row in found.execute(sql, values)],
-        )
+        def select(connection: sqlite3.Connection) -> list[StoredTranscript]:
+            sql = f"{tables.select(connection)} {clause}"
+            return [tables.from_row(row) for row in connection.execute(sql, values)]
+
+        return self._database.read("read the log", select)
 
     def _number(self, sql: str) -> int:
         return self._database.read("read the log", lambda found: tables.number(found, sql))

@@ -24,7 +24,7 @@ from appliance.errors import StoreError
 from appliance.records import Transcript
 from appliance.system import boot_id
 
-SCHEMA = 2
+SCHEMA = 3
 """Number of the layout, kept in the file's user_version; a higher one is refused."""
 
 _TRANSCRIPTS = (
@@ -84,10 +84,17 @@ _SEARCH = (
     "INSERT INTO search (search) VALUES ('rebuild')",
 )
 
-MIGRATIONS = {1: _TRANSCRIPTS, 2: _SEARCH}
+_CONFIDENCE = ("ALTER TABLE transcripts ADD COLUMN confidence REAL",)
+"""NULL in rows that were stored before; the probability of the tokens stands for it there."""
+
+MIGRATIONS = {1: _TRANSCRIPTS, 2: _SEARCH, 3: _CONFIDENCE}
 """What makes each layout of the one before it; a new file goes through all of them."""
 
-TABLES = {1: {"transcripts", "outbox"}, 2: {"transcripts", "outbox", "search"}}
+TABLES = {
+    1: {"transcripts", "outbox"},
+    2: {"transcripts", "outbox", "search"},
+    3: {"transcripts", "outbox", "search"},
+}
 """What a file of each layout holds at least."""
 
 
@@ -151,29 +158,22 @@ def migrate(connection: sqlite3.Connection) -> int:
 
 
 Row = tuple[Any, ...]
-"""Values of COLUMNS."""
+"""What `select` gives and `insert_numbered` takes: the number, then the values of to_row."""
 _RECORD = tuple(entry.name for entry in fields(Transcript))
 _FLOATS = tuple(entry.name for entry in fields(Transcript) if entry.type == "float")
 _TEXTS = tuple(entry.name for entry in fields(Transcript) if entry.type == "str")
 _NAMES = (*_RECORD, "stored", "boot", "boot_s")
-_QUOTED = ", ".join(f'"{name}"' for name in _NAMES)
-_MARKS = ", ".join("?" * len(_NAMES))
-COLUMNS = f"seq, {_QUOTED}"
-"""What from_row expects, in its order."""
-SELECT = f"SELECT {COLUMNS} FROM transcripts"
+_ADDED = {"confidence": 3}
+"""The layout that brought a column; the others were in the first."""
 CURSOR = "SELECT cursor FROM outbox"
 HIGHEST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence"
 """The highest number ever given, 0 at first."""
 STORED = 1 + _NAMES.index("stored")
-"""Where such a row says when it was stored."""
+"""Where a Row says when it was stored."""
 BEHIND = """WHERE seq > coalesce(
     (SELECT seq FROM transcripts WHERE id = ?1),
     (SELECT max(seq) FROM transcripts WHERE id < ?1), 0) ORDER BY seq LIMIT ?2"""
 """?1: an id; ids begin with the time when they were made."""
-INSERT = f"INSERT INTO transcripts ({_QUOTED}) VALUES ({_MARKS}) ON CONFLICT (id) DO NOTHING"
-"""What to_row is for."""
-INSERT_NUMBERED = f"INSERT OR IGNORE INTO transcripts ({COLUMNS}) VALUES (?, {_MARKS})"
-"""A row of COLUMNS as it is, unless its number or id is there."""
 
 
 class DamagedRowError(ValueError):
@@ -215,8 +215,45 @@ def iso(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
+def select(connection: sqlite3.Connection) -> str:
+    """The statement whose rows from_row reads; conditions may follow. Of an older layout's file
+    (read only, or on a full disk), too: columns that it does not have are NULL."""
+    there = _there(connection)
+    listed = (f'"{name}"' if name in there else f'NULL AS "{name}"' for name in _NAMES)
+    return f"SELECT seq, {', '.join(listed)} FROM transcripts"
+
+
+def insert(connection: sqlite3.Connection) -> str:
+    """The statement that stores the values of to_row; nothing where the id is there already."""
+    return f"INSERT INTO transcripts {_into(connection, 1)} ON CONFLICT (id) DO NOTHING"
+
+
+def insert_numbered(connection: sqlite3.Connection) -> str:
+    """The statement that stores a Row as it is, unless its number or id is there."""
+    return f"INSERT OR IGNORE INTO transcripts {_into(connection, 0)}"
+
+
+def _into(connection: sqlite3.Connection, first: int) -> str:
+    """Columns of the Row from `first` on and the places of their values; a value whose column the
+    layout does not have is passed over."""
+    there = _there(connection)
+    columns = list(enumerate(("seq", *_NAMES)[first:], 1))
+    kept = [(at, name) for at, name in columns if name in there]
+    names = ", ".join(f'"{name}"' for _, name in kept)
+    return f"({names}) VALUES ({', '.join(f'?{at}' for at, _ in kept)})"
+
+
+def _there(connection: sqlite3.Connection) -> set[str]:
+    """The columns of the file's layout; of the present one where a damaged file does not say."""
+    try:
+        found = version(connection)
+    except sqlite3.DatabaseError:
+        found = SCHEMA
+    return {"seq", *(name for name in _NAMES if _ADDED.get(name, 1) <= found)}
+
+
 def to_row(transcript: Transcript) -> tuple[Any, ...]:
-    """The values for INSERT, stored now."""
+    """The values for `insert`, stored now."""
     values = {name: getattr(transcript, name) for name in _RECORD}
     values["start"] = iso(transcript.start)
     values["end"] = iso(transcript.end)
@@ -229,7 +266,7 @@ def to_row(transcript: Transcript) -> tuple[Any, ...]:
 
 
 def from_row(row: Row) -> StoredTranscript:
-    """What a SELECT of COLUMNS gave. Raises DamagedRowError."""
+    """What a row of `select` holds. Raises DamagedRowError."""
     seq, *values = row
     *record, stored, boot, boot_s = values
     named = dict(zip(_RECORD, record, strict=True))
@@ -238,6 +275,8 @@ def from_row(row: Row) -> StoredTranscript:
         named["end"] = datetime.fromisoformat(named["end"])
         named["flags"] = tuple(json.loads(named["flags"]))
         moment = datetime.fromisoformat(stored)
+        if named["confidence"] is None:
+            named["confidence"] = math.exp(min(0.0, named["avg_logprob"]))
         for name in _FLOATS:
             named[name] = float(named[name])
         if not all(isinstance(named[name], str) for name in _TEXTS):

@@ -114,7 +114,7 @@ def test_what_is_discarded_is_counted_and_told_without_text(
 
 
 def test_an_unsure_yes_is_kept_and_flagged(rig: Rig) -> None:
-    rig.say(replace(HEARD, text="yes", avg_logprob=-1.4, no_speech_prob=0.3))
+    rig.say(replace(HEARD, text="yes", avg_logprob=-1.4, no_speech_prob=0.3, confidence=0.2))
     assert rig.texts() == ["yes"]
     assert rig.store.query()[0].transcript.flags == ("low_confidence",)
 

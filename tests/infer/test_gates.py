@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +23,7 @@ from appliance.infer.gates import (
 )
 from appliance.records import Transcription, Window
 
-GATES = GateSettings()
+GATES = GateSettings(low_confidence=math.exp(-1))
 
 
 def result(
@@ -42,6 +43,7 @@ def result(
         encode_ms=1.0,
         decode_ms=1.0,
         avg_logprob=avg_logprob,
+        confidence=math.exp(avg_logprob),
         no_speech_prob=no_speech_prob,
     )
 
@@ -147,7 +149,7 @@ def test_the_window_before_is_recalled_where_another_process_wrote_it_down() -> 
 
 
 def test_marks_follow_one_another() -> None:
-    doubtful = replace(result("thank you", (5,) * 7), avg_logprob=-1.2)
+    doubtful = result("thank you", (5,) * 7, avg_logprob=-1.2)
     assert gates.marks(doubtful, GATES) == ("low_confidence", "repetition", "known_hallucination")
 
 
@@ -162,6 +164,7 @@ def transcription(
         tokens=tokens,
         language="en",
         avg_logprob=avg_logprob,
+        confidence=math.exp(avg_logprob),
         no_speech_prob=no_speech_prob,
         compression_ratio=compression_ratio(text),
         ended=True,

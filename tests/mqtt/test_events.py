@@ -84,10 +84,12 @@ def test_times_of_any_zone_are_told_in_utc_with_milliseconds() -> None:
 
 
 def test_a_number_that_json_cannot_say_becomes_null() -> None:
-    event = event_of(transcript(avg_logprob=-math.inf, no_speech_prob=math.nan))
+    event = event_of(
+        transcript(avg_logprob=-math.inf, no_speech_prob=math.nan, confidence=math.nan)
+    )
     assert event["avg_logprob"] is None
     assert event["no_speech_prob"] is None
-    assert event["confidence"] == 0
+    assert event["confidence"] is None
 
 
 def test_text_beyond_ascii_survives() -> None:

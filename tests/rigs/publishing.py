@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ def transcript(text: str = "turn on the light", **changes: Any) -> Transcript:
         decode_ms=310.0,
         queue_ms=20.4,
         latency_ms=540.3,
+        confidence=math.exp(-0.21),
         flags=("clipped",),
     )
     return replace(plain, **changes)

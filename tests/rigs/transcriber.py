@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Self
 
@@ -22,6 +23,7 @@ HEARD = Transcription(
     encoder="cpu",
     encode_ms=20.0,
     decode_ms=5.0,
+    confidence=0.82,
 )
 
 
@@ -45,7 +47,7 @@ class FakeTranscriber:
     def __init__(self) -> None:
         self.bundle = SimpleNamespace(name="fake", window_s=10.0)
         self.encoder = FakeEncoder()
-        self.gates = Settings().gates
+        self.gates = replace(Settings().gates, low_confidence=0.3)
         self.answer: Transcription | Exception = HEARD
         self.fault: Exception | None = None
 

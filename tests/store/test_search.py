@@ -109,7 +109,9 @@ def test_the_search_finds_what_a_plain_comparison_finds(
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.create_function("contains", 2, contains)
         tables.migrate(connection)
-        connection.executemany(tables.INSERT, (tables.to_row(transcript(text)) for text in texts))
+        connection.executemany(
+            tables.insert(connection), (tables.to_row(transcript(text)) for text in texts)
+        )
         for indexed in (True, False):
             condition, values = where(Wanted(grep=needles), indexed)
             sql = f"SELECT text FROM transcripts WHERE {condition} ORDER BY seq"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import sqlite3
@@ -78,7 +79,7 @@ def old(settings: StoreSettings, heard: list[Transcript]) -> Iterator[Path]:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA secure_delete = ON")
         connection.executescript(SCHEMA_1)
-        connection.executemany(tables.INSERT, map(tables.to_row, heard))
+        connection.executemany(tables.insert(connection), map(tables.to_row, heard))
         connection.execute("DELETE FROM transcripts WHERE seq = 3")
         connection.execute("UPDATE outbox SET cursor = 12")
         connection.commit()
@@ -101,7 +102,7 @@ def test_a_file_of_the_first_version_goes_on_with_all_that_it_holds(
         assert [one.seq for one in store.query(grep="NUMBER 21")] == [22]
         assert store.append(transcript("a new one")).seq == 31
         assert [one.seq for one in store.query(grep="new one")] == [31]
-    assert layout(old) == SCHEMA == 2
+    assert layout(old) == SCHEMA == 3
 
 
 def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(
@@ -154,7 +155,7 @@ def test_on_a_full_disk_the_daemon_starts_with_the_older_layout(tmp_path: Path) 
             connection.executescript(SCHEMA_1)
             for _ in range(40):
                 text = "lamp " + "".join(dice.choices(string.ascii_lowercase, k=3000))
-                connection.execute(tables.INSERT, tables.to_row(transcript(text)))
+                connection.execute(tables.insert(connection), tables.to_row(transcript(text)))
             connection.commit()
         filler = disk / "filler"
         with filler.open("wb", buffering=0) as file, suppress(OSError):
@@ -196,10 +197,31 @@ def test_a_file_of_a_newer_version_is_refused_and_left_alone(settings: StoreSett
         connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
     before = store.path.read_bytes()
     for options in ({}, {"read_only": True}, {"beside_daemon": True}):
-        with pytest.raises(StoreError, match=f"expected schema {SCHEMA} or older, found 3"):
+        with pytest.raises(StoreError, match=f"schema {SCHEMA} or older, found {SCHEMA + 1}"):
             Store.open(settings, **options)
     assert store.path.read_bytes() == before
     assert [path.name for path in store.path.parent.iterdir()] == [FILE_NAME]
+
+
+def test_confidence_is_stored_beside_what_an_older_version_stored_without_it(
+    settings: StoreSettings,
+) -> None:
+    """Read, and written on a full disk, in the older layout; afterwards in the new one."""
+    path = Path(settings.path) / FILE_NAME
+    with closing(sqlite3.connect(path)) as connection:
+        for step in (1, 2):
+            for statement in tables.MIGRATIONS[step]:
+                connection.execute(statement)
+        connection.execute("PRAGMA user_version = 2")
+        old = tables.to_row(transcript("old", confidence=0.3))
+        connection.execute(tables.insert(connection), old)
+        connection.commit()
+    with Store.open(settings, read_only=True) as store:
+        assert store.after(0)[0].transcript.confidence == pytest.approx(math.exp(-0.21))
+    with Store.open(settings) as store:
+        assert store.append(transcript("new", confidence=0.3)).transcript.confidence == 0.3
+        found = [one.transcript.confidence for one in store.after(0)]
+        assert found == pytest.approx([math.exp(-0.21), 0.3])
 
 
 def test_a_field_that_no_table_can_hold_is_stored_as_near_as_may_be(

@@ -20,7 +20,7 @@ from appliance.errors import ModelError
 from appliance.model.bundle import load_bundle
 from appliance.records import Transcription
 
-RESULT = Transcription(TEXT, (1,), "en", -0.1, 0.0, 1.0, True, "cpu", 1.0, 1.0)
+RESULT = Transcription(TEXT, (1,), "en", -0.1, 0.0, 1.0, True, "cpu", 1.0, 1.0, 0.9)
 
 
 def around(bundle: Path | str) -> Surroundings:
