@@ -10,10 +10,13 @@ Over 500 lines because it is one table and its reader.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import socket
 import tomllib
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -31,10 +34,31 @@ def key(
     high: float | None = None,
     choices: tuple[str, ...] = (),
     pattern: str = "",
+    form: str = "",
+    mend: Callable[[str], str] | None = None,
 ) -> Any:
-    """A configuration key as a dataclass field: default, meaning, unit and limits (inclusive)."""
-    limits = {"unit": unit, "low": low, "high": high, "choices": choices, "pattern": pattern}
-    return field(default=default, metadata={"sentence": sentence, **limits})
+    """A configuration key as a dataclass field: default, meaning, unit and limits (inclusive).
+
+    `form` says in words what `pattern` asks for; `mend` makes of a wrong text one that may be
+    meant.
+    """
+    limits = {"unit": unit, "low": low, "high": high, "choices": choices}
+    texts = {"pattern": pattern, "form": form, "mend": mend}
+    return field(default=default, metadata={"sentence": sentence, **limits, **texts})
+
+
+def slug(name: str) -> str:
+    """`name` as a node may be called: [a-z0-9_], accents left out, 64 at most; maybe empty."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "_", plain).strip("_")[:64]
+
+
+def _bare_host(text: str) -> str:
+    """The host of mqtt://user@broker.local:1883/."""
+    return re.sub(r"^\w+://|[^/@]*@|:\d+/*$|/.*$|[\[\]]", "", text.strip())
+
+
+_TOPIC = "words of a-z, A-Z, 0-9, _ and - with / between them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +69,8 @@ class ApplianceSettings:
         "",
         "Name of this appliance in topics and events; empty: made from the host name.",
         pattern=r"[a-z0-9_]{0,64}",
+        form="at most 64 of a-z, 0-9 and _",
+        mend=slug,
     )
     memory_mb: int = key(
         0,
@@ -298,9 +324,12 @@ class MqttSettings:
 
     enabled: bool = key(True, "Publish to an MQTT broker.")
     host: str = key(
-        "localhost", "Host name or address of the broker.",
-        pattern=r"[^\s.]{1,63}(\.[^\s.]{1,63}){0,31}\.?",
-    )  # fmt: skip
+        "localhost",
+        "Host name or address of the broker.",
+        pattern=r"[^\s./:]{1,63}(\.[^\s./:]{1,63}){0,31}\.?|[0-9A-Fa-f.]*(:[0-9A-Fa-f.]*){2,8}(%\w+)?",
+        form="a host name or an address alone (the port is mqtt.port)",
+        mend=_bare_host,
+    )
     port: int = key(1883, "TCP port of the broker.", low=1, high=65535)
     username: str = key("", "User name at the broker; empty: none.")
     password_file: str = key(
@@ -309,6 +338,8 @@ class MqttSettings:
     client_id: str = key(
         "", "MQTT client id, unique at the broker; empty: roomscribe-<node>.",
         pattern=r"[0-9A-Za-z_-]{0,64}",
+        form="at most 64 of a-z, A-Z, 0-9, _ and -",
+        mend=lambda text: re.sub(r"[^0-9A-Za-z_-]+", "-", text)[:64],
     )  # fmt: skip
     protocol: str = key(
         "5",
@@ -354,13 +385,18 @@ class HomeAssistantSettings:
 
     enabled: bool = key(True, "Announce the appliance to Home Assistant, which then shows it.")
     prefix: str = key(
-        "homeassistant", "Where Home Assistant looks for announcements (its discovery prefix).",
+        "homeassistant",
+        "Where Home Assistant looks for announcements (its discovery prefix).",
         pattern=r"[0-9A-Za-z_-]+(/[0-9A-Za-z_-]+)*",
-    )  # fmt: skip
+        form=_TOPIC,
+        mend=lambda text: text.strip("/# "),
+    )
     status_topic: str = key(
         "homeassistant/status",
         "Where Home Assistant says online and offline (its birth and will messages).",
         pattern=r"[0-9A-Za-z_-]+(/[0-9A-Za-z_-]+)*",
+        form=_TOPIC,
+        mend=lambda text: text.strip("/# "),
     )
     hold_s: int = key(
         600,
@@ -414,8 +450,31 @@ class Settings:
 
 DEFAULT_PATH = Path("/etc/roomscribe/roomscribe.toml")
 
+MOST_BYTES = 1 << 20
+"""A longer file is no configuration."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_MEANT = {"npu": "hailo"}
+"""What people write and what they mean by it, where another choice looks more alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a file says."""
+
+    settings: Settings
+    """All that is right, and defaults."""
+    troubles: tuple[str, ...] = ()
+    """One line for each mistake."""
+    wrong: frozenset[str] = frozenset()
+    """Names of the sections in which there is a mistake; all of them for a file that says
+    nothing."""
+
+    def sure(self) -> Settings:
+        """The settings; raises ConfigError, holding one message for each mistake."""
+        if self.troubles:
+            raise ConfigError(*self.troubles)
+        return self.settings
 
 
 def load(path: Path | None) -> Settings:
@@ -423,49 +482,73 @@ def load(path: Path | None) -> Settings:
 
     Raises ConfigError holding one message for each mistake.
     """
-    if path is None:
-        if not DEFAULT_PATH.exists():
-            return Settings()
-        path = DEFAULT_PATH
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: no such file; expected a configuration in TOML; "
-            "write one, or leave --config out to run on the defaults"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from None
-    return parse(text, str(path))
+    return read(path).sure()
 
 
 def parse(text: str, origin: str) -> Settings:
     """Settings from TOML `text`; `origin` names it in messages. Raises ConfigError."""
+    return _read(text, origin).sure()
+
+
+def read(path: Path | None) -> Reading:
+    """What `load` reads, with the mistakes in it."""
+    file = path or DEFAULT_PATH
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            return _nothing(f"{file}: expected a configuration in TOML, found more than 1 MB")
+        return _read(data.decode("utf-8-sig"), str(file))
+    except FileNotFoundError:
+        if path is None:
+            return Reading(Settings())
+        found = "no such file", "write one, or leave --config out to run on the defaults"
+    except IsADirectoryError:
+        found = "a folder", "name the file in it"
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        found = f"a byte that is none in line {line}", "save it as UTF-8"
+        return _nothing(f"{file}: expected text in UTF-8, found {'; '.join(found)}")
+    except PermissionError:
+        found = "a file that this user may not read", "run this with sudo"
+    except OSError as error:
+        found = f"{error.strerror}", "see its disk"
+    return _nothing(f"{file}: expected a configuration in TOML, found {'; '.join(found)}")
+
+
+def _nothing(trouble: str) -> Reading:
+    return Reading(Settings(), (trouble,), frozenset(get_type_hints(Settings)))
+
+
+def _read(text: str, origin: str) -> Reading:
     try:
         table = tomllib.loads(text)
     except RecursionError:
-        raise ConfigError(
-            f"{origin}: not valid TOML: brackets within brackets without end"
-        ) from None
+        return _nothing(f"{origin}: not valid TOML: brackets within brackets without end")
     except ValueError as error:  # TOMLDecodeError, and int's own for one of thousands of digits
-        raise ConfigError(f"{origin}: not valid TOML: {shorten(str(error), 200)}") from None
+        said = shorten(str(error), 200)
+        cure = "; a text stands in quotes" if "Invalid value" in said else ""
+        return _nothing(f"{origin}: not valid TOML: {said}{cure}")
     sections = get_type_hints(Settings)
     troubles: list[str] = []
+    wrong: set[str] = set()
     values: dict[str, Any] = {}
     for section, content in table.items():
         if section not in sections:
-            what = f"section [{shorten(section)}]"
-            troubles.append(_unknown(origin, what, section, sections))
+            troubles.append(_unknown_section(origin, section, content, wrong))
         elif not isinstance(content, dict):
             troubles.append(f"{origin}: {section} is a section: write [{section}] above its keys")
+            wrong.add(f"{section}.")
         else:
-            values[section] = _section(sections[section], content, f"{origin}: {section}", troubles)
-    if not troubles:
-        settings = Settings(**values)
-        troubles.extend(_contradictions(settings, origin))
-    if troubles:
-        raise ConfigError(*troubles)
-    return settings
+            values[section] = _section(section, content, origin, troubles, wrong)
+    settings = Settings(**values)
+    contradicted = set[str]()
+    for involved, trouble in _contradictions(settings):
+        if not wrong.intersection(involved):
+            troubles.append(f"{origin}: {trouble}")
+            contradicted.update(involved)
+    named = frozenset(one.partition(".")[0] for one in wrong | contradicted)
+    return Reading(settings, tuple(troubles), named)
 
 
 def keys() -> Iterator[tuple[str, Field[Any]]]:
@@ -478,21 +561,28 @@ def keys() -> Iterator[tuple[str, Field[Any]]]:
 def node_name(settings: Settings) -> str:
     """The configured node, or a slug of the host name: [a-z0-9_], never empty."""
     host = socket.gethostname().split(".")[0]
-    slug = re.sub(r"[^a-z0-9]+", "_", host.lower()).strip("_")
-    return settings.appliance.node or slug[:64] or "roomscribe"
+    return settings.appliance.node or slug(host) or "roomscribe"
 
 
-def _section(kind: Any, content: dict[str, Any], where: str, troubles: list[str]) -> Any:
-    """One section's dataclass; what is wrong is appended to `troubles` and left out."""
+def _section(
+    section: str, content: dict[str, Any], origin: str, troubles: list[str], wrong: set[str]
+) -> Any:
+    """One section's dataclass; what is wrong is appended to `troubles` and left out.
+
+    `wrong` is given the keys (section.key) whose values nobody knows: those, and what unknown keys
+    may be meant to be.
+    """
+    kind = get_type_hints(Settings)[section]
     types = get_type_hints(kind)
     known = {entry.name: entry for entry in fields(kind)}
     right: dict[str, Any] = {}
     for name, value in content.items():
         if name not in known:
-            troubles.append(_unknown(where, f"key {shorten(name)}", name, known))
-            continue
-        if trouble := _trouble(known[name], types[name], value):
-            troubles.append(f"{where}.{name}: {trouble}")
+            troubles.append(_unknown_key(f"{origin}: {section}", name, known))
+            wrong.update(f"{section}.{near}" for near in ("", *_near(name, known)))
+        elif trouble := _trouble(known[name], types[name], value):
+            troubles.append(f"{origin}: {section}.{name}: {trouble}")
+            wrong.add(f"{section}.{name}")
         else:
             right[name] = types[name](value)
     return kind(**right)
@@ -501,46 +591,96 @@ def _section(kind: Any, content: dict[str, Any], where: str, troubles: list[str]
 def _trouble(entry: Field[Any], kind: type, value: Any) -> str:
     """What is wrong with `value`; empty when nothing is."""
     whole_as_number = kind is float and type(value) is int
+    limits = entry.metadata
     if type(value) is not kind and not whole_as_number:
-        return f"expected {_TYPE_NAMES[kind]}, found {_shown(value)}"
+        return f"expected {_TYPE_NAMES[kind]}, found {_shown(value)}{_quotes(kind, value)}"
     if kind is str and _CONTROL.search(value):
         return f"expected text without control characters, found {_shown(value)}"
-    limits = entry.metadata
     if limits["choices"] and value not in limits["choices"]:
-        near = difflib.get_close_matches(str(value), limits["choices"], 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        meant = [_MEANT.get(value.lower(), ""), *_near(value, limits["choices"], 0.7)]
+        hint = next((f"; did you mean {one}?" for one in meant if one in limits["choices"]), "")
         return f"expected one of {', '.join(limits['choices'])}, found {_shown(value)}{hint}"
     low, high, unit = limits["low"], limits["high"], limits["unit"]
     if low is not None and not low <= value <= high:
         return f"expected {low} to {high}{' ' + unit if unit else ''}, found {_shown(value)}"
     if limits["pattern"] and not re.fullmatch(limits["pattern"], value):
-        return f"expected text of the form {limits['pattern']}, found {_shown(value)}"
+        mended = limits["mend"](value) if limits["mend"] else ""
+        fits = mended and re.fullmatch(limits["pattern"], mended)
+        hint = f"; did you mean {shorten(mended)}?" if fits else ""
+        return f"expected {limits['form']}, found {_shown(value)}{hint}"
     return ""
 
 
-def _contradictions(settings: Settings, origin: str) -> Iterator[str]:
-    """Values that are right by themselves and wrong together."""
-    voice = settings.voice
+def _quotes(kind: type, value: Any) -> str:
+    """What to do about quotes, where they are all that is wrong."""
+    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return f'; write it in quotes: "{_shown(value)}"'
+    if kind is not str and isinstance(value, str):
+        plain = value.strip().lower()
+        with suppress(ValueError, OverflowError):
+            if plain in ("true", "false") if kind is bool else math.isfinite(kind(plain)):
+                return f"; write it without quotes: {shorten(plain)}"
+    return ""
+
+
+def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Values that are right by themselves and wrong together: their keys, and what is wrong."""
+    voice, mqtt = settings.voice, settings.mqtt
     if voice.close_score > voice.open_score:
         yield (
-            f"{origin}: voice.close_score: expected at most voice.open_score "
-            f"({voice.open_score}), found {voice.close_score}"
+            ("voice.close_score", "voice.open_score"),
+            f"voice.close_score: expected at most voice.open_score ({voice.open_score}), found "
+            f"{voice.close_score}",
         )
-    if settings.mqtt.password_file and not settings.mqtt.username:
-        yield f"{origin}: mqtt.password_file: expected mqtt.username beside it, found none"
-    if not settings.mqtt.tls:
-        for name in ("ca_file", "cert_file", "key_file"):
-            if getattr(settings.mqtt, name):
-                yield f"{origin}: mqtt.{name}: expected mqtt.tls = true beside it, found false"
-    if settings.mqtt.key_file and not settings.mqtt.cert_file:
-        yield f"{origin}: mqtt.key_file: expected mqtt.cert_file beside it, found none"
+    for name, needed, found in (
+        ("password_file", "username", "none"),
+        ("key_file", "cert_file", "none"),
+        ("ca_file", "tls", "false"),
+        ("cert_file", "tls", "false"),
+        ("key_file", "tls", "false"),
+    ):
+        if getattr(mqtt, name) and not getattr(mqtt, needed):
+            wanted = f"mqtt.{needed}{' = true' if needed == 'tls' else ''}"
+            yield (
+                (f"mqtt.{name}", f"mqtt.{needed}"),
+                f"mqtt.{name}: expected {wanted} beside it, found {found}",
+            )
 
 
-def _unknown(where: str, what: str, name: str, known: Any) -> str:
-    """Message for a name that does not exist, with the nearest one that does."""
-    near = difflib.get_close_matches(name, list(known), 1, 0.5)
-    cure = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-    return f"{where}: unknown {what}; {cure}"
+def _near(name: str, known: Iterable[str], least: float = 0.6) -> list[str]:
+    """The one of `known` that is most like `name`, if one is."""
+    return difflib.get_close_matches(name.lower(), list(known), 1, least)
+
+
+def _unknown_section(origin: str, name: str, content: Any, wrong: set[str]) -> str:
+    """Message for a section that does not exist, or for a key above all sections."""
+    sections = get_type_hints(Settings)
+    if not isinstance(content, dict) and (places := _places(name)):
+        wrong.update(f"{place}." for place in places)
+        return f"{origin}: {name} is a key: write it below {_bracketed(places)}"
+    near = _near(name, sections)
+    wrong.update(f"{one}." for one in near)
+    cure = f"did you mean {near[0]}?" if near else f"known: {', '.join(sections)}"
+    return f"{origin}: unknown section [{shorten(name)}]; {cure}"
+
+
+def _unknown_key(where: str, name: str, known: Iterable[str]) -> str:
+    """Message for a key that does not exist: where it does, or the nearest one."""
+    if places := _places(name):
+        cure = f"it belongs below {_bracketed(places)}"
+    else:
+        near = _near(name, known)
+        cure = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    return f"{where}: unknown key {shorten(name)}; {cure}"
+
+
+def _places(name: str) -> list[str]:
+    """The sections that have such a key."""
+    return [section for section, entry in keys() if entry.name == name]
+
+
+def _bracketed(sections: list[str]) -> str:
+    return " or ".join(f"[{section}]" for section in sections)
 
 
 def _shown(value: Any) -> str:

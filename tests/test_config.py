@@ -55,7 +55,28 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
         ("[mqtt]\nenabled = 1", "mqtt.enabled: expected true or false, found 1"),
         ("[voice]\nwebrtc_mode = true", "voice.webrtc_mode: expected a whole number, found true"),
         ("mqtt = 3", "mqtt is a section: write [mqtt] above its keys"),
-        ('[appliance]\nnode = "Living-Room"', "appliance.node: expected text of the form"),
+        (
+            '[appliance]\nnode = "My Küche"',
+            "appliance.node: expected at most 64 of a-z, 0-9 and _, found 'My Küche'; "
+            "did you mean my_kuche?",
+        ),
+        (
+            '[appliance]\nnode = "台所"',
+            "appliance.node: expected at most 64 of a-z, 0-9 and _, found",
+        ),
+        ('[mqtt]\nhost = "mqtt://me@broker.local:1883/"', "; did you mean broker.local?"),
+        ('[mqtt]\nclient_id = "my room"', "; did you mean my-room?"),
+        ('[homeassistant]\nprefix = "/homeassistant/#"', "; did you mean homeassistant?"),
+        ('[encoder]\nbackend = "npu"', "found 'npu'; did you mean hailo?"),
+        ('[decoder]\nbackend = "NPU"', "found 'NPU'; did you mean hailo?"),
+        ('[encoder]\nbackend = "Hailo8"', "found 'Hailo8'; did you mean hailo?"),
+        ("[mqtt]\nprotocol = 5", 'expected a text, found 5; write it in quotes: "5"'),
+        ('[mqtt]\nport = "1883"', "found '1883'; write it without quotes: 1883"),
+        ('[mqtt]\ntls = "True"', "found 'True'; write it without quotes: true"),
+        ("[mqtt]\nhost = broker", "not valid TOML: Invalid value (at line 2, column 8); a text"),
+        ("port = 1883", "port is a key: write it below [mqtt]"),
+        ('[mqtt]\nnode = "x"', "mqtt: unknown key node; it belongs below [appliance]"),
+        ("[MQTT]", "unknown section [MQTT]; did you mean mqtt?"),
         ("[voice]\nclose_score = 0.9", "voice.close_score: expected at most voice.open_score"),
         ('[mqtt]\npassword_file = "/x"', "expected mqtt.username beside it"),
         ("[mqtt", "not valid TOML"),
@@ -67,6 +88,50 @@ def test_a_wrong_value_is_named_with_what_was_expected(text: str, wanted: str) -
     assert wanted in found[0]
 
 
+def test_mistakes_between_keys_are_reported_with_the_others_as_far_as_their_keys_are_right() -> (
+    None
+):
+    found = mistakes(
+        '[mqtt]\nport = 0\npassword_file = "/x"\nkey_file = "/y"\n[voice]\nclose_score = 0.9\n'
+    )
+    assert [line.removeprefix("house.toml: ").partition(",")[0] for line in found] == [
+        "mqtt.port: expected 1 to 65535",
+        "voice.close_score: expected at most voice.open_score (0.5)",
+        "mqtt.password_file: expected mqtt.username beside it",
+        "mqtt.key_file: expected mqtt.cert_file beside it",
+        "mqtt.key_file: expected mqtt.tls = true beside it",
+    ]
+    assert len(mistakes("[voice]\nclose_score = 0.9\nopen_score = 9.0\n")) == 1
+    assert len(mistakes('[mqtt]\npassword_file = "/x"\nusrname = "me"\n')) == 1
+
+
+def test_of_a_wrong_file_all_that_is_right_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "house.toml"
+    file.write_text('[mqtt]\nport = 0\nhost = "broker"\n[modle]\nbundle = "x"\n', "utf-8")
+    reading = config.read(file)
+    assert reading.wrong == {"mqtt", "model"}
+    assert (reading.settings.mqtt.host, reading.settings.mqtt.port) == ("broker", 1883)
+    assert config.read(tmp_path).wrong == {name for name, _ in list(config.keys())}
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("/", "/: expected a configuration in TOML, found a folder; name the file in it"),
+        ("/dev/zero", "/dev/zero: expected a configuration in TOML, found more than 1 MB"),
+    ],
+)
+def test_what_is_no_text_file_is_named(path: str, wanted: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.load(Path(path))
+    assert caught.value.messages == (wanted,)
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "notepad.toml").write_bytes(b"\xef\xbb\xbf[mqtt]\r\nport = 1884\r\n")
+    assert config.load(tmp_path / "notepad.toml").mqtt.port == 1884
+
+
 def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         config.load(tmp_path / "none.toml")
@@ -74,7 +139,7 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_text_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="UTF-8"):
+    with pytest.raises(ConfigError, match="found a byte that is none in line 1; save it as UTF-8"):
         config.load(tmp_path / "bad.toml")
 
 
