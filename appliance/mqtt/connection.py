@@ -61,6 +61,9 @@ class Delays:
     announce_s: tuple[float, float] = (1.0, 10.0)
     """After its birth message Home Assistant is sent everything again, at a random moment between
     these: all its devices receive that message at once."""
+    subscribe_s: float = 5.0
+    """After the broker's return Home Assistant has all its subscriptions within this, once it has
+    the one to the announcements."""
     birth_s: float = 20.0
     """Home Assistant's birth message comes within this after the broker's return: it tries to
     connect every 10 s, and says so 6 to 9 s later (seen with 2024.12 and 2026.2)."""

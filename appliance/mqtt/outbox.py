@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
@@ -34,6 +35,11 @@ SUBSCRIBER_DELAY_S = 2.0
 """Between tries while nobody subscribes: after a broker's restart its other clients come later."""
 NOBODY_SUBSCRIBES = 16
 """Reason code of a PUBACK."""
+RECENT_S = 30.0
+"""A subscriber that goes may have stopped reading so long before its subscription ended: the
+broker acknowledges meanwhile. Home Assistant was seen to do so for 3 s, longer in a large house."""
+RECENT = 100
+"""Of so many acknowledgements at most the time is known."""
 
 
 class Outbox:
@@ -61,6 +67,8 @@ class Outbox:
         self._cursor = store.cursor()
         self._reached = self._cursor
         self._in_flight: dict[int, int] = {}
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
+        self._again = 0
 
     def due(self, limit: int) -> Iterator[StoredTranscript]:
         """Those to send now, in order, while fewer than `limit` are in flight.
@@ -75,7 +83,7 @@ class Outbox:
                 if stored.age_s() < self._expiry_s:
                     yield stored
                 else:
-                    self.expired += 1
+                    self.expired += not self.is_repeated(stored.seq)
                     self._reached = stored.seq
 
     def bound(self) -> None:
@@ -93,9 +101,10 @@ class Outbox:
             if not page:
                 break
             self._reached = page[-1].seq
-            self.passed_over += len(page)
+            untold = sum(not self.is_repeated(stored.seq) for stored in page)
+            self.passed_over += untold
             excess -= len(page)
-            self.full = True
+            self.full = self.full or untold > 0
         if waiting < self._most:
             self.full = False
 
@@ -104,9 +113,26 @@ class Outbox:
         self._in_flight[message] = seq
         self._reached = seq
 
-    def acknowledged(self, message: int) -> bool:
+    def acknowledged(self, message: int, now_s: float) -> bool:
         """The broker has `message`; False when that is no transcript of ours."""
-        return self._in_flight.pop(message, None) is not None
+        seq = self._in_flight.pop(message, None)
+        if seq is not None:
+            self._recent.append((now_s, seq))
+        return seq is not None
+
+    def repeat(self, since_s: float) -> None:
+        """All from the first that was acknowledged since then, or is in flight, is due again."""
+        sent = [seq for acknowledged_s, seq in self._recent if acknowledged_s >= since_s]
+        sent += self._in_flight.values()
+        self._recent.clear()
+        self._in_flight.clear()
+        if sent:
+            self._again = max(self._again, self._reached, *sent)
+            self._reached = min(self._reached, min(sent) - 1)
+
+    def is_repeated(self, seq: int) -> bool:
+        """True for a transcript that `repeat` made due again."""
+        return seq <= self._again
 
     def refused(self, message: int) -> bool:
         """The broker refuses `message`: it and all after it are due again; False as above."""
@@ -124,8 +150,8 @@ class Outbox:
     def commit(self) -> None:
         """Writes the cursor where it belongs, if it moved. Raises StoreError."""
         known = min(self._in_flight.values(), default=self._reached + 1) - 1
-        if known > self._cursor:
-            self._store.move_cursor(known)
+        if known != self._cursor:
+            self._store.move_cursor(known, back=known < self._cursor)
             self._cursor = known
 
     @property
@@ -181,7 +207,7 @@ class Delivery:
         elif code == NOBODY_SUBSCRIBES and self._settings.hold:
             if self._hold(message, SUBSCRIBER_DELAY_S):
                 self._troubles.set(troubles.NOBODY, troubles.nobody_subscribes(self._node))
-        elif self._outbox.acknowledged(message):
+        elif self._outbox.acknowledged(message, now_s):
             self._limit = self._window
             self._troubles.clear(troubles.NOBODY)
             if event is not None:
@@ -200,7 +226,8 @@ class Delivery:
             self._troubles.clear("outbox")
 
     def send(self, now_s: float) -> None:
-        """Sends what is due; late is what was stored before this connection stood, and old speech.
+        """Sends what is due; late is what was stored before this connection stood, what was sent
+        before, and old speech.
 
         Raises BrokerError and StoreError.
         """
@@ -211,6 +238,7 @@ class Delivery:
             age_s = stored.age_s()
             speech_s = age_s + stored.transcript.latency_ms / 1000
             late = age_s > min(LATE_S, now_s - connected_s) or speech_s > OLD_SPEECH_S
+            late = late or self._outbox.is_repeated(stored.seq)
             event = events.transcript(stored, self._node, datetime.now(UTC), late)
             payload = events.encode(event)
             expiry_s = max(1, int(self._settings.expiry_s - age_s))

@@ -25,7 +25,7 @@ from appliance.mqtt import events, troubles
 from appliance.mqtt.client import Acknowledged, Connected, Lost, Message, Reply, matches
 from appliance.mqtt.connection import DELAYS, Connection, Delays
 from appliance.mqtt.home_assistant import discovery, topic as discovery_topic
-from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, Delivery, Outbox
+from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, RECENT_S, Delivery, Outbox
 from appliance.mqtt.troubles import Troubles
 from appliance.records import ApplianceState, ApplianceStats, Discarded
 from appliance.store import Store
@@ -147,8 +147,9 @@ class Presence:
     """Whether Home Assistant is there, as far as its birth and will messages say so.
 
     A PUBACK means that the broker has a message, not that Home Assistant has: after a restart of
-    either it subscribes seconds later than we connect, and any other subscriber hides that from us.
-    Owned by one thread; times are time.monotonic()'s, given by the caller.
+    either it subscribes seconds later than we connect, and any other subscriber hides that from us;
+    and when it stops, it is subscribed for seconds in which it reads nothing. Owned by one thread;
+    times are time.monotonic()'s, given by the caller.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class Presence:
         self._settings = settings
         self._hold_s = min(settings.hold_s, longest_s)
         self._seen = False
+        self._connected_s = 0.0
         self._away_s: float | None = None
         self._discovery: int | None = None
 
@@ -175,38 +177,49 @@ class Presence:
         It lost its connection with ours, perhaps; if it was ever there, it has to say that it is.
         """
         self.announce_s = math.inf
-        self._discovery = discovery
+        self._discovery, self._connected_s = discovery, now_s
         if self._seen:
             # also when its last word was offline: the broker says that for it while it goes down,
             # and it may be back before us
             self.held_until_s = now_s + min(self._delays.birth_s, self._hold_s)
 
     def acknowledged(self, now_s: float, message: int, *, nobody: bool) -> None:
-        """A PUBACK came; `nobody` subscribes to the announcement: Home Assistant is not there."""
+        """A PUBACK came; `nobody` subscribes to the announcement: Home Assistant is not there.
+
+        Where somebody does, only our connection was broken, or it subscribes just now.
+        """
         if message != self._discovery:
             return
         self._discovery = None
         if not nobody:
             self._seen, self._away_s = True, None
+            soon_s = self._connected_s + self._delays.subscribe_s
+            self.held_until_s = min(self.held_until_s, soon_s)
         elif self._seen:
             self._leave(now_s)
 
-    def on_status(self, now_s: float, message: Message) -> None:
+    def on_status(self, now_s: float, message: Message) -> float | None:
         """A message on its status topic; what is neither birth nor will is ignored.
 
-        So is what was retained there: nobody knows how old that is.
+        So is what was retained there: nobody knows how old that is. Returns since when what the
+        broker acknowledged may have passed Home Assistant by; None when nothing has.
         """
         if message.retained or message.payload not in (events.ONLINE, events.OFFLINE):
-            return
+            return None
+        seen, was_there = self._seen, self._away_s is None
+        unheard_s = now_s - RECENT_S if was_there and self._hold_s else None
         self._seen = True
         if message.payload == events.OFFLINE:
             self._leave(now_s)
-            return
+            return unheard_s
         self._away_s = None
         self.announce_s = now_s + random.uniform(*self._delays.announce_s)
         if self.held_until_s > now_s:
             self.held_until_s = self.announce_s
         log.info("Home Assistant is there")
+        # it begins anew and did not say before that it goes: after the broker's restart somebody
+        # else, who subscribes to everything, has answered for it
+        return max(unheard_s, self._connected_s) if unheard_s is not None and seen else None
 
     def announced(self) -> None:
         """It was sent everything again; transcripts may follow."""
@@ -216,6 +229,12 @@ class Presence:
     def holds(self, now_s: float) -> bool:
         """True while transcripts wait for it."""
         return now_s < self.held_until_s
+
+    @property
+    def why(self) -> str:
+        """Why they wait."""
+        away = self._away_s is not None
+        return troubles.HOME_ASSISTANT_AWAY if away else troubles.HOME_ASSISTANT_RETURNS
 
     def due_s(self, now_s: float) -> float:
         """When something is to be done though nothing arrives."""
@@ -388,7 +407,7 @@ class Publisher:
             self._announce_again()
         held = self._presence.holds(now_s)
         if held and self._store.depth():
-            self._troubles.set(troubles.AWAY, troubles.HOME_ASSISTANT_AWAY)
+            self._troubles.set(troubles.AWAY, self._presence.why)
         else:
             self._troubles.clear(troubles.AWAY)
         self._live.publish(now_s, self._connection.publish)
@@ -432,7 +451,9 @@ class Publisher:
     def _take(self, now_s: float, message: Message) -> None:
         """Gives a message to its subscription, and sends the answer. Raises BrokerError."""
         if message.topic == self._home_assistant.status_topic:
-            self._presence.on_status(now_s, message)
+            unheard_s = self._presence.on_status(now_s, message)
+            if unheard_s is not None:
+                self._outbox.repeat(unheard_s)
             return
         for pattern, subscription in self._subscriptions.items():
             if matches(pattern, message.topic):

@@ -17,6 +17,10 @@ _UNSUPPORTED, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED = 132, 133, 134, 13
 NOBODY, AWAY = "nobody subscribes", "home assistant"
 """Transcripts wait for somebody, which heals by itself and degrades nothing."""
 HOME_ASSISTANT_AWAY = "Home Assistant is away; transcripts wait for it (homeassistant.hold_s)"
+HOME_ASSISTANT_RETURNS = (
+    "the connection to the broker, or Home Assistant, has just come back; transcripts wait some "
+    "seconds until Home Assistant surely hears them"
+)
 
 
 class Troubles:

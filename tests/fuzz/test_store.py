@@ -80,7 +80,7 @@ def tell(store: Store) -> None:
         events.encode(events.transcript(found, "kitchen", datetime.now(UTC), late=True))
         outbox.sent(found.seq, found.seq)
     for number in numbers:
-        outbox.acknowledged(number)
+        outbox.acknowledged(number, 0.0)
     outbox.commit()
     every = commands.Request(datetime(2020, 1, 1, tzinfo=UTC), 1000)
     commands.answer(store, "kitchen", every)

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from rigs.broker import Broker
 from rigs.checkout import GOLDEN, shared
-from rigs.home_assistant import DISCOVERY, STATUS, Bystander, HomeAssistant
+from rigs.home_assistant import DISCOVERY, STATUS, Bystander, Explorer, HomeAssistant
 from rigs.mqtt_client import Subscriber, publish_once
 from rigs.needs import needs_broker
+from rigs.proxy import Proxy
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
@@ -161,10 +162,12 @@ def test_after_a_reconnection_a_house_that_was_seen_has_to_say_that_it_is_there(
     watch.acknowledged(0.1, 1, nobody=False)
     watch.connected(100.0, discovery=2)
     watch.acknowledged(100.1, 2, nobody=False)
-    assert (watch.holds(119.0), watch.holds(121.0)) == (True, False)
+    assert (watch.holds(104.0), watch.holds(106.0)) == (True, False)
+    assert "away" not in watch.why
     watch.connected(200.0, discovery=3)
     watch.acknowledged(200.1, 3, nobody=True)
     assert watch.holds(700.0), "nobody subscribes to announcements: it is known to be away"
+    assert "away" in watch.why
 
 
 def test_a_house_that_came_back_before_us_is_not_taken_for_away() -> None:
@@ -172,7 +175,33 @@ def test_a_house_that_came_back_before_us_is_not_taken_for_away() -> None:
     watch.on_status(10.0, status(b"offline"))
     watch.connected(12.0, discovery=1)
     watch.acknowledged(12.1, 1, nobody=False)
-    assert (watch.holds(31.0), watch.holds(33.0)) == (True, False)
+    assert (watch.holds(16.0), watch.holds(18.0)) == (True, False)
+
+
+def test_where_the_broker_does_not_say_who_subscribes_the_birth_message_is_waited_for() -> None:
+    watch = Presence(HomeAssistantSettings())
+    watch.on_status(10.0, status(b"online"))
+    watch.connected(100.0, discovery=1)
+    assert (watch.holds(119.0), watch.holds(121.0)) == (True, False)
+
+
+def test_what_was_acknowledged_shortly_before_it_left_may_have_passed_the_house_by() -> None:
+    watch = Presence(HomeAssistantSettings())
+    watch.connected(10.0, discovery=1)
+    assert watch.on_status(100.0, status(b"offline")) == 70.0
+    assert watch.on_status(100.1, status(b"offline")) is None, "said twice, gone once"
+    assert watch.on_status(130.0, status(b"online")) is None
+    assert watch.on_status(500.0, status(b"offline", retained=True)) is None
+    assert Presence(HomeAssistantSettings(hold_s=0)).on_status(9.0, status(b"offline")) is None
+
+
+def test_so_may_what_was_acknowledged_before_a_birth_that_no_farewell_announced() -> None:
+    watch = Presence(HomeAssistantSettings())
+    assert watch.on_status(5.0, status(b"online")) is None, "the first word of a house"
+    watch.connected(100.0, discovery=1)
+    watch.acknowledged(100.1, 1, nobody=False)
+    assert watch.on_status(110.0, status(b"online")) == 100.0
+    assert watch.on_status(190.0, status(b"online")) == 160.0
 
 
 def test_reconnections_do_not_make_the_wait_for_a_house_longer() -> None:
@@ -227,7 +256,8 @@ def test_everything_is_told_in_order_after_a_connection(store: Store) -> None:
 @needs_broker
 def test_a_house_that_starts_later_finds_every_entity_and_its_value(store: Store) -> None:
     stats = ApplianceStats({}, 1.0, 50.0)
-    with Broker() as broker, running(settings(broker), store, stats_source=lambda: stats) as p:
+    told: dict[str, Any] = {"stats_source": lambda: stats, "delays": SOON}
+    with Broker() as broker, running(settings(broker), store, **told) as p:
         until(lambda: p.status().connected)
         with HomeAssistant(broker.port, birth_after_s=1.0) as house:
             until(lambda: house.discoveries == 2)
@@ -290,6 +320,102 @@ def test_what_is_said_while_the_house_restarts_waits_for_it_and_is_late(store: S
         assert [event["id"] for event in house.events] == ids
         assert house.missed == []
         until(lambda: not json.loads(everybody.payloads("state")[-1])["reasons"])
+
+
+@needs_broker
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_what_is_said_while_the_house_shuts_down_is_told_again_when_it_is_back(
+    store: Store, protocol: str
+) -> None:
+    with (
+        Broker() as broker,
+        running(settings(broker, protocol=protocol), store, delays=SOON) as publisher,
+        HomeAssistant(broker.port) as house,
+        Subscriber(broker.port) as everybody,
+    ):
+        until(lambda: house.discoveries >= 2)
+        ids = say_all(store, publisher, "heard")
+        until(lambda: len(house.events) == 1)
+        house.stop_reading()
+        ids += say_all(store, publisher, "to deaf ears", "and again")
+        until(lambda: store.depth() == 0)
+        house.leave()
+        until(lambda: store.depth() == 3)
+        ids += say_all(store, publisher, "while it is away")
+        house.come_back()
+        until(lambda: len(house.events) == 5)
+        assert [event["id"] for event in house.events] == [ids[0], *ids]
+        assert [event["late"] for event in house.events[:4]] == [False, True, True, True]
+        assert set(house.fired) <= {ids[0], ids[3]}
+        until(lambda: store.depth() == 0)
+        assert [event["id"] for event in everybody.events()] == [*ids[:3], *ids]
+        until(lambda: publisher.reasons() == ())
+        say_all(store, publisher, "as ever")
+        until(lambda: house.events[5:])
+        assert not house.events[5]["late"]
+
+
+@needs_broker
+def test_what_the_house_did_not_hear_outlives_our_own_restart(store: Store) -> None:
+    with Broker() as broker, HomeAssistant(broker.port) as house:
+        with running(settings(broker), store, delays=SOON) as publisher:
+            until(lambda: house.discoveries >= 2)
+            house.stop_reading()
+            ids = say_all(store, publisher, "to deaf ears")
+            until(lambda: store.depth() == 0)
+            house.leave()
+            until(lambda: store.depth() == 1)
+        with running(settings(broker), store, delays=SOON):
+            house.come_back()
+            until(lambda: house.events, 12)
+            assert [(event["id"], event["late"]) for event in house.events] == [(ids[0], True)]
+
+
+@needs_broker
+def test_one_who_subscribes_to_everything_does_not_answer_for_a_house_that_returns_later(
+    store: Store,
+) -> None:
+    second = replace(SOON, subscribe_s=0.1, outages_s=(4.0,))
+    with (
+        Broker() as broker,
+        Explorer(broker.port, "explorer"),
+        running(settings(broker), store, delays=second) as publisher,
+        HomeAssistant(broker.port) as house,
+    ):
+        until(lambda: house.discoveries >= 2)
+        house.subscribes_after_s = 6.0
+        broker.stop()
+        until(lambda: not publisher.status().connected)
+        broker.start()
+        until(lambda: publisher.status().connected)
+        ids = say_all(store, publisher, "before the house is back")
+        until(lambda: store.depth() == 0)
+        assert house.events == []
+        until(lambda: house.events, 15)
+        assert [(event["id"], event["late"]) for event in house.events] == [(ids[0], True)]
+
+
+@needs_broker
+def test_a_connection_of_ours_that_broke_makes_nothing_late_and_the_house_not_away(
+    store: Store,
+) -> None:
+    with Broker() as broker, Proxy(broker.port) as proxy, HomeAssistant(broker.port) as house:
+        ours = MqttSettings(host="127.0.0.1", port=proxy.port)
+        with running(ours, store, delays=SOON) as publisher:
+            until(lambda: house.discoveries >= 2)
+            say_all(store, publisher, "before")
+            until(lambda: len(house.events) == 1)
+            proxy.cut()
+            until(lambda: not publisher.status().connected)
+            until(lambda: publisher.status().connected)
+            began_s = time.monotonic()
+            say_all(store, publisher, "after")
+            until(lambda: len(house.events) == 2 or publisher.reasons())
+            assert "away" not in "".join(publisher.reasons())
+            until(lambda: len(house.events) == 2)
+            assert time.monotonic() - began_s < 6
+            assert [event["late"] for event in house.events] == [False, False]
+            until(lambda: publisher.reasons() == ())
 
 
 @needs_broker

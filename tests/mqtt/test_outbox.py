@@ -99,7 +99,7 @@ def test_the_outbox_is_full_until_there_is_room(store: Store) -> None:
     outbox.bound()
     assert outbox.full
     due(outbox, 1)
-    outbox.acknowledged(2)
+    outbox.acknowledged(2, 0.0)
     outbox.bound()
     assert not outbox.full
 
@@ -113,6 +113,51 @@ def test_a_deleted_transcript_leaves_a_gap_that_counts_for_nothing(store: Store)
     assert due(outbox) == ["3", "4", "5"]
 
 
+def test_what_was_acknowledged_since_then_or_is_in_flight_is_repeated_in_order(
+    store: Store,
+) -> None:
+    say(store, *range(6))
+    outbox = Outbox(store, 3600)
+    assert len(due(outbox, 4)) == 4
+    for seq in (1, 2, 3):
+        outbox.acknowledged(seq, float(seq))
+    outbox.commit()
+    assert store.cursor() == 3
+    outbox.repeat(2.0)
+    outbox.commit()
+    assert (store.cursor(), outbox.waiting) == (1, False)
+    assert not outbox.acknowledged(4, 5.0), "what was in flight counts no more"
+    assert due(outbox) == ["1", "2", "3", "4", "5"]
+    assert [seq for seq in range(1, 7) if outbox.is_repeated(seq)] == [1, 2, 3, 4]
+    for seq in range(2, 7):
+        outbox.acknowledged(seq, 10.0)
+    outbox.commit()
+    assert store.cursor() == 6
+
+
+def test_nothing_is_repeated_where_nothing_was_told_lately(store: Store) -> None:
+    say(store, 0, 1)
+    outbox = Outbox(store, 3600)
+    due(outbox, 1)
+    outbox.acknowledged(1, 1.0)
+    outbox.repeat(2.0)
+    outbox.commit()
+    assert (store.cursor(), due(outbox)) == (1, ["1"])
+
+
+def test_what_is_repeated_and_beyond_the_bound_is_not_counted_as_untold(store: Store) -> None:
+    say(store, *range(4))
+    outbox = Outbox(store, 3600, 2)
+    outbox.bound()
+    assert (outbox.passed_over, due(outbox)) == (2, ["2", "3"])
+    outbox.acknowledged(3, 1.0)
+    outbox.acknowledged(4, 1.0)
+    outbox.repeat(0.0)
+    say(store, 4)
+    outbox.bound()
+    assert (outbox.passed_over, due(outbox)) == (2, ["3", "4"])
+
+
 class RefusingStore(Store):
     """A store that can be read and, while it `refuses`, not written."""
 
@@ -120,10 +165,10 @@ class RefusingStore(Store):
         super().__init__(store._database, StoreSettings())
         self.refuses = True
 
-    def move_cursor(self, seq: int) -> None:
+    def move_cursor(self, seq: int, *, back: bool = False) -> None:
         if self.refuses:
             raise StoreError("the disk is full; free some space")
-        super().move_cursor(seq)
+        super().move_cursor(seq, back=back)
 
 
 def test_a_cursor_that_cannot_be_written_is_written_later_and_nothing_is_sent_again(
@@ -133,8 +178,8 @@ def test_a_cursor_that_cannot_be_written_is_written_later_and_nothing_is_sent_ag
     refusing = RefusingStore(store)
     outbox = Outbox(refusing, 3600)
     assert due(outbox, 2) == ["0", "1"]
-    outbox.acknowledged(1)
-    outbox.acknowledged(2)
+    outbox.acknowledged(1, 0.0)
+    outbox.acknowledged(2, 0.0)
     for _ in range(3):
         with pytest.raises(StoreError):
             outbox.commit()

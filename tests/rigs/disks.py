@@ -107,7 +107,7 @@ def tell(outbox: Outbox) -> list[str]:
         outbox.sent(number, stored.seq)
         texts.append(stored.transcript.text)
     for number in range(len(texts)):
-        outbox.acknowledged(number)
+        outbox.acknowledged(number, 0.0)
     outbox.commit()
     return texts
 

@@ -1,7 +1,8 @@
 """A Home Assistant of the tests: subscribes late, believes the discovery message, runs automations.
 
 What it does was seen with the real one: after a connection it subscribes only seconds later, then
-says `online`; an event that comes while its entity is unavailable runs nothing.
+says `online`; an event that comes while its entity is unavailable runs nothing; when it stops it
+reads nothing any more for seconds, and only then says `offline`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class HomeAssistant(MqttClient):
         """Those that came while it was not."""
         self.order: list[str] = []
         """The topics in the order of their messages."""
-        self._subscribes_after_s, self._birth_after_s = subscribes_after_s, birth_after_s
+        self.subscribes_after_s, self._birth_after_s = subscribes_after_s, birth_after_s
+        self._reads = True
         self._connection = 0
         self._availability: list[dict[str, str]] = []
 
@@ -50,6 +52,10 @@ class HomeAssistant(MqttClient):
         """The ids for which the automation of the blueprint runs."""
         return [event["id"] for event in self.events if not event["late"]]
 
+    def stop_reading(self) -> None:
+        """It is told to end: its subscriptions stay, and the broker acknowledges for it."""
+        self._reads = False
+
     def leave(self) -> None:
         """Says offline, as it does before it restarts."""
         self._client.publish(STATUS, b"offline", qos=1).wait_for_publish(2)
@@ -58,6 +64,7 @@ class HomeAssistant(MqttClient):
     def come_back(self) -> None:
         """After `leave`."""
         self._client.loop_stop()
+        self._reads = True
         self._client.reconnect()
         self._client.loop_start()
 
@@ -71,7 +78,7 @@ class HomeAssistant(MqttClient):
 
     def connected(self) -> None:
         self._connection += 1
-        self._later(self._subscribes_after_s, self._subscribe)
+        self._later(self.subscribes_after_s, self._subscribe)
 
     def disconnected(self) -> None:
         self.values.clear()
@@ -105,6 +112,8 @@ class HomeAssistant(MqttClient):
             self.subscribe(*sorted(topics))
 
     def received(self, message: MQTTMessage) -> None:
+        if not self._reads:
+            return
         self.order.append(message.topic)
         self.values[message.topic] = bytes(message.payload)
         if message.topic == DISCOVERY:
@@ -123,5 +132,13 @@ class HomeAssistant(MqttClient):
 class Bystander(MqttClient):
     """Somebody else who subscribes to everything, and so hides that Home Assistant is away."""
 
+    topics = "roomscribe/#"
+
     def connected(self) -> None:
-        self.subscribe("roomscribe/#")
+        self.subscribe(self.topics)
+
+
+class Explorer(Bystander):
+    """One who subscribes to the announcements, too."""
+
+    topics = "#"

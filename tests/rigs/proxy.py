@@ -11,14 +11,14 @@ class Proxy:
     """Use with `with`: stands on `port` before the broker's, and forwards until `freeze`.
 
     A frozen one still takes connections, and what is sent to it; nothing arrives and nothing comes
-    back. `thaw` lets new connections through; the frozen ones stay dead.
+    back. `thaw` lets new connections through; the frozen ones stay dead. `cut` ends all there are.
     """
 
     def __init__(self, broker_port: int) -> None:
         self._broker_port = broker_port
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
-        self._frozen = False
+        self._frozen = self._cut = False
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._dead: list[socket.socket] = []
         self._over = False
@@ -31,6 +31,10 @@ class Proxy:
     def thaw(self) -> None:
         """New connections pass again."""
         self._frozen = False
+
+    def cut(self) -> None:
+        """Ends every connection, as a wireless network does that was away for a moment."""
+        self._cut = True
 
     def __enter__(self) -> Proxy:
         self._thread.start()
@@ -47,6 +51,11 @@ class Proxy:
             if self._frozen:
                 self._dead += [*self._pairs]
                 self._pairs.clear()
+            if self._cut:
+                for connection in self._pairs:
+                    connection.close()
+                self._pairs.clear()
+                self._cut = False
             ready, _, _ = select.select([self._server, *self._pairs], [], [], 0.05)
             for connection in ready:
                 if connection is self._server:

@@ -216,8 +216,8 @@ def test_more_than_is_taken_over_is_told_after_the_merge_under_a_running_publish
         rig.read_only(False)
         lasting.look_after()
         assert sent == ["three", "four"]
-        assert outbox.acknowledged(1)
-        assert outbox.acknowledged(2)
+        assert outbox.acknowledged(1, 0.0)
+        assert outbox.acknowledged(2, 0.0)
         outbox.commit()
         for stored in outbox.due(10):
             sent.append(stored.transcript.text)

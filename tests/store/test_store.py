@@ -78,7 +78,7 @@ def test_what_append_returned_survives_kill_9(settings: StoreSettings) -> None:
         assert [stored.seq for stored in again.after(0)][:told] == list(range(1, told + 1))
 
 
-def test_the_cursor_is_kept_and_never_moves_back(settings: StoreSettings) -> None:
+def test_the_cursor_is_kept_and_moves_back_only_if_asked_to(settings: StoreSettings) -> None:
     with Store.open(settings) as store:
         for _ in range(3):
             store.append(transcript())
@@ -88,6 +88,10 @@ def test_the_cursor_is_kept_and_never_moves_back(settings: StoreSettings) -> Non
     with Store.open(settings) as store:
         assert (store.cursor(), store.depth()) == (2, 1)
         assert [stored.seq for stored in store.after(store.cursor())] == [3]
+        store.move_cursor(1, back=True)
+        store.move_cursor(2, back=True)
+    with Store.open(settings) as store:
+        assert store.cursor() == 1
 
 
 def test_another_process_reads_beside_the_daemon(settings: StoreSettings, store: Store) -> None:
