@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +19,27 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from rigs.checkout import ROOT, environment
 from rigs.hailo_simulator.control import Simulator
 from rigs.models import random_mel
 
 from appliance.config import ModelSettings, Settings
-from appliance.errors import ConfigError, ModelError
+from appliance.errors import ConfigError
 from appliance.lab.benchmark import options as offered
 from appliance.lab.benchmark.baselines import ExportedRunner, UncachedRunner
 from appliance.lab.benchmark.clock import CLOCKS
 from appliance.lab.benchmark.main import run_benchmark
-from appliance.lab.benchmark.measure import RowProcess
+from appliance.lab.benchmark.measure import RowProcess, measure
 from appliance.lab.benchmark.options import add_benchmark_arguments
 from appliance.lab.benchmark.ours import OurRunner
-from appliance.lab.benchmark.rows import KEYS, ROUNDS, Row, RowMaker, bytes_of_graph, memory_speed
+from appliance.lab.benchmark.rows import (
+    KEYS,
+    LABELS,
+    ROUNDS,
+    RowMaker,
+    bytes_of_graph,
+    memory_speed,
+)
 from appliance.lab.benchmark.subject import (
     SHAPES,
     Subject,
@@ -225,17 +237,99 @@ def test_wrong_usage_is_one_clear_message(
     assert "\n" not in str(raised.value)
 
 
-def test_a_row_whose_process_dies_is_one_line_with_its_last_words(
+def test_a_row_whose_process_fails_or_is_killed_is_left_out_and_the_others_are_measured(
     checkpoint_folder: Path, tmp_path: Path
 ) -> None:
     subject = subject_of(checkpoint_folder, 4.0, tmp_path)
-    [row] = RowMaker(subject, tmp_path, 1, COUNT).rows(["balanced"])
-    broken = Row(row.key, row.label, {**(row.plan or {}), "folder": str(tmp_path / "gone")})
-    with pytest.raises(ModelError) as raised:
-        RowProcess(broken, encoder=True)
-    assert "row balanced: its process ended" in str(raised.value)
-    assert "gone" in str(raised.value)
-    assert "\n" not in str(raised.value)
+    good, absent, dying = RowMaker(subject, tmp_path, 1, COUNT).rows(
+        ["conservative", "balanced", "aggressive"]
+    )
+    assert good.plan and dying.plan
+    absent = replace(absent, plan={**good.plan, "folder": str(tmp_path / "gone")})
+    utterances = 0
+
+    def kill_one() -> None:
+        """The kernel's way with whoever has most memory."""
+        nonlocal utterances
+        utterances += 1
+        if utterances == 3:  # both are warm, and one has answered
+            ours = f"PPid:\t{os.getpid()}\n"
+            children = [path for path in Path("/proc").glob("[0-9]*") if path.name.isdecimal()]
+            rows = [
+                int(path.name)
+                for path in children
+                if ours in (path / "status").read_text()
+                and b"spawn_main" in (path / "cmdline").read_bytes()
+            ]
+            os.kill(rows[0], signal.SIGKILL)
+
+    first, second, third = measure([absent, dying, good], 3, kill_one)
+    assert first.trouble.startswith("its process ended: ModelError: ")
+    assert "gone" in first.trouble and "\n" not in first.trouble
+    assert sorted([second.trouble, third.trouble]) == [
+        "", "its process ended with SIGKILL: without a word",
+    ]  # fmt: skip
+    [whole] = [each for each in (second, third) if not each.trouble]
+    assert len(whole.samples) == 3
+    assert whole.memory["peak_mb"]
+
+
+def test_a_row_whose_files_cannot_be_made_is_left_out_and_the_table_and_json_come(
+    checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "packages"
+    broken.mkdir()
+    (broken / "ctranslate2.py").write_text("raise NotImplementedError('a unique\\nname')")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "appliance", "benchmark", "--checkpoint", checkpoint_folder),
+            *("--rows", "ct2-window,balanced", "--repeats", "1", "--tokens", "2", "--window", "2"),
+            *("--json", tmp_path / "out.json"),
+        ],
+        env=environment(PYTHONPATH=f"{broken}:{ROOT}"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    reason = "its files cannot be made: NotImplementedError: a unique name"
+    assert f"left out: {LABELS['ct2-window']}: {reason}" in done.stdout
+    assert "Roomscribe, CPU, balanced" in done.stdout
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["absent"] for row in rows] == [reason, None]
+
+
+def test_a_half_made_file_is_made_again_for_the_next_row(
+    checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    subject = subject_of(checkpoint_folder, 4.0, tmp_path)
+    maker = RowMaker(subject, tmp_path / "later", 1, COUNT)
+    [row] = maker.rows(["reference"])
+    assert row.absent.startswith("its files cannot be made: FileNotFoundError: ")
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "draft").mkdir()
+    (tmp_path / "later" / "draft" / "decoders").mkdir()
+    [row] = maker.rows(["reference"])
+    assert row.plan and not row.absent
+
+
+def test_nothing_measured_is_no_success(checkpoint_folder: Path, tmp_path: Path) -> None:
+    if any(Path(node).exists() for node in ("/dev/hailo0", "/dev/h1x-0")):
+        pytest.skip("a Hailo is here")
+    out = tmp_path / "out.json"
+    given = options("--checkpoint", str(checkpoint_folder), "--rows", "npu", "--json", str(out))
+    assert run_benchmark(given, Settings()) == 1
+    assert json.loads(out.read_text())["rows"][0]["absent"]
+
+
+def test_onnx_reads_its_operators_before_onnxruntime_adds_its_own() -> None:
+    """Debian's onnx 1.17 refuses to after its onnxruntime 1.21."""
+    program = "import sys, appliance.lab.benchmark.main; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    modules = done.stdout.split()
+    assert modules.index("onnx.reference") < modules.index("onnxruntime")
 
 
 def test_random_checkpoint_is_a_multilingual_whisper_that_builds(tmp_path: Path) -> None:
@@ -375,3 +469,20 @@ def test_a_chip_without_a_fitting_hef_leaves_the_rows_out_with_the_reason(
     assert "decoder.hef" in rows["npu"]["absent"]
     rows = measured(npu_bundles["home"].folder, checkpoint_folder, tmp_path, "4")
     assert "another shape or window" in rows["hybrid"]["absent"]
+
+
+def test_a_chip_that_is_lost_leaves_its_rows_out_and_the_others_are_measured(
+    simulator: Simulator,
+    npu_bundles: dict[str, Bundle],
+    checkpoint_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", simulator.environment["PYTHONPATH"])
+    simulator.plug()
+    simulator.set(fail_jobs="all")
+    rows = measured(npu_bundles["home"].folder, checkpoint_folder, tmp_path)
+    assert rows["conservative"]["total_ms"] > 0
+    for key in ("hybrid", "npu"):
+        assert "NPU: the first job: HailoRT failed" in rows[key]["absent"]
+        assert "total_ms" not in rows[key]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from appliance.capture import Recording
 from appliance.errors import ConfigError
 from appliance.infer import Tokenizer
-from appliance.lab.benchmark.measure import RowProcess
+from appliance.lab.benchmark.measure import RowError, RowProcess
 from appliance.lab.benchmark.rows import Row
 from appliance.lab.benchmark.subject import Subject
 from appliance.lab.recordings import LISTS, listed_texts
@@ -70,21 +70,26 @@ def score_rows(
     subject: Subject,
     recordings: Sequence[Recorded],
     advance: Callable[[], object],
-) -> dict[str, Score]:
-    """Errors of every row that is there, by its key; `advance` is called after each recording."""
+) -> dict[str, Score | str]:
+    """Errors of every row that is there, by its key, or why it has none; `advance` is called after
+    each recording."""
     bundle = subject.bundle
     tokenizer = Tokenizer.open(bundle)
     room = bundle.max_tokens - len(bundle.prompt)
     limit = min(room, round(TOKENS_PER_SECOND * bundle.window_s))
-    scores = {}
+    scores: dict[str, Score | str] = {}
     for row in (row for row in rows if row.plan):
         texts = []
-        with RowProcess(row, encoder=True) as process:
-            for recorded in recordings:
-                answer = process.ask("transcribe", samples=recorded.samples, limit=limit)
-                texts.append(tokenizer.detokenize(answer["tokens"]).strip())
-                advance()
-        scores[row.key] = score(texts, recordings)
+        try:
+            with RowProcess(row, encoder=True) as process:
+                for recorded in recordings:
+                    answer = process.ask("transcribe", samples=recorded.samples, limit=limit)
+                    texts.append(tokenizer.detokenize(answer["tokens"]).strip())
+                    advance()
+        except RowError as error:
+            scores[row.key] = str(error)
+        else:
+            scores[row.key] = score(texts, recordings)
     return scores
 
 

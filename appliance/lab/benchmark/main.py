@@ -1,4 +1,8 @@
-"""`roomscribe benchmark`: the run. Its options are in `options`."""
+"""`roomscribe benchmark`: the run. Its options are in `options`.
+
+onnx.reference, which onnxruntime.quantization needs, is imported before onnxruntime: Debian's 1.21
+adds operators of its own to the table that both share, and onnx 1.17 then refuses to read it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import onnx.reference  # noqa: F401 - see the docstring
 from tqdm import tqdm
 
 from appliance.config import Settings
@@ -28,7 +34,8 @@ UNSCORED = {"uncached"}
 
 
 def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe benchmark`. Raises ConfigError and ModelError."""
+    """`roomscribe benchmark`: 0, or 1 when no row could be measured. Raises ConfigError, and
+    ModelError for the checkpoint; a row that fails is left out by name."""
     keys = wanted_rows(options.rows, KEYS)
     _check(options)
     with tempfile.TemporaryDirectory(prefix="roomscribe-benchmark.", dir=_scratch()) as scratch:
@@ -56,11 +63,11 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
         if options.json:
             with writing(options.json) as place:
                 place.write_text(json.dumps(as_json(result), indent=1) + "\n", encoding="utf-8")
-        if options.picture:
+        if options.picture and result.measured:
             report.draw(result, options.picture)
     except OSError as error:
         raise StoreError(f"benchmark --json, --picture: cannot be written: {error}") from None
-    return 0
+    return 0 if result.measured else 1
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -89,10 +96,13 @@ def _measure(subject: Subject, rows: Sequence[Row], options: argparse.Namespace)
     speed = memory_speed(options.threads)
     there = [row for row in rows if row.plan]
     with _bar(len(there) * (options.repeats + 1), "measuring") as bar:
-        measured = measure(rows, options.repeats, bar.update)
+        tried = measure(rows, options.repeats, bar.update)
+    troubles = {each.row.key: each.trouble for each in tried if each.trouble}
+    measured = [each for each in tried if not each.trouble]
     scores: dict[str, accuracy.Score] = {}
     if options.recordings:
-        scores = _score(subject, [row for row in there if row.key not in UNSCORED], options)
+        scored = [each.row for each in measured if each.row.key not in UNSCORED]
+        scores = _score(subject, scored, options)
     return Result(
         subject=subject,
         threads=options.threads,
@@ -100,7 +110,7 @@ def _measure(subject: Subject, rows: Sequence[Row], options: argparse.Namespace)
         tokens=options.tokens,
         clock=options.clock,
         speed=speed,
-        rows=rows,
+        rows=[replace(row, absent=row.absent or troubles.get(row.key, "")) for row in rows],
         measured=measured,
         scores=scores,
     )
@@ -118,7 +128,11 @@ def _score(
             f"{subject.bundle.window_s:g} s in {options.recordings}, found none"
         )
     with _bar(len(rows) * len(recordings), "listening") as bar:
-        return accuracy.score_rows(rows, subject, recordings, bar.update)
+        found = accuracy.score_rows(rows, subject, recordings, bar.update)
+    for key, trouble in found.items():
+        if isinstance(trouble, str):
+            _tell(f"the errors of {key} are left out: {trouble}")
+    return {key: score for key, score in found.items() if isinstance(score, accuracy.Score)}
 
 
 def _bar(total: int, name: str) -> tqdm:

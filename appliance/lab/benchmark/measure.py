@@ -9,14 +9,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from appliance.errors import ModelError
 from appliance.lab.benchmark.rows import Row
 from appliance.lab.benchmark.worker import serve
-from appliance.system import Child, ChildDiedError, ChildFailedError
+from appliance.system import Child, ChildDiedError, ChildFailedError, one_line
 
 TIMES = ("mel_ms", "encoder_ms", "decoder_ms", "total_ms", "first_ms", "later_ms")
 ORDER_SEED = 1
 LAST_LINES = 3
+ANSWER_S = 600.0
+"""A row that needs longer for one utterance hangs; whisper-base without a cache takes 2 minutes for
+448 tokens on a slow machine."""
+
+
+class RowError(Exception):
+    """A row's process failed, ended or hangs; the text is why the row is left out."""
 
 
 @dataclass(slots=True)
@@ -24,6 +30,8 @@ class Measured:
     """One row's figures."""
 
     row: Row
+    trouble: str = ""
+    """Why it could not be measured to the end; its figures are of no use then."""
     samples: list[dict[str, float]] = field(default_factory=list)
     """TIMES of each round."""
     tokens: tuple[int, ...] = ()
@@ -48,28 +56,46 @@ class Measured:
 def measure(rows: Sequence[Row], repeats: int, advance: Callable[[], object]) -> list[Measured]:
     """Figures of every row that is there; `advance` is called after each utterance.
 
-    Every process is warmed up, then `repeats` rounds are measured in shuffled order. Raises
-    ModelError when a row's process ends.
+    Every process is warmed up, then `repeats` rounds are measured in shuffled order. A row whose
+    process fails, ends or hangs has its `trouble`, and the others go on without it.
     """
     present = [Measured(row) for row in rows if row.plan]
-    for each in present:
-        each.memory |= _decoder_memory(each.row, repeats)
+    processes: dict[str, RowProcess] = {}
+    shuffled = random.Random(ORDER_SEED)
+
+    def go_on(step: Callable[[Measured], object], order: Sequence[Measured] = present) -> None:
+        for each in order:
+            if each.trouble:
+                continue
+            try:
+                step(each)
+            except RowError as error:
+                each.trouble = str(error)
+                if each.row.key in processes:  # one that hangs takes the others' time
+                    processes[each.row.key].close()
+
+    def open_process(each: Measured) -> None:
+        process = RowProcess(each.row, encoder=True)
+        processes[each.row.key] = stack.enter_context(process)
+
+    def warm_up(each: Measured) -> None:
+        each.tokens = processes[each.row.key].warm_up()["tokens"]
+        advance()
+
+    def utter(each: Measured) -> None:
+        answer = processes[each.row.key].ask("utterance")
+        each.samples.append({name: answer[name] for name in TIMES})
+        advance()
+
     with ExitStack() as stack:
-        pairs = [
-            (each, stack.enter_context(RowProcess(each.row, encoder=True))) for each in present
-        ]
-        for each, process in pairs:
-            each.tokens = process.warm_up()["tokens"]
-            advance()
-        turns, shuffled = list(pairs), random.Random(ORDER_SEED)
+        go_on(lambda each: each.memory.update(_decoder_memory(each.row, repeats)))
+        go_on(open_process)
+        go_on(warm_up)
+        turns = list(present)
         for _ in range(repeats):
             shuffled.shuffle(turns)
-            for each, process in turns:
-                answer = process.ask("utterance")
-                each.samples.append({name: answer[name] for name in TIMES})
-                advance()
-        for each, process in pairs:
-            each.memory |= process.memory()
+            go_on(utter, turns)
+        go_on(lambda each: each.memory.update(processes[each.row.key].memory()))
     return present
 
 
@@ -90,15 +116,17 @@ class RowProcess(Child):
     def __init__(self, row: Row, *, encoder: bool) -> None:
         """Starts it and waits until the row is loaded; without `encoder` only its decoder is.
 
-        numpy's own threads are as many as the row's. Raises ModelError.
+        numpy's own threads are as many as the row's. Raises RowError.
         """
-        self._row = row
         self._before_warm_up: dict[str, float] = {}
         self._can_reset = False
         plan = row.plan or {}
         count = str(plan.get("threads", 1))
         threads = {"OMP_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count}
-        super().__init__(serve, plan, encoder, environment=threads)
+        try:
+            super().__init__(serve, plan, encoder, environment=threads)
+        except OSError as error:
+            raise RowError(f"its process cannot be started: {one_line(error)}") from None
         try:
             self._answer()
         except BaseException:
@@ -113,7 +141,7 @@ class RowProcess(Child):
         return answer
 
     def ask(self, what: str, **more: object) -> dict[str, Any]:
-        """The answer to one request. Raises ModelError when the process has ended."""
+        """The answer to one request. Raises RowError when there is none."""
         self.send({"do": what, **more})
         return self._answer()
 
@@ -126,15 +154,13 @@ class RowProcess(Child):
 
     def _answer(self) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = self.receive()
+            answer: dict[str, Any] = self.receive(ANSWER_S)
         except ChildFailedError as error:
-            trouble = f": {error}"
+            raise RowError(f"its process ended: {error}") from None
         except ChildDiedError as error:
             lines = error.printed.strip().splitlines()[-LAST_LINES:]
-            trouble = f" with {error.how}: {' / '.join(lines) or 'without a word'}"
-        else:
-            return answer
-        raise ModelError(
-            f"benchmark: row {self._row.key}: its process ended{trouble}; leave the row out with "
-            "--rows"
-        )
+            last_words = " / ".join(lines) or "without a word"
+            raise RowError(f"its process ended with {error.how}: {last_words}") from None
+        except TimeoutError as error:
+            raise RowError(f"its process hangs: {error}") from None
+        return answer

@@ -265,5 +265,5 @@ def draw(result: Result, file: Path) -> None:
     )
     axes.set_xlim(0, 1.1 * max(left))
     axes.legend(loc="lower right")
-    with writing(file) as place:
-        figure.savefig(place, format="png", dpi=120)
+    with writing(file) as draft:
+        figure.savefig(draft, format="png", dpi=120)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from appliance.infer import find_chip
 from appliance.lab.benchmark import baselines, exporter, ours
 from appliance.lab.benchmark.subject import Subject
 from appliance.model import BEST, FRAMES_PER_POSITION, STEP_FILE, Bundle, Recipe, build_bundle
+from appliance.system import one_line
 
 ARRAY_BYTES = 256 << 20
 """Many times the largest cache of such a machine."""
@@ -161,9 +163,23 @@ class RowMaker:
 
     def _make(self, maker: Callable[[str], Row], key: str) -> Row:
         needed = self._needs.get(maker)
-        if needed and find_spec(needed) is None:
-            return Row(key, LABELS[key], absent=f"the package {needed} is not installed")
-        return maker(key)
+        try:
+            if needed and find_spec(needed) is None:
+                return Row(key, LABELS[key], absent=f"the package {needed} is not installed")
+            return maker(key)
+        except Exception as error:  # other people's exporters raise what they like
+            said = f"{type(error).__name__}: {one_line(error)}"
+            return Row(key, LABELS[key], absent=f"its files cannot be made: {said}")
+
+    def _made(self, name: str, write: Callable[[Path], object]) -> Path:
+        """A file or folder that rows share, written once; there whole or not at all."""
+        place, draft = self._scratch / name, self._scratch / "draft" / name
+        if not place.exists():
+            rmtree(draft.parent, ignore_errors=True)
+            draft.parent.mkdir()
+            write(draft)
+            draft.rename(place)
+        return place
 
     def _row(
         self, key: str, kind: str, token_bytes: int, *, alone: bool = True, **plan: object
@@ -183,12 +199,11 @@ class RowMaker:
 
     def rough_bundle(self) -> Path:
         """The bundle that scans the vocabulary with 4 bits."""
-        folder = self._scratch / "bundle-int4"
-        if not folder.exists():
-            window_s = self._subject.bundle.window_s
-            recipe = Recipe("benchmark", window_s, quantize="int8", vocabulary_scan="int4")
-            build_bundle(self._subject.folder, folder, recipe)
-        return folder
+        window_s = self._subject.bundle.window_s
+        recipe = Recipe("benchmark", window_s, quantize="int8", vocabulary_scan="int4")
+        return self._made(
+            "bundle-int4", lambda folder: build_bundle(self._subject.folder, folder, recipe)
+        )
 
     def _exported(self, key: str) -> Row:
         bundle = self._bundle
@@ -203,29 +218,33 @@ class RowMaker:
 
     def encoder(self, positions: int, *, int8: bool) -> Path:
         """The exported encoder for a window of `positions`."""
-        plain = self._scratch / f"encoder-{positions}.onnx"
-        file = self._scratch / f"encoder-{positions}-int8.onnx" if int8 else plain
-        if not plain.exists():
-            exporter.write_encoder_model(self._subject.checkpoint, positions, plain)
-        if not file.exists():
-            baselines.quantize(plain, file)
-        return file
+        checkpoint = self._subject.checkpoint
+        plain = self._made(
+            f"encoder-{positions}.onnx",
+            lambda file: exporter.write_encoder_model(checkpoint, positions, file),
+        )
+        if not int8:
+            return plain
+        return self._made(
+            f"encoder-{positions}-int8.onnx", lambda file: baselines.quantize(plain, file)
+        )
 
     def decoders(self, *, int8: bool) -> Path:
         """The folder of decoder_model and decoder_with_past_model."""
-        plain = self._scratch / "decoders"
-        folder = self._scratch / "decoders-int8" if int8 else plain
-        if not plain.exists():
-            plain.mkdir()
-            exporter.write_decoder_model(self._subject.checkpoint, plain / baselines.DECODER)
-            exporter.write_decoder_with_past_model(
-                self._subject.checkpoint, plain / baselines.WITH_PAST
-            )
-        if not folder.exists():
+        checkpoint = self._subject.checkpoint
+
+        def write(folder: Path) -> None:
+            folder.mkdir()
+            exporter.write_decoder_model(checkpoint, folder / baselines.DECODER)
+            exporter.write_decoder_with_past_model(checkpoint, folder / baselines.WITH_PAST)
+
+        def write_quantized(folder: Path) -> None:
             folder.mkdir()
             for name in (baselines.DECODER, baselines.WITH_PAST):
                 baselines.quantize(plain / name, folder / name)
-        return folder
+
+        plain = self._made("decoders", write)
+        return self._made("decoders-int8", write_quantized) if int8 else plain
 
     def _uncached(self, key: str) -> Row:
         folder = self.uncached()
@@ -240,22 +259,27 @@ class RowMaker:
         bundle, checkpoint = self._bundle, self._subject.checkpoint
         room = len(bundle.prompt) + self._tokens
         length = min(max(baselines.LENGTH, room), checkpoint.config.max_target_positions)
-        folder = self._scratch / "uncached"
-        folder.mkdir()
-        write_hailo_decoder(checkpoint, bundle.positions, length, folder / baselines.GRAPH)
-        embedding, places = host_tables(checkpoint, length)
-        np.save(folder / baselines.EMBEDDING, embedding)
-        np.save(folder / baselines.PLACES, places)
-        return folder
+
+        def write(folder: Path) -> None:
+            folder.mkdir()
+            write_hailo_decoder(checkpoint, bundle.positions, length, folder / baselines.GRAPH)
+            embedding, places = host_tables(checkpoint, length)
+            np.save(folder / baselines.EMBEDDING, embedding)
+            np.save(folder / baselines.PLACES, places)
+
+        return self._made("uncached", write)
 
     def _ctranslate(self, key: str) -> Row:
         from appliance.lab.benchmark.ctranslate import write_model
         from appliance.model import read_vocabulary
 
-        bundle, folder = self._bundle, self._scratch / "ctranslate2"
-        if not folder.exists():
+        bundle = self._bundle
+
+        def write(folder: Path) -> None:
             pieces = read_vocabulary(self._subject.folder)
             self._ct2_bytes = write_model(self._subject.checkpoint, pieces, "int8", folder)
+
+        folder = self._made("ctranslate2", write)
         frames = (
             bundle.frames if key == "ct2-window" else FRAMES_PER_POSITION * bundle.trained_positions
         )
