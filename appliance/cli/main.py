@@ -1,8 +1,8 @@
 """The commands: what they are called, what they take, and how their failures end.
 
 Exit status: 0 done, 1 nothing found, 2 wrong usage, 65 unreadable recording, 69 device trouble,
-74 store or broker trouble, or output that cannot be written, 78 configuration or model error
-(systemd does not restart on 78).
+74 store or broker trouble, or output that cannot be written, 75 trouble with a file or with memory
+that may pass, 78 configuration or model error (systemd does not restart on 78).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _obey(
     except RoomscribeError as error:
         for message in error.messages if isinstance(error, ConfigError) else [error]:
             _complain(message)
-        return error.exit_status
+        return error.status
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -150,13 +150,9 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    """The configuration; the defaults where it is wrong and the command is to say so itself."""
-    try:
-        return config.load(options.config)
-    except ConfigError:
-        if not getattr(options, "lenient", False):
-            raise
-        return Settings()
+    """The configuration; what is right in it where the command is to say itself what is wrong."""
+    reading = config.read(options.config)
+    return reading.settings if getattr(options, "lenient", False) else reading.sure()
 
 
 def parser() -> argparse.ArgumentParser:

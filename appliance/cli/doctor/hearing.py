@@ -166,6 +166,13 @@ CHECKS = (
         "plug it in again; `roomscribe devices` shows what is there; `systemctl --user restart "
         "pipewire` (or pulseaudio) wakes a sound server that hangs",
         within_s=15,
+        needs=("[capture]",),
     ),
-    Check("voice detector", voice_detector, INSTALL, within_s=30),
+    Check(
+        "voice detector",
+        voice_detector,
+        INSTALL,
+        within_s=30,
+        needs=("[voice]", "[segmenter]"),
+    ),
 )

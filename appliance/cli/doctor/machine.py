@@ -23,7 +23,6 @@ from appliance.cli.doctor.outcome import (
     ok,
     skipped,
 )
-from appliance.errors import ConfigError
 from appliance.system import THROTTLED, one_line, soc_temperature_c
 
 PACKAGE = "roomscribe"
@@ -89,11 +88,9 @@ def libraries(around: Surroundings, wanted: Mapping[str, str] | None = None) -> 
 
 def configuration(around: Surroundings) -> Outcome:
     """The configuration is valid; all that is wrong with it otherwise."""
-    try:
-        config.load(around.config)
-    except ConfigError as error:
-        count = "1 mistake" if len(error.messages) == 1 else f"{len(error.messages)} mistakes"
-        return failed(f"{count}: {'; '.join(error.messages)}", "correct the lines that are named")
+    if troubles := config.read(around.config).troubles:
+        count = "1 mistake" if len(troubles) == 1 else f"{len(troubles)} mistakes"
+        return failed(f"{count}: {'; '.join(troubles)}", "correct what is named")
     if around.config:
         return ok(f"{around.config} is valid")
     if config.DEFAULT_PATH.exists():
@@ -252,15 +249,10 @@ def _installed(package: str, module: str) -> str:
 
 
 CHECKS = (
-    Check("Python", python, INSTALL, needs=()),
-    Check("libraries", libraries, INSTALL, within_s=60, needs=()),
-    Check(CONFIGURATION, configuration, "correct the file, or move it away", needs=()),
-    Check(
-        "memory",
-        memory,
-        "see what the line says; if it says nothing, run the doctor again",
-        needs=(),
-    ),
-    Check("clock", clock, "see `timedatectl`", needs=()),
-    Check("power", pi_power, "see `vcgencmd get_throttled`", needs=()),
+    Check(CONFIGURATION, configuration, "correct the file, or move it away"),
+    Check("Python", python, INSTALL),
+    Check("libraries", libraries, INSTALL, within_s=60),
+    Check("memory", memory, "see what the line says; if it says nothing, run the doctor again"),
+    Check("clock", clock, "see `timedatectl`"),
+    Check("power", pi_power, "see `vcgencmd get_throttled`"),
 )

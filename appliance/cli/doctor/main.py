@@ -10,12 +10,12 @@ import textwrap
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from appliance import __version__
+from appliance import __version__, config
 from appliance.cli.doctor import hearing, machine, npu, publishing, storage, transcribing
 from appliance.cli.doctor.daemon import beside_daemon
 from appliance.cli.doctor.outcome import (
@@ -43,6 +43,8 @@ MOST_FAILED = 63
 """The exit status counts no further; from 64 on it would mean something else (sysexits.h)."""
 LAST_LETTERS = 200
 """So many are shown of what a library printed before it ended a check's process."""
+ONLY_THERE = frozenset({"appliance", "capture", "mqtt", "store"})
+"""Sections with names and places that the user's file alone can tell."""
 GROUPS: dict[str, tuple[Check, ...]] = {
     "machine": machine.CHECKS,
     "hearing": hearing.CHECKS,
@@ -57,11 +59,16 @@ GROUPS: dict[str, tuple[Check, ...]] = {
 def run(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe doctor`; how many checks failed, 63 at most.
 
-    A configuration that cannot be read is one of the checks: `settings` are the defaults then, and
-    what depends on them is left out.
+    Whether the configuration is right is one of the checks: where it is not, `settings` are the
+    defaults, and what depends on them is left out.
     """
     daemon, settings = beside_daemon(options.config, settings)
-    around = Surroundings(settings, options.config, daemon, recordings=options.recordings)
+    wrong = config.read(options.config).wrong
+    if len(wrong) == len(fields(Settings)):  # a file that says nothing: most defaults will do
+        wrong = ONLY_THERE
+    around = Surroundings(
+        settings, options.config, daemon, recordings=options.recordings, wrong=wrong
+    )
     checks = GROUPS
     if options.recordings:
         checks = GROUPS | {"NPU": (*npu.CHECKS, npu.RECORDINGS)}
@@ -87,7 +94,7 @@ def examine(
     around: Surroundings, groups: Mapping[str, tuple[Check, ...]] = GROUPS
 ) -> Iterator[Finding]:
     """One finding after the other, each as soon as it is there."""
-    bad: set[str] = set()
+    bad = {f"[{section}]" for section in around.wrong}
     for group, checks in groups.items():
         for check in checks:
             begun_s = time.monotonic()
@@ -101,7 +108,8 @@ def _outcome(check: Check, around: Surroundings, bad: set[str]) -> Outcome:
     """The check's outcome; skipped when something that it stands on has failed."""
     missing = [name for name in check.needs if name in bad]
     if missing:
-        return skipped(f"left out until this is well: {', '.join(missing)}")
+        of = " in the configuration" if missing[-1].startswith("[") else ""
+        return skipped(f"left out until this is well: {', '.join(missing)}{of}")
     return look(check, around)
 
 

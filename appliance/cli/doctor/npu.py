@@ -22,7 +22,6 @@ import numpy as np
 from appliance.cli.doctor import machine
 from appliance.cli.doctor.outcome import (
     BUNDLE,
-    CONFIGURATION,
     Check,
     Outcome,
     Surroundings,
@@ -374,13 +373,14 @@ def _spoken(folder: Path | None) -> Iterator[tuple[Path, str]]:
         yield file, texts.get(file.name, "")
 
 
-ON_CHIP = (CONFIGURATION, BUNDLE, DEVICE, LIBRARY, CHIP, HEF)
+MODEL = ("[model]", "[encoder]", "[decoder]", BUNDLE)
+ON_CHIP = (*MODEL, DEVICE, LIBRARY, CHIP, HEF)
 CHECKS = (
-    Check(DEVICE, device, INSTALL),
-    Check(LIBRARY, library, INSTALL, within_s=30, needs=(CONFIGURATION, DEVICE)),
-    Check(CHIP, chip, SEATING, within_s=30, needs=(CONFIGURATION, DEVICE, LIBRARY)),
-    Check("owner", owner, SEATING, needs=(CONFIGURATION, DEVICE)),
-    Check(HEF, hef, NEW_HEF, within_s=60, needs=(CONFIGURATION, BUNDLE)),
+    Check(DEVICE, device, INSTALL, needs=("[encoder]",)),
+    Check(LIBRARY, library, INSTALL, within_s=30, needs=(DEVICE,)),
+    Check(CHIP, chip, SEATING, within_s=30, needs=("[encoder]", DEVICE, LIBRARY)),
+    Check("owner", owner, SEATING, needs=("[encoder]", DEVICE)),
+    Check(HEF, hef, NEW_HEF, within_s=60, needs=MODEL),
     Check("self-test on the NPU", self_test, SEATING, within_s=180, needs=ON_CHIP),
 )
 RECORDINGS = Check("recordings on it", recordings, SEATING, within_s=600, needs=ON_CHIP)

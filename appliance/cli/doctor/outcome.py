@@ -54,6 +54,8 @@ class Surroundings:
     """Where /proc, /sys, /dev and /run are looked for."""
     recordings: Path | None = None
     """Folder of recordings on which the NPU is compared with the CPU, too."""
+    wrong: frozenset[str] = frozenset()
+    """Sections of the configuration in which there is a mistake; `settings` has defaults there."""
     doing: Callable[[str], None] = lambda _what: None
     """Takes what a check is about to do, for the case that this is the last it does."""
 
@@ -68,8 +70,9 @@ class Check:
     """For errors that do not say what to do, and for a check that hangs."""
     within_s: float = 10.0
     """It is given up after this."""
-    needs: tuple[str, ...] = (CONFIGURATION,)
-    """Checks without which it says nothing new: it is skipped when one of them failed."""
+    needs: tuple[str, ...] = ()
+    """Checks without which it says nothing new: it is skipped when one of them failed; and sections
+    of the configuration ("[mqtt]"), when there is a mistake in one of them."""
 
 
 @dataclass(frozen=True, slots=True)

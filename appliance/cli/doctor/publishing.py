@@ -13,7 +13,6 @@ from contextlib import suppress
 from appliance.cli.doctor.daemon import UNIT, password_is_hidden
 from appliance.cli.doctor.outcome import (
     BROKER,
-    CONFIGURATION,
     Check,
     Outcome,
     Surroundings,
@@ -167,35 +166,37 @@ def judge_state(availability: str, payload: str) -> Outcome:
     return ok(found)
 
 
+MQTT = ("[mqtt]", "[appliance]")
 CHECKS = (
     Check(
         BROKER,
         reachable,
         "see mqtt.host and mqtt.port, and that a broker runs there",
         within_s=15,
+        needs=MQTT,
     ),
     Check(
         "round trip",
         round_trip,
         "see the broker's log",
         within_s=20,
-        needs=(CONFIGURATION, BROKER),
+        needs=(*MQTT, BROKER),
     ),
     Check(
         "Home Assistant",
         home_assistant,
         "see the broker's log",
         within_s=15,
-        needs=(CONFIGURATION, BROKER),
+        needs=(*MQTT, BROKER),
     ),
 )
 SERVICE_CHECKS = (
-    Check("unit", unit, "see `systemctl status roomscribe`", needs=()),
+    Check("unit", unit, "see `systemctl status roomscribe`"),
     Check(
         "its own word",
         own_word,
         "`journalctl -u roomscribe` has the whole story",
         within_s=15,
-        needs=(CONFIGURATION, BROKER),
+        needs=(*MQTT, BROKER),
     ),
 )

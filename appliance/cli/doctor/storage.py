@@ -70,6 +70,6 @@ def _exists(path: Path) -> bool:
 
 
 CHECKS = (
-    Check("log", log, "see that its disk is well", within_s=60),
-    Check("disk", disk, "see that its disk is well"),
+    Check("log", log, "see that its disk is well", within_s=60, needs=("[store]",)),
+    Check("disk", disk, "see that its disk is well", needs=("[store]",)),
 )

@@ -13,7 +13,6 @@ import numpy as np
 
 from appliance.cli.doctor.outcome import (
     BUNDLE,
-    CONFIGURATION,
     Check,
     Outcome,
     Surroundings,
@@ -130,19 +129,25 @@ def on_cpu(settings: Settings) -> Settings:
 
 
 CHECKS = (
-    Check(BUNDLE, bundle, "roomscribe model list shows what is installed", within_s=120),
+    Check(
+        BUNDLE,
+        bundle,
+        "roomscribe model list shows what is installed",
+        within_s=120,
+        needs=("[model]",),
+    ),
     Check(
         "INT8 arithmetic",
         arithmetic,
         "install onnxruntime again",
         within_s=120,
-        needs=(CONFIGURATION, BUNDLE),
+        needs=("[model]", BUNDLE),
     ),
     Check(
         "self-test on the CPU",
         self_test,
         "install the model again, or take another one",
         within_s=180,
-        needs=(CONFIGURATION, BUNDLE),
+        needs=("[model]", "[encoder]", "[decoder]", "[gates]", BUNDLE),
     ),
 )

@@ -26,6 +26,7 @@ from rigs.waiting import until
 from rigs.windows import noise
 
 from appliance.cli.doctor.main import (
+    GROUPS,
     MARKS,
     PLAIN_MARKS,
     examine,
@@ -36,7 +37,7 @@ from appliance.cli.doctor.main import (
     says_nothing_new,
 )
 from appliance.cli.doctor.outcome import Check, Finding, Outcome, Surroundings, failed, ok, skipped
-from appliance.config import Settings
+from appliance.config import Settings, keys
 from appliance.errors import DeviceError
 from appliance.model.bundle import load_bundle
 
@@ -107,16 +108,42 @@ def test_json_has_every_check_with_all_its_fields(silent_house: Path) -> None:
     assert (answer["schema"], answer["failed"]) == (1, done.returncode)
 
 
-def test_a_wrong_configuration_is_one_fault_and_leaves_the_rest_out(tmp_path: Path) -> None:
-    config = tmp_path / "house.toml"
-    config.write_text("[mqtt]\nport = 0\n", encoding="utf-8")
+def test_a_wrong_configuration_comes_first_and_what_does_not_depend_on_it_is_checked(
+    tmp_path: Path,
+) -> None:
+    config = write_config(tmp_path, mqtt={"port": 0}, voice={"close_score": 0.9})
     found = told(doctor("--json", "--config", config))
-    assert found["configuration"]["status"] == "failed"
-    assert "mqtt.port: expected 1 to 65535" in found["configuration"]["found"]
-    assert found["Python"]["status"] == "ok"
-    for name in ("microphone", "model bundle", "broker", "log", "HEF"):
+    first = next(iter(found.values()))
+    assert (first["name"], first["status"]) == ("configuration", "failed")
+    assert first["found"].startswith("2 mistakes: ")
+    assert "mqtt.port: expected 1 to 65535" in first["found"]
+    assert found["self-test on the CPU"]["status"] == "ok"
+    assert str(tmp_path / "state") in found["log"]["found"]
+    for name, section in (("broker", "[mqtt]"), ("its own word", "[mqtt]"),
+                          ("voice detector", "[voice]")):  # fmt: skip
         assert found[name]["status"] == "skipped"
-        assert "configuration" in found[name]["found"]
+        assert found[name]["found"] == (
+            f"left out until this is well: {section} in the configuration"
+        )
+
+
+def test_of_a_file_that_is_no_configuration_the_defaults_are_checked_where_they_may_be_meant(
+    tmp_path: Path,
+) -> None:
+    found = told(doctor("--json", "--config", tmp_path))
+    assert "found a folder" in found["configuration"]["found"]
+    assert found["self-test on the CPU"]["status"] == "ok"
+    assert found["voice detector"]["status"] == "ok"
+    for name in ("microphone", "log", "disk", "broker"):
+        assert found[name]["status"] == "skipped"
+
+
+def test_a_check_stands_on_checks_before_it_and_on_sections_that_there_are() -> None:
+    known = {f"[{section}]" for section, _key in keys()}
+    for checks in GROUPS.values():
+        for one in checks:
+            assert known.issuperset(one.needs), one.name
+            known.add(one.name)
 
 
 @pytest.mark.skipif(bool(NEEDED), reason=f"not installed: {' '.join(NEEDED)}")
