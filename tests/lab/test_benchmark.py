@@ -264,8 +264,8 @@ def test_a_row_whose_process_fails_or_is_killed_is_left_out_and_the_others_are_m
             os.kill(rows[0], signal.SIGKILL)
 
     first, second, third = measure([absent, dying, good], 3, kill_one)
-    assert first.trouble.startswith("its process ended: ModelError: ")
-    assert "gone" in first.trouble and "\n" not in first.trouble
+    assert first.trouble.startswith("its process ended: ")
+    assert "gone: expected a model bundle" in first.trouble and "\n" not in first.trouble
     assert sorted([second.trouble, third.trouble]) == [
         "", "its process ended with SIGKILL: without a word",
     ]  # fmt: skip
