@@ -138,7 +138,7 @@ class Repository:
         try:
             headers = self._client.look(address, _enough, FIRST_ATTEMPTS)
         except RefusedError as refused:
-            if refused.status == 404 and refused.code in ("", "EntryNotFound"):
+            if refused.http_status == 404 and refused.code in ("", "EntryNotFound"):
                 return None
             raise self._explained(refused) from refused
         except UnreachableError as error:
@@ -215,20 +215,20 @@ class Repository:
             )
         if "disabled" in refused.message:
             return ModelError(f"{page}: {answer}: the hub has closed it; take another model")
-        if refused.code == "GatedRepo" or refused.status == 403:
+        if refused.code == "GatedRepo" or refused.http_status == 403:
             found = f" (found: {self._token_from})" if self._token else ""
             return ModelError(
                 f"{page}: {answer}: it needs a login; accept its licence at {page} and {_LOGIN} "
                 f"with a token of yours that may read it{found}"
             )
-        if refused.status == 401 and self._token and refused.code != "RepoNotFound":
+        if refused.http_status == 401 and self._token and refused.code != "RepoNotFound":
             return ModelError(
                 f"{page}: {answer}: the token in {self._token_from} is not accepted; make a new "
                 f"one at {self._endpoint}/settings/tokens, or do without for public models (unset "
                 "HF_TOKEN, `hf auth logout`)"
             )
         # the hub answers 401 for a repository that does not exist, too, unless one is logged in
-        if refused.status in (401, 404):
+        if refused.http_status in (401, 404):
             login = "" if self._token else f", or it needs a login: then {_LOGIN}"
             return ModelError(
                 f"{page}: {answer}: there is no such repository{login}; check the id, or take one "

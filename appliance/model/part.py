@@ -39,14 +39,14 @@ class RefusedError(ModelError):
     """An answer that another attempt will not change."""
 
     def __init__(self, address: str, status: int, code: str, message: str = "") -> None:
-        self.status, self.code, self.message = status, code, message
+        self.http_status, self.code, self.message = status, code, message
         super().__init__(f"{address}: expected the file, found {self.answer}")
 
     @property
     def answer(self) -> str:
         """Status, and the code and the words that came with it, if any."""
         why = ": ".join(each for each in (self.code, self.message) if each)
-        return f"answer {self.status}{f' ({why})' if why else ''}"
+        return f"answer {self.http_status}{f' ({why})' if why else ''}"
 
 
 class UnreachableError(ModelError):
