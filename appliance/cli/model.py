@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,6 @@ from appliance.errors import ConfigError, RoomscribeError
 if TYPE_CHECKING:
     from appliance.infer import Transcriber
     from appliance.model import Bundle, library
-    from appliance.records import Mel
 
 EPILOG = """\
 examples:
@@ -154,8 +153,8 @@ def _add_export(new: Add) -> None:
     sub = new(
         "export",
         help="write what Hailo's compiler needs to make a HEF",
-        description="Writes the graphs in the form that Hailo's Dataflow Compiler takes, a "
-        "calibration set made from recordings, and the command lines to run on an x86 machine.",
+        description="Writes the graphs in the form that Hailo's Dataflow Compiler takes, "
+        "calibration sets made from recordings, and the command lines to run on an x86 machine.",
     )
     sub.add_argument("folder", type=Path, metavar="FOLDER", help="a checkpoint's folder")
     sub.add_argument("--for", dest="target", choices=("hailo",), required=True)
@@ -166,8 +165,9 @@ def _add_export(new: Add) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="sound files for the calibration set; folders are searched",
+        help="sound files for the calibration sets; folders are searched",
     )
+    sub.add_argument("--language", default="", help="spoken in them; as for add")
     sub.add_argument(
         "--opset",
         type=int,
@@ -388,20 +388,20 @@ def use(options: argparse.Namespace, settings: Settings) -> int:
 
 def export(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model export`"""
-    from appliance.lab import export_for_hailo
-    from appliance.model import CONFIG_FILE, read_config, window_of
+    from appliance.lab import export_for_hailo, recorded_mels
+    from appliance.model import CONFIG_FILE, read_config, require_checkpoint, window_of
 
+    require_checkpoint(options.folder)
     config = read_config(options.folder / CONFIG_FILE)
-    window_s = options.window or window_of(config)
-    out = options.out or Path(f"{options.folder.resolve().name}-for-hailo")
-    mels = _calibration_mels(options.recordings, window_s, config.num_mel_bins)
+    window_s = window_of(config) if options.window is None else options.window
     report = export_for_hailo(
         options.folder,
-        out,
+        options.out or Path(f"{options.folder.resolve().name}-for-hailo"),
         window_s=window_s,
-        mels=mels,
+        mels=recorded_mels(options.recordings, window_s, config.num_mel_bins),
         opset=options.opset,
         length=options.length,
+        language=options.language,
     )
     print(report)
     return 0
@@ -504,33 +504,3 @@ def _peak_mb() -> float:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _calibration_mels(recordings: list[str], window_s: float, n_mels: int) -> Iterator[Mel]:
-    """Log-mels (W, n_mels) of consecutive windows of the recordings; folders are searched."""
-    import numpy as np
-
-    from appliance.capture import Recording
-    from appliance.infer import window_mel
-    from appliance.records import FRAMES_PER_SECOND, HOP
-
-    frames = round(window_s * FRAMES_PER_SECOND)
-    for name in _sound_files(recordings):
-        with Recording(name, real_time=False) as recording:
-            samples = np.concatenate([frame.samples for frame in recording.frames()])
-        for start in range(0, len(samples), frames * HOP):
-            yield window_mel(samples[start : start + frames * HOP], n_mels, frames)
-
-
-def _sound_files(names: list[str]) -> Iterator[str]:
-    """The files, and those in the folders, among `names`."""
-    for name in names:
-        if Path(name).is_dir():
-            found = sorted(
-                file for file in Path(name).rglob("*") if file.suffix in (".wav", ".flac", ".ogg")
-            )
-            if not found:
-                raise ConfigError(f"{name}: expected WAV, FLAC or Ogg files in it, found none")
-            yield from map(str, found)
-        else:
-            yield name

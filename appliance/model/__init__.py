@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from appliance.model.checkpoint import (
         Checkpoint as Checkpoint,
         load_checkpoint as load_checkpoint,
+        require_checkpoint as require_checkpoint,
     )
     from appliance.model.graph import (
         LAYER_NORM_EPSILON as LAYER_NORM_EPSILON,

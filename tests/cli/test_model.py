@@ -29,6 +29,7 @@ from rigs.models import HOME, random_weights, sized, write_checkpoint
 
 from appliance.infer.hailo.decoder_network import DecoderFiles
 from appliance.model.bundle import load_bundle
+from appliance.model.hef import read_hef
 from appliance.model.library import work_on
 
 SMALL = sized(16, (1, 1), 2, 140, 500, 60)
@@ -455,7 +456,71 @@ def test_an_export_holds_what_hailos_compiler_needs(desk: Desk, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     calibration = [np.load(file) for file in out.rglob("calib*.npy")]
     assert calibration[0].shape == (2, 1, 1000, 80)
+    with np.load(out / "decoder_calib_set.npz") as arrays:
+        shapes = [array.shape for array in arrays.values()]
+    assert shapes == [(2, 1, 500, 16), (2, 32, 1, 16)]
     assert len(list(out.rglob("*.onnx"))) == 2
+
+
+@pytest.mark.parametrize("window", ["0", "nan", "inf", "-3", "30.5", "0.03"])
+def test_a_window_that_cannot_be_is_one_line(desk: Desk, window: str) -> None:
+    line = one_line(desk.run("add", REPOSITORY, f"--window={window}"))
+    assert f"--window: expected 0.04 to 30 seconds, found {float(window):g}" in line
+    line = one_line(desk.run("export", desk.checkpoint, "--for", "hailo", f"--window={window}"))
+    assert f"window: expected a multiple of 0.02 s up to 10 s, found {float(window):g}" in line
+    assert desk.hub.requests == []
+
+
+def test_a_window_or_language_that_the_model_does_not_have_costs_no_weights(desk: Desk) -> None:
+    assert "up to 10 s, found 20" in one_line(desk.run("add", REPOSITORY, "--window", "20"))
+    line = one_line(desk.run("add", REPOSITORY, "--language", "de"))
+    assert "--language: 'de': this model is English-only" in line
+    assert not desk.hub.fetched("model.safetensors")
+
+
+def test_the_language_is_the_checkpoints_and_is_told(desk: Desk) -> None:
+    added = json.loads((desk.checkpoint / "added_tokens.json").read_text())
+    added["<|de|>"] = added.pop("<|translate|>")
+    (desk.checkpoint / "added_tokens.json").write_text(json.dumps(added))
+    generation = {"is_multilingual": True, "language": "german"}
+    (desk.checkpoint / "generation_config.json").write_text(json.dumps(generation))
+    done = desk.run("add", desk.checkpoint, "--name", "mine")
+    assert "language: de (generation_config.json)" in done.stdout
+    assert json.loads(desk.run("info", "mine", "--json").stdout)["language"] == "de"
+    done = desk.run("add", desk.checkpoint, "--name", "mine", "--language", "english")
+    assert "language: en (--language)" in done.stdout
+
+
+def test_a_checkpoint_of_transformers_5_becomes_a_model(desk: Desk) -> None:
+    vocabulary, added = (
+        json.loads((desk.checkpoint / name).read_text())
+        for name in ("vocab.json", "added_tokens.json")
+    )
+    assert desk.run("add", desk.checkpoint, "--name", "old").returncode == 0
+    for name in ("vocab.json", "added_tokens.json"):
+        (desk.checkpoint / name).unlink()
+    tokenizer = {
+        "added_tokens": [{"id": i, "content": name} for name, i in added.items()],
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    (desk.checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer))
+    commit = desk.hub.add_folder("me/new", desk.checkpoint)
+    for source in (desk.checkpoint, "me/new"):
+        assert desk.run("add", source, "--name", "new").returncode == 0, commit
+        for name in ("vocabulary.json", "step.onnx"):
+            old, new = (desk.models / model / name for model in ("old", "new"))
+            assert json.loads(old.read_text()) == json.loads(new.read_text()) if (
+                name == "vocabulary.json"
+            ) else old.read_bytes() == new.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["tiny.pt", "ggml-tiny.bin"])
+def test_a_file_in_place_of_a_folder_is_explained(desk: Desk, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"PK\x03\x04" if name == "tiny.pt" else b"lmgg")
+    line = one_line(desk.run("add", tmp_path / name))
+    assert line.endswith("roomscribe model add openai/whisper-tiny")
+    assert desk.hub.requests == []
 
 
 ADD = ("add", "tiny", "--hef", "hailo8", "--npu-decoder")
@@ -553,6 +618,63 @@ def test_without_a_published_decoder_it_is_refused_at_once(
 ) -> None:
     assert words in one_line(desk.run(*arguments))
     assert desk.hub.requests == []
+
+
+@pytest.fixture
+def own(desk: Desk, tmp_path: Path) -> tuple[str | Path, ...]:
+    """`model add` of a folder with an encoder's HEF; --decoder-hef and the user's file follow."""
+    encoder = write_hef(tmp_path / "mine.hef", *EDGES)
+    assert desk.run("add", desk.checkpoint, "--name", "plain").returncode == 0
+    write_decoder_hef(load_bundle(desk.models / "plain"), LENGTH).rename(tmp_path / "decoder.hef")
+    return ("add", desk.checkpoint, "--name", "mine", "--hef", encoder, "--decoder-hef")
+
+
+def test_a_decoder_that_the_user_compiled_is_installed_with_its_tables(
+    desk: Desk, own: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    done = desk.run(*own, tmp_path / "decoder.hef")
+    assert done.returncode == 0, done.stderr
+    bundle = load_bundle(desk.models / "mine")
+    files, weights = DecoderFiles(bundle), random_weights(SMALL, 6)
+    assert files.length == LENGTH
+    assert files.verify().checksum == read_hef(tmp_path / "decoder.hef").checksum
+    embedding = weights["model.decoder.embed_tokens.weight"]
+    places = weights["model.decoder.embed_positions.weight"][:LENGTH]
+    assert np.array_equal(files.embed([7, 9]), embedding[[7, 9] + [0] * (LENGTH - 2)] + places)
+    assert desk.run("verify", "mine").returncode == 0
+
+
+def test_a_decoder_that_does_not_fit_is_one_line(
+    desk: Desk, own: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    bundle = load_bundle(desk.models / "plain")
+    states = {"decoder/input_layer1": ((1, 500, 16), "a")}
+    for inputs in (
+        {"decoder/input_layer1": ((1, 250, 16), "a"), "decoder/input_layer2": ((1, 32, 16), "b")},
+        states | {"decoder/input_layer2": ((1, 61, 16), "b")},
+        states | {"decoder/input_layer2": ((1, 4, 16), "b")},
+        states | {"decoder/input_layer2": ((1, 33, 16), "b")},
+        states,
+    ):
+        file = write_decoder_hef(bundle, LENGTH, inputs=inputs).rename(tmp_path / "other.hef")
+        line = one_line(desk.run(*own, file))
+        assert "other.hef: expected the inputs (1, 500, 16) and (L, 1, 16) for L tokens, 5" in line
+    unordered = write_decoder_hef(bundle, LENGTH, order=()).rename(tmp_path / "other.hef")
+    assert "in an order that it tells" in one_line(desk.run(*own, unordered))
+    file.write_bytes(b"\x01HEF" + bytes(600))
+    assert "other.hef: expected" in one_line(desk.run(*own, file))
+    os.mkfifo(tmp_path / "pipe")
+    assert "pipe: expected a readable file, found a pipe" in one_line(
+        desk.run(*own, tmp_path / "pipe")
+    )
+    assert "nowhere.hef" in one_line(desk.run(*own, tmp_path / "nowhere.hef"))
+    assert not (desk.models / "mine").exists()
+
+
+def test_a_decoder_of_the_users_own_wants_an_encoder(desk: Desk, tmp_path: Path) -> None:
+    options = ("add", desk.checkpoint, "--decoder-hef", tmp_path / "decoder.hef")
+    assert "expected an encoder's HEF with it" in one_line(desk.run(*options))
+    assert "expected an encoder's HEF with it" in one_line(desk.run(*options, "--hef", "none"))
 
 
 def test_a_command_without_the_option_fetches_none(stocked: Desk) -> None:

@@ -149,6 +149,35 @@ def test_the_decoders_calibration_set_holds_states_and_what_the_host_looks_up(
     assert sum(part.shape[-1] for part in logits) == ODD.vocab_size
 
 
+def test_the_checkpoint_itself_transcribes_the_recordings_for_the_decoders_set(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    report = export_for_hailo(checkpoint, out, window_s=WINDOW_S, mels=mels(2))
+    assert report.windows == (2, 2)
+    embedding = WEIGHTS["model.decoder.embed_tokens.weight"]
+    places = WEIGHTS["model.decoder.embed_positions.weight"][:LENGTH]
+    with np.load(out / "decoder_calib_set.npz") as arrays:
+        heard, written = arrays["odd_decoder/input_layer1"], arrays["odd_decoder/input_layer2"]
+    for states, embeddings, mel in zip(heard, written, mels(2), strict=True):
+        expected = run(out / "encoder.onnx", mel.T[None, :, None])[0]
+        assert np.abs(states - expected).max() < 1e-4
+        rows = embeddings[:, 0] - places
+        tokens = [int(np.abs(embedding - row).sum(axis=1).argmin()) for row in rows]
+        assert np.allclose(embedding[tokens], rows, atol=1e-5)
+        start, language, task, no_timestamps, *text = tokens
+        assert [start, language, task, no_timestamps] == [1001, 1002, 1004, 1008]
+        assert text[0] not in (0, *range(1000, 1009))
+    assert [file.name for file in out.iterdir() if file.is_dir()] == ["decoder_assets"]
+
+
+def test_what_runs_the_decoder_is_told(exported: Report) -> None:
+    readme = (exported.folder / "README.txt").read_text()
+    command = "roomscribe model add FOLDER --window 0.6 --hef ENCODER --decoder-hef DECODER"
+    assert command in readme and '`[decoder] backend = "hailo"`' in readme
+    assert "does not run it" not in readme
+
+
 def test_the_encoders_script_calls_the_three_steps_in_order(
     exported: Report, tmp_path: Path
 ) -> None:
@@ -212,7 +241,7 @@ def test_without_recordings_the_graphs_are_written_and_the_lack_is_told(
         opset=17,
     )
     assert report.windows == (0, 0)
-    assert "no calibration set: give recordings" in str(report)
+    assert "no calibration sets: give recordings" in str(report)
     assert not list(out.glob("*calib*"))
     assert "output logits_3: (1, 7, 253) float32" in report.checks["decoder.onnx"]
     assert "opset 17, IR version 8" in report.checks["encoder.onnx"]

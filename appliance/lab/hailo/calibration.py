@@ -10,21 +10,73 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.errors import ModelError
+from appliance.capture import Recording
+from appliance.config import EncoderSettings
+from appliance.errors import ConfigError, ModelError
+from appliance.infer import Decoder, open_encoder, window_mel
 from appliance.lab.hailo.graphs import Tables, embed
-from appliance.records import Mel, States
+from appliance.model import Recipe, build_bundle, load_bundle
+from appliance.records import FRAMES_PER_SECOND, HOP, Mel, States
 
 ENCODER_SET, DECODER_SET = "calib_set.npy", "decoder_calib_set.npz"
 
 Transcribe = Callable[[Mel], tuple[States, Sequence[int]]]
 """A window's encoder states, and its tokens with the prompt in front and end-of-text behind."""
+
+
+def recorded_mels(names: Sequence[str], window_s: float, n_mels: int) -> Iterator[Mel]:
+    """Log-mels (W, n_mels) of consecutive windows of the recordings; folders are searched."""
+    frames = round(window_s * FRAMES_PER_SECOND)
+    for name in _sound_files(names):
+        with Recording(name, real_time=False) as recording:
+            samples = np.concatenate([frame.samples for frame in recording.frames()])
+        for start in range(0, len(samples), frames * HOP):
+            yield window_mel(samples[start : start + frames * HOP], n_mels, frames)
+
+
+def _sound_files(names: Sequence[str]) -> Iterator[str]:
+    """The files, and those in the folders, among `names`."""
+    for name in names:
+        if Path(name).is_dir():
+            found = sorted(
+                file for file in Path(name).rglob("*") if file.suffix in (".wav", ".flac", ".ogg")
+            )
+            if not found:
+                raise ConfigError(f"{name}: expected WAV, FLAC or Ogg files in it, found none")
+            yield from map(str, found)
+        else:
+            yield name
+
+
+@contextmanager
+def transcribing(
+    checkpoint_folder: Path, window_s: float, language: str, folder: Path
+) -> Iterator[Transcribe]:
+    """Transcribes with the checkpoint itself in float32, by way of a bundle that lies in `folder`
+    meanwhile. Raises ModelError.
+    """
+    with TemporaryDirectory(dir=folder) as scratch:
+        place = Path(scratch) / "bundle"
+        build_bundle(checkpoint_folder, place, Recipe("calibration", window_s, language=language))
+        bundle = load_bundle(place)
+        encoder = open_encoder(bundle, EncoderSettings(backend="cpu"))
+        decoder = Decoder(bundle, bundle.guards, 0)
+
+        def transcribe(mel: Mel) -> tuple[States, Sequence[int]]:
+            states = encoder.encode(mel)
+            decoded = decoder.decode(states, window_s)
+            end = (bundle.tokens.end_of_text,) if decoded.ended else ()
+            return states, (*bundle.prompt, *decoded.tokens, *end)
+
+        yield transcribe
 
 
 class Rows:

@@ -14,6 +14,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,12 @@ from onnx import TensorProto, numpy_helper
 
 from appliance.errors import ModelError
 from appliance.lab.hailo import texts as hailo_texts
-from appliance.lab.hailo.calibration import Transcribe, write_decoder_set, write_encoder_set
+from appliance.lab.hailo.calibration import (
+    Transcribe,
+    transcribing,
+    write_decoder_set,
+    write_encoder_set,
+)
 from appliance.lab.hailo.graphs import (
     OPSETS,
     host_tables,
@@ -95,13 +101,15 @@ def export_for_hailo(
     opset: int = 13,
     length: int | None = None,
     name: str = "",
+    language: str = "",
     transcribe: Transcribe | None = None,
 ) -> Report:
     """Writes the folder `out`, whole or not at all; an earlier export there is replaced.
 
-    `mels` (W, n_mels) float32 of real recordings become the encoder's calibration set, and with
-    `transcribe` the decoder's. `length` is that of the decoder's sequence, `name` the model's;
-    left out, they are as Hailo has them and the checkpoint folder's. Raises ModelError.
+    `mels` (W, n_mels) float32 of real recordings become the encoder's calibration set, and what
+    `transcribe` makes of them the decoder's; left out, the checkpoint itself transcribes them, in
+    its own language or the one given. `length` is that of the decoder's sequence, `name` the
+    model's; left out, they are as Hailo has them and the checkpoint folder's. Raises ModelError.
     """
     out = out.absolute()
     _refuse_foreign(out)
@@ -110,7 +118,10 @@ def export_for_hailo(
     sizes = _plan(checkpoint.config, window_s, length, plain.strip("-.") or "whisper")
     with drafted(out, "an export") as draft:
         checks = _write_graphs(checkpoint, sizes, opset, draft)
-        windows = _write_calibration(checkpoint, sizes, mels, transcribe, draft)
+        by_itself = transcribing(checkpoint_folder, window_s, language, draft)
+        windows = _write_calibration(
+            checkpoint, sizes, mels, nullcontext(transcribe) if transcribe else by_itself, draft
+        )
         report = Report(out, sizes, opset, windows, checks, _remarks(windows))
         _write_texts(report, checkpoint.sha256, draft)
     return report
@@ -165,29 +176,28 @@ def _write_calibration(
     checkpoint: Checkpoint,
     sizes: Sizes,
     mels: Iterable[Mel],
-    transcribe: Transcribe | None,
+    transcribing: AbstractContextManager[Transcribe],
     folder: Path,
 ) -> tuple[int, int]:
     """Writes the calibration sets; the windows in each."""
     count = write_encoder_set(folder, mels, (2 * sizes.positions, sizes.n_mels))
-    if not count or transcribe is None:
-        return count, 0
+    if not count:
+        return 0, 0
     tables = host_tables(checkpoint, sizes.length)
     network = f"{sizes.network}_decoder"
-    return count, write_decoder_set(folder, network, transcribe, tables, sizes.positions)
+    with transcribing as transcribe:
+        return count, write_decoder_set(folder, network, transcribe, tables, sizes.positions)
 
 
 def _remarks(windows: tuple[int, int]) -> list[str]:
     """What is missing or thin."""
     remarks = ["none of this was ever run through Hailo's compiler"]
     if not windows[0]:
-        remarks.append("no calibration set: give recordings of real speech before compiling")
+        remarks.append("no calibration sets: give recordings of real speech before compiling")
     elif windows[0] < ENOUGH:
         remarks.append(
-            f"{windows[0]} windows in the calibration set: Hailo's scripts take {ENOUGH} or more"
+            f"{windows[0]} windows in the calibration sets: Hailo's scripts take {ENOUGH} or more"
         )
-    if not windows[1]:
-        remarks.append("no calibration set for the decoder: only its encoder can be compiled")
     return remarks
 
 

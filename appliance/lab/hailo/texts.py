@@ -91,7 +91,7 @@ def main() -> None:
     if len(sys.argv) not in (2, 3) or sys.argv[1] not in CHIPS:
         sys.exit(f"usage: {{sys.argv[0]}} {{'|'.join(CHIPS)}} [MODEL_SCRIPT.alls]")
     if not (HERE / "{DECODER_SET}").is_file():
-        sys.exit("{DECODER_SET}: not there; README.txt says how it is made")
+        sys.exit("{DECODER_SET}: not there; export again with recordings to calibrate by")
     import numpy as np
     from hailo_sdk_client import ClientRunner
 
@@ -185,17 +185,25 @@ def _decoder_notes(sizes: Sizes) -> str:
 The decoder
   python {DECODER_SCRIPT} hailo8
 
-  Only for those who want the whole model on the NPU; Roomscribe does not run it. Each step
-  computes all {sizes.length} tokens again, the prompt among them, and there is no cache: public
-  measurements found it slower than a decoder on the CPU of a Raspberry Pi 5.
-  - Its calibration set holds, for each window, the encoder's states and the placed embeddings of
-    its tokens; it is written when the export is given transcripts.
+  Only for those who want the whole model on the NPU, to compare. With both HEFs, of the same
+  window,
+
+  roomscribe model add FOLDER --window {sizes.window_s:g} --hef ENCODER --decoder-hef DECODER
+
+  installs them, and `[decoder] backend = "hailo"` in the configuration runs the decoder on the
+  chip; while the chip is lost, the CPU decodes. Each step computes all {sizes.length} tokens
+  again, the prompt among them, there is no cache, a text ends at its {sizes.length} tokens, and
+  the encoder waits for the chip meanwhile: public measurements found it slower than a decoder on
+  the CPU of a Raspberry Pi 5.
+  - Its calibration set holds, for each window of the recordings, the encoder's states and the
+    placed embeddings of the prompt and of the text that the model itself wrote, on the CPU.
   - The parser starts at {start}, and ends at
     {end}.
   - The HEF's second input is ({sizes.length}, 1, {sizes.d_model}); row i is
     token_embedding_weight_{name}.npy[token i] + onnx_add_input_{name}.npy[i],
     and token 0 fills the end.
   - The four outputs side by side are the {sizes.vocabulary} logits; row i is about token i + 1.
+    Roomscribe reads their order from the HEF.
 """
 
 
