@@ -160,6 +160,7 @@ class Pipeline:
             model.warm_up()
             self.health.trouble("arithmetic", model.trouble or None)
             self._encoder = model.encoder
+            self._tell_encoder()
             self._segmenter = segmenter(
                 VoiceDetector(settings.voice), settings.segmenter, model.bundle.window_s
             )
@@ -328,13 +329,24 @@ class Pipeline:
         while not self._backlog.over:
             lease = self._backlog.take(self._idle_s)
             stage.moved()
-            if lease and (encoded := self._encoded(lease, stage)):
+            encoded = self._encoded(lease, stage) if lease else None
+            self._tell_encoder()
+            if encoded:
                 self._pass_on(encoded, stage)
             if not self._backlog:
                 self._encoder.look_after(time.monotonic())
-                self.health.trouble("encoder", self._encoder.trouble)
+                self._tell_encoder()
         self._states.mark(Sentinel.END)
         return True
+
+    def _tell_encoder(self) -> None:
+        """Says what is wrong with the encoder, and when it is well again."""
+        trouble = self._encoder.trouble
+        if self.health.trouble("encoder", trouble):
+            if trouble:
+                log.warning("%s", trouble)
+            else:
+                log.info("the encoder runs on %s", self._encoder.name)
 
     def _encoded(self, lease: Lease, stage: Stage) -> EncodedWindow | None:
         """The window, encoded here, or transcribed apart when too many processes died with it."""

@@ -25,8 +25,8 @@ class Encoder(Protocol):
         """States (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P."""
 
     def look_after(self, now_s: float) -> None:
-        """Does what may take its time; for when there is no window to encode, about once a second
-        (`now_s` is time.monotonic())."""
+        """Begins what may take its time, and does not wait for it; for when there is no window to
+        encode, about once a second (`now_s` is time.monotonic())."""
 
     def facts(self) -> dict[str, Any]:
         """What is known of the chip in use, as last looked at. Does not wait."""

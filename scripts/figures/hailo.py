@@ -1,11 +1,14 @@
 """What faults of the NPU do to a stream of speech, and what the backend costs: one table.
 
-    scripts/measure hailo [--windows 300] [--faults 100] [--bundle home-en] [--only overlap]
+    scripts/measure hailo [--windows 300] [--faults 100] [--bundle home-en] [--only overlap|deaf]
 
 No Hailo is needed, and none is used: the simulator of the tests stands in, with the 31 ms that a
 Hailo-8 is said to take. The sentences are those of tests/speech at other places and volumes. Time
 between the windows passes on a clock of its own, in which the encoder is looked after each second;
 what is given in ms is real time.
+
+A chip that hangs and takes no notice of being given up (`--only deaf`) is tried with the running
+pipeline, in real time: a sentence every few seconds, while such a chip is closed and tried again.
 
 How encoding and decoding overlap comes last (`--only overlap`): with whisper-tiny's shape and
 random weights, whose decoder takes longer than the encoder. The chip's results are those of an
@@ -21,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,16 +35,18 @@ import soundfile
 from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.models import TINY, random_weights, write_checkpoint
 from rigs.recordings import sentences
+from rigs.sources import FakeSource
 
-from appliance.config import EncoderSettings, Settings
-from appliance.daemon.pipeline import STATES_WAITING
-from appliance.infer.encoder import CpuEncoder
+from appliance.config import CaptureSettings, EncoderSettings, Settings, StoreSettings
+from appliance.daemon.pipeline import STATES_WAITING, Pipeline
+from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
 from appliance.infer.transcriber import Encoded, Transcriber, open_transcriber
 from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import HEF_FILE, Bundle, load_bundle
-from appliance.records import SAMPLE_RATE, Window
+from appliance.records import SAMPLE_RATE, Frame, Mel, States, Window
+from appliance.store.store import Store
 
 SEED = 11
 LATENCY_MS = 31.0
@@ -157,6 +163,91 @@ def overlapped(transcriber: Transcriber, windows: list[Window]) -> tuple[float, 
     return (time.perf_counter() - begun) * 1000 / len(windows), decode_ms / len(windows)
 
 
+class Timed:
+    """An encoder, and how long its calls take."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self.encodes: list[tuple[float, float, str]] = []
+        """Begin on time.monotonic(), seconds, and what encoded."""
+        self.looks_s: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._encoder, name)
+
+    def encode(self, mel: Mel) -> States:
+        """The encoder's."""
+        begun_s = time.monotonic()
+        states = self._encoder.encode(mel)
+        self.encodes.append((begun_s, time.monotonic() - begun_s, self._encoder.name))
+        return states
+
+    def look_after(self, now_s: float) -> None:
+        """The encoder's."""
+        begun_s = time.monotonic()
+        self._encoder.look_after(now_s)
+        self.looks_s.append(time.monotonic() - begun_s)
+
+
+def spoken(strike: dict[int, dict[str, Any]], simulator: Simulator, count: int) -> Iterator[Frame]:
+    """Sentences in real time, 1.5 s apart; before those in `strike` the chip is set."""
+    sounds = [soundfile.read(one.file, dtype="int16")[0] for one in sentences()]
+    quiet = np.random.Generator(np.random.PCG64(SEED)).normal(0, 20, 24000).astype(np.int16)
+    next_s = time.monotonic()
+    for number in range(count):
+        simulator.set(**strike.get(number, {}))
+        sound = np.concatenate([sounds[number % len(sounds)], quiet])
+        for at in range(0, len(sound) - 480, 480):
+            next_s += 0.03
+            time.sleep(max(0.0, next_s - time.monotonic()))
+            yield Frame(sound[at : at + 480], next_s)
+
+
+def deaf(simulator: Simulator, bundle: Bundle, folder: Path) -> None:
+    """Sentences while a chip hangs for 40 s, whatever it is told, and after."""
+    base = Settings()
+    settings = replace(
+        base, model=replace(base.model, bundle=str(bundle.folder)),
+        mqtt=replace(base.mqtt, enabled=False), spool=replace(base.spool, enabled=False),
+        store=StoreSettings(path=str(folder / "log")), capture=CaptureSettings(recording="script"),
+        encoder=EncoderSettings(backend="auto", threads=2),
+    )  # fmt: skip
+    timed: list[Timed] = []
+
+    def opened(settings: Settings) -> Transcriber:
+        transcriber = open_transcriber(settings)
+        timed.append(Timed(transcriber.encoder))
+        transcriber.encoder = timed[0]
+        return transcriber
+
+    hangs = {"hang_jobs": "all", "hang_s": 1000.0, "ignore_abort": True}
+    strikes = {4: hangs, 14: {"hang_jobs": [], "ignore_abort": False}, 23: hangs}
+    source = FakeSource(spoken(strikes, simulator, 24))
+    pipeline = Pipeline(settings, source=lambda *_: source, transcriber=opened)
+    seen: list[tuple[float, str, str, int]] = []
+    pipeline.start()
+    while not pipeline.ended.wait(0.02):
+        state = pipeline.state()
+        seen.append((time.monotonic(), state.status, state.encoder, threading.active_count()))
+    begun_s = time.monotonic()
+    pipeline.stop()
+    stop_s = time.monotonic() - begun_s
+    simulator.set(hang_jobs=[], ignore_abort=False)
+    with Store.open(settings.store) as store:
+        latencies = [one.transcript.latency_ms / 1000 for one in store.query(limit=100)]
+    struck_s = next(begun for begun, _, name in timed[0].encodes[1:] if name == "cpu")
+    told_s = next(at_s for at_s, status, _, _ in seen if status == "degraded")
+    back_s = next(at_s for at_s, _, name, _ in seen if at_s > told_s and name != "cpu")
+    row("a chip that hangs and cannot be given up: windows", str(len(latencies)))
+    row("from the end of speech to the transcript", f"{spread(latencies)} s")
+    row("from the first hanging job to `state`", f"{told_s - struck_s:.2f} s")
+    row("look_after", f"{spread(timed[0].looks_s)} s")
+    most = max(count for *_, count in seen)
+    row("threads, and most of them while it hangs", f"{seen[len(seen) // 24][3]}, {most}")
+    row("the chip in use again after", f"{back_s - struck_s:.1f} s")
+    row("stop, with a hanging chip", f"{stop_s:.2f} s")
+
+
 class Clock:
     """The stream's own seconds."""
 
@@ -174,15 +265,19 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=300)
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--bundle", default="home-en")
-    parser.add_argument("--only", choices=("overlap",))
+    parser.add_argument("--only", choices=("overlap", "deaf"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         simulator = Simulator(Path(folder) / "machine")
         simulator.enter()
         simulator.plug(latency_ms=LATENCY_MS)
-        if options.only != "overlap":
+        if not options.only:
             faults(simulator, options, Path(folder))
-        overlap(simulator, Path(folder))
+        if options.only != "overlap":
+            bundle = with_hef(load_bundle(options.bundle), Path(folder) / "deaf")
+            deaf(simulator, bundle, Path(folder))
+        if options.only != "deaf":
+            overlap(simulator, Path(folder))
         simulator.leave()
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from rigs.sources import FakeSource, silence
 from rigs.systemd import Systemd
-from rigs.transcriber import HEARD, FakeTranscriber
+from rigs.transcriber import HEARD, FakeEncoder, FakeTranscriber
 from rigs.waiting import until
 from rigs.windows import a_window
 
@@ -78,8 +78,9 @@ class FakeSegmenter:
 class GatedTranscriber(FakeTranscriber):
     """Finds no speech in any window."""
 
-    def __init__(self, encoder: Gate, transcriber: Gate) -> None:
+    def __init__(self, encoder: Gate, transcriber: Gate, on: FakeEncoder) -> None:
         super().__init__()
+        self.encoder = on
         self._encoder, self._transcriber = encoder, transcriber
         self.answer = replace(HEARD, text="")
 
@@ -131,6 +132,7 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.segmenter = FakeSegmenter(self.gates["segmenter"], self.windows)
+        self.encoder = FakeEncoder()
         self.settings = Settings(
             store=StoreSettings(path=str(self.folder)),
             spool=SpoolSettings(enabled=False, path=str(self.folder / "none")),
@@ -142,7 +144,7 @@ class Rig:
             "source": self.source,
             "segmenter": lambda *_: self.segmenter,
             "transcriber": lambda _: GatedTranscriber(
-                self.gates["encoder"], self.gates["transcriber"]
+                self.gates["encoder"], self.gates["transcriber"], self.encoder
             ),
             "publisher": lambda *_, **__: FakePublisher(self.gates["publisher"]),
         }
@@ -336,3 +338,41 @@ def test_the_watchdog_is_fed_while_every_stage_moves_and_never_after(
     assert rig.gates[stuck].reached.is_set()
     time.sleep(0.5)
     assert "WATCHDOG=1" not in systemd.everything()
+
+
+def test_what_is_wrong_with_the_encoder_at_the_start_is_in_the_first_state(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.encoder.trouble = "NPU: it is broken; mend it"
+    pipeline = rig.pipeline(rig.settings)
+    first = pipeline.state()
+    pipeline.stop()
+    assert (first.status, first.reasons) == ("degraded", ("NPU: it is broken; mend it",))
+
+
+def test_what_goes_wrong_with_the_encoder_is_told_before_anything_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    rig = Rig(tmp_path)
+    pipeline = rig.pipeline(rig.settings)
+    pipeline.start()
+    try:
+        until(lambda: pipeline.health.counters().get("discarded_no_speech", 0) > 3)
+        rig.gates["encoder"].shut()
+        assert rig.gates["encoder"].reached.wait(10)
+        until(lambda: pipeline.state().queue_depth > 9)
+        rig.encoder.trouble = "NPU: it is broken; mend it"
+        rig.gates["transcriber"].shut()  # it stands still, and windows wait
+        rig.gates["encoder"].open()
+        until(lambda: pipeline.state().status == "degraded")
+        assert "NPU: it is broken; mend it" in pipeline.state().reasons
+        rig.encoder.trouble = None
+        rig.open_gates()
+        until(lambda: not pipeline.state().reasons)
+    finally:
+        rig.open_gates()
+        pipeline.stop()
+    pipeline.check()
+    said = [record.getMessage() for record in caplog.records]
+    assert said.count("NPU: it is broken; mend it") == 1
+    assert said.count("the encoder runs on cpu") == 1

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rigs.hailo import hold, mel_of
+from rigs.hailo import hold, looked_after, mel_of
 from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.config import EncoderSettings
@@ -17,7 +20,7 @@ from appliance.errors import DeviceError, ModelError
 from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.hailo import errors, failover
 from appliance.infer.hailo.failover import FailoverEncoder
-from appliance.infer.hailo.npu import LIMITS, Limits, open_npu
+from appliance.infer.hailo.npu import CLOSE_WITHIN_S, LIMITS, Limits, is_closing, open_npu
 from appliance.infer.transcriber import open_encoder
 from appliance.model.bundle import ENCODER_FILE, HEF_FILE, Bundle
 
@@ -49,7 +52,7 @@ def test_without_a_chip_the_cpu_encodes_and_nothing_is_said(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
     encoder = open_encoder(hef_bundle, AUTO)
-    encoder.look_after(0.0)
+    looked_after(encoder, 0.0)
     assert encoder.encode(mel_of(hef_bundle, 1)).shape == (100, 128)
     assert (encoder.name, encoder.trouble, encoder.facts()) == ("cpu", None, {})
     encoder.close()
@@ -58,7 +61,7 @@ def test_without_a_chip_the_cpu_encodes_and_nothing_is_said(
 def test_a_chip_that_comes_later_is_taken(simulator: Simulator, hef_bundle: Bundle) -> None:
     encoder = open_encoder(hef_bundle, AUTO)
     simulator.plug()
-    encoder.look_after(0.0)
+    looked_after(encoder, 0.0)
     assert encoder.name == "hailo8" and encoder.trouble is None
     encoder.close()
 
@@ -87,7 +90,7 @@ def test_the_cpu_is_used_where_it_is_asked_for_or_there_is_no_hef(
     simulator.plug()
     for encoder in (open_encoder(hef_bundle, CPU), open_encoder(bundle, AUTO)):
         assert isinstance(encoder, CpuEncoder) and encoder.name == "cpu"
-        encoder.look_after(0.0)
+        looked_after(encoder, 0.0)
         assert (encoder.trouble, encoder.facts()) == (None, {})
         encoder.close()
     assert simulator.inner.history == []
@@ -145,8 +148,9 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a hang": ({"hang_jobs": "all"}, "did not answer in time"),
     "numbers that are none": ({"nan_jobs": "all"}, "NaN or infinity"),
     "a dead chip": ({"dead": True}, "gave the work up"),
+    "states of the window before": ({"stale_jobs": "all"}, "the window before, bit for bit"),
 }
-CURED = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False}
+CURED = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "stale_jobs": [], "dead": False}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -163,13 +167,133 @@ def test_a_window_that_the_npu_fails_comes_from_the_cpu_at_once_and_the_npu_come
     assert encoder.name == "cpu" and encoder.trouble and words in encoder.trouble
     assert encoder.facts() == {}
     clock.now_s += 1.5
-    encoder.look_after(clock.now_s)
+    looked_after(encoder, clock.now_s)
     assert encoder.name == "cpu" and encoder.trouble, "the fault is still there"
     simulator.set(**CURED)
     clock.now_s += 2.5
-    encoder.look_after(clock.now_s)
+    looked_after(encoder, clock.now_s)
     assert encoder.name == "hailo8" and encoder.trouble is None and encoder.facts()
     assert np.allclose(encoder.encode(mel), cpu.encode(mel), atol=1e-5)
+    encoder.close()
+
+
+DEAF = {"hang_jobs": "all", "hang_s": 60.0, "ignore_abort": True}
+"""A chip that hangs, and takes no notice of being given up."""
+HEARS = {"hang_jobs": [], "ignore_abort": False}
+AT_ONCE_S = 1.0
+"""Less than what hangs here takes."""
+
+
+def seconds(action: Callable[..., object], *arguments: object) -> float:
+    """How long it takes."""
+    begun_s = time.monotonic()
+    action(*arguments)
+    return time.monotonic() - begun_s
+
+
+def test_nobody_waits_for_a_chip_that_hangs_and_cannot_be_given_up(
+    simulator: Simulator, hef_bundle: Bundle, clock: Clock
+) -> None:
+    simulator.plug(close_s=2.0)
+    limits = Limits(job_ms=200, first_job_ms=1200)
+    encoder, cpu = on_clock(hef_bundle, clock, limits), CpuEncoder(hef_bundle, 1)
+    encoder.open()
+    mels = [mel_of(hef_bundle, seed) for seed in range(8)]
+    wanted = [cpu.encode(mel) for mel in mels]
+    encoder.encode(mels[0])
+    before = threading.active_count()
+    simulator.set(**DEAF)
+    begun_s, longest_s, most, tried = time.monotonic(), 0.0, 0, 0
+
+    def encode(number: int) -> None:
+        assert np.array_equal(encoder.encode(mels[number]), wanted[number])
+
+    while time.monotonic() < begun_s + 5.0:  # it is closed, opened in vain, and closed again
+        clock.now_s += 0.1
+        encoding_s = seconds(encode, tried % len(mels))
+        longest_s = max(longest_s, encoding_s, seconds(encoder.look_after, clock.now_s))
+        assert encoder.name == "cpu" and encoder.trouble
+        assert "did not answer in time" in encoder.trouble
+        most = max(most, threading.active_count())
+        tried += 1
+        time.sleep(0.05)
+    assert longest_s < AT_ONCE_S and most <= before + 2
+    assert "the first job" in str(encoder.trouble), "it was tried again meanwhile"
+    simulator.set(**HEARS)
+    clock.now_s += 60
+    for _ in range(2):  # what was begun before ends first
+        looked_after(encoder, clock.now_s)
+        clock.now_s += 60
+    assert encoder.name == "hailo8" and encoder.trouble is None
+    encoder.close()
+
+
+def test_closing_does_not_wait_for_a_chip_that_hangs(
+    simulator: Simulator, hef_bundle: Bundle, clock: Clock
+) -> None:
+    simulator.plug(close_s=4.0)
+    limits = Limits(job_ms=200)
+    encoder = on_clock(hef_bundle, clock, limits)
+    encoder.open()
+    simulator.set(**DEAF)
+    encoder.encode(mel_of(hef_bundle, 1))
+    clock.now_s += 29.0
+    encoder.look_after(clock.now_s)
+    assert "did not answer in time" in str(encoder.trouble)
+    clock.now_s += 2.0
+    encoder.look_after(clock.now_s)
+    assert "does not let go of it; sudo systemctl restart roomscribe" in str(encoder.trouble)
+    assert seconds(encoder.close) < 2 * CLOSE_WITHIN_S
+    with pytest.raises(DeviceError, match="not yet let go of a chip that hangs"):
+        on_clock(hef_bundle, clock, limits).open()
+    simulator.set(**HEARS)
+    assert not is_closing(20.0) and errors.owners() == []
+
+
+def test_a_start_does_not_wait_for_a_chip_that_hangs(
+    simulator: Simulator, hef_bundle: Bundle, clock: Clock
+) -> None:
+    simulator.plug(close_s=3.0, **DEAF)
+    encoder = on_clock(hef_bundle, clock, Limits(first_job_ms=50))
+
+    def refused() -> None:
+        with pytest.raises(DeviceError, match="the first job: the chip did not answer in time"):
+            encoder.open()
+
+    assert seconds(refused) < 2 * CLOSE_WITHIN_S and encoder.trouble
+    encoder.close()
+
+
+def test_a_chip_that_is_opened_too_late_is_let_go_of(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    before = threading.active_count()
+    simulator.plug(open_ms=1500)
+    encoder = open_encoder(hef_bundle, AUTO)
+    simulator.set(fail_jobs="all")
+    encoder.encode(mel_of(hef_bundle, 1))
+    simulator.set(fail_jobs=[])
+    assert isinstance(encoder, FailoverEncoder) and not is_closing(20.0)
+    encoder.look_after(1e9)
+    assert seconds(encoder.close) < 1.4
+    deadline_s = time.monotonic() + 20.0
+    while threading.active_count() > before or errors.owners():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_a_library_that_is_too_old_leaves_every_window_to_the_cpu(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug(version="4.18.0", driver="4.18.0")
+    simulator.forget()
+    encoder, cpu = open_encoder(hef_bundle, AUTO), CpuEncoder(hef_bundle, 1)
+    assert encoder.trouble and "expected HailoRT 4.19 or newer, found 4.18.0; sudo apt" in (
+        encoder.trouble
+    )
+    for seed in range(3):
+        mel = mel_of(hef_bundle, seed)
+        assert np.array_equal(encoder.encode(mel), cpu.encode(mel))
     encoder.close()
 
 
@@ -183,10 +307,10 @@ def test_a_chip_that_is_pulled_out_is_taken_again_as_soon_as_it_is_back(
     assert encoder.encode(mel_of(hef_bundle, 1)).any() and encoder.name == "cpu"
     for _ in range(100):
         clock.now_s += 1
-        encoder.look_after(clock.now_s)
+        looked_after(encoder, clock.now_s)
         assert encoder.trouble
     simulator.plug()
-    encoder.look_after(clock.now_s)
+    looked_after(encoder, clock.now_s)
     assert encoder.name == "hailo8" and encoder.trouble is None
     encoder.close()
 
@@ -199,11 +323,11 @@ def test_a_chip_that_another_program_had_is_taken_as_soon_as_it_is_free(
     encoder = on_clock(hef_bundle, clock)
     with pytest.raises(DeviceError, match=f"process {other.pid}"):
         encoder.open()
-    encoder.look_after(clock.now_s)
+    looked_after(encoder, clock.now_s)
     assert encoder.name == "cpu"
     other.kill()
     other.communicate()
-    encoder.look_after(clock.now_s)
+    looked_after(encoder, clock.now_s)
     assert encoder.name == "hailo8"
     encoder.close()
 
@@ -223,12 +347,12 @@ def test_pauses_between_attempts_grow_to_half_a_minute_and_start_anew_after_stea
         encoder.open()
     for _ in range(300):
         clock.now_s += 1
-        encoder.look_after(clock.now_s)
+        looked_after(encoder, clock.now_s)
     pauses = np.diff(tried).tolist()
     assert pauses[:5] == [1, 2, 4, 8, 16] and set(pauses[5:]) == {30}
     simulator.set(refuse_status=0)
     clock.now_s += 60
-    encoder.look_after(clock.now_s)
+    looked_after(encoder, clock.now_s)
     for expected_s, windows in ((30, 3), (1, failover.STEADY_AFTER)):
         assert encoder.name == "hailo8"
         for seed in range(windows):
@@ -239,7 +363,7 @@ def test_pauses_between_attempts_grow_to_half_a_minute_and_start_anew_after_stea
         begun_s = clock.now_s
         while encoder.name == "cpu":
             clock.now_s += 1
-            encoder.look_after(clock.now_s)
+            looked_after(encoder, clock.now_s)
         assert clock.now_s - begun_s == expected_s
     encoder.close()
 
@@ -253,7 +377,7 @@ def test_a_hef_for_another_chip_is_not_tried_again_and_again(
         encoder.open()
     simulator.set(chip="HAILO8")
     clock.now_s += 10_000
-    encoder.look_after(clock.now_s)
+    looked_after(encoder, clock.now_s)
     assert encoder.name == "cpu" and encoder.trouble
 
 
@@ -266,11 +390,11 @@ def test_a_chip_that_becomes_too_hot_is_let_go_until_it_has_cooled_down(
     simulator.set(zone=2, temperature_c=121.0)
     for _ in range(40):
         clock.now_s += 1
-        encoder.look_after(clock.now_s)
+        looked_after(encoder, clock.now_s)
     assert encoder.name == "cpu" and encoder.trouble and "121 °C" in encoder.trouble
     simulator.set(zone=0, temperature_c=70.0)
     clock.now_s += 60
-    encoder.look_after(clock.now_s)
+    looked_after(encoder, clock.now_s)
     assert encoder.name == "hailo8" and encoder.facts()["temperature_c"] == 70.0
     encoder.close()
 
@@ -288,7 +412,8 @@ def test_closing_frees_the_chip_also_after_a_fault(
         simulator.set(fail_jobs=jobs)
         encoder.encode(mel_of(hef_bundle, 1))
         assert (encoder.trouble is not None) == (jobs == "all")
-        assert errors.owners() != []
+        if not encoder.trouble:
+            assert errors.owners() != []
         encoder.close()
         assert errors.owners() == []
 
@@ -309,7 +434,7 @@ def test_a_stream_with_faults_everywhere_gives_what_the_cpu_alone_gives(
         used.append(encoder.name)
         simulator.set(fail_jobs=[])
         clock.now_s += float(rng.random() * 60)
-        encoder.look_after(clock.now_s)
+        looked_after(encoder, clock.now_s)
     assert used.count("hailo8") > 20 and used.count("cpu") > 10
     encoder.close()
 

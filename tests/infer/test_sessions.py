@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
+from rigs.checkout import HOME_EN, ROOT, environment
 from rigs.models import ODD, random_mel, random_weights, write_checkpoint
 
 from appliance.infer.decoder import Decoder
@@ -162,3 +165,40 @@ def test_4_bits_are_stored_two_in_a_byte_the_first_below() -> None:
     assert whole.shape == (2, 2, 64) and scales.tolist() == [1, 1, 1, 0.5]
     assert whole[0, 0, :3].tolist() == [(1 << 4) | 15, (8 << 4) | 10, (8 << 4) | 8]
     assert whole[1, 1, 0] == (1 << 4) | 8
+
+
+NO_ROOM = """
+import resource, sys
+from pathlib import Path
+from appliance.errors import ModelError
+from appliance.infer.sessions import Session
+
+def load():
+    shapes = {"mel": (1, None, None)}, {"states": (None, None)}
+    try:
+        Session(Path(sys.argv[1]), 1, *shapes)
+    except ModelError as error:
+        return error
+
+assert load().status == 78  # its shapes are others; the library is in memory now
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+kind, most = resource.RLIMIT_AS, pages * resource.getpagesize() + 100_000
+if sys.argv[2] == "files":
+    kind, most = resource.RLIMIT_NOFILE, 3
+resource.setrlimit(kind, (most, most))
+error = load()
+print(error.status, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"), [("memory", "bad_alloc"), ("files", "system error number 24")]
+)
+def test_a_graph_without_room_to_load_it_is_no_damaged_one(lacking: str, said: str) -> None:
+    command = [sys.executable, "-c", NO_ROOM, str(HOME_EN / "encoder.onnx"), lacking]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.stdout.startswith("75 "), done.stderr
+    assert said in done.stdout
+    assert "free some memory" in done.stdout

@@ -15,6 +15,10 @@ import pytest
 from rigs.hailo_simulator.control import Simulator, with_decoder, with_hef
 from rigs.models import HOME, ODD, random_weights, write_checkpoint
 
+from appliance.errors import RoomscribeError
+from appliance.infer.encoder import Encoder
+from appliance.infer.hailo.failover import FailoverEncoder
+from appliance.infer.hailo.npu import is_closing
 from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import Mel
@@ -29,6 +33,7 @@ def simulator(tmp_path: Path) -> Iterator[Simulator]:
     try:
         simulator.set(latency_ms=1)
         yield simulator
+        assert not is_closing(20.0)
         assert simulator.inner.violations == []
     finally:
         gc.unfreeze()
@@ -72,6 +77,14 @@ def copied(npu_bundle: Bundle, tmp_path: Path) -> Bundle:
     return load_bundle(shutil.copytree(npu_bundle.folder, tmp_path / "copied"))
 
 
+def looked_after(encoder: Encoder, now_s: float) -> RoomscribeError | None:
+    """Looks after an encoder when nothing is being closed any more, and waits for what that began;
+    its error, if it failed."""
+    assert not is_closing(20.0)
+    encoder.look_after(now_s)
+    return encoder.settle(20.0) if isinstance(encoder, FailoverEncoder) else None
+
+
 def mel_of(bundle: Bundle, seed: int) -> Mel:
     """A mel (W, n_mels) of noise."""
     rng = np.random.Generator(np.random.PCG64(seed))
@@ -82,8 +95,8 @@ HOLDER = """
 import sys, time
 from hailo_platform import VDevice
 parameters = VDevice.create_params()
-if "share" in sys.argv:
-    parameters.group_id, parameters.multi_process_service = "SHARED", True
+if sys.argv[1:]:
+    parameters.group_id, parameters.multi_process_service = "SHARED", "share" in sys.argv
 device = VDevice(parameters)
 print("holding", flush=True)
 time.sleep(60)
@@ -91,7 +104,7 @@ time.sleep(60)
 
 
 def hold(machine: Simulator, *words: str) -> subprocess.Popen[str]:
-    """Another process that has the chip."""
+    """Another process that has the chip; `share`: through the service, `group`: by its group."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, *words],
         env=os.environ | machine.environment,

@@ -30,7 +30,8 @@ HEARD = Transcription(
 class FakeEncoder:
     """What the pipeline asks of an encoder besides encoding."""
 
-    name, trouble = "cpu", None
+    name = "cpu"
+    trouble: str | None = None
 
     def look_after(self, _now_s: float) -> None:
         pass

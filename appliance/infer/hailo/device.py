@@ -1,6 +1,6 @@
 """The chip through HailoRT's Python binding: what it is, a network on it, and how it is.
 
-The only importer of hailo_platform. Written against its published sources, 4.18 to 4.23 (Hailo-8,
+The only importer of hailo_platform. Written against its published sources, 4.19 to 4.23 (Hailo-8,
 8L) and 5.x (Hailo-10H), and run against a simulator of them alone: never on a real chip.
 """
 
@@ -23,8 +23,9 @@ from appliance.model import Hef
 
 CHIPS = {"HAILO8": "hailo8", "HAILO8L": "hailo8l", "HAILO10H": "hailo10h", "HAILO15H": "hailo10h"}
 """DeviceArchitecture's names; older libraries call a Hailo-10H a 15H."""
-OLDEST = (4, 18)
-"""HailoRT's Python has had InferModel since."""
+OLDEST = (4, 19)
+"""4.18 has InferModel, too, but copies bindings flat (infer_model_api.cpp): after the first job it
+writes the outputs into memory that it has freed, and the bound buffers keep those of the first."""
 PACKAGES = "sudo apt install hailo-all (Hailo-10H: hailo-h10-all)"
 READY_WITHIN_MS = 200
 GREEN, ORANGE, RED = 0, 1, 2
@@ -68,7 +69,9 @@ def load_binding() -> Any:
     version = str(hailo_platform.__version__)
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         raise NpuError(
-            "binding", f"expected HailoRT 4.18 or newer, found {version}; sudo apt full-upgrade"
+            "binding",
+            f"expected HailoRT {'.'.join(map(str, OLDEST))} or newer, found {version}; "
+            "sudo apt full-upgrade and restart the machine",
         )
     return hailo_platform
 
@@ -109,14 +112,17 @@ def find_chip() -> str | None:
         ) from None
 
 
-def situation_of(doing: str, binding: Any, hef: Hef | None = None) -> Situation:
+def situation_of(
+    doing: str, binding: Any, hef: Hef | None = None, *, shared: bool = False
+) -> Situation:
     """What is going on, for messages."""
-    return Situation(doing, str(binding.__version__), hef, lambda: list(binding.Device.scan()))
+    scan = lambda: list(binding.Device.scan())  # noqa: E731
+    return Situation(doing, str(binding.__version__), hef, scan, shared=shared)
 
 
 class NpuModel:
     """A HEF on an open chip, float32 at every edge. For one thread at a time, but for `close`,
-    which waits for the job in hand.
+    which waits for the job in hand, and after which `run` raises at once.
     """
 
     def __init__(
@@ -160,14 +166,14 @@ class NpuModel:
             raise NpuError("garbage", f"{self.doing}: expected numbers, found NaN or infinity")
 
     def close(self) -> None:
-        """Lets go of the chip. May take 10 s where a job still runs."""
+        """Lets go of the chip. May take 10 s, or for ever, where a job still runs."""
         with self._lock:
             configured, self._configured, self._bindings = self._configured, None, None
-            if configured is not None:
-                # a pending job's callback holds it: letting go of it here alone would not end it
-                quietly(lambda: configured.__exit__(None, None, None))
-                del configured
-            self._model = None
+        if configured is not None:
+            # a pending job's callback holds it: letting go of it here alone would not end it
+            quietly(lambda: configured.__exit__(None, None, None))
+            del configured
+        self._model = None
 
     def _open(self, device: Any, check: Callable[[Shapes, Shapes], None]) -> None:
         # no local name for the model: an error's traceback would hold it, and it the chip

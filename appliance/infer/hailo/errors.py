@@ -1,7 +1,7 @@
 """HailoRT's failures in plain words, and what the system knows of a Hailo without HailoRT.
 
 Most of HailoRT's errors are one class; the number of the status tells them apart. Numbers are those
-of hailort.h, 4.18 to 5.2, which agree; paths of device nodes and of the driver those of Hailo's
+of hailort.h, 4.19 to 5.2, which agree; paths of device nodes and of the driver those of Hailo's
 published driver sources, 4.18 to 5.3. The cures come from reading sources and other users' reports:
 nothing here was ever looked at on a machine with a Hailo.
 """
@@ -47,8 +47,11 @@ FAMILY = {
     "HailoRTHEFNotCompatibleWithDevice": 93,
 }
 """Status of the classes whose text does not name it (a failed job's exception has no cause)."""
+NUMPY_2 = (5, 1, 1)
+"""HailoRT's Python is built for NumPy 2 since."""
 UPGRADE = "sudo apt full-upgrade and restart the machine"
 SERVICE = "sudo systemctl status hailort, or set [encoder] share = false"
+POWER_CYCLE = "sudo apt full-upgrade, then switch the machine off and on: it gets its firmware then"
 REPEATED = "if it happens again, restart the machine; look for hailo in `journalctl -k`"
 
 
@@ -131,6 +134,8 @@ class Situation:
     """Device.scan."""
     page_bytes: int = PAGE_BYTES
     accessible: Callable[[Path], bool] = is_accessible
+    shared: bool = False
+    """The chip was being opened through the hailort service."""
 
 
 def status_of(error: BaseException) -> int | None:
@@ -209,12 +214,21 @@ def _internal(situation: Situation) -> tuple[str, str]:
 
 
 def _operation(situation: Situation) -> tuple[str, str]:
-    """6: from a binding that was built against NumPy 1, it means that buffers look empty."""
-    if int(np.__version__.split(".")[0]) >= 2 and situation.library.startswith("4."):
+    """6: no service for this chip, or in this build; from a binding that was built against NumPy 1,
+    it means that buffers look empty (HailoRT's own builds have pybind11 2.10 before 5.1.1, and
+    NumPy 2 is known to pybind11 since 2.12)."""
+    if situation.shared:
+        return "service", (
+            f"{situation.doing}: HailoRT {situation.library} has no service for this chip; "
+            "set [encoder] share = false"
+        )
+    version = tuple(map(int, re.findall(r"\d+", situation.library)[:3]))
+    if int(np.__version__.split(".")[0]) >= 2 and version < NUMPY_2:
         return "numpy", (
             f"{situation.doing}: HailoRT {situation.library}'s Python binding seems to be built "
-            f"for NumPy 1, found NumPy {np.__version__}; use Debian's python3-numpy that "
-            "python3-hailort came with, or a newer python3-hailort"
+            f"for NumPy 1, found NumPy {np.__version__}; it takes a python3-hailort that was built "
+            "for this system's NumPy (pybind11 2.12 or newer): sudo apt update, then sudo apt "
+            "full-upgrade; until there is one, [encoder] backend = cpu"
         )
     return "operation", f"{situation.doing}: HailoRT calls this an invalid operation; {REPEATED}"
 
@@ -236,15 +250,45 @@ _VERSIONS = (
     f"{UPGRADE}: both must be equal to the digit",
 )
 PLAIN: dict[int | None, tuple[str, str]] = {
+    3: (
+        "memory",
+        "{doing}: this machine has no memory left for HailoRT; look at `free -m`, and for "
+        "`Out of memory` in `journalctl -k`; a smaller model or fewer programs leave it some",
+    ),
     4: ("timeout", f"{{doing}}: the chip did not answer in time; {REPEATED}"),
+    7: (
+        "not implemented",
+        f"{{doing}}: HailoRT {{library}} cannot do this with this chip; {UPGRADE}, "
+        "or [encoder] backend = cpu",
+    ),
     13: (
         "hef missing",
         "{hef}: expected a readable HEF, found none; install the model again",
+    ),
+    15: (
+        "firmware differs",
+        "expected the chip's firmware to know HailoRT {library}'s commands, found one of another "
+        f"version; {POWER_CYCLE}",
+    ),
+    16: (
+        "firmware differs",
+        "expected firmware of HailoRT's version {library} on the chip, found another; "
+        f"{POWER_CYCLE}",
+    ),
+    18: (
+        "firmware",
+        "{doing}: the chip's firmware failed at a command; switch the machine off and on; "
+        f"{REPEATED}",
     ),
     26: (
         "hef refused",
         "{hef}: HailoRT {library} refuses it (up to 4.20 that means another chip, a damaged file "
         f"or one from a newer compiler); {UPGRADE}, or roomscribe model add NAME --hef auto",
+    ),
+    47: (
+        "descriptors",
+        "{doing}: the chip's list of transfers (DMA descriptors) is full; stop other programs that "
+        f"use the chip; {REPEATED}",
     ),
     62: ("lost", f"{{doing}}: the chip hung up; {REPEATED}"),
     63: (

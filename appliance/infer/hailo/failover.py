@@ -1,13 +1,15 @@
 """The encoder on the NPU, and on the CPU while the NPU cannot: no window is lost between them.
 
-An NPU that fails is left alone at once, and the same window goes to the CPU. Everything slow waits
-for `look_after`: closing what failed (up to 10 s where a job hangs), looking at the chip, trying it
-again (some hundred ms, in which the interpreter's lock is held; inferred). Its caller should
-therefore call it while nobody speaks and no window waits.
+An NPU that fails is left alone at once, and the same window goes to the CPU. What may take long is
+never done by the encoder's thread: one thread closes what failed (10 s and more where a job hangs),
+another one opens the chip again (seconds where it hangs, else some hundred ms, in which the
+interpreter's lock is held; inferred) or looks at it. `look_after` begins that and takes over what
+has come of it; its caller should call it while nobody speaks and no window waits.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,14 +18,18 @@ from typing import Any
 from appliance.errors import DeviceError, RoomscribeError
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo import device, errors
-from appliance.infer.hailo.errors import NpuError
-from appliance.infer.hailo.npu import Npu
+from appliance.infer.hailo.errors import REPEATED, NpuError
+from appliance.infer.hailo.npu import CLOSE_WITHIN_S, Errand, Npu, is_closing
 from appliance.records import Mel, States
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 STEADY_AFTER = 20
 """Windows that an NPU must encode before its next failure counts as a first one."""
 WATCH_EVERY_S = 30.0
+OPEN_WITHIN_S = 8.0
+"""A start waits for the chip at most so long; a first job that hangs takes 4 s."""
+STUCK_AFTER_S = 30.0
+"""HailoRT gives a job up within 10 s: one that keeps the chip for longer may keep it for ever."""
 
 
 class Backoff:
@@ -83,21 +89,26 @@ class FailoverEncoder:
         self._open_npu, self._cpu, self._clock = open_npu, cpu, clock
         self._instead = instead
         self._npu: Npu | None = None
-        self._failed: Npu | None = None
+        self._errand: Errand | None = None
+        """What is being done by a thread of its own, and who takes its outcome over."""
+        self._then: Callable[[Any], None] = self._take
         self._backoff = Backoff()
         self._encoded = 0
         """Windows since the NPU was opened."""
-        self._watch_s = 0.0
+        self._watch_s = self._failed_s = 0.0
         self._facts: dict[str, Any] = {}
+        self._lock, self._closed = threading.Lock(), False
 
     def open(self) -> None:
-        """Tries the NPU for the first time. Raises DeviceError or ModelError when it fails; the CPU
-        then encodes, if there is one, and the NPU is tried again."""
-        try:
-            self._take(self._open_npu())
-        except RoomscribeError as error:
+        """Tries the NPU for the first time. Raises DeviceError or ModelError when it fails or takes
+        too long; the CPU then encodes, if there is one, and the NPU is tried again."""
+        self._begin(self._open, self._take)
+        error = self.settle(OPEN_WITHIN_S)
+        if self._errand:
+            error = NpuError("timeout", f"opening the chip has not ended in time; {REPEATED}")
             self._fail(error)
-            raise
+        if error:
+            raise error
 
     @property
     def npu(self) -> Npu | None:
@@ -109,6 +120,7 @@ class FailoverEncoder:
 
         Raises DeviceError when the NPU fails and there is no encoder for the CPU.
         """
+        self._collect()
         self._heed_decoder()
         if self._npu:
             try:
@@ -125,30 +137,76 @@ class FailoverEncoder:
         return self._cpu.encode(mel)
 
     def look_after(self, now_s: float) -> None:
-        """Does what may take its time, if any of it is due at `now_s` (time.monotonic())."""
+        """Begins what is due at `now_s` (time.monotonic()), and takes over what was begun before.
+
+        Does not wait.
+        """
+        self._collect()
         self._heed_decoder()
-        if self._failed:
-            failed, self._failed = self._failed, None
-            failed.close()
-        if self._npu is None:
-            if self._backoff.is_over(now_s):
-                try:
-                    self._take(self._open_npu())
-                except RoomscribeError as error:
-                    self._fail(error)
-        elif now_s >= self._watch_s:
-            self._watch(self._npu, now_s)
+        if self._errand:
+            return
+        if self._npu:
+            if now_s >= self._watch_s:
+                npu, self._watch_s = self._npu, now_s + WATCH_EVERY_S
+                self._begin(lambda: (npu, _look_at(npu)), self._note)
+        elif is_closing():
+            if now_s - self._failed_s > STUCK_AFTER_S:
+                self._tell(
+                    NpuError(
+                        "hanging",
+                        "the chip hangs, and HailoRT does not let go of it; "
+                        "sudo systemctl restart roomscribe, or restart the machine",
+                    )
+                )
+        elif self._backoff.is_over(now_s):
+            self._begin(self._open, self._take)
+
+    def settle(self, within_s: float) -> RoomscribeError | None:
+        """Waits for what `look_after` began, and takes it over; its error, if it failed."""
+        if self._errand:
+            self._errand.join(within_s)
+        return self._collect()
 
     def facts(self) -> dict[str, Any]:
         """What is known of the chip in use, as last looked at; empty while there is none."""
         return dict(self._facts)
 
     def close(self) -> None:
-        """Frees the chip."""
-        for npu in (self._failed, self._npu):
-            if npu:
-                npu.close()
-        self._failed = self._npu = None
+        """Frees the chip; waits for one that hangs no longer than a second or two."""
+        with self._lock:
+            self._closed = True
+        self.settle(CLOSE_WITHIN_S)
+        npu, self._npu = self._npu, None
+        if npu:
+            npu.close(0.0)
+        is_closing(CLOSE_WITHIN_S)
+
+    def _begin(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        self._errand, self._then = Errand(work), then
+
+    def _collect(self) -> RoomscribeError | None:
+        """Takes over what has come of the errand, if it is over; its error, if it failed."""
+        errand = self._errand
+        if errand is None or errand.is_alive():
+            return None
+        self._errand = None
+        if errand.error is None:
+            self._then(errand.outcome)
+            return None
+        if not isinstance(errand.error, RoomscribeError):
+            raise errand.error
+        self._fail(errand.error)
+        return errand.error
+
+    def _open(self) -> tuple[Npu, device.Readings]:
+        """An open NPU, and a first look at it. The errand's thread."""
+        npu = self._open_npu()
+        readings = _look_at(npu)
+        with self._lock:
+            if not self._closed:
+                return npu, readings
+        npu.close()
+        raise NpuError("lost", "the chip was opened too late")
 
     def _heed_decoder(self) -> None:
         """Puts an NPU out of use that failed the decoder."""
@@ -156,34 +214,44 @@ class FailoverEncoder:
             self._drop(self._npu, self._npu.fault)
 
     def _drop(self, npu: Npu, error: NpuError) -> None:
-        """Puts an NPU out of use; it is closed when there is time."""
-        self._failed, self._npu = npu, None
+        """Puts an NPU out of use; nobody waits for its being closed."""
+        self._npu = None
         self._fail(error)
+        npu.close(0.0)
 
-    def _take(self, npu: Npu) -> None:
+    def _take(self, opened: tuple[Npu, device.Readings]) -> None:
         """Puts an open NPU to use."""
+        npu, _ = opened
         self._npu, self.name, self.trouble, self._encoded = npu, npu.chip, None, 0
-        self._watch(npu, self._clock())
+        self._watch_s = self._clock() + WATCH_EVERY_S
+        self._note(opened)
 
     def _fail(self, error: RoomscribeError) -> None:
         """The NPU is out of use."""
-        self.name, self._facts = "cpu", {}
-        self.trouble = f"{error}; until then {self._instead}" if self._cpu else str(error)
-        self._backoff.fail(self._clock(), error)
+        self.name, self._facts, self._failed_s = "cpu", {}, self._clock()
+        self._tell(error)
+        self._backoff.fail(self._failed_s, error)
 
-    def _watch(self, npu: Npu, now_s: float) -> None:
-        """Looks at the chip; lets go of it in the red zone."""
-        self._watch_s = now_s + WATCH_EVERY_S
-        readings = device.read(npu.binding, npu.identity.device_id)
+    def _tell(self, error: RoomscribeError) -> None:
+        self.trouble = f"{error}; until then {self._instead}" if self._cpu else str(error)
+
+    def _note(self, looked: tuple[Npu, device.Readings]) -> None:
+        """Keeps what was read of the chip; lets go of it in the red zone."""
+        npu, readings = looked
+        if npu is not self._npu:
+            return
         self._facts = {
             "chip": npu.chip,
             "firmware": npu.identity.firmware,
             "driver": errors.driver_version(),
             "library": str(npu.binding.__version__),
             "hef": {"made_for": npu.hef.made_for, "compiler": npu.hef.compiler},
+            "sharing": npu.sharing,
             **asdict(readings),
         }
         if readings.zone == device.RED:
-            self._npu = None
-            npu.close()
-            self._fail(device.too_hot(readings))
+            self._drop(npu, device.too_hot(readings))
+
+
+def _look_at(npu: Npu) -> device.Readings:
+    return device.read(npu.binding, npu.identity.device_id)

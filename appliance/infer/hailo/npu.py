@@ -1,14 +1,19 @@
 """The chip with an encoder on it, and a decoder where one is wanted: open, encode, close.
 
-Never run on a real chip: written against the published sources of HailoRT 4.18 to 5.2, and run
+Never run on a real chip: written against the published sources of HailoRT 4.19 to 5.2, and run
 against a simulator that refuses what they refuse.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from appliance.errors import RoomscribeError
 from appliance.infer.hailo.decoder_network import STEP_WITHIN_MS, DecoderFiles, NpuDecoder
@@ -25,11 +30,43 @@ from appliance.infer.hailo.device import (
     situation_of,
     too_hot,
 )
-from appliance.infer.hailo.errors import NpuError
+from appliance.infer.hailo.errors import REPEATED, UPGRADE, NpuError, explain, status_of
 from appliance.model import Bundle, Hef, verify_hef
 from appliance.records import Mel, States
 
+log = logging.getLogger("roomscribe.infer")
+
 GROUP = "SHARED"
+NO_SERVICE = (6, 7, 77, 79, 89)
+"""What HailoRT 5.x says where a Hailo-10H has no service (validate_params, VDeviceClient)."""
+CLOSE_WITHIN_S = 1.0
+"""A chip lets go within some ms, or it hangs and takes 10 s or more."""
+OTHER_SOUND = 0.1
+"""A mel with a number that differs by more is that of other sound: a chip's 8 bits have steps of
+about 0.01, and within some of these equal states would be right."""
+
+
+class Errand(threading.Thread):
+    """Something that may take long or for ever, done in a thread that the process's end does not
+    wait for. Once it has ended, `outcome` is what came of it, or `error` what it raised."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__(name="NPU", daemon=True)
+        self.outcome: Any = None
+        self.error: Exception | None = None
+        self._work = work
+        self.start()
+
+    def run(self) -> None:
+        """Thread's body."""
+        try:
+            self.outcome = self._work()
+        except Exception as error:
+            self.error = error
+
+
+_closing: list[Errand] = []
+"""At most one is alive: no chip is opened meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +95,11 @@ def open_npu(
     """The encoder on the chip that is here, and the decoder if one is given; tried once.
 
     A HEF that is damaged or of other sizes is refused before HailoRT is even loaded, one for
-    another chip before the chip is taken. Raises NpuError and ModelError; then nothing is held.
+    another chip before the chip is taken. Raises NpuError and ModelError; then nothing is held,
+    unless the chip hangs: see `is_closing`.
     """
+    if is_closing():
+        raise NpuError("hanging", f"HailoRT has not yet let go of a chip that hangs; {REPEATED}")
     hef = verify_hef(hef_file, bundle)
     both = (decoder, decoder.verify()) if decoder else None
     binding = load_binding()
@@ -71,6 +111,14 @@ def open_npu(
     if readings.zone == RED:
         raise too_hot(readings)
     return Npu(binding, identity, bundle, hef, both, share=share, limits=limits)
+
+
+def is_closing(within_s: float = 0.0) -> bool:
+    """True while HailoRT still lets go of a chip that this process had; waits `within_s` for it."""
+    for errand in tuple(_closing):
+        errand.join(within_s)
+    _closing[:] = [errand for errand in _closing if errand.is_alive()]
+    return bool(_closing)
 
 
 class Npu:
@@ -96,6 +144,8 @@ class Npu:
         self.decoder: NpuDecoder | None = None
         self.fault: NpuError | None = None
         """What the decoder's thread met: this chip is to be let go of."""
+        self.sharing = ""
+        """How the chip is shared with other programs; empty when it is not."""
         self._mel = (1, bundle.frames, bundle.n_mels)
         self._states = (1, bundle.positions, bundle.d_model)
         self._device: Any = None
@@ -106,6 +156,11 @@ class Npu:
             )
             self._encoder = NpuModel(binding, self._device, hef, self._check)
             self._first_job(self._encoder, "encoding")
+            (encoded,) = self._encoder.outputs.values()
+            self._last: States = encoded[0].copy()
+            """Of the mel that lies in the input's buffer."""
+            ramp = np.linspace(-1, 1, bundle.frames * bundle.n_mels, dtype=np.float32)
+            self.encode(ramp.reshape(self._mel[1:]))
             if decoder:
                 self.decoder = NpuDecoder(binding, self._device, *decoder, limits.step_ms)
                 self._first_job(self.decoder.model, "decoding")
@@ -130,14 +185,28 @@ class Npu:
             raise NpuError("lost", "the chip was closed")
         (given,) = self._encoder.inputs.values()
         (encoded,) = self._encoder.outputs.values()
+        is_other = float(np.abs(given[0] - mel).max()) > OTHER_SOUND
         given[0] = mel
         self._encoder.run(self._limits.job_ms)
         states: States = encoded[0].copy()
         self._encoder.check_finite(states)
+        if is_other and np.array_equal(states, self._last):
+            raise NpuError(
+                "stale",
+                f"{self._encoder.doing}: expected other states for other sound, found those of the "
+                f"window before, bit for bit; {UPGRADE}; look at what `roomscribe doctor` says "
+                "of the NPU",
+            )
+        self._last = states
         return states
 
-    def close(self) -> None:
-        """Frees the chip. May take 10 s where a job still runs."""
+    def close(self, within_s: float = CLOSE_WITHIN_S) -> None:
+        """Frees the chip, in a thread of its own for which it waits at most `within_s`; see
+        `is_closing`."""
+        _closing.append(Errand(self._close))
+        is_closing(within_s)
+
+    def _close(self) -> None:
         if self.decoder:
             self.decoder.model.close()
         encoder, self._encoder = self._encoder, None
@@ -148,12 +217,25 @@ class Npu:
             quietly(device.release)
 
     def _open(self, share: bool) -> None:
+        """Opens the chip; a Hailo-10H that has no service is shared by its group alone."""
         binding = self.binding
         parameters = binding.VDevice.create_params()
         parameters.scheduling_algorithm = binding.HailoSchedulingAlgorithm.ROUND_ROBIN
         if share:
             parameters.group_id = GROUP
             parameters.multi_process_service = True
+            self.sharing = "through the hailort service"
+            try:
+                self._device = binding.VDevice(parameters)
+            except Exception as error:  # HailoRT's classes differ with its version
+                fault = explain(error, situation_of("opening the chip", binding, shared=True))
+                if self.chip != "hailo10h" or status_of(error) not in NO_SERVICE:
+                    raise fault from None
+            if self._device is not None:
+                return
+            parameters.multi_process_service = False
+            self.sharing = f"by group_id {GROUP} alone, without the hailort service ({fault})"
+            log.info("the Hailo-10H is shared %s", self.sharing)
         self._device = binding.VDevice(parameters)
 
     def _check(self, inputs: Shapes, outputs: Shapes) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rigs.checkout import shared
-from rigs.hailo import LENGTHS, mel_of
+from rigs.hailo import LENGTHS, looked_after, mel_of
 from rigs.hailo_simulator.control import DECODER_OUTPUTS, Simulator, enlist, write_decoder_hef
 
 from appliance.config import EncoderSettings, Settings
@@ -246,13 +246,13 @@ def test_a_chip_lost_in_the_middle_of_a_text_gives_the_cpus_text_and_comes_back(
     monkeypatch.setattr(way.encoder.npu.decoder.model, "run", strike)  # type: ignore[union-attr]
     found = way.npu.decode(states, 0.4)
     assert len(steps) == 10 and found == way.cpu.decode(states, 0.4)
-    way.encoder.look_after(0.0)
+    looked_after(way.encoder, 0.0)
     assert way.encoder.name == "cpu" and way.encoder.npu is None
     assert way.encoder.trouble and FAULTS[fault][1] in way.encoder.trouble
     assert way.encoder.trouble.endswith("until then the CPU encodes and decodes")
     assert way.npu.decode(states, 0.4) == found and len(steps) == 10
     simulator.set(**CURED)
-    way.encoder.look_after(1e9)
+    looked_after(way.encoder, 1e9)
     assert way.encoder.trouble is None and way.encoder.name == "hailo8"
     before = len(simulator.inner.history)
     assert way.npu.decode(states, 0.4).tokens == found.tokens
@@ -269,7 +269,7 @@ def test_a_chip_that_the_encoder_lost_is_lost_to_the_decoder_too(
     simulator.unplug()
     mel = np.zeros((npu_bundle.frames, npu_bundle.n_mels), np.float32)
     assert way.encoder.encode(mel).any() and way.encoder.npu is None
-    way.encoder.look_after(0.0)
+    looked_after(way.encoder, 0.0)
     states = states_of(npu_bundle, 1)
     assert way.npu.decode(states, 0.4) == way.cpu.decode(states, 0.4)
     assert network and network.decoder
@@ -295,14 +295,14 @@ def test_one_thread_encodes_while_another_decodes_and_no_window_is_lost_with_the
     def work() -> None:
         for number, mel in enumerate(mels):
             heard.put(way.encoder.encode(mel))
-            way.encoder.look_after(float(number))
+            looked_after(way.encoder, float(number))
 
     thread = threading.Thread(target=work)
     thread.start()
     found = [way.npu.decode(heard.get(timeout=20), 0.1).tokens for _ in mels]
     thread.join()
     assert found == wanted
-    way.encoder.look_after(100.0)
+    looked_after(way.encoder, 100.0)
     assert (way.encoder.trouble is None) == (dies_at is None)
     way.close()
 

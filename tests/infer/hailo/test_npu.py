@@ -87,7 +87,13 @@ def test_a_strided_mel_or_one_of_another_shape_does_no_harm(
 @pytest.mark.parametrize(
     ("status", "cause", "words"),
     [
+        (3, "memory", "no memory left"),
         (4, "timeout", "did not answer in time"),
+        (7, "not implemented", "HailoRT 4.23.0 cannot do this"),
+        (15, "firmware differs", "to know HailoRT 4.23.0's commands"),
+        (16, "firmware differs", "firmware of HailoRT's version 4.23.0"),
+        (18, "firmware", "failed at a command"),
+        (47, "descriptors", "(DMA descriptors) is full"),
         (8, "internal", "failed inside"),
         (13, "hef missing", "readable HEF"),
         (26, "hef refused", "refuses it"),
@@ -119,7 +125,10 @@ def test_every_status_is_a_message_with_its_cure(
 
 
 def test_messages_of_different_statuses_differ() -> None:
-    statuses = (4, 6, 8, 13, 26, 36, 62, 63, 69, 73, 74, 76, 77, 78, 81, 82, 87, 89, 91, 92, 93, 96)
+    statuses = (
+        *(3, 4, 6, 7, 8, 13, 15, 16, 18, 26, 36, 47, 62, 63, 69),
+        *(73, 74, 76, 77, 78, 81, 82, 87, 89, 91, 92, 93, 96),
+    )
     situation = Situation("encoding", "4.23.0")
     said = {str(explain(RuntimeError(str(status)), situation)) for status in statuses}
     assert len({text.rsplit(" (HailoRT", 1)[0] for text in said}) == len(statuses)
@@ -132,6 +141,9 @@ def test_status_6_names_numpy_2(
     monkeypatch.setattr(np, "__version__", "2.2.4")
     error = refusal(hef_bundle)
     assert error.cause == "numpy" and "built for NumPy 1, found NumPy 2.2.4" in str(error)
+    assert "[encoder] backend = cpu" in str(error) and "python3-numpy" not in str(error)
+    for library, cause in (("5.1.0", "numpy"), ("5.1.1", "operation"), ("5.2.0", "operation")):
+        assert explain(RuntimeError("6"), Situation("encoding", library)).cause == cause
     monkeypatch.setattr(np, "__version__", "1.26.4")
     assert refusal(hef_bundle).cause == "operation"
 
@@ -210,6 +222,40 @@ def test_the_chip_is_shared_through_the_service_where_all_agree(
             open_here(hef_bundle, share=True)
 
 
+@pytest.mark.parametrize(
+    ("version", "service", "says"),
+    [
+        ("5.2.0", True, "by group_id SHARED alone, without the hailort service (NPU: opening the"),
+        ("5.0.0", False, "by group_id SHARED alone, without the hailort service (NPU: opening the"),
+        ("5.0.0", True, "through the hailort service"),
+    ],
+)
+def test_a_hailo_10h_without_a_service_is_shared_by_its_group_alone(  # noqa: PLR0917
+    simulator: Simulator, hef_bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    version: str, service: bool, says: str,
+) -> None:  # fmt: skip
+    simulator.plug(version=version, driver=version, chip="HAILO10H", service=service)
+    simulator.forget()
+    bundle = with_hef(hef_bundle, tmp_path / "b", "HAILO10H")
+    other = hold(simulator, "group")
+    caplog.set_level("INFO")
+    npu = open_here(bundle, share=True)
+    assert npu.sharing.startswith(says)
+    assert ("alone" in npu.sharing) == ("is shared by group_id SHARED alone" in caplog.text)
+    assert npu.encode(mel_of(bundle, 1)).any()
+    npu.close()
+    other.kill()
+    other.communicate()
+
+
+def test_status_6_of_a_library_without_a_service_is_no_numpy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(np, "__version__", "2.2.4")
+    error = explain(RuntimeError("6"), Situation("opening the chip", "4.23.0", shared=True))
+    assert error.cause == "service" and "share = false" in str(error)
+
+
 def test_closing_or_failing_to_open_frees_the_chip(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
@@ -253,6 +299,22 @@ def test_a_failed_job_gives_an_error_and_never_its_garbage(
             npu.encode(mel_of(hef_bundle, 1))
         assert caught.value.cause == cause
     npu.close()
+
+
+def test_equal_states_are_a_fault_of_other_sound_alone(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug()
+    npu = open_here(hef_bundle)
+    mel = mel_of(hef_bundle, 1)
+    states = npu.encode(mel)
+    simulator.set(stale_jobs="all")
+    assert np.array_equal(npu.encode(mel), states)
+    assert np.array_equal(npu.encode(mel + np.float32(0.001)), states), "within the chip's 8 bits"
+    with pytest.raises(NpuError, match=r"expected other states for other sound.*; .*full-upgrade"):
+        npu.encode(mel_of(hef_bundle, 2))
+    npu.close()
+    assert "for other sound" in str(refusal(hef_bundle)), "it is found out at the start"
 
 
 def test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,35 @@ def test_a_failed_job_is_told_to_the_callback_alone_and_leaves_garbage(
     opened.configured.run([opened.bindings], 5000)
     assert "error: 8 (HAILO_INTERNAL_FAILURE)" in str(told[0]) and told[0].__cause__ is None
     assert opened.output.any() and np.isfinite(opened.output).all()
+
+
+@pytest.mark.parametrize(("version", "reaches"), [("4.18.0", False), ("4.19.0", True)])
+def test_4_18_writes_the_outputs_of_the_first_job_alone_where_they_were_bound(
+    simulator: Simulator, hef_bundle: Bundle, version: str, reaches: bool
+) -> None:
+    simulator.plug(version=version, driver=version)
+    simulator.forget()
+    opened = Opened(hef_bundle)
+    found = []
+    for value in (0.5, -0.5):
+        opened.input[:] = value
+        opened.configured.run([opened.bindings], 5000)
+        found.append(opened.output.copy())
+    assert found[0].any() and np.array_equal(found[0], found[1]) != reaches
+    opened.bindings.output().set_buffer(opened.output)
+    opened.configured.run([opened.bindings], 5000)
+    assert not np.array_equal(found[0], opened.output)
+
+
+def test_a_job_that_hangs_may_take_no_notice_of_being_given_up(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug(hang_jobs="all", hang_s=60.0, ignore_abort=True, close_s=0.3)
+    opened = Opened(hef_bundle)
+    opened.configured.run_async([opened.bindings])
+    begun_s = time.monotonic()
+    opened.configured.__exit__(None, None, None)
+    assert 0.25 < time.monotonic() - begun_s < 10
 
 
 def test_a_job_goes_on_after_its_wait_has_timed_out(

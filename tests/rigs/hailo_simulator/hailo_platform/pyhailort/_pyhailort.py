@@ -35,6 +35,9 @@ DEFAULTS: dict[str, Any] = {
     "fail_status": 8,
     "hang_jobs": [],
     "hang_s": 3.0,
+    "ignore_abort": False,
+    "close_s": 10.0,
+    "stale_jobs": [],
     "empty_nbytes": False,
     "round_int8": False,
     "nan_jobs": [],
@@ -50,12 +53,18 @@ DEVICE_ID = "0001:01:00.0"
 
 STATUS_NAMES = {
     2: "HAILO_INVALID_ARGUMENT",
+    3: "HAILO_OUT_OF_HOST_MEMORY",
     4: "HAILO_TIMEOUT",
     6: "HAILO_INVALID_OPERATION",
+    7: "HAILO_NOT_IMPLEMENTED",
     8: "HAILO_INTERNAL_FAILURE",
     13: "HAILO_OPEN_FILE_FAILURE",
+    15: "HAILO_UNSUPPORTED_CONTROL_PROTOCOL_VERSION",
+    16: "HAILO_UNSUPPORTED_FW_VERSION",
+    18: "HAILO_FW_CONTROL_FAILURE",
     26: "HAILO_INVALID_HEF",
     36: "HAILO_DRIVER_OPERATION_FAILED",
+    47: "HAILO_OUT_OF_DESCRIPTORS",
     61: "HAILO_NOT_FOUND",
     62: "HAILO_COMMUNICATION_CLOSED",
     63: "HAILO_STREAM_ABORT",
@@ -220,12 +229,15 @@ def _typed(value: Any, wanted: type) -> Any:
 class VDevice:
     def __init__(self, params: VDeviceParams) -> None:
         time.sleep(setting("open_ms") / 1000)
+        alone = setting("chip") == "HAILO10H"
         if params.multi_process_service:
+            if alone and setting("version") != "5.0.0":
+                fail(OPERATION)  # validate_params: such a chip is shared without a service
             if not setting("service"):
                 fail(77)
             if setting("service_version") not in ("", setting("version")):
                 fail(78)
-        shared = params.multi_process_service and params.group_id == "SHARED"
+        shared = (params.multi_process_service or alone) and params.group_id == "SHARED"
         self.lease: Lease | None = Lease(explicit=bool(params.device_ids), shared=shared)
         if setting("dead"):
             fail(87)
@@ -325,12 +337,12 @@ class Configured:
         self.inputs, self.outputs = model.inputs, model.outputs
         self.active = False
         self._queue: queue.Queue[Job | None] = queue.Queue()
-        self._stop = threading.Event()
+        stop, gone = threading.Event(), threading.Event()
         worker = threading.Thread(
-            target=_work, args=(self._queue, self._stop, Network(model)), daemon=True
+            target=_work, args=(self._queue, stop, gone, Network(model)), daemon=True
         )
         worker.start()
-        self._end = weakref.finalize(self, _end, self._queue, self._stop, worker)
+        self._end = weakref.finalize(self, _end, self._queue, stop, gone, worker)
 
     def shutdown(self) -> None:
         self._end()
@@ -377,24 +389,37 @@ def _digest(arrays: dict[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _end(jobs: queue.Queue[Job | None], stop: threading.Event, worker: threading.Thread) -> None:
-    """What the destructor does: gives running jobs up and waits for their callbacks."""
+def _end(
+    jobs: queue.Queue[Job | None],
+    stop: threading.Event,
+    gone: threading.Event,
+    worker: threading.Thread,
+) -> None:
+    """What the destructor does: gives running jobs up and waits for their callbacks, for 10 s where
+    the chip takes no notice (WAIT_FOR_ASYNC_IN_DTOR_TIMEOUT)."""
     stop.set()
     jobs.put(None)
     if worker is threading.current_thread():
         violations.append("the last reference died in the callback's thread: the process ends")
         return
+    worker.join(setting("close_s"))
+    gone.set()
     worker.join()
 
 
-def _work(jobs: queue.Queue[Job | None], stop: threading.Event, network: Network) -> None:
+def _work(
+    jobs: queue.Queue[Job | None],
+    stop: threading.Event,
+    gone: threading.Event,
+    network: Network,
+) -> None:
     while (job := jobs.get()) is not None:
         begun = time.perf_counter()
         while not (has_chip := _chip.acquire(timeout=0.01)) and not stop.is_set():
             pass
         if has_chip:
             begun = time.perf_counter()
-            job.status = _run(job, stop, network)
+            job.status = _run(job, stop, gone, network)
             _chip.release()
         else:
             job.status = ABORT
@@ -410,17 +435,21 @@ def _work(jobs: queue.Queue[Job | None], stop: threading.Event, network: Network
         del job
 
 
-def _run(job: Job, stop: threading.Event, network: Network) -> int:
+def _run(job: Job, stop: threading.Event, gone: threading.Event, network: Network) -> int:
     """Computes what the chip would; the status. A failed job leaves garbage that looks real."""
     begun = time.perf_counter()
     status = setting("fail_status") if _is_told(job.number, "fail_jobs") else 0
     if setting("dead") or not scan():
         status = ABORT
     results = None if status else network.compute(job)
+    if results and network.last and _is_told(job.number, "stale_jobs"):
+        results = network.last
+    network.last = results
     pause_s = setting("latency_ms") / 1000
     if _is_told(job.number, "hang_jobs"):
         pause_s = setting("hang_s")
-    if stop.wait(max(0.0, pause_s - (time.perf_counter() - begun))):
+    abort = gone if setting("ignore_abort") else stop
+    if abort.wait(max(0.0, pause_s - (time.perf_counter() - begun))):
         status = ABORT
     if _digest(job.inputs) != job.before:
         violations.append("the input was changed while its job was running")
@@ -452,6 +481,8 @@ class Network:
         self._graph = model.graph
         self._inputs = {edge.name: edge.tensor for edge in model.inputs}
         self._outputs = {edge.name: edge.tensor for edge in model.outputs}
+        self.last: dict[str, np.ndarray] | None = None
+        """What the job before left."""
 
     def compute(self, job: Job) -> dict[str, np.ndarray]:
         """The arrays of the outputs, by the names of the edges."""

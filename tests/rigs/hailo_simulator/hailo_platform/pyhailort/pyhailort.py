@@ -229,6 +229,8 @@ def _pick(edges: list[_pyhailort.Edge], name: str) -> _pyhailort.Edge:
 class BoundStream:
     def __init__(self) -> None:
         self._buffer: np.ndarray | None = None
+        self.inner: np.ndarray | None = None
+        """What the C++ part has."""
 
     def set_buffer(self, buffer: np.ndarray) -> None:
         if not buffer.flags.c_contiguous:
@@ -237,7 +239,7 @@ class BoundStream:
             _pyhailort.violations.append("4.18 takes a buffer that is not contiguous, and errs")
         if not buffer.flags.writeable:
             raise ValueError("array is not writeable")
-        self._buffer = buffer
+        self._buffer = self.inner = buffer
 
     def get_buffer(self) -> np.ndarray | None:
         """The very array that was set: the next run overwrites it."""
@@ -258,8 +260,19 @@ class Bindings:
 
     def _buffers(self) -> tuple[_pyhailort.Buffers, _pyhailort.Buffers]:
         bound = self._inputs, self._outputs
-        inputs, outputs = ({name: s.get_buffer() for name, s in side.items()} for side in bound)
+        inputs, outputs = ({name: s.inner for name, s in side.items()} for side in bound)
         return inputs, outputs
+
+    def _aligned(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Puts buffers of the library's own in place of the outputs; these beside those. 4.18 does
+        so in the caller's bindings, whose copies were flat: the next job's outputs never reach the
+        caller (infer_model.cpp; since 4.19 Bindings has a copy constructor)."""
+        pairs = []
+        for stream in self._outputs.values():
+            if stream.inner is not None:
+                pairs.append((np.empty_like(stream.inner), stream.inner))
+                stream.inner = pairs[-1][0]
+        return pairs
 
 
 class AsyncInferCompletionInfo:
@@ -312,10 +325,13 @@ class ConfiguredInferModel:
 
     def run_async(self, bindings: list[Bindings], callback: Any = None) -> AsyncInferJob:
         assert self._inner
+        flat = bindings[0]._aligned() if _pyhailort.version() < (4, 19) else []
         bound = bindings[0]._buffers()
         self._buffer_guards.append(bound)
 
         def finish(status: int) -> None:
+            for aligned, theirs in flat:
+                theirs[:] = aligned
             error = ExceptionWrapper.create_exception_from_status(status) if status else None
             if callback:
                 callback(completion_info=AsyncInferCompletionInfo(error))
