@@ -354,13 +354,23 @@ def remove(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model remove`"""
     from appliance.model import BUILT_IN, library
 
+    if options.name == BUILT_IN or not library.NAME.fullmatch(options.name):
+        found = "the built-in one" if options.name == BUILT_IN else repr(options.name)
+        raise ConfigError(
+            "model remove: expected the name of an installed model "
+            f"({', '.join(library.installed()) or 'there is none'}), found {found}"
+        )
     if options.name == _in_use(settings):
         if library.drop_download(options.name):
             _say(f"{options.name}: its unfinished download is deleted; the model stays in use")
             return 0
         raise ConfigError(
             f"model {options.name!r} is in use: choose another first, "
-            f"roomscribe model use {BUILT_IN}"
+            + (
+                "in the configuration: [model] bundle"
+                if settings.model.bundle
+                else f"roomscribe model use {BUILT_IN}"
+            )
         )
     library.remove(options.name)
     return 0

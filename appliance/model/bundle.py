@@ -296,15 +296,14 @@ def find_bundle(path_or_name: str | Path) -> Path:
         if found:
             raise _absence(folder.parent)(
                 f"{folder}: expected a model bundle (a folder with a {MANIFEST}), found {found}; "
-                f"correct [model] bundle; installed are: {', '.join(installed) or 'none'}"
+                f"correct its path, or take an installed one: {', '.join(installed) or 'none'}"
             )
         return folder
     if path_or_name in installed:
         return installed[path_or_name]
     raise _absence(models_folder())(
         f"model bundle {path_or_name!r}: expected it in {', '.join(map(str, _places()))}, found "
-        f"there: {', '.join(installed) or 'none'}; correct [model] bundle, or roomscribe model add "
-        "tiny"
+        f"there: {', '.join(installed) or 'none'}; name one of these, or roomscribe model add tiny"
     )
 
 

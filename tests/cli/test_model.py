@@ -257,6 +257,22 @@ def test_an_unknown_name_is_one_line_with_the_known_ones(desk: Desk) -> None:
     assert "whisper-nothing" in one_line(desk.run("add", "somebody/whisper-nothing"))
 
 
+def test_what_cannot_be_removed_is_not_advised(desk: Desk) -> None:
+    expected = "model remove: expected the name of an installed model (there is none), found "
+    assert one_line(desk.run("remove", "home-en")).endswith(expected + "the built-in one")
+    assert one_line(desk.run("remove", "../x")).endswith(expected + "'../x'")
+
+
+@pytest.mark.parametrize("name", ["nosuch", "./nosuch"])
+def test_a_wrong_name_on_the_command_line_is_not_blamed_on_the_configuration(
+    desk: Desk, name: str
+) -> None:
+    for command in ("info", "verify", "use"):
+        (line,) = errors(desk.run(command, name))
+        assert "nosuch" in line and "home-en" in line
+        assert "[model]" not in line
+
+
 def test_a_folder_becomes_a_model_of_another_name_and_stays_unused_if_asked(desk: Desk) -> None:
     done = desk.run("add", desk.checkpoint, "--name", "mine", "--no-use", "--window", "4")
     assert done.returncode == 0, done.stderr
