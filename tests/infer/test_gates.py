@@ -9,8 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from figures.model import read, to_int16
+from rigs.checkout import shared
+from rigs.recordings import manifest
+from rigs.word_errors import words
 
-from appliance.config import GateSettings
+from appliance.config import GateSettings, Settings
 from appliance.infer import gates
 from appliance.infer.gates import (
     Gates,
@@ -21,7 +25,8 @@ from appliance.infer.gates import (
     is_loop,
     judge,
 )
-from appliance.records import Transcription, Window
+from appliance.infer.transcriber import open_transcriber
+from appliance.records import SAMPLE_RATE, Transcription, Window
 
 GATES = GateSettings(low_confidence=math.exp(-1))
 
@@ -272,3 +277,21 @@ def test_a_decode_is_tried_again_for_repetition_and_doubt_but_not_in_silence() -
     assert is_failed(transcription(avg_logprob=-1.01), GATES)
     silent = replace(loop, avg_logprob=-1.2, no_speech_prob=0.61)
     assert not is_failed(silent, GATES)
+
+
+def test_what_the_built_in_model_gets_wrong_of_strangers_is_marked() -> None:
+    """People on whom no limit was set, through the model alone (see scripts/measure confidence)."""
+    found = []
+    with open_transcriber(Settings()) as transcriber:
+        for file, row in manifest(shared("data/audio")):
+            if not row["transcript"] or float(row["duration_s"]) > 9:
+                continue
+            samples = to_int16(np.concatenate((np.zeros(SAMPLE_RATE // 2), read(file))))
+            heard = transcriber.transcribe(Window("u", 1, True, samples, 0.0, 1.0, 1.0))
+            if heard.text and not judge(heard, transcriber.gates):
+                marked = "low_confidence" in gates.marks(heard, transcriber.gates)
+                found.append((words(heard.text) == words(row["transcript"]), marked))
+    wrong, good = ([mark for right, mark in found if right is wanted] for wanted in (False, True))
+    assert len(wrong) > 50 and len(good) > 8
+    assert sum(wrong) > 0.9 * len(wrong)
+    assert sum(good) < 0.5 * len(good)

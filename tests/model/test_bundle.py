@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -55,6 +56,26 @@ def test_a_bundle_says_what_it_was_built_from(bundle: Bundle) -> None:
     assert bundle.prompt == (513, 514, 516, 520)
     assert bundle.tokens.end_of_text == 512 and bundle.tokens.no_speech == 519
     assert bundle.suppressed == tuple(range(513, 521))
+
+
+def test_confidence_is_the_mean_probability_where_no_recordings_were_compared(
+    folder: Path,
+) -> None:
+    edit(folder, calibration=None)
+    bundle = load_bundle(folder)
+    assert bundle.confidence([-0.1, -0.3]) == pytest.approx(math.exp(-0.2))
+    assert bundle.low_confidence == pytest.approx(math.exp(-1))
+    assert bundle.confidence([]) == bundle.confidence([0.5]) == 1.0
+
+
+def test_a_calibration_weighs_mean_and_sum(folder: Path) -> None:
+    edit(folder, calibration={"offset": 2.0, "mean": 3.0, "total": 0.5, "low": 0.4})
+    bundle = load_bundle(folder)
+    score = 2.0 - 3.0 * 0.2 - 0.5 * 0.4
+    assert bundle.confidence([-0.1, -0.3]) == pytest.approx(1 / (1 + math.exp(-score)))
+    assert bundle.low_confidence == 0.4
+    assert bundle.confidence([-math.inf]) < 1e-300
+    assert 0 < bundle.confidence([-9.0] * 100) < 1e-9
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -133,6 +154,8 @@ def test_a_manifest_cannot_name_files_elsewhere(folder: Path) -> None:
             "guards.positions: expected a whole number from 500, found 499",
         ),
         ({"guards__repetition_penalty": 9}, "repetition_penalty: expected a number from 0.5 to 2"),
+        ({"calibration": 1}, "calibration: expected a table, found 1"),
+        ({"calibration": {"offset": 0}}, "calibration.mean: expected a number from 0 to 1000"),
     ],
 )
 def test_a_wrong_value_in_the_manifest_is_named(
@@ -144,6 +167,25 @@ def test_a_wrong_value_in_the_manifest_is_named(
     assert str(folder / "bundle.json") in str(caught.value)
     assert "roomscribe model add tiny" in str(caught.value)
     assert "\n" not in str(caught.value) and caught.value.exit_status == 78
+
+
+def test_a_disk_that_fails_is_no_damaged_bundle(folder: Path) -> None:
+    (folder / "bundle.json").unlink()
+    (folder / "bundle.json").symlink_to("/proc/self/mem")  # opens, and cannot be read: EIO
+    with pytest.raises(ModelError, match="see that the disk is there and works") as caught:
+        load_bundle(folder)
+    assert "damaged" not in str(caught.value)
+    assert caught.value.status == 75
+
+
+def test_a_choice_that_cannot_be_read_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROOMSCRIBE_MODELS", str(tmp_path))
+    (tmp_path / "in-use").symlink_to("/proc/self/mem")
+    with pytest.raises(ModelError, match=r"in-use: .*Input/output error") as caught:
+        load_bundle("")
+    assert caught.value.status == 75
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\x00\xff"])
