@@ -87,7 +87,12 @@ def add_log(add: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="N",
         help=f"the newest N (default {SHOWN}, of an export all); 0: all",
     )
-    sub.add_argument("--json", action="store_true", help="one JSON object a transcript")
+    sub.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON object a transcript, as it is told to the broker, but for `published`: when "
+        "it was put in the log (when the broker took it is not in there), and `late`: false",
+    )
     doing = sub.add_mutually_exclusive_group()
     doing.add_argument(
         "--follow", action="store_true", help="go on with what is heard from now on, until Ctrl-C"
@@ -191,7 +196,8 @@ def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[Store
     def show(stored: StoredTranscript) -> None:
         one = stored.transcript
         if options.json:
-            event = events.transcript(stored, node_name(settings), one.end, late=False)
+            # when the broker took it is nowhere written; it was not before this
+            event = events.transcript(stored, node_name(settings), stored.stored, late=False)
             print(events.encode(event).decode(), flush=options.follow)
         else:
             start = one.start.astimezone()

@@ -25,6 +25,7 @@ from appliance.cli import main
 from appliance.cli.log import SHOWN, columns, moment, write
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
+from appliance.mqtt.events import timestamp
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import PAGE, Store
 from appliance.store.tables import StoredTranscript
@@ -99,7 +100,11 @@ def test_the_newest_are_shown_and_with_limit_0_all(
     house.log()
     assert len(shown()) == SHOWN
     house.log("--limit", "3", "--json")
-    assert [json.loads(line)["seq"] for line in shown()] == [PAGE + 3, PAGE + 4, PAGE + 5]
+    events = [json.loads(line) for line in shown()]
+    assert [event["seq"] for event in events] == [PAGE + 3, PAGE + 4, PAGE + 5]
+    assert [event["published"] for event in events] == [
+        timestamp(one.stored) for one in store.after(PAGE + 2)
+    ]
     house.log("--limit", "0")
     assert len(shown()) == PAGE + 5
 
