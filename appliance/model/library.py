@@ -230,13 +230,13 @@ def _lock(file: Path, place: StagingFolder) -> io.FileIO:
 
 
 def _written() -> Path:
-    """The models folder, made where it is missing; the installed one is for every user to read,
-    whatever root's umask says. Raises OSError."""
+    """The models folder, made where it is missing; the installed one, with what this process puts
+    into it, is for every user to read, whatever root's umask says. Raises OSError."""
     models = models_folder()
+    if models == INSTALLED:
+        os.umask(0o022)
     if not models.is_dir():
         models.mkdir(parents=True)
-        if models == INSTALLED:
-            models.chmod(0o755)
     return models
 
 
