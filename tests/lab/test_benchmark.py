@@ -150,22 +150,25 @@ def test_json_holds_every_figure_of_every_row(
     assert found["schema"] == 1
     assert (found["tokens"], found["threads"], found["repeats"]) == (4, 1, 2)
     assert found["random_weights"] is False
-    assert found["memory_speed_gb_s"] > 0
+    assert 0.1 < found["memory_speed_gb_s"] < 10_000
     assert [path.name for path in folder.iterdir()] == ["out.json"]
     by_key = {row["key"]: row for row in found["rows"]}
     assert list(by_key) == ["reference", "balanced", "balanced-int4", "npu"]
     for key in ("reference", "balanced"):
         row = by_key[key]
         assert row["absent"] is None
-        assert row["total_ms"] > row["encoder_ms"] > 0
-        assert row["decoder_ms"] > 0
-        assert row["first_ms"] > 0
-        assert isinstance(row["later_ms"], float)
-        assert row["least"]["first_ms"] <= row["first_ms"]
+        # of two rounds the median is the mean: what adds up in each does so here
+        parts_ms = row["mel_ms"] + row["encoder_ms"] + row["decoder_ms"]
+        assert row["total_ms"] == pytest.approx(parts_ms, abs=0.01)
+        assert row["decoder_ms"] == pytest.approx(row["first_ms"] + 3 * row["later_ms"], abs=0.01)
+        assert 0 < row["least"]["first_ms"] <= row["first_ms"] < row["decoder_ms"]
+        assert 0 < row["least"]["encoder_ms"] <= row["encoder_ms"]
         assert row["peak_mb"] >= row["imports_mb"] > 10
         assert row["decoder_peak_mb"] >= row["decoder_imports_mb"] > 10
-        assert row["token_mb"] > 0
+        floor_ms = row["token_mb"] / found["memory_speed_gb_s"]
+        assert row["floor_ms"] == pytest.approx(floor_ms, rel=0.1, abs=0.002)
         assert row["real_time_factor"] == pytest.approx(row["total_ms"] / 4000, rel=0.01)
+    assert by_key["reference"]["token_mb"] > by_key["balanced"]["token_mb"], "32 bits and 8"
     assert found["ratios"]["reference"].keys() == {
         "decoder", "first_token", "later_tokens", "utterance", "peak_memory", "decoder_memory",
     }  # fmt: skip
@@ -384,8 +387,10 @@ def test_a_decoder_alone_is_measured_without_its_encoder(
         assert len(answer["tokens"]) == 3
         assert answer["encoder_ms"] < answer["decoder_ms"]
         memory = worker.memory()
-    assert memory["peak_mb"] is not None
-    assert memory["peak_mb"] >= (memory["running_mb"] or 0) > 0
+    assert memory["peak_mb"] is not None and memory["running_mb"] is not None
+    assert memory["peak_mb"] >= memory["running_mb"] > 10, (
+        "Python and its libraries alone have more"
+    )
 
 
 def test_errors_are_counted_on_listed_recordings_that_fit_the_window(
@@ -412,7 +417,8 @@ def test_errors_are_counted_on_listed_recordings_that_fit_the_window(
     assert "WER" in shown.out
     [row] = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert row["recordings"] == 1
-    assert row["wer"] > 0
+    assert row["wer"] >= 1, "an untrained model gets none of the four words"
+    assert (4 * row["wer"]).is_integer()
 
 
 def test_errors_are_those_of_whispers_normalised_words() -> None:
