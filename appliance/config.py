@@ -398,6 +398,12 @@ class HomeAssistantSettings:
         form=_TOPIC,
         mend=lambda text: text.strip("/# "),
     )
+    area: str = key(
+        "", "Room that Home Assistant puts the appliance into when it first sees it; empty: none.",
+        pattern=r"([^\s\x00-\x1f]([^\x00-\x1f]{0,62}[^\s\x00-\x1f])?)?",
+        form="a name of 64 letters at most, such as Kitchen",
+        mend=lambda text: " ".join(text.split())[:64].strip(),
+    )  # fmt: skip
     hold_s: int = key(
         600,
         "Transcripts wait at most this long for a Home Assistant that was seen and is away, and "
@@ -469,11 +475,13 @@ class Reading:
     wrong: frozenset[str] = frozenset()
     """Names of the sections in which there is a mistake; all of them for a file that says
     nothing."""
+    cause: OSError | None = None
+    """Why the file cannot be read."""
 
     def sure(self) -> Settings:
         """The settings; raises ConfigError, holding one message for each mistake."""
         if self.troubles:
-            raise ConfigError(*self.troubles)
+            raise ConfigError(*self.troubles) from self.cause
         return self.settings
 
 
@@ -493,6 +501,7 @@ def parse(text: str, origin: str) -> Settings:
 def read(path: Path | None) -> Reading:
     """What `load` reads, with the mistakes in it."""
     file = path or DEFAULT_PATH
+    cause = None
     try:
         with file.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
@@ -512,12 +521,12 @@ def read(path: Path | None) -> Reading:
     except PermissionError:
         found = "a file that this user may not read", "run this with sudo"
     except OSError as error:
-        found = f"{error.strerror}", "see its disk"
-    return _nothing(f"{file}: expected a configuration in TOML, found {'; '.join(found)}")
+        found, cause = (f"{error.strerror}", "see its disk"), error
+    return _nothing(f"{file}: expected a configuration in TOML, found {'; '.join(found)}", cause)
 
 
-def _nothing(trouble: str) -> Reading:
-    return Reading(Settings(), (trouble,), frozenset(get_type_hints(Settings)))
+def _nothing(trouble: str, cause: OSError | None = None) -> Reading:
+    return Reading(Settings(), (trouble,), frozenset(get_type_hints(Settings)), cause)
 
 
 def _read(text: str, origin: str) -> Reading:

@@ -3,13 +3,18 @@
     RoomscribeError
     |-- ConfigError      a key or value in the configuration, or on the command line   exit 78
     |-- ModelError       a model bundle, a checkpoint, or a graph in them              exit 78
+    |   `-- MissingModelError   no such bundle                             exit 78, of `run` 75
     |-- AudioError       a recording that cannot be read                               exit 65
     |-- DeviceError      microphone, NPU: gone, busy, refused                          exit 69
     |-- StoreError       the log, or what else the daemon keeps beside it              exit 74
     `-- BrokerError      the MQTT broker: out of reach, or it refuses                  exit 74
 
 What is not caught below ends the command, or the daemon, with its message on the last line and its
-status (cli/main); systemd starts the daemon again, but not after 78. Caught are, in the daemon:
+status (cli/main); systemd starts the daemon again, but not after 78, which is for what only a
+person can change. A ConfigError or ModelError whose cause may be gone at the next attempt ends with
+75 (`passes`): a disk that fails, too little memory, too many open files; so does the daemon without
+its model, whose disk may be mounted later (cli/run).
+Caught are, in the daemon:
 
 - of a reload, whatever is raised before its pipeline runs: the old configuration stays in use
   (daemon/service)
@@ -26,13 +31,31 @@ do.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
+
+TRY_AGAIN = 75
+"""EX_TEMPFAIL of sysexits.h."""
+_PASSING = frozenset(
+    {
+        *(errno.EIO, errno.ENXIO, errno.ENODEV, errno.ENOMEDIUM, errno.EBUSY),
+        *(errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
+        *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+    }
+)
+"""What disks, network file systems and a machine without room say of a file that is whole."""
 
 
 class RoomscribeError(Exception):
-    """Base of every expected failure; `exit_status` is what the command ends with (sysexits.h)."""
+    """Base of every expected failure."""
 
     exit_status = 70
+    """What the command ends with (sysexits.h), unless the cause passes: see `status`."""
+
+    @property
+    def status(self) -> int:
+        """What the command ends with."""
+        return TRY_AGAIN if self.exit_status == 78 and passes(self) else self.exit_status
 
 
 class ConfigError(RoomscribeError):
@@ -49,6 +72,10 @@ class ModelError(RoomscribeError):
     """A bundle is missing, damaged, or does not fit its manifest."""
 
     exit_status = 78
+
+
+class MissingModelError(ModelError):
+    """There is no such bundle; there may be one when its disk is mounted."""
 
 
 class AudioError(RoomscribeError):
@@ -73,3 +100,15 @@ class BrokerError(RoomscribeError):
     """The MQTT broker is out of reach, or refuses."""
 
     exit_status = 74
+
+
+def passes(error: BaseException) -> bool:
+    """True when `error`, or what it was raised from, may be gone at the next attempt."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError):
+            return True
+        if isinstance(cause, OSError) and cause.errno in _PASSING:
+            return True
+        cause = cause.__cause__
+    return False

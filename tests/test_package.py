@@ -19,7 +19,7 @@ from appliance.cli import main
 from appliance.config import DEFAULT_PATH, keys
 from appliance.daemon import service
 from appliance.daemon.pipeline import STOP_WITHIN_S
-from appliance.errors import ConfigError, ModelError
+from appliance.errors import TRY_AGAIN, ConfigError, ModelError
 from appliance.model.bundle import INSTALLED
 from appliance.mqtt.tls import PASSWORD_CREDENTIAL
 
@@ -49,6 +49,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wrong_configuration_or_model_is_not_tried_again(unit: dict[str, list[str]]) -> None:
     statuses = {str(ConfigError.exit_status), str(ModelError.exit_status)}
     assert statuses == set(unit["RestartPreventExitStatus"])
+    assert str(TRY_AGAIN) not in statuses
     assert unit["Restart"] == ["always"]
 
 

@@ -71,7 +71,7 @@ def _obey(
     except RoomscribeError as error:
         for message in error.messages if isinstance(error, ConfigError) else [error]:
             _complain(message)
-        return error.exit_status
+        return error.status
     except KeyboardInterrupt:
         return 130
     except Exception as error:

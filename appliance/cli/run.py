@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from appliance import config
 from appliance.config import Settings
-from appliance.errors import DeviceError, StoreError
+from appliance.errors import TRY_AGAIN, DeviceError, MissingModelError, StoreError
 
 if TYPE_CHECKING:
     from appliance.daemon import Pipeline
@@ -77,11 +77,15 @@ def run(
             return chosen
         return replace(chosen, capture=replace(chosen.capture, recording=options.recording))
 
-    service.run(
-        with_recording(settings),
-        lambda: with_recording(config.load(options.config)),
-        pipeline or Pipeline,
-    )
+    try:
+        service.run(
+            with_recording(settings),
+            lambda: with_recording(config.load(options.config)),
+            pipeline or Pipeline,
+        )
+    except MissingModelError as error:
+        error.exit_status = TRY_AGAIN
+        raise
     return 0
 
 

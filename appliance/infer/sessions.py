@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from appliance.errors import ModelError
+from appliance.errors import ModelError, passes
 from appliance.system import one_line
 
 Shape = tuple[int | None, ...]
@@ -56,10 +57,14 @@ class Session:
                     str(file), _options(threads, arena, precise), providers=["CPUExecutionProvider"]
                 )
         except _FAILURES as error:
+            cause = _cause(error)
+            cure = "build or install the bundle again"
+            if passes(cause):
+                cure = "free some memory, take a smaller model, or look at the disk"
             raise ModelError(
                 f"{file}: expected a graph that onnxruntime {onnxruntime.__version__} loads, "
-                f"found: {one_line(error)}; build or install the bundle again"
-            ) from error
+                f"found: {one_line(error)}; {cure}"
+            ) from cause
         _check_tensors(file, "input", inputs, self._session.get_inputs())
         _check_tensors(file, "output", outputs, self._session.get_outputs())
         self._outputs = list(outputs)
@@ -71,7 +76,7 @@ class Session:
         except _FAILURES as error:
             raise ModelError(
                 f"{self._file}: running the graph failed: {one_line(error)}"
-            ) from error
+            ) from _cause(error)
         return results
 
     def bind(
@@ -110,12 +115,23 @@ class Bound:
         except _FAILURES as error:
             raise ModelError(
                 f"{self._file}: running the graph failed: {one_line(error)}"
-            ) from error
+            ) from _cause(error)
 
 
 def version() -> str:
     """onnxruntime's."""
     return str(onnxruntime.__version__)
+
+
+def _cause(error: Exception) -> Exception:
+    """What onnxruntime met, as Python raises it: too little memory, or what the system said of a
+    file; else `error`. Its classes do not tell, its text does (1.17 to 1.23)."""
+    text = str(error)
+    if "bad_alloc" in text or "ailed to allocate memory" in text:
+        return MemoryError(text)
+    if number := re.search(r"system error number (\d+)", text):
+        return OSError(int(number[1]), text)
+    return error
 
 
 def _place(array: NDArray[np.generic]) -> tuple[str, int, type[np.generic], Shape, int]:

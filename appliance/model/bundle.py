@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import MissingModelError, ModelError, passes
-from appliance.model.tensors import read_json, sha256
+from appliance.model.tensors import read_json, sha256, unreadable
 from appliance.records import FRAMES_PER_SECOND
 from appliance.system import shorten
 
@@ -63,6 +63,7 @@ INSTALLED = Path("/var/lib/roomscribe-models")
 VARIABLE = "ROOMSCRIBE_MODELS"
 """Environment variable naming another folder than INSTALLED to put models into."""
 BUILT_IN = "home-en"
+DISK = "see that the disk is there and works"
 CHOICE = "in-use"
 """File in the models folder that holds the name of the chosen model."""
 
@@ -209,7 +210,12 @@ def load_bundle(path_or_name: str | Path) -> Bundle:
     Anything with a slash in it is a folder; "" is the one that was chosen, or the built-in one.
     Raises ModelError naming file, key, what was expected, what was found and what to do.
     """
-    folder = find_bundle(path_or_name)
+    try:
+        folder = find_bundle(path_or_name)
+    except OSError as error:
+        raise ModelError(
+            f"{error.filename}: expected a folder with models, found: {error.strerror}; {DISK}"
+        ) from error
     table = _Table.read(folder / MANIFEST, _cure(folder))
     bundle = _parse(table, folder)
     _check_sense(table, bundle)
@@ -251,9 +257,12 @@ def models_folder() -> Path:
 
 def chosen_model() -> str:
     """Name of the model that `roomscribe model use` chose; "" when none was chosen."""
+    file = models_folder() / CHOICE
     try:
-        return (models_folder() / CHOICE).read_text(encoding="utf-8").strip()
-    except OSError:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        if passes(error):
+            raise unreadable(file, error) from error
         return ""
 
 
@@ -294,27 +303,17 @@ def find_bundle(path_or_name: str | Path) -> Path:
         except PermissionError:
             found = "that this user may not read it: run it with sudo"
         if found:
-            raise _absence(folder.parent)(
+            raise MissingModelError(
                 f"{folder}: expected a model bundle (a folder with a {MANIFEST}), found {found}; "
                 f"correct its path, or take an installed one: {', '.join(installed) or 'none'}"
             )
         return folder
     if path_or_name in installed:
         return installed[path_or_name]
-    raise _absence(models_folder())(
+    raise MissingModelError(
         f"model bundle {path_or_name!r}: expected it in {', '.join(map(str, _places()))}, found "
         f"there: {', '.join(installed) or 'none'}; name one of these, or roomscribe model add tiny"
     )
-
-
-def _absence(place: Path) -> type[ModelError]:
-    """What to raise for a model that is not in `place`: an empty one may be a disk to come."""
-    try:
-        return ModelError if any(place.iterdir()) else MissingModelError
-    except PermissionError:
-        return ModelError
-    except OSError:
-        return MissingModelError
 
 
 def _places() -> list[Path]:
@@ -346,10 +345,12 @@ class _Table:
             raise table.trouble("schema", str(SCHEMA), repr(table._values.get("schema", "nothing")))
         return table
 
-    def trouble(self, key: str, expected: str, found: object) -> ModelError:
+    def trouble(self, key: str, expected: str, found: object, cure: str = "") -> ModelError:
         """The error to raise for a wrong value."""
         where = f"{self._file}: {shorten(self._key + key, 80)}"
-        return ModelError(f"{where}: expected {expected}, found {shorten(found, 80)}; {self._cure}")
+        return ModelError(
+            f"{where}: expected {expected}, found {shorten(found, 80)}; {cure or self._cure}"
+        )
 
     def __iter__(self) -> Iterator[str]:
         """Names in this table."""
@@ -525,6 +526,7 @@ def _verify_files(table: _Table, bundle: Bundle) -> None:
                 raise entry.trouble("size", f"{size} bytes", f"{found_size} bytes")
             found = sha256(bundle.folder / name)
         except OSError as error:
-            raise table.trouble(name, "a readable file", error.strerror) from error
+            cure = DISK if passes(error) else ""
+            raise table.trouble(name, "a readable file", error.strerror, cure) from error
         if found != digest:
             raise entry.trouble("sha256", digest, found)

@@ -49,7 +49,7 @@ def _read(path: Path, key: str) -> str:
         found = "no UTF-8 text" if no_text else getattr(error, "strerror", None) or str(error)
         raise ConfigError(
             f"{key}: expected a file holding the broker's password, found {path}: {found}; {cure}"
-        ) from None
+        ) from (None if no_text else error)
     if len(text) > MOST_BYTES or "\n" in text:
         raise ConfigError(f"{key}: expected one line in {path}, found more; {cure}")
     if not text:
@@ -71,7 +71,7 @@ def context(settings: MqttSettings) -> ssl.SSLContext | None:
     try:
         secure = ssl.create_default_context(cafile=ca_file)
     except (ssl.SSLError, OSError) as error:
-        raise _unusable("ca_file", "certificates (PEM)", settings.ca_file, error) from None
+        raise _unusable("ca_file", "certificates (PEM)", settings.ca_file, error) from error
     secure.minimum_version = ssl.TLSVersion.TLSv1_2
     if settings.cert_file:
         _load_certificate(settings, secure)
@@ -125,7 +125,7 @@ def _load_certificate(settings: MqttSettings, secure: ssl.SSLContext) -> None:
     except (ssl.SSLError, OSError) as error:
         raise _unusable(
             "cert_file", "a certificate and its key (PEM)", f"{cert_file} and {key_file}", error
-        ) from None
+        ) from error
 
 
 def _readable(file: str, key: str) -> str | None:
@@ -137,7 +137,7 @@ def _readable(file: str, key: str) -> str | None:
         with path.open("rb"):
             return os.fspath(path)
     except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
-        raise _unusable(key, "a file that this user may read", file, error) from None
+        raise _unusable(key, "a file that this user may read", file, error) from error
 
 
 def _unusable(key: str, expected: str, found: str, error: OSError | RuntimeError) -> ConfigError:

@@ -47,6 +47,7 @@ STATUS = (
     (65, "a recording that cannot be read"),
     (69, "device trouble"),
     (74, "trouble with the local log"),
+    (75, "a cause that may pass: a disk that fails, too little memory; of run, no such model"),
     (78, "a mistake in the configuration or the model; systemd does not start the daemon again"),
 )
 

@@ -41,6 +41,7 @@ EXIT_STATUS = """\
 | 69 | trouble with a device |
 | 70 | an error that nobody foresaw |
 | 74 | trouble with the log or the broker, or output that cannot be written (a full disk) |
+| 75 | a cause that may pass: a disk that fails, too little memory; of `run`, no such model |
 | 78 | a mistake in the configuration or the model; systemd does not start the daemon again |
 | 130 | Ctrl-C |
 

@@ -72,6 +72,41 @@ def test_a_missing_bundle_is_one_line_and_status_78(bundle: str) -> None:
     assert bundle in errors(done)[0]
 
 
+def test_a_daemon_without_its_model_is_started_again_for_its_disk_may_come(tmp_path: Path) -> None:
+    config = tmp_path / "roomscribe.toml"
+    bundle = tmp_path / "disk" / "home-en"
+    keys = f'[store]\npath = "{tmp_path}"\n[mqtt]\nenabled = false\n'
+    config.write_text(f'{keys}[model]\nbundle = "{bundle}"\n', encoding="utf-8")
+    done = roomscribe("run", "--config", config)
+    assert done.returncode == 75
+    assert len(errors(done)) == 1
+    shutil.copytree(HOME_EN, bundle)
+    done = roomscribe("run", "--config", config, "--recording", SPEECH / "00.flac")
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "mqtt",
+    [
+        None,
+        'username = "me"\npassword_file = "/proc/self/mem"',
+        'tls = true\nca_file = "/proc/self/mem"',
+    ],
+)
+def test_a_configuration_that_cannot_be_read_is_one_line_and_tried_again(
+    tmp_path: Path, mqtt: str | None
+) -> None:
+    config = tmp_path / "roomscribe.toml"
+    if mqtt is None:
+        config.symlink_to("/proc/self/mem")  # opens, and cannot be read: EIO
+    else:
+        config.write_text(f'[store]\npath = "{tmp_path}"\n[mqtt]\n{mqtt}\n', encoding="utf-8")
+    done = roomscribe("run", "--config", config, "--recording", "/dev/zero")
+    assert done.returncode == 75
+    assert len(errors(done)) == 1
+    assert "Input/output error" in errors(done)[0]
+
+
 def test_a_damaged_bundle_is_one_line_and_status_78(tmp_path: Path) -> None:
     damaged = tmp_path / "home-en"
     shutil.copytree(HOME_EN, damaged)
