@@ -202,3 +202,47 @@ def test_a_graph_without_room_to_load_it_is_no_damaged_one(lacking: str, said: s
     assert done.stdout.startswith("75 "), done.stderr
     assert said in done.stdout
     assert "free some memory" in done.stdout
+
+
+CHATTY = """
+import importlib, os, sys
+
+os.write(2, b"Schema error: in the import\\\\n")
+sys.path.remove(os.path.dirname(os.path.dirname(__file__)))
+del sys.modules["onnxruntime"]
+real = importlib.import_module("onnxruntime")
+
+
+class Chatty(real.InferenceSession):
+    said = False
+
+    def __init__(self, *arguments, **options):
+        if not Chatty.said:
+            os.write(2, b"Schema error: in the first session\\\\n")
+        Chatty.said = True
+        super().__init__(*arguments, **options)
+
+
+real.InferenceSession = Chatty
+sys.modules["onnxruntime"] = real
+"""
+"""onnxruntime as it speaks in Debian beside onnx, whichever of the two was used first."""
+
+
+@pytest.mark.parametrize("use", ["appliance.infer.sessions", "appliance.lab.benchmark.baselines"])
+def test_what_onnxruntime_says_of_the_table_it_shares_with_onnx_is_not_shown(
+    tmp_path: Path, use: str
+) -> None:
+    (tmp_path / "onnxruntime").mkdir()
+    (tmp_path / "onnxruntime" / "__init__.py").write_text(CHATTY)
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        f"import {use} as used, os, onnxruntime\n"
+        "assert onnxruntime.InferenceSession.said and used.onnxruntime is onnxruntime\n"
+        "os.write(2, b'heard')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "heard")

@@ -84,35 +84,37 @@ def test_a_strided_mel_or_one_of_another_shape_does_no_harm(
     npu.close()
 
 
+STATUSES = [
+    (3, "memory", "no memory left"),
+    (4, "timeout", "did not answer in time"),
+    (7, "not implemented", "HailoRT 4.23.0 cannot do this"),
+    (15, "firmware differs", "to know HailoRT 4.23.0's commands"),
+    (16, "firmware differs", "firmware of HailoRT's version 4.23.0"),
+    (18, "firmware", "failed at a command"),
+    (47, "descriptors", "(DMA descriptors) is full"),
+    (8, "internal", "failed inside"),
+    (13, "hef missing", "readable HEF"),
+    (26, "hef refused", "refuses it"),
+    (36, "driver", "the driver refused"),
+    (62, "lost", "hung up"),
+    (63, "aborted", "gave the work up"),
+    (73, "busy", "in use by"),
+    (74, "busy", "in use by"),
+    (76, "versions differ", "HailoRT's version 4.23.0, found driver 4.23.0"),
+    (77, "service", "does not answer"),
+    (78, "service", "another version"),
+    (82, "queue full", "no more work"),
+    (87, "driver timeout", "waited in vain"),
+    (89, "service", "refuses the connection"),
+    (91, "hef damaged", "is damaged"),
+    (92, "hef too new", "newer compiler (compiler 3.31.0)"),
+    (93, "wrong chip", "it is for Hailo-8"),
+    (2, "unknown", "failed: invalid_argument"),
+]
+
+
 @pytest.mark.parametrize(
-    ("status", "cause", "words"),
-    [
-        (3, "memory", "no memory left"),
-        (4, "timeout", "did not answer in time"),
-        (7, "not implemented", "HailoRT 4.23.0 cannot do this"),
-        (15, "firmware differs", "to know HailoRT 4.23.0's commands"),
-        (16, "firmware differs", "firmware of HailoRT's version 4.23.0"),
-        (18, "firmware", "failed at a command"),
-        (47, "descriptors", "(DMA descriptors) is full"),
-        (8, "internal", "failed inside"),
-        (13, "hef missing", "readable HEF"),
-        (26, "hef refused", "refuses it"),
-        (36, "driver", "the driver refused"),
-        (62, "lost", "hung up"),
-        (63, "aborted", "gave the work up"),
-        (73, "busy", "in use by"),
-        (74, "busy", "in use by"),
-        (76, "versions differ", "HailoRT's version 4.23.0, found driver 4.23.0"),
-        (77, "service", "does not answer"),
-        (78, "service", "another version"),
-        (82, "queue full", "no more work"),
-        (87, "driver timeout", "waited in vain"),
-        (89, "service", "refuses the connection"),
-        (91, "hef damaged", "is damaged"),
-        (92, "hef too new", "newer compiler (compiler 3.31.0)"),
-        (93, "wrong chip", "it is for Hailo-8"),
-        (2, "unknown", "failed: invalid_argument"),
-    ],
+    ("status", "cause", "words"), STATUSES, ids=[str(row[0]) for row in STATUSES]
 )
 def test_every_status_is_a_message_with_its_cure(
     simulator: Simulator, hef_bundle: Bundle, status: int, cause: str, words: str
