@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from appliance.infer.hailo.errors import NpuError as NpuError
     from appliance.infer.hailo.npu import open_npu as open_npu
     from appliance.infer.mel import log_mel as log_mel, window_mel as window_mel
+    from appliance.infer.sessions import onnxruntime as onnxruntime
     from appliance.infer.tokenizer import Tokenizer as Tokenizer
     from appliance.infer.transcriber import (
         Encoded as Encoded,

@@ -10,11 +10,40 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError, passes
 from appliance.system import one_line
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Points file descriptor 2 at /dev/null, for what is said from C++."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+_COPY = (
+    b'\x08\x08:7\n\x10\n\x01a\x12\x01b"\x08Identity\x12\x01gZ\x0f\n\x01a\x12\n\n\x08\x08\x01\x12\x04\n\x02'
+    b"\x08\x01b\x0f\n\x01b\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11"
+)
+"""A graph that copies one number."""
+
+with _quiet():
+    # Debian's onnxruntime 1.21 and its onnx share a table of operators, which each of them fills.
+    # The second to do so says 567 times "Schema error": here, and from now on neither does.
+    import onnxruntime as onnxruntime  # noqa: PLC0414 - the lab has it from here
+
+    _alone = onnxruntime.SessionOptions()
+    _alone.intra_op_num_threads = 1
+    onnxruntime.InferenceSession(_COPY, _alone, providers=["CPUExecutionProvider"])
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor; None where the size may vary."""
@@ -52,10 +81,9 @@ class Session:
         """
         self._file = file
         try:
-            with _first_session_silenced():
-                self._session = onnxruntime.InferenceSession(
-                    str(file), _options(threads, arena, precise), providers=["CPUExecutionProvider"]
-                )
+            self._session = onnxruntime.InferenceSession(
+                str(file), _options(threads, arena, precise), providers=["CPUExecutionProvider"]
+            )
         except _FAILURES as error:
             cause = _cause(error)
             cure = "build or install the bundle again"
@@ -184,28 +212,3 @@ def _check_tensors(
 
 def _show(shape: Shape) -> str:
     return "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
-
-
-_silence_next = True
-
-
-@contextmanager
-def _first_session_silenced() -> Iterator[None]:
-    """Points file descriptor 2 at /dev/null around the process's first session, and only that one.
-
-    Debian's onnxruntime 1.21 prints 567 lines "Schema error" there, from C++, the first time.
-    """
-    global _silence_next  # noqa: PLW0603 - the fact is one of the process
-    if not _silence_next:
-        yield
-        return
-    _silence_next = False
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
-from appliance.infer import log_mel
+from appliance.infer import log_mel, onnxruntime
 from appliance.lab.benchmark import clock
 from appliance.lab.benchmark.clock import Decoded
 from appliance.model import Bundle

@@ -133,7 +133,7 @@ def _import_for(kind: str) -> None:
     if kind == "ctranslate":
         import ctranslate2  # noqa: F401
     else:
-        import onnxruntime  # noqa: F401
+        from appliance.infer import onnxruntime  # noqa: F401
 
 
 def _made_up_sound(frames: int) -> NDArray[np.float32]:
