@@ -95,7 +95,7 @@ class CaptureSettings:
     )  # fmt: skip
     block_ms: int = key(30, "Length of one read from the microphone.", unit="ms", low=10, high=100)
     recording: str = key(
-        "", "A sound file (or - for raw PCM on standard input) to hear in place of the microphone."
+        "", "A sound file (or - for standard input) to hear in place of the microphone."
     )
 
 
@@ -174,7 +174,8 @@ class EncoderSettings:
     share: bool = key(
         False,
         "Share the Hailo with other programs, through the hailort service, which they must use "
-        "too (hailo-share.conf has what systemd must allow); false: nobody else can use it.",
+        "too (hailo-share.conf has what systemd must allow); a Hailo-10H needs no service; false: "
+        "nobody else can use it.",
     )
     threads: int = key(
         2, "CPU threads of the encoder; 0: as many as there are cores.", low=0, high=64

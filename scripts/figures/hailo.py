@@ -244,7 +244,7 @@ def deaf(simulator: Simulator, bundle: Bundle, folder: Path) -> None:
     row("look_after", f"{spread(timed[0].looks_s)} s")
     most = max(count for *_, count in seen)
     row("threads, and most of them while it hangs", f"{seen[len(seen) // 24][3]}, {most}")
-    row("the chip in use again after", f"{back_s - struck_s:.1f} s")
+    row("the chip, well after ten sentences, in use again after", f"{back_s - struck_s:.1f} s")
     row("stop, with a hanging chip", f"{stop_s:.2f} s")
 
 
