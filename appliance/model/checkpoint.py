@@ -60,8 +60,8 @@ SIZES = re.compile(r"(tiny|base|small|medium)(\.en)?|large(-v[123])?(-turbo)?|tu
 LATEST = {"large": "large-v3", "turbo": "large-v3-turbo", "large-turbo": "large-v3-turbo"}
 CONVERT = (
     f"get {WEIGHTS_FILE} in its place, or make it where you trust the pickle: "
-    "python -m transformers.models.whisper.convert_openai_to_hf --checkpoint_path FILE "
-    "--pytorch_dump_folder_path FOLDER --convert_preprocessor True",
+    "convert_openai_to_hf.py of the transformers repository (src/transformers/models/whisper) "
+    "with --checkpoint_path FILE --pytorch_dump_folder_path FOLDER --convert_preprocessor True",
     f"get {WEIGHTS_FILE} in its place, or make it where you trust the pickle: "
     "WhisperForConditionalGeneration.from_pretrained(...).save_pretrained(FOLDER)",
 )
@@ -160,9 +160,10 @@ def foreign(names: Collection[str], config: Mapping[str, Any], title: str) -> st
     whole = {WEIGHTS_FILE, INDEX_FILE} & {*names}
     if "adapter_config.json" in names and not whole:
         return (
-            "an adapter (LoRA), which is no model without the one that it was trained on; merge it "
-            "where PEFT is: AutoPeftModelForSeq2SeqLM.from_pretrained(FOLDER).merge_and_unload()"
-            ".save_pretrained(OUT), the base model's tokenizer beside it, and give OUT"
+            "an adapter (LoRA), which is no model without the one that it was trained on; merge "
+            "them where PEFT is: PeftModel.from_pretrained(WhisperForConditionalGeneration"
+            ".from_pretrained(BASE), FOLDER).merge_and_unload().save_pretrained(OUT), and give "
+            "OUT with the tokenizer of BASE in it"
         )
     if "model.bin" in names and not whole:
         return f"a model for CTranslate2 (faster-whisper); {_original(title)}"

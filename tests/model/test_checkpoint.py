@@ -475,8 +475,8 @@ class Trap:
         ("tiny.pt", "roomscribe model add openai/whisper-tiny"),
         ("large-v3-turbo.pt", "roomscribe model add openai/whisper-large-v3-turbo"),
         ("large.pt", "roomscribe model add openai/whisper-large-v3"),
-        ("model.ckpt", "whisper.convert_openai_to_hf --checkpoint_path FILE"),
-        ("mine.pt", "whisper.convert_openai_to_hf --checkpoint_path FILE"),
+        ("model.ckpt", "convert_openai_to_hf.py of the transformers repository"),
+        ("mine.pt", "convert_openai_to_hf.py of the transformers repository"),
     ],
 )
 def test_a_pickle_is_refused_with_the_cure_and_never_opened(
@@ -525,7 +525,7 @@ LORA = {"base_model_name_or_path": "openai/whisper-small", "peft_type": "LORA"}
             "my-lora",
             {"adapter_config.json": LORA, "adapter_model.safetensors": {}, "tokenizer.json": {}},
             "found an adapter (LoRA), which is no model without the one that it was trained on; "
-            "merge it where PEFT is: ",
+            "merge them where PEFT is: ",
         ),
         (
             "faster-whisper-tiny.en",
