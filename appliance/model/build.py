@@ -12,8 +12,12 @@ import argparse
 import math
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from appliance.errors import ModelError
 from appliance.model.bundle import (
@@ -32,8 +36,10 @@ from appliance.model.bundle import (
     write_manifest,
 )
 from appliance.model.checkpoint import Checkpoint, load_checkpoint
+from appliance.model.graph import INLINE
 from appliance.model.library import drafted
 from appliance.model.shapes import WhisperConfig
+from appliance.model.tensors import Weights
 from appliance.model.vocabulary import Decoding, read_decoding
 from appliance.model.whisper import write_cross, write_embedding, write_encoder, write_step
 from appliance.system import lacks_vnni
@@ -65,8 +71,39 @@ class Recipe:
     """Whether 8-bit matrices have theirs written out; None: if this processor needs them."""
 
 
-def build_bundle(checkpoint_folder: Path, out: Path, recipe: Recipe) -> None:
+class _Counted(Mapping[str, NDArray[np.float32]]):
+    """Weights that tell the bytes of each one that is read for the first time."""
+
+    def __init__(self, weights: Weights, tell: Callable[[int], None]) -> None:
+        self._weights, self._tell = weights, tell
+        self._seen: set[str] = set()
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        array = self._weights[name]
+        if name not in self._seen:
+            self._seen.add(name)
+            self._tell(array.nbytes)
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def build_bundle(
+    checkpoint_folder: Path,
+    out: Path,
+    recipe: Recipe,
+    *,
+    tell: Callable[[int], None] = lambda _: None,
+    inline: int = INLINE,
+) -> None:
     """Writes the bundle folder `out`, whole or not at all; one that is there is replaced.
+
+    `tell` hears the size of each weight, in bytes as float32, when it is written. A graph with more
+    than `inline` bytes of constants has them in a file of their own.
 
     Raises ModelError saying everything that is wrong with the checkpoint or does not fit it.
     """
@@ -80,13 +117,26 @@ def build_bundle(checkpoint_folder: Path, out: Path, recipe: Recipe) -> None:
     bundle = _describe(checkpoint, decoding, recipe, out)
     int8, zero_points = bundle.quantize == "int8", bundle.zero_points
     positions = bundle.positions
+    checkpoint = replace(checkpoint, weights=_Counted(checkpoint.weights, tell))
     with drafted(out, "a bundle") as draft:
         write_embedding(checkpoint, bundle, draft / EMBEDDING_FILE)
         write_encoder(
-            checkpoint, positions, draft / ENCODER_FILE, int8=int8, zero_points=zero_points
+            checkpoint,
+            positions,
+            draft / ENCODER_FILE,
+            int8=int8,
+            zero_points=zero_points,
+            inline=inline,
         )
-        write_cross(checkpoint, positions, draft / CROSS_FILE, int8=int8, zero_points=zero_points)
-        write_step(checkpoint, bundle, draft / STEP_FILE)
+        write_cross(
+            checkpoint,
+            positions,
+            draft / CROSS_FILE,
+            int8=int8,
+            zero_points=zero_points,
+            inline=inline,
+        )
+        write_step(checkpoint, bundle, draft / STEP_FILE, inline=inline)
         write_json(draft / VOCABULARY_FILE, decoding.vocabulary)
         write_manifest(bundle, draft)
 

@@ -7,7 +7,7 @@ and 4-bit numbers where asked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,15 @@ MIDDLE_4 = 8
 BLOCK_4 = 128
 """Numbers along a row that share a scale."""
 
+INLINE = 64_000_000
+"""Bytes of constants that go into a graph's own file. A file of the format, protobuf, has less than
+2 GiB, and to write and to check it takes three times its size of memory."""
+SMALL = 1024
+"""Bytes of a constant that is kept in memory."""
+ALIGNMENT = 64
+"""Bytes at a multiple of which a constant begins in a file of constants."""
+COLUMNS_AT_ONCE = 4096
+
 Dimensions = Sequence[int | str]
 """Sizes of a tensor; a name where the size may vary."""
 
@@ -38,8 +47,13 @@ Dimensions = Sequence[int | str]
 class Graph:
     """A growing graph. Tensors are known by their names, which every method returns."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, file: Path | None = None, inline: int = INLINE) -> None:
+        """With `file`, where the graph will be saved, its constants are not held in memory: they
+        are written beside it as they come, and stay there if they are more than `inline` bytes.
+        """
         self._weights = weights
+        self._data = _DataFile(file.with_suffix(".bin")) if file else None
+        self._inline = inline
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
@@ -84,7 +98,11 @@ class Graph:
         """A constant under a name of its own, written once."""
         if name in self._constants:
             return name
-        self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        array = np.ascontiguousarray(array)
+        if self._data and array.nbytes >= SMALL:
+            self._constants[name] = self._data.put(name, array)
+        else:
+            self._constants[name] = numpy_helper.from_array(array, name)
         return name
 
     def weight(self, name: str) -> str:
@@ -140,6 +158,10 @@ class Graph:
     def save(self, file: Path, name: str) -> None:
         """Writes the graph and checks it."""
         constants = {tensor.name: tensor for tensor in self._constants.values()}
+        if self._data:
+            self._data.close()
+            if self._data.size <= self._inline:
+                self._data.take_back(constants.values())
         graph = helper.make_graph(
             self._nodes, name, self._inputs, self._outputs, list(constants.values())
         )
@@ -155,13 +177,66 @@ class Graph:
         onnx.checker.check_model(str(file))
 
 
+class _DataFile:
+    """A growing file of constants."""
+
+    def __init__(self, file: Path) -> None:
+        self.size = 0
+        self._file = file
+        self._stream = file.open("wb")
+
+    def put(self, name: str, array: NDArray[np.generic]) -> onnx.TensorProto:
+        """Appends a constant, in C order; the tensor that stands for it."""
+        start = self.size + -self.size % ALIGNMENT
+        self._stream.write(bytes(start - self.size))
+        self._stream.write(array.reshape(-1).view(np.uint8).data)
+        self.size = start + array.nbytes
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        return _external(name, kind, array.shape, (self._file.name, start, array.nbytes))
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self._stream.close()
+
+    def take_back(self, tensors: Iterable[onnx.TensorProto]) -> None:
+        """Puts the constants into the tensors that stand for them, and deletes the file."""
+        with self._file.open("rb") as stream:
+            for tensor in tensors:
+                place = {entry.key: entry.value for entry in tensor.external_data}
+                if place.get("location") == self._file.name:
+                    stream.seek(int(place["offset"]))
+                    tensor.raw_data = stream.read(int(place["length"]))
+                    del tensor.external_data[:]
+                    tensor.ClearField("data_location")
+        self._file.unlink()
+
+
+def _external(
+    name: str, kind: int, shape: Sequence[int], place: tuple[str, int, int]
+) -> onnx.TensorProto:
+    """A constant that lies in another file of the graph's folder: its name, first byte and bytes.
+
+    Its numbers are little-endian.
+    """
+    tensor = TensorProto(name=name, data_type=kind, dims=shape)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in zip(("location", "offset", "length"), place, strict=True):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
 def to_int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """A matrix (in, out) as whole numbers -127..127 and the scale of each column, (out,)."""
-    scales = np.abs(matrix).max(axis=0) / np.float32(HIGHEST_8)
-    scales[scales == 0] = 1.0
-    # so close to 0 that their scale is rounded, numbers may be more than 127 of it
-    whole = np.clip(np.rint(matrix / scales), -HIGHEST_8, HIGHEST_8)
-    return whole.astype(np.int8), scales.astype(np.float32)
+    whole, scales = np.empty(matrix.shape, np.int8), np.empty(matrix.shape[1], np.float32)
+    for start in range(0, matrix.shape[1], COLUMNS_AT_ONCE):
+        columns = slice(start, start + COLUMNS_AT_ONCE)
+        part = matrix[:, columns]
+        step = np.abs(part).max(axis=0) / np.float32(HIGHEST_8)
+        step[step == 0] = 1.0
+        # so close to 0 that their scale is rounded, numbers may be more than 127 of it
+        whole[:, columns] = np.clip(np.rint(part / step), -HIGHEST_8, HIGHEST_8)
+        scales[columns] = step
+    return whole, scales
 
 
 def to_int4(rows: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
@@ -186,7 +261,14 @@ class RuntimeGraph(Graph):
     """
 
     def __init__(
-        self, weights: Weights, *, int8: bool, many_rows: bool, zero_points: bool = False
+        self,
+        weights: Weights,
+        file: Path | None = None,
+        inline: int = INLINE,
+        *,
+        int8: bool,
+        many_rows: bool,
+        zero_points: bool = False,
     ) -> None:
         """`int8` makes products those of 8-bit numbers and stores the other tables as float16;
         everything between products is float32 either way. `many_rows`: a product has hundreds of
@@ -198,7 +280,7 @@ class RuntimeGraph(Graph):
         crashes or leaves them as they are elsewhere. A product with one takes up to half as long
         again.
         """
-        super().__init__(weights)
+        super().__init__(weights, file, inline)
         self.int8, self._many_rows, self._zero_points = int8, many_rows, zero_points
         self._narrowed: dict[str, list[str]] = {}
 
@@ -226,12 +308,8 @@ class RuntimeGraph(Graph):
         """A constant that lies in another file of the graph's folder, from byte `start`: float16 if
         the graph is `int8`, else float32."""
         kind, width = (TensorProto.FLOAT16, 2) if self.int8 else (TensorProto.FLOAT, 4)
-        tensor = TensorProto(name=name, data_type=kind, dims=shape)
-        tensor.data_location = TensorProto.EXTERNAL
-        place = {"location": file, "offset": start, "length": width * math.prod(shape)}
-        for key, value in place.items():
-            tensor.external_data.add(key=key, value=str(value))
-        self._constants[name] = tensor
+        place = (file, start, width * math.prod(shape))
+        self._constants[name] = _external(name, kind, shape, place)
         return name
 
     def linear(self, x: str, name: str, *, bias: bool = True, scale: float = 1.0) -> str:

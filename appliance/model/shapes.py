@@ -82,6 +82,11 @@ def expected_shapes(config: WhisperConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def parameters(config: WhisperConfig) -> int:
+    """How many numbers the weights are."""
+    return sum(math.prod(shape) for shape in expected_shapes(config).values())
+
+
 def sinusoids(positions: int, d_model: int) -> NDArray[np.float32]:
     """The encoder's position table (positions, d_model): sines in the first half of the columns,
     cosines in the second, of geometrically growing wavelength.

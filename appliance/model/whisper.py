@@ -19,7 +19,7 @@ from onnx import TensorProto, numpy_helper
 
 from appliance.model.bundle import BEST, EMBEDDING_FILE, Bundle
 from appliance.model.checkpoint import Checkpoint
-from appliance.model.graph import BLOCK_4, MICROSOFT, RuntimeGraph, to_int4
+from appliance.model.graph import BLOCK_4, INLINE, MICROSOFT, RuntimeGraph, to_int4
 from appliance.model.shapes import DECODER, EMBEDDING, ENCODER, SOUND_POSITIONS, WhisperConfig
 from appliance.model.tensors import Weights
 
@@ -27,7 +27,13 @@ ROWS_AT_ONCE = 4096
 
 
 def write_encoder(
-    checkpoint: Checkpoint, positions: int, file: Path, *, int8: bool, zero_points: bool = False
+    checkpoint: Checkpoint,
+    positions: int,
+    file: Path,
+    *,
+    int8: bool,
+    zero_points: bool = False,
+    inline: int = INLINE,
 ) -> None:
     """Writes encoder.onnx: mel (1, 2 P, n_mels) float32 -> states (1, P, d_model) float32.
 
@@ -36,7 +42,7 @@ def write_encoder(
     seven times as long for both in one.
     """
     config, weights = checkpoint.config, checkpoint.weights
-    graph = RuntimeGraph(weights, int8=int8, many_rows=True, zero_points=zero_points)
+    graph = RuntimeGraph(weights, file, inline, int8=int8, many_rows=True, zero_points=zero_points)
     mel = graph.input("mel", (1, 2 * positions, config.num_mel_bins))
     x = graph.transpose(mel, 0, 2, 1)
     x = _convolve(graph, x, f"{ENCODER}.conv1", stride=1)
@@ -91,14 +97,22 @@ def write_embedding(checkpoint: Checkpoint, bundle: Bundle, file: Path) -> None:
 
 
 def write_cross(
-    checkpoint: Checkpoint, positions: int, file: Path, *, int8: bool, zero_points: bool = False
+    checkpoint: Checkpoint,
+    positions: int,
+    file: Path,
+    *,
+    int8: bool,
+    zero_points: bool = False,
+    inline: int = INLINE,
 ) -> None:
     """Writes cross.onnx: states (1, P + 1, d) -> cross_keys_l (H, h, P + 1) and cross_values_l
     (H, P + 1, h) of every layer l; the last row of the states must be zero and makes the virtual
     position.
     """
     config = checkpoint.config
-    graph = RuntimeGraph(checkpoint.weights, int8=int8, many_rows=True, zero_points=zero_points)
+    graph = RuntimeGraph(
+        checkpoint.weights, file, inline, int8=int8, many_rows=True, zero_points=zero_points
+    )
     heads, size = config.decoder_attention_heads, config.head_size
     places = positions + 1
     states = graph.input("states", (1, places, config.d_model))
@@ -113,7 +127,7 @@ def write_cross(
     graph.save(file, "whisper_cross")
 
 
-def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path) -> None:
+def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: int = INLINE) -> None:
     """Writes step.onnx: n new tokens behind those known -> what follows w of them.
 
     Inputs: embedded (1, n, d) the tokens' rows of the embedding; places (n,) int64 where they
@@ -129,6 +143,8 @@ def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path) -> None:
     config = checkpoint.config
     graph = RuntimeGraph(
         checkpoint.weights,
+        file,
+        inline,
         int8=bundle.quantize == "int8",
         many_rows=False,
         zero_points=bundle.zero_points,

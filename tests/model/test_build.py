@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from rigs.checkout import shared
-from rigs.models import random_weights, sized, write_checkpoint
+from rigs.models import HOME, random_mel, random_weights, sized, write_checkpoint
 
 from appliance.errors import ModelError
+from appliance.infer.encoder import CpuEncoder
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model.build import Recipe, build_bundle, main
 from appliance.model.bundle import Tokens, load_bundle
+from appliance.model.shapes import parameters
 
 RECIPE = Recipe("home", 10.0)
 
@@ -109,6 +114,60 @@ def test_the_vocabulary_matrix_is_stored_once(bundle_folder: Path) -> None:
             *("embedding.bin", str(513 * 512), str(8 * 512))
         ],
     }
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_the_constants_of_a_large_graph_lie_beside_it_and_are_the_same(
+    checkpoint: Path, tmp_path: Path, quantize: str
+) -> None:
+    recipe = Recipe("home", 10.0, quantize=quantize)
+    build_bundle(checkpoint, tmp_path / "small", recipe)
+    build_bundle(checkpoint, tmp_path / "large", recipe, inline=0)
+    files = load_bundle(tmp_path / "large").files
+    assert set(files) - set(load_bundle(tmp_path / "small").files) == {
+        "encoder.bin",
+        "cross.bin",
+        "step.bin",
+    }
+    for name in ("encoder.onnx", "cross.onnx", "step.onnx"):
+        small, large = (onnx.load(str(tmp_path / each / name)) for each in ("small", "large"))
+        assert small.graph.node == large.graph.node
+        one, other = (
+            [(each.name, each.data_type, each.dims, each.raw_data) for each in model.initializer]
+            for model in (small.graph, large.graph)
+        )
+        assert one == other
+        assert (tmp_path / "large" / name).stat().st_size < 60_000
+    bundles = [load_bundle(tmp_path / each) for each in ("small", "large")]
+    mel = random_mel(HOME, bundles[0].frames, 3)
+    states = [CpuEncoder(bundle, 1).encode(mel) for bundle in bundles]
+    assert np.array_equal(states[0], states[1])
+    with (tmp_path / "large" / "encoder.bin").open("r+b") as file:
+        file.write(b"damaged")
+    with pytest.raises(ModelError, match=r"files\.encoder\.bin\.sha256"):
+        load_bundle(tmp_path / "large")
+
+
+def test_a_build_holds_a_few_weights_in_memory_and_not_all(tmp_path: Path) -> None:
+    wide = sized(1024, (3, 1), 16, 500, 100, 60)
+    write_checkpoint(tmp_path / "wide", wide, random_weights(wide, 5))
+    size = (tmp_path / "wide" / "model.safetensors").stat().st_size
+    program = (
+        "import re, sys; from pathlib import Path\n"
+        "from appliance.model.build import Recipe, build_bundle\n"
+        "def kilobytes(key):\n"
+        "    status = Path('/proc/self/status').read_text()\n"
+        "    return int(re.search(key + r':\\s+(\\d+)', status)[1])\n"
+        "before, told = kilobytes('VmRSS'), []\n"
+        "checkpoint, out = map(Path, sys.argv[1:])\n"
+        "build_bundle(checkpoint, out, Recipe('x', 2.0), tell=told.append, inline=10**6)\n"
+        "print(kilobytes('VmHWM') - before, sum(told))\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "wide"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    taken_kb, told = map(int, done.stdout.split())
+    assert size > 220e6 and taken_kb * 1024 < 0.6 * size, taken_kb
+    assert told == 4 * parameters(wide)
 
 
 @pytest.mark.parametrize(
