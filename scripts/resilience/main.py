@@ -44,6 +44,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of all that is random")
     parser.add_argument("--without-spool", action="store_true", help="kill: losses must be found")
     parser.add_argument("--hours", type=float, help="soak: hours of sound (default 1, short 0.04)")
+    parser.add_argument(
+        "--recordings", type=Path, help="latency: people's commands in a folder with MANIFEST.tsv"
+    )
     parser.add_argument("--out", type=Path, help="soak: folder of its measures and picture")
     given = parser.parse_args()
     unknown = set(given.ordeals) - set(ORDEALS)
@@ -145,7 +148,11 @@ def latency(given: argparse.Namespace) -> bool:
     """Where the time goes between speech and subscriber."""
     from resilience import latency as ordeal
 
-    outcome = ordeal.run(3 if given.short else 40)
+    if given.recordings:
+        outcome = ordeal.run(ordeal.people(given.recordings), 1)
+    else:
+        count = 3 if given.short else 40
+        outcome = ordeal.run(ordeal.synthetic(count), count)
     print(outcome, flush=True)
     return not outcome.broken
 

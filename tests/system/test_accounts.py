@@ -172,6 +172,21 @@ def test_a_day_of_sound_is_the_same_every_time_and_knows_what_is_said_in_it() ->
         assert bool(one.items) == (one.kind == "talk")
 
 
+def test_a_persons_last_word_is_found_before_noise_and_a_click() -> None:
+    rng = np.random.default_rng(1)
+    time_s = np.arange(16_000) / 16_000
+    voice = 6000 * np.sin(2 * np.pi * 300 * time_s) * np.sin(2 * np.pi * 4 * time_s) ** 2
+    hiss = rng.normal(0, 1500, 2400)
+    hiss -= np.convolve(hiss, np.ones(4) / 4, "same")
+    sound = rng.normal(0, 20, 48_000)
+    sound[8000:24_000] += voice
+    assert latency.word_ends(sound.astype(np.int16)) == pytest.approx(24_000, abs=800)
+    sound[36_000:36_300] += rng.normal(0, 8000, 300)  # the click of a mouse
+    assert latency.word_ends(sound.astype(np.int16)) == pytest.approx(24_000, abs=800)
+    sound[24_000:26_400] += hiss  # the s of "lights"
+    assert latency.word_ends(sound.astype(np.int16)) == pytest.approx(26_400, abs=480)
+
+
 def test_the_parts_of_a_latency_add_up_to_the_whole() -> None:
     names = ("window", "taken", "mel", "encoded", "decoding", "decoded", "storing", "stored")
     moments = {name: 10.6 + 0.01 * step**2 for step, name in enumerate(names)}
