@@ -43,17 +43,6 @@ class Daemon:
         return f"{'the service' if self.service else 'the daemon'} (process {self.pid})"
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A process that has a device open."""
-
-    pid: int
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.name} (process {self.pid})"
-
-
 def beside_daemon(config: Path | None, settings: Settings) -> tuple[Daemon | None, Settings]:
     """The daemon that runs on the configuration `config`, and `settings` with its secrets.
 
@@ -154,19 +143,6 @@ def running_daemon(config: Path | None, proc: Path = Path("/proc")) -> Daemon | 
     return None
 
 
-def holders(device: str, root: Path = Path("/")) -> list[Holder]:
-    """Who has a device open whose path below `root` fits the pattern `device` (dev/snd/pcmC*c).
-
-    Processes of other users are only seen by root.
-    """
-    nodes = {str(Path("/") / node.relative_to(root)) for node in root.glob(device)}
-    return [
-        Holder(int(folder.name), _text(folder / "comm").strip() or "a program")
-        for folder in _processes(root / "proc")
-        if nodes & set(_open_files(folder))
-    ]
-
-
 def _processes(proc: Path) -> Iterator[Path]:
     for folder in sorted(proc.glob("[0-9]*")):
         if folder.name.isdigit() and folder.name != str(os.getpid()):
@@ -206,13 +182,6 @@ def _its_config(words: list[str], folder: Path) -> Path:
 def _adopted(environ: list[str]) -> dict[str, str]:
     pairs = (entry.partition("=") for entry in environ)
     return {name: value for name, _, value in pairs if name in ADOPTED}
-
-
-def _open_files(folder: Path) -> Iterator[str]:
-    with suppress(OSError):
-        for link in (folder / "fd").iterdir():
-            with suppress(OSError):
-                yield str(link.readlink())
 
 
 def _words(file: Path) -> list[str]:
