@@ -23,6 +23,7 @@ from appliance import __version__, system
 from appliance.capture import Segmenter, VoiceDetector, open_source
 from appliance.config import SegmenterSettings, Settings, node_name
 from appliance.daemon.backlog import Backlog, Lease
+from appliance.daemon.claims import claims
 from appliance.daemon.health import Health
 from appliance.daemon.listening import CaptureSupervisor, Opener
 from appliance.daemon.mute import Mute
@@ -152,6 +153,7 @@ class Pipeline:
         self._frames: StageQueue[Frame] = StageQueue(FRAMES_WAITING)
         self._states: StageQueue[EncodedWindow] = StageQueue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
+            opened.enter_context(claims(settings))
             tell = functools.partial(self.health.trouble, "log")
             self._store = opened.enter_context(store(settings, tell))
             node = node_name(settings)

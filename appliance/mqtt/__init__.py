@@ -9,6 +9,7 @@ from appliance import lazily
 if TYPE_CHECKING:
     from appliance.mqtt import events as events
     from appliance.mqtt.commands import subscriptions as subscriptions
+    from appliance.mqtt.connection import client_id as client_id
     from appliance.mqtt.probe import Probe as Probe
     from appliance.mqtt.publisher import Publisher as Publisher
     from appliance.mqtt.tls import (

@@ -118,6 +118,8 @@ class Connection:
         self._link: Link | None = None
         self._attempt_s = 0.0
         self._outages = self._brief = 0
+        self._rival = ""
+        """Why there seems to be another client with our id; it, too, comes back after refusal_s."""
 
     @property
     def trying(self) -> bool:
@@ -154,10 +156,14 @@ class Connection:
                 case Untrusted(reason):
                     yield self._part(now_s, self._delays.refusal_s, reason)
                 case Lost(troubles.TAKEN_OVER, _):
-                    why = troubles.taken_over(self._client_id)
-                    yield self._part(now_s, self._delays.refusal_s, why)
+                    self._rival = troubles.taken_over(self._client_id)
+                    yield self._part(now_s, self._delays.refusal_s, self._rival)
                 case Lost(_, reason) | Refused(_, reason):
                     yield self.give_up(now_s, reason)
+        alone_s = self._delays.refusal_s + STEADY_S
+        if self._rival and self.connected_s is not None and now_s > self.connected_s + alone_s:
+            self._rival = ""
+            self._troubles.clear(troubles.CLIENT_ID)
         attempting = self._link is not None and self.connected_s is None
         if attempting and now_s >= self._attempt_s + self._delays.attempt_s:
             yield self.give_up(now_s, "no answer")
@@ -174,8 +180,8 @@ class Connection:
         there = brief and is_there(self._settings, self._delays.there_s)
         self._brief = self._brief + 1 if there else 0
         if self._brief >= BRIEF:
-            why = troubles.thrown_out(self._client_id)
-            return self._part(now_s, self._delays.refusal_s, why)
+            self._rival = troubles.thrown_out(self._client_id)
+            return self._part(now_s, self._delays.refusal_s, self._rival)
         if steady:
             self._outages = 0
         pauses_s = self._delays.outages_s
@@ -250,6 +256,8 @@ class Connection:
             for topic in self._listens_on:
                 self._names[self._link.subscribe(topic)] = topic
         self.publish(events.AVAILABILITY, events.ONLINE, retain=True)
+        if self._rival:  # told at the broker, too, as long as the other is to be expected
+            self._troubles.set(troubles.CLIENT_ID, self._rival)
         self._troubles.clear("broker")
         log.info("connected to the broker %s:%d", self._settings.host, self._settings.port)
 

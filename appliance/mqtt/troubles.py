@@ -14,8 +14,10 @@ PASSING = (136, 137, 151, 159)
 """CONNACK codes that pass by themselves: unavailable, busy, quota, connections too frequent."""
 _UNSUPPORTED, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED = 132, 133, 134, 135
 
-NOBODY, AWAY = "nobody subscribes", "home assistant"
+WAITS = NOBODY, AWAY = "nobody subscribes", "home assistant"
 """Transcripts wait for somebody, which heals by itself and degrades nothing."""
+CLIENT_ID = "client id"
+"""Another client has ours, or had it a moment ago."""
 HOME_ASSISTANT_AWAY = "Home Assistant is away; transcripts wait for it (homeassistant.hold_s)"
 HOME_ASSISTANT_RETURNS = (
     "the connection to the broker, or Home Assistant, has just come back; transcripts wait some "
@@ -48,11 +50,9 @@ class Troubles:
         """
         if waits is None:
             return (*self.reasons(waits=False), *self.reasons(waits=True))
-        return tuple(
-            f"{reason}{detail}"
-            for part, (reason, detail) in list(self._present.items())
-            if (part in (NOBODY, AWAY)) == waits
-        )
+        present = list(self._present.items())
+        found = (f"{why}{more}" for part, (why, more) in present if waits is (part in WAITS))
+        return tuple(dict.fromkeys(found))
 
 
 def away(settings: MqttSettings, detail: str) -> tuple[str, str]:

@@ -1,0 +1,70 @@
+"""A second daemon on the same log or the same node: refused, and the first one is not disturbed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rigs.broker import Broker
+from rigs.command import errors, roomscribe
+from rigs.daemon import READY_WITHIN_S, daemon, write_config
+from rigs.mqtt_client import Subscriber
+from rigs.needs import needs_broker
+from rigs.waiting import until
+
+pytestmark = needs_broker
+
+
+@contextmanager
+def in_silence(config: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon that hears silence for ever."""
+    with (
+        Path("/dev/zero").open("rb") as silence,
+        daemon(config, "--recording", "-", stdin=silence) as running,
+    ):
+        yield running
+
+
+@pytest.mark.parametrize("shared", ["log", "node"])
+def test_a_second_daemon_ends_with_one_line_that_names_the_first(
+    tmp_path: Path, shared: str
+) -> None:
+    (tmp_path / "second").mkdir()
+    with Broker() as broker, Subscriber(broker.port) as heard:
+        first = write_config(tmp_path, broker.port)
+        (tmp_path / "link").symlink_to(tmp_path / "state")
+        own = {"appliance": {"node": "hall"}, "store": {"path": str(tmp_path / "link")}}
+        if shared == "node":
+            own = {}
+        second = write_config(tmp_path / "second", broker.port, **own)
+        with in_silence(first) as running:
+            until(lambda: heard.payloads("availability") == [b"online"], READY_WITHIN_S)
+            done = roomscribe("run", "--config", second, "--recording", "-")
+            (line,) = errors(done)
+            assert done.returncode == 74
+            assert "-m appliance run --config " in line
+            assert f"(process {running.pid})" in line
+            assert ("[store] path" if shared == "log" else "[appliance] node") in line
+            assert heard.payloads("availability") == [b"online"], "the first was disturbed"
+            assert not heard.payloads("availability", "hall")
+            running.send_signal(signal.SIGKILL)
+            running.wait(10)
+        with in_silence(second):
+            node = "hall" if shared == "log" else "kitchen"
+            until(lambda: heard.payloads("availability", node)[-1:] == [b"online"], READY_WITHIN_S)
+
+
+def test_two_daemons_with_logs_and_nodes_of_their_own_run_beside_each_other(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "second").mkdir()
+    with Broker() as broker, Subscriber(broker.port) as heard:
+        first = write_config(tmp_path, broker.port)
+        second = write_config(tmp_path / "second", broker.port, appliance={"node": "hall"})
+        with in_silence(first), in_silence(second):
+            for node in ("kitchen", "hall"):
+                until(lambda n=node: heard.payloads("availability", n), READY_WITHIN_S)  # type: ignore[misc]
