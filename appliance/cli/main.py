@@ -15,6 +15,7 @@ import io
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,6 +27,8 @@ from appliance.errors import ConfigError, RoomscribeError, StoreError
 from appliance.lab import add_benchmark_arguments
 from appliance.system import legible, shorten
 
+CHIPS_THREAD = "NPU"
+"""Name of infer/hailo/npu's threads: one that is there at the end is inside a chip that hangs."""
 LONGEST = 4000
 """So many letters of an error are shown."""
 
@@ -129,7 +132,11 @@ def run_process() -> int:
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = _renewed(sys.stdout, io.FileIO(1, "w", closefd=False))
     sys.stderr = _renewed(sys.stderr, _Lossy(2, "w", closefd=False))
-    return main()
+    status = main()
+    if any(thread.name == CHIPS_THREAD for thread in threading.enumerate()):
+        # the interpreter's end would unwind it through HailoRT's C++, which aborts (inferred)
+        os._exit(status)
+    return status
 
 
 def _renewed(stream: TextIO | None, file: io.FileIO) -> io.TextIOWrapper:

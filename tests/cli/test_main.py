@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -218,3 +220,24 @@ def test_a_microphone_that_is_not_there_is_waited_for_and_told_of_once(tmp_path:
     rest = "\n".join(more)
     assert "WARNING" in told and "microphone" in told
     assert "WARNING" not in rest
+
+
+def test_a_process_ends_without_waiting_for_a_chip_that_hangs_and_says_all_it_has_to() -> None:
+    program = (
+        "import atexit, sys, time; from appliance.cli import main; "
+        "from appliance.infer.hailo.npu import Errand; "
+        "atexit.register(print, 'the end'); "
+        "sys.argv = ['roomscribe', 'model', 'info', 'home-en']; "
+        "hangs = len(sys.stdin.read()); "
+        "errand = Errand(lambda: time.sleep(60 * hangs)); "
+        "hangs or errand.join(); "
+        "sys.exit(main.run_process())"
+    )
+    said = []
+    for hangs in ("", "x"):
+        done = subprocess.run(
+            [sys.executable, "-c", program], input=hangs, capture_output=True, text=True,
+            timeout=30, check=True,
+        )  # fmt: skip
+        said.append(done.stdout)
+    assert said[0] == said[1] + "the end\n" and "home-en" in said[1]
