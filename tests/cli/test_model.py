@@ -22,13 +22,18 @@ import pytest
 from rigs.checkout import ROOT, SPEECH
 from rigs.command import OBEYING_MODES, errors, roomscribe
 from rigs.disks import mounted
-from rigs.hailo_simulator.control import write_decoder_hef
+from rigs.hailo_simulator.control import Simulator, write_decoder_hef
 from rigs.hailo_simulator.hef_files import write_hef
 from rigs.hub import Fault, LocalHub, local_hub
 from rigs.models import HOME, random_weights, sized, write_checkpoint
 
+from appliance.config import EncoderSettings
+from appliance.infer.decoder import Decoder
+from appliance.infer.hailo.decoder import open_on_npu
 from appliance.infer.hailo.decoder_network import DecoderFiles
-from appliance.model.bundle import load_bundle
+from appliance.lab.hailo.graphs import write_hailo_decoder
+from appliance.model.bundle import Guards, load_bundle
+from appliance.model.checkpoint import load_checkpoint
 from appliance.model.hef import read_hef
 from appliance.model.library import work_on
 
@@ -526,9 +531,11 @@ def test_a_checkpoint_of_transformers_5_becomes_a_model(desk: Desk) -> None:
         assert desk.run("add", source, "--name", "new").returncode == 0, commit
         for name in ("vocabulary.json", "step.onnx"):
             old, new = (desk.models / model / name for model in ("old", "new"))
-            assert json.loads(old.read_text()) == json.loads(new.read_text()) if (
-                name == "vocabulary.json"
-            ) else old.read_bytes() == new.read_bytes()
+            assert (
+                json.loads(old.read_text()) == json.loads(new.read_text())
+                if (name == "vocabulary.json")
+                else old.read_bytes() == new.read_bytes()
+            )
 
 
 @pytest.mark.parametrize("name", ["tiny.pt", "ggml-tiny.bin"])
@@ -658,6 +665,25 @@ def test_a_decoder_that_the_user_compiled_is_installed_with_its_tables(
     places = weights["model.decoder.embed_positions.weight"][:LENGTH]
     assert np.array_equal(files.embed([7, 9]), embedding[[7, 9] + [0] * (LENGTH - 2)] + places)
     assert desk.run("verify", "mine").returncode == 0
+
+
+def test_a_decoder_that_the_user_compiled_writes_what_the_cpu_writes(
+    simulator: Simulator, desk: Desk, own: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    assert desk.run(*own, tmp_path / "decoder.hef").returncode == 0
+    bundle = load_bundle(desk.models / "mine")
+    write_hailo_decoder(
+        load_checkpoint(desk.checkpoint), bundle.positions, LENGTH,
+        bundle.folder / "hailo_decoder.onnx",
+    )  # fmt: skip
+    simulator.plug()
+    cpu = Decoder(bundle, Guards(bundle.positions, 1.0, 0.0), 1)
+    encoder, npu = open_on_npu(bundle, EncoderSettings(threads=1), cpu)
+    states = np.random.default_rng(1).standard_normal((500, 16), np.float32)
+    found, wanted = npu.decode(states, 0.4).tokens, cpu.decode(states, 0.4).tokens
+    assert found == wanted[: LENGTH - len(bundle.prompt)] and len(found) > 20
+    assert encoder.npu and encoder.npu.fault is None
+    encoder.close()
 
 
 def test_a_decoder_that_does_not_fit_is_one_line(
