@@ -1,0 +1,152 @@
+"""What holds for every command: closed streams, a full disk, a reader that goes, odd file names."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from rigs.checkout import SPEECH
+from rigs.command import roomscribe, start
+from rigs.daemon import write_config
+from rigs.publishing import transcript
+
+from appliance.cli.main import parser
+from appliance.config import StoreSettings
+from appliance.store.store import Store
+
+COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
+    "run": lambda folder: ("--recording", folder / "talk.flac"),
+    "transcribe": lambda folder: (folder / "talk.flac", folder / "nothing.wav"),
+    "devices": lambda _folder: (),
+    "log": lambda _folder: ("--export", "csv"),
+    "mute": lambda _folder: (),
+    "mqtt watch": lambda _folder: (),
+    "mqtt forget": lambda _folder: (),
+    "model add": lambda folder: (folder / "nothing",),
+    "model fetch": lambda folder: ("nothing", folder / "nothing"),
+    "model list": lambda _folder: (),
+    "model info": lambda _folder: (),
+    "model verify": lambda folder: ("home-en", folder / "nothing"),
+    "model remove": lambda folder: (folder.name,),
+    "model use": lambda folder: (folder / "nothing",),
+    "model export": lambda folder: (folder / "nothing", "--for", "hailo"),
+    "model pack": lambda folder: (folder / "nothing",),
+    "benchmark": lambda folder: ("--checkpoint", folder / "nothing"),
+    "doctor": lambda folder: ("--recordings", folder / "nothing"),
+    "hardware-check": lambda folder: ("--out", folder / "nowhere" / "report.json"),
+}
+"""Every command with arguments that soon end it, well or not, in a folder with `talk.flac`."""
+ODD = os.fsdecode(b"k\xfcche")
+"""A folder of somebody whose system was Latin-1 once."""
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a configuration, a recording, and a log with one transcript."""
+    folder = tmp_path_factory.mktemp("house")
+    with Store.open(StoreSettings(path=str(folder / "state"))) as store:
+        store.append(transcript("turn on the light"))
+    shutil.copy(SPEECH / "00.flac", folder / "talk.flac")
+    shutil.copytree(folder, folder / ODD, ignore=lambda _folder, _names: ["state", ODD])
+    shutil.copy(write_config(folder), folder / ODD)
+    return folder
+
+
+def typed(command: str, folder: Path) -> tuple[str | Path, ...]:
+    """The command line."""
+    return (*command.split(), *COMMANDS[command](folder), "--config", folder / "roomscribe.toml")
+
+
+def ended(
+    command: str, folder: Path, streams: str = "", more: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command's end, its streams changed as the shell's redirections `streams` say.
+
+    What it says is text and foreseen.
+    """
+    redirected = ("sh", "-c", f'exec "$@" {streams}', "sh")
+    environment = OFFLINE | {"ROOMSCRIBE_MODELS": str(folder / "models")} | dict(more or {})
+    done = roomscribe(*typed(command, folder), wrapper=redirected, environment=environment)
+    assert done.returncode != 70, done.stderr
+    assert not re.search("Traceback|unexpected|Exception ignored", done.stderr), done.stderr
+    return done
+
+
+def test_every_command_is_tried_here() -> None:
+    def leaves(one: argparse.ArgumentParser) -> Iterator[str]:
+        below = [a for a in one._actions if isinstance(a, argparse._SubParsersAction)]
+        for action in below:
+            for each in action.choices.values():
+                yield from leaves(each)
+        if not below:
+            yield one.prog.removeprefix("roomscribe ")
+
+    assert set(leaves(parser())) == set(COMMANDS)
+
+
+@functools.cache
+def usually(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """How the command ends with all streams there."""
+    return ended(command, folder)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_closed_streams_change_nothing(house: Path, command: str) -> None:
+    silent = ended(command, house, "<&- >&- 2>&-")
+    assert silent.returncode == usually(command, house).returncode
+    assert (silent.stdout, silent.stderr) == ("", "")
+    with Store.open(StoreSettings(path=str(house / "state")), read_only=True) as store:
+        assert store.after(0)[0].transcript.text == "turn on the light"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_full_disk_is_one_line(house: Path, command: str) -> None:
+    usual = usually(command, house)
+    full = ended(command, house, "<&- >/dev/full")
+    said = "roomscribe: standard output: cannot be written: No space left on device"
+    assert full.returncode == (74 if usual.stdout else usual.returncode)
+    assert full.stderr.count(said) == bool(usual.stdout)
+
+
+@pytest.mark.parametrize("command", ["log", "transcribe", "model verify", "model use"])
+def test_a_full_disk_for_what_is_told_meanwhile_changes_nothing(house: Path, command: str) -> None:
+    usual = usually(command, house)
+    told = ended(command, house, "2>/dev/full")
+    assert told.returncode == usual.returncode
+    assert bool(told.stdout) == bool(usual.stdout)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_reader_that_goes_is_no_error(house: Path, command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = start(
+        *typed(command, house),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        environment=OFFLINE | {"ROOMSCRIBE_MODELS": str(house / "models")},
+    )
+    os.close(writer)
+    _out, errors = process.communicate(timeout=60)
+    assert process.returncode in {0, usually(command, house).returncode}
+    assert not re.search(b"roken pipe|Traceback|unexpected", errors), errors.decode()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_names_that_are_not_utf_8_are_taken_and_shown(house: Path, command: str) -> None:
+    usual = usually(command, house)
+    odd = ended(command, house / ODD)
+    assert odd.returncode == usual.returncode, odd.stderr
+    if re.search(f"{house}/no(thing|where)", usual.stdout + usual.stderr):
+        assert re.search(r"k\\(x|udc)fcche/no(thing|where)", odd.stdout + odd.stderr)
+    plain = ended(command, house / ODD, more={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert plain.returncode == usual.returncode
+    assert (plain.stdout + plain.stderr).isascii()
