@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deb import checks_user
 from rigs.checkout import ROOT, environment
 from rigs.disks import mounted
 
@@ -114,7 +115,7 @@ def test_every_vendored_library_has_its_licence_in_the_copyright_file() -> None:
 def test_purging_removes_what_the_unit_lets_the_daemon_write(unit: dict[str, list[str]]) -> None:
     script = (DEBIAN / "roomscribe.postrm").read_text(encoding="utf-8")
     assert f"/var/lib/{unit['StateDirectory'][0]} {INSTALLED} " in script
-    assert "/etc/credstore/roomscribe.*" in script
+    assert "/etc/credstore/roomscribe.* /etc/credstore.encrypted/roomscribe.*" in script
 
 
 class System:
@@ -223,6 +224,13 @@ def test_an_upgrade_that_broke_off_between_two_steps_is_finished(system: System)
     system.old.rename(system.models)
     system.configured()
     assert system.read(system.old) == {"tiny": "tiny"}
+
+
+def test_every_command_of_the_readme_is_run_by_the_packages_test() -> None:
+    shown = checks_user.readme_commands()
+    assert len(shown) > 5
+    assert set(shown) <= checks_user.README.keys() | checks_user.BUILDING
+    assert set(shown) >= checks_user.README.keys()
 
 
 def test_the_manual_has_every_command_and_every_key(texts: Path) -> None:

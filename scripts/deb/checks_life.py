@@ -7,10 +7,13 @@ import re
 import time
 
 from deb.checks import SPEAK_FIRST, expect, hears, is_up, listens
+from deb.checks_user import MODELS, does, is_well, quiet_room, refused
 from deb.container import CheckError, Container
 
 CONFIG = "/etc/roomscribe/roomscribe.toml"
 STATE = "/var/lib/roomscribe"
+MODEL = "homely"
+"""The built-in model under another name, installed as the first versions did."""
 SENTENCES = 5
 APT = "apt-get install -y -o Dpkg::Options::=--force-confold"
 
@@ -97,7 +100,8 @@ def reloads(box: Container) -> str:
 
 
 def has_password(box: Container) -> str:
-    """The broker's password comes from /etc/credstore; a wrong one is named."""
+    """The broker's password comes from /etc/credstore, for the daemon and root's commands; a wrong
+    one is named, and so is that others may not read it. It may be encrypted."""
     box.run(
         "mosquitto_passwd -b -c /etc/mosquitto/passwd scribe sesame;"
         "chown mosquitto /etc/mosquitto/passwd;"
@@ -117,8 +121,26 @@ def has_password(box: Container) -> str:
     box.run("echo sesame > /etc/credstore/roomscribe.mqtt-password")
     starts(box)
     box.wait("the connection", lambda: "broker" not in box.status()["StatusText"], 10)
+    watch = "timeout 3 roomscribe mqtt watch"
+    expect("(retained)" in does(box, f"sudo {watch}", 124), "mqtt watch beside the daemon")
+    refused(box, "roomscribe mqtt watch", 74, "sudo")
+    refused(box, "roomscribe mqtt forget --node other", 74, "sudo")
+    with quiet_room(box):
+        page = is_well(box, "roomscribe doctor")
+    expect(page.count("sudo roomscribe doctor") >= 3, f"the doctor does not say sudo: {page}")
+    box.run("systemctl stop roomscribe")
+    expect("(retained)" in does(box, f"sudo {watch}", 124), "mqtt watch without the daemon")
+    box.run(
+        "cd /etc; systemd-creds encrypt --name=roomscribe.mqtt-password"
+        " credstore/roomscribe.mqtt-password credstore.encrypted/roomscribe.mqtt-password;"
+        "rm credstore/roomscribe.mqtt-password"
+    )
+    expect("cleared" in does(box, "sudo roomscribe mqtt forget"), "mqtt forget")
+    starts(box)
+    expect("(retained)" in does(box, f"sudo {watch}", 124), "mqtt watch, encrypted")
     expect("sesame" not in box.journal(), "the journal holds the password")
-    box.run(f"systemctl stop closed; cp -p /root/kept {CONFIG}; rm /etc/credstore/roomscribe.*")
+    box.run(f"systemctl stop closed; cp -p /root/kept {CONFIG}")
+    box.run("rm /etc/credstore.encrypted/roomscribe.*")
     starts(box)
     return refusal
 
@@ -161,8 +183,14 @@ def respects_state(box: Container) -> str:
 def upgrades(box: Container, newer: str) -> str:
     """An upgrade in mid-speech restarts the daemon once and keeps an edited configuration.
 
-    What is said while it starts is not heard; everything else arrives.
+    What is said while it starts is not heard; everything else arrives. Models of the daemon's own
+    folder become everybody's.
     """
+    box.run(
+        f"rm {STATE}/models && mv -T {MODELS} {STATE}/models && cd {STATE}/models"
+        f" && cp -r /usr/lib/roomscribe/appliance/bundles/home-en {MODEL}"
+        f" && echo {MODEL} > in-use && chown -R roomscribe: . && chmod 700 ."
+    )
     box.run(f"echo '# edited' >> {CONFIG}")
     before, count = box.status()["InvocationID"], len(box.heard())
     starts_before = box.journal().count("Started roomscribe.service")
@@ -177,6 +205,8 @@ def upgrades(box: Container, newer: str) -> str:
     expect(again == 1, f"it was started {again} times")
     expect("# edited" in box.run(f"cat {CONFIG}"), "the edited configuration is gone")
     box.run(f"ls {CONFIG}.dpkg-dist")
+    expect(f"* {MODEL}" in does(box, "roomscribe model list"), "models were not moved")
+    box.run(f"roomscribe model info {STATE}/models/{MODEL}")
     heard = len(box.heard()) - count
     expect(heard >= SENTENCES - 1, f"of {SENTENCES} sentences around the upgrade {heard} arrived")
     log = box.run("roomscribe log --json --limit 10000").splitlines()
@@ -198,6 +228,7 @@ def downgrades(box: Container, older: str) -> str:
     box.wait("the daemon", lambda: listens(box), 20)
     time.sleep(2)
     hears(box)
+    box.run(f"test -e {STATE}/models/{MODEL}/bundle.json")  # where older ones look
     return box.run("dpkg-query -W roomscribe").strip()
 
 
@@ -206,9 +237,11 @@ def leaves(box: Container, deb: str) -> str:
     box.run("apt-get remove -y roomscribe")
     expect(not is_up(box), "the daemon still runs")
     box.run(f"test -e {CONFIG} && test -e {STATE}/roomscribe.db && test ! -e /usr/lib/roomscribe")
+    box.run(f"test -e {MODELS}/{MODEL}/bundle.json")
     box.run(f"{APT} {deb}")
     box.wait("the daemon", lambda: listens(box), 20)
     expect("chicago" in box.run("roomscribe log"), "the log is gone")
+    box.run("umask 077; cd /etc; touch credstore/roomscribe.x credstore.encrypted/roomscribe.x")
     box.run("apt-get purge -y roomscribe")
     left = box.run(
         "find / -xdev \\( -path /share -o -path /proc -o -path /var/log/journal \\) -prune -o "

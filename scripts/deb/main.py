@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from deb import checks as daily, checks_life as life
+from deb import checks as daily, checks_life as life, checks_user as user
 from deb.container import CheckError, Container
 from rigs.checkout import ROOT
 
@@ -53,6 +53,10 @@ def plan(deb: str, newer: str, version: str) -> dict[str, Callable[[Container], 
         daily.finds_broker,
         daily.finds_microphone,
         daily.keeps_text_private,
+        user.has_a_user,
+        user.serves_a_user,
+        user.keeps_to_readme,
+        user.reads_models,
         daily.outlives_broker,
         daily.outlives_microphone,
         daily.outlives_kill,

@@ -12,7 +12,9 @@ BUILD_PACKAGES=(debhelper dh-python python3 python3-argparse-manpage python3-num
 LINT_PACKAGES=(lintian)
 REPOSITORY_PACKAGES=(apt-utils gnupg)
 TOOLS_PACKAGES=(systemd-container)
-TEST_PACKAGES=(mosquitto mosquitto-clients pulseaudio pulseaudio-utils libasound2-plugins bash-completion man-db)
+TEST_PACKAGES=(mosquitto mosquitto-clients bash-completion man-db sudo jq)
+# these bring libraries that the package must bring by itself: libsndfile1, numpy
+LATER_PACKAGES=(pulseaudio pulseaudio-utils libasound2-plugins python3-pytest python3-safetensors)
 HOST_PACKAGES=(debootstrap debian-archive-keyring)
 
 say() { printf '%s\n' "$*" >&2; }
@@ -118,12 +120,15 @@ packages_root() {
     base_root "$2" > /dev/null && trixie_root "$1" "$2" apt-get install -y "${@:3}"
 }
 
-# test_root ARCHITECTURE DEPENDS: what the tests need is installed, what the package needs is only
-# downloaded, so that apt installs it there without a network.
+# test_root ARCHITECTURE DEPENDS: what the tests need is installed, what the package needs, and what
+# /root/later names for the time after it, is only downloaded: apt installs it there without a network.
 test_root() {
     base_root "$1" > /dev/null && trixie_root test "$1" sh -ec '
         depends=$1; shift
+        later=$1; shift
         apt-get install -y "$@"
         systemctl disable mosquitto.service
-        apt-get satisfy -y --download-only "$depends"' _ "$2" "${TEST_PACKAGES[@]}"
+        echo "$later" > /root/later
+        apt-get install -y --download-only $later
+        apt-get satisfy -y --download-only "$depends"' _ "$2" "${LATER_PACKAGES[*]}" "${TEST_PACKAGES[@]}"
 }
