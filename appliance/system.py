@@ -7,6 +7,8 @@ Child                                 a function in a process of its own
 shorten, legible, one_line            text from outside, made fit for a message
 holders                               who has a device open
 boot_id, soc_temperature_c ...        what the kernel says of the machine
+
+Over 500 lines because each of these is short and nobody's own.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import io
+import json
 import math
 import os
 import pickle
@@ -22,9 +25,10 @@ import re
 import secrets
 import signal
 import stat
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +48,11 @@ REAP_S = 2.0
 """A killed process that is there for longer hangs in the kernel, and is left alone."""
 PRINTED = 4096
 """So many bytes are kept of the end of what a child printed."""
+
+PROGRAM = (
+    "import json, sys; descriptor = int(sys.argv.pop()); sys.path[:] = json.loads(sys.argv.pop()); "
+    "from appliance.system import spawned; spawned(descriptor)"
+)
 
 
 def sync_folder(folder: Path) -> None:
@@ -193,12 +202,12 @@ class Child:
     child has a session of its own, no standard input, the usual SIGINT and SIGTERM, and what it
     prints comes here, too: `printed`. All of it is killed when the block ends.
 
-    start="spawn" begins with a fresh interpreter: `work` is a function of a module, its arguments
-    are pickled, `environment` is set before that module is imported, so that the libraries which
-    read it when they are loaded see it. start="fork" is quick, and only for a process without
-    threads and without libraries that have any. Two pipes and no semaphores, which systemd's
-    sandbox may forbid. A fresh interpreter imports the program's main module again, which must not
-    do anything but under `if __name__ == "__main__"`, and has 3 MB of multiprocessing in memory.
+    start="spawn" begins with a fresh interpreter: `work` is a function of a module (not of the main
+    one, which is not imported there), its arguments are pickled, `environment` is set from its
+    beginning, so that the libraries which read it when they are loaded see it. start="fork" is
+    quick, and only for a process without threads and without libraries that have any. Two pipes and
+    no semaphores, which systemd's sandbox may forbid; and not multiprocessing's own way to spawn,
+    whose resource tracker, 13 MB, stays as long as the parent.
     """
 
     def __init__(
@@ -210,24 +219,24 @@ class Child:
     ) -> None:
         """Starts it. Raises OSError."""
         from multiprocessing import Pipe
-        from multiprocessing.context import ForkProcess, SpawnProcess
+        from multiprocessing.context import ForkProcess
 
+        order = pickle.dumps((work, arguments)) if start == "spawn" else b""
         self._connection, theirs = Pipe()
         self._output, output = Pipe(duplex=False)
         self._printed, self._ended = b"", False
-        kind: type[SpawnProcess | ForkProcess] = ForkProcess
-        order: object = (work, arguments)
-        inherited = [self._connection, self._output]
-        if start == "spawn":
-            # pickled apart: unpickling imports the function's module, after the environment is set
-            kind, order, inherited = SpawnProcess, pickle.dumps(order), []
-        self._process = kind(
-            target=_run,
-            args=(theirs, output, inherited, dict(environment or {}), order),
-            daemon=True,
-        )
+        self._process: _Interpreter | ForkProcess
         try:
-            self._process.start()
+            if start == "spawn":
+                self._process = _Interpreter(theirs, output, environment or {})
+            else:
+                ends = self._connection, self._output
+                self._process = ForkProcess(
+                    target=_fork,
+                    args=(ends, theirs, output, environment or {}, work, arguments),
+                    daemon=True,
+                )
+                self._process.start()
         except BaseException:
             self._connection.close()
             self._output.close()
@@ -235,6 +244,9 @@ class Child:
         finally:
             theirs.close()
             output.close()
+        if order:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self._connection.send_bytes(order)
 
     @property
     def printed(self) -> str:
@@ -296,7 +308,7 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.join(REAP_S)
-        if self._process.is_alive():  # or this interpreter waits for it at its own end
+        if self._process.is_alive():  # or this interpreter waits for a forked one at its own end
             from multiprocessing.process import _children  # type: ignore[attr-defined]
 
             _children.discard(self._process)
@@ -319,14 +331,54 @@ class Child:
             self._output.close()
 
 
-def _run(
+class _Interpreter(subprocess.Popen[bytes]):
+    """A fresh one, which waits for its order, with the methods of multiprocessing's processes."""
+
+    def __init__(
+        self, theirs: Connection, output: Connection, environment: Mapping[str, str]
+    ) -> None:
+        path = json.dumps([str(Path(__file__).resolve().parent.parent), *sys.path])
+        super().__init__(
+            (sys.executable, "-I", "-B", "-c", PROGRAM, path, str(theirs.fileno())),
+            stdin=subprocess.DEVNULL,
+            stdout=output.fileno(),
+            stderr=output.fileno(),
+            pass_fds=(theirs.fileno(),),
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+
+    @property
+    def exitcode(self) -> int | None:
+        """As Popen's returncode."""
+        return self.returncode
+
+    def is_alive(self) -> bool:
+        """False once it has ended."""
+        return self.poll() is None
+
+    def join(self, within_s: float) -> None:
+        """Waits for its end."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(within_s)
+
+
+def spawned(descriptor: int) -> None:
+    """The child in a fresh interpreter."""
+    from multiprocessing.connection import Connection
+
+    connection = Connection(descriptor)
+    _run(connection, lambda: pickle.loads(connection.recv_bytes()))
+
+
+def _fork(
+    inherited: Iterable[Connection],
     connection: Connection,
     output: Connection,
-    inherited: Sequence[Connection],
-    environment: dict[str, str],
-    order: Any,
+    environment: Mapping[str, str],
+    *order: object,
 ) -> None:
-    """The child."""
+    """The forked child."""
     os.setsid()
     for end in inherited:
         end.close()
@@ -335,10 +387,15 @@ def _run(
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     output.close()
-    sys.stdout = sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
     os.environ.update(environment)
+    _run(connection, lambda: order)
+
+
+def _run(connection: Connection, order: Callable[[], Any]) -> None:
+    """What both kinds of children do."""
+    sys.stdout = sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
     try:
-        work, arguments = pickle.loads(order) if isinstance(order, bytes) else order
+        work, arguments = order()
         connection.send(work(connection, *arguments))
     except Exception as error:
         with suppress(OSError):  # whoever asked may be gone
@@ -415,6 +472,14 @@ def resident_mb(root: Path = Path("/")) -> float:
     """The memory that this process has, in megabytes (2**20); 0 where the kernel does not say."""
     pages = _text(root / "proc/self/statm").split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20) if len(pages) > 1 else 0.0
+
+
+def free_memory(root: Path = Path("/")) -> float:
+    """Bytes that programs may still take, swap included; infinite where the kernel does not say."""
+    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE))
+    if "MemAvailable" not in found:
+        return math.inf
+    return 1024.0 * (int(found["MemAvailable"]) + int(found.get("SwapFree", 0)))
 
 
 def memory_ceiling_mb(configured_mb: int, root: Path = Path("/")) -> float:

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,7 @@ from appliance.system import (
     ChildDiedError,
     ChildFailedError,
     Holder,
+    free_memory,
     holders,
     lacks_vnni,
     legible,
@@ -135,7 +137,7 @@ def test_whoever_waited_for_a_lock_that_was_deleted_holds_the_new_one(tmp_path: 
         ("plain 'text'", "plain 'text'"),
         (1.5, "1.5"),
         ("a\nb\x1b[31m", "a\\nb\\x1b[31m"),
-        ("\udc80", "\\udc80"),
+        ("\udc80", "\\x80"),
         ("x" * 60, "x" * 60),
         ("x" * 61, "x" * 57 + "..."),
         ("\n" * 40, "\\n" * 28 + "\\" + "..."),
@@ -218,6 +220,19 @@ def test_a_child_sends_messages_and_its_result(start: Literal["spawn", "fork"]) 
         assert child.receive(WITHIN_S) == 5
         with pytest.raises(ChildDiedError, match="status 0"):
             child.receive(WITHIN_S)
+
+
+def test_nothing_of_a_child_is_left_in_its_parent() -> None:
+    with Child(_adds, 2, 3) as child:
+        child.receive(WITHIN_S)
+        child.receive(WITHIN_S)
+    parent = f"PPid:\t{os.getpid()}\n"
+    left = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if parent in (process / "status").read_text():
+                left.append((process / "cmdline").read_text())
+    assert not [words for words in left if "appliance" in words or "multiprocessing" in words]
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -317,3 +332,12 @@ def test_vnni_is_looked_for_on_x86_alone(
         (tmp_path / "proc").mkdir()
         (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
     assert lacks_vnni(tmp_path, architecture) is lacks
+
+
+def test_free_memory_counts_swap_and_is_endless_where_nothing_says(tmp_path: Path) -> None:
+    assert free_memory(tmp_path) == float("inf")
+    (tmp_path / "proc").mkdir()
+    file = tmp_path / "proc" / "meminfo"
+    file.write_text("MemTotal: 9000 kB\nMemAvailable:    2000 kB\nSwapFree:  500 kB\n")
+    assert free_memory(tmp_path) == 2500 * 1024
+    assert 0 < free_memory() < 1e15

@@ -250,6 +250,7 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
         try:
             for remark in make_bundle(order, place):
                 _say(remark)
+            _say("verifying it by a decode")
             load_s = _prove(place.draft)
             size = _size(place.draft)
             install(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,15 +26,28 @@ from appliance.model.bundle import (
     load_bundle,
 )
 from appliance.model.checkpoint import load_checkpoint, require_checkpoint
+from appliance.model.download import Progress, progress_on
 from appliance.model.hef import CHIP_NAMES, Hef, read_hef
 from appliance.model.library import StagingFolder, model_errors
-from appliance.model.shapes import CONFIG_FILE, DECODER, EMBEDDING, WhisperConfig, read_config
+from appliance.model.shapes import (
+    CONFIG_FILE,
+    DECODER,
+    EMBEDDING,
+    WhisperConfig,
+    parameters,
+    read_config,
+)
 from appliance.model.vocabulary import Decoding, read_decoding
+from appliance.system import free_memory
 
 DEFAULT_WINDOW_S, LONGEST_WINDOW_S = 10.0, 30.0
 BASE_D_MODEL, BASE_WINDOW_S = 512, 5.0
 """whisper-base's width: Hailo publishes its encoder for 5 s (its 10 s form does not compile)."""
 AUTO, NONE = "auto", "none"
+BASE_MEMORY, MEMORY_EACH = 250_000_000, {"int8": 1.2, "none": 4.2}
+"""Bytes at any size of the network, and for each of its parameters."""
+WORTH_A_WORD = 1_000_000_000
+"""Bytes; less is not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,34 +102,47 @@ class AddRequest:
         return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.")
 
 
-def make_bundle(request: AddRequest, place: StagingFolder) -> Iterator[str]:
+def make_bundle(
+    request: AddRequest,
+    place: StagingFolder,
+    *,
+    progress: Progress | None = None,
+    free: Callable[[], float] = free_memory,
+) -> Iterator[str]:
     """Builds the bundle in place.draft; yields remarks for the user on the way.
+
+    `free` says how many bytes of memory there are; too few are refused before the weights come.
 
     Raises ConfigError and ModelError; downloads that are done stay in place.checkpoint.
     """
     _check_window(request.window_s)
+    progress = progress or progress_on()
     hef = _published_hef(request)
     decoder = _published_decoder(request)
     if request.hef_file:
         read_hef(request.hef_file)
     own_decoder = _own_decoder(request, hef)
     window_s = request.window_s or (hef.window_s if hef else None)
+    plan = partial(_plan, window_s=window_s, language=request.language)
+
+    def check(folder: Path) -> None:
+        config, _ = plan(folder)
+        _require_memory(request, config, progress, free())
+
     if request.folder:
         require_checkpoint(request.folder)
+        check(request.folder)
         checkpoint, source, licence = request.folder, request.folder.resolve().name, ""
     else:
         with model_errors(place.checkpoint):
             place.checkpoint.mkdir(exist_ok=True)
         origin = hub.fetch_checkpoint(
-            request.source,
-            request.revision,
-            place.checkpoint,
-            check=partial(_plan, window_s=window_s, language=request.language),
+            request.source, request.revision, place.checkpoint, progress=progress, check=check
         )
         checkpoint, licence = place.checkpoint, origin.licence
         source = f"{origin.repository}@{origin.revision}"
         yield f"fetched {source}: every file is as the hub has it"
-    config, decoding = _plan(checkpoint, window_s, request.language)
+    config, decoding = plan(checkpoint)
     yield f"language: {decoding.language} ({decoding.language_from})"
     window_s = window_s or window_of(config)
     recipe = Recipe(
@@ -127,7 +153,12 @@ def make_bundle(request: AddRequest, place: StagingFolder) -> Iterator[str]:
         language=request.language,
         quantize=request.quantize,
     )
-    build_bundle(checkpoint, place.draft, recipe)
+    yield f"building {place.name}"
+    progress.begin(f"building {place.name}", 0, 4 * parameters(config))
+    try:
+        build_bundle(checkpoint, place.draft, recipe, tell=progress.advance)
+    finally:
+        progress.end()
     if hef:
         file = hailo_store.fetch_hef(hef, place.checkpoint)
         yield f"fetched {hef.address} (Hailo publishes no checksum)"
@@ -158,6 +189,27 @@ def _plan(
     config = read_config(checkpoint / CONFIG_FILE)
     window_positions(config, window_s or window_of(config))
     return config, read_decoding(checkpoint, config, language)
+
+
+def _require_memory(
+    request: AddRequest, config: WhisperConfig, progress: Progress, found: float
+) -> None:
+    """Tells what a large model takes; raises ModelError where that is more than the bytes found."""
+    needed = memory_needed(config, request.quantize)
+    told = f"{needed / 1e9:.1f} GB of memory to build and to verify it"
+    if found < needed:
+        smaller = "a smaller model" if request.quantize == "int8" else "--quantize int8"
+        raise ModelError(
+            f"{request.source}: expected {told}, found {found / 1e9:.1f} GB free; stop other "
+            f"programs, add swap, or take {smaller}"
+        )
+    if needed > WORTH_A_WORD:
+        progress.note(f"{request.source}: takes about {told}, {found / 1e9:.1f} GB are free")
+
+
+def memory_needed(config: WhisperConfig, quantize: str) -> int:
+    """Peak of `model add` in bytes; measured with shapes from tiny to large, on x86-64."""
+    return BASE_MEMORY + round(MEMORY_EACH[quantize] * parameters(config))
 
 
 def window_of(config: WhisperConfig) -> float:

@@ -1,0 +1,116 @@
+"""A checkpoint becomes a bundle in the staging folder: what is told and refused on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from rigs.hub import LocalHub, local_hub
+from rigs.models import HOME, random_weights, sized, write_checkpoint
+
+from appliance.errors import ModelError
+from appliance.model.add import AddRequest, make_bundle, memory_needed
+from appliance.model.library import work_on
+from appliance.model.shapes import WhisperConfig, parameters
+
+TINY = sized(384, (4, 4), 6, 51865, 1500, 448)
+LARGE = sized(1280, (32, 32), 20, 51866, 1500, 448, n_mels=128)
+
+
+@dataclass
+class Watcher:
+    """A Progress that remembers what it is told."""
+
+    begun: list[tuple[str, int | None]] = field(default_factory=list)
+    came: list[int] = field(default_factory=list)
+    ended: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def begin(self, name: str, done: int, total: int | None) -> None:
+        self.begun.append((name, total))
+
+    def advance(self, count: int) -> None:
+        self.came.append(count)
+
+    def end(self) -> None:
+        self.ended += 1
+
+    def note(self, line: str) -> None:
+        self.notes.append(line)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ROOMSCRIBE_MODELS", str(tmp_path / "models"))
+    return write_checkpoint(tmp_path / "home", HOME, random_weights(HOME, 7))
+
+
+@pytest.fixture
+def hub(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    with local_hub() as hub:
+        hub.add_folder("somebody/home", checkpoint)
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        yield hub
+
+
+def make(source: str | Path, watcher: Watcher, free: float = 64e9) -> list[str]:
+    """The remarks on the way."""
+    request = AddRequest(str(source), quantize="none")
+    with work_on("home") as place:
+        return list(make_bundle(request, place, progress=watcher, free=lambda: free))
+
+
+def test_a_build_tells_how_far_it_is(checkpoint: Path) -> None:
+    watcher, size = Watcher(), 4 * parameters(HOME)
+    assert make(checkpoint, watcher)[-1] == "building home"
+    assert watcher.begun == [("building home", size)] and watcher.ended == 1
+    assert sum(watcher.came) == size and len(watcher.came) > 50
+    assert watcher.notes == []
+
+
+def test_too_little_memory_is_refused_before_the_weights_come(hub: LocalHub) -> None:
+    line = (
+        "somebody/home: expected 0.3 GB of memory to build and to verify it, found 0.1 GB free; "
+        "stop other programs, add swap, or take --quantize int8"
+    )
+    with pytest.raises(ModelError) as caught:
+        make("somebody/home", Watcher(), free=0.1e9)
+    assert str(caught.value) == line
+    assert hub.fetched("config.json") and not hub.fetched("model.safetensors")
+
+
+def test_of_a_folder_too_little_memory_is_refused_at_once(checkpoint: Path) -> None:
+    watcher = Watcher()
+    with pytest.raises(ModelError, match=r"found 0\.1 GB free"):
+        make(checkpoint, watcher, free=0.1e9)
+    assert watcher.begun == []
+
+
+def test_what_a_large_model_takes_is_told_once_and_before_the_weights_come(hub: LocalHub) -> None:
+    files = hub.repositories["somebody/home"].files
+    wide = json.loads(files["config.json"]) | {"encoder_layers": 200, "encoder_ffn_dim": 10_000}
+    hub.add("somebody/wide", files | {"config.json": json.dumps(wide).encode()})
+    watcher = Watcher()
+    with pytest.raises(ModelError, match="missing"):
+        make("somebody/wide", watcher)
+    assert watcher.notes == [
+        "somebody/wide: takes about 2.5 GB of memory to build and to verify it, 64.0 GB are free"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "quantize", "measured_mb"),
+    [
+        (TINY, "int8", 280),
+        (TINY, "none", 359),
+        (LARGE, "int8", 1983),
+        (LARGE, "none", 6574),
+    ],
+)
+def test_the_estimate_is_close_above_what_was_measured(
+    config: WhisperConfig, quantize: str, measured_mb: float
+) -> None:
+    assert measured_mb <= memory_needed(config, quantize) / 1e6 < 1.3 * measured_mb
