@@ -29,6 +29,8 @@ from appliance.system import legible, shorten, writing
 if TYPE_CHECKING:
     from appliance.store import StoredTranscript, Wanted
 
+MOST = 2**63 - 1
+"""SQLite counts no further."""
 SHOWN = 100
 """So many are shown where no limit is given."""
 LOOK_EVERY_S = 0.25
@@ -122,6 +124,7 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
     from appliance.store import Wanted, read_newest
 
     _refuse_contradictions(options)
+    options.limit = options.limit and min(options.limit, MOST)
     wanted = Wanted(options.since, options.until, tuple(text for text in options.grep if text))
     if options.delete:
         return _delete(options, settings, wanted)

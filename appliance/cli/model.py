@@ -282,8 +282,21 @@ def fetch(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model fetch`"""
     from appliance.model import fetch_checkpoint
 
-    options.folder.mkdir(parents=True, exist_ok=True)
-    origin = fetch_checkpoint(options.source, options.revision, options.folder)
+    there = options.folder.exists()
+    try:
+        options.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"model fetch: expected a folder that this user may make and write, found "
+            f"{options.folder}: {error.strerror}; name another"
+        ) from error
+    try:
+        origin = fetch_checkpoint(options.source, options.revision, options.folder)
+    except RoomscribeError:
+        if not there:
+            with suppress(OSError):  # what has begun is kept
+                options.folder.rmdir()
+        raise
     _say(f"{options.folder}: {origin.repository} at {origin.revision}, every file verified")
     return 0
 
@@ -341,7 +354,9 @@ def verify(options: argparse.Namespace, _settings: Settings) -> int:
     from appliance.model import installed_bundles
 
     status = 0
-    for name in options.names or [str(folder) for folder in installed_bundles().values()]:
+    for name in list(filter(None, options.names)) or [
+        str(folder) for folder in installed_bundles().values()
+    ]:
         try:
             load_s = _prove(name)
             print(f"{name}: every file is as it was built, and it decodes; loads in {load_s:.2f} s")
@@ -381,8 +396,9 @@ def use(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model use`"""
     from appliance.model import library, load_bundle
 
-    load_bundle(options.name)
-    if "/" in options.name:
+    if options.name:
+        load_bundle(options.name)
+    if "/" in options.name or not options.name:
         raise ConfigError(
             f"model use: expected the name of an installed model, found {options.name!r}; "
             "a folder is named in the configuration: [model] bundle"

@@ -263,6 +263,20 @@ def test_an_unknown_name_is_one_line_with_the_known_ones(desk: Desk) -> None:
     assert "whisper-nothing" in one_line(desk.run("add", "somebody/whisper-nothing"))
 
 
+def test_a_fetch_that_is_refused_leaves_no_folder(desk: Desk, tmp_path: Path) -> None:
+    assert "'nothing'" in one_line(desk.run("fetch", "nothing", tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "mine").mkdir()
+    one_line(desk.run("fetch", "nothing", tmp_path / "mine"))
+    assert (tmp_path / "mine").is_dir()
+    assert "/dev/null: File exists" in one_line(desk.run("fetch", "tiny", "/dev/null"))
+
+
+def test_no_name_is_not_put_to_use(desk: Desk) -> None:
+    assert "expected the name of an installed model" in one_line(desk.run("use", ""))
+    assert not (desk.models / "in-use").exists()
+
+
 def test_what_cannot_be_removed_is_not_advised(desk: Desk) -> None:
     expected = "model remove: expected the name of an installed model (there is none), found "
     assert one_line(desk.run("remove", "home-en")).endswith(expected + "the built-in one")

@@ -228,6 +228,7 @@ def test_picture_is_drawn(checkpoint_folder: Path, tmp_path: Path) -> None:
         (["--random-weights", "tiny", "--recordings", "x"], "made-up weights"),
         (["--checkpoint", "HOME", "--tokens", "110"], "expected at most 108"),
         (["--random-weights", "tiny", "--json", "/no/such/place.json"], "/no/such: no such folder"),
+        (["--random-weights", "tiny", "--json", "/dev"], "--json: /dev: is a folder"),
     ],
 )
 def test_wrong_usage_is_one_clear_message(

@@ -79,6 +79,8 @@ def _check(options: argparse.Namespace) -> None:
         file: Path | None = getattr(options, name)
         if file and not file.absolute().parent.is_dir():
             troubles.append(f"benchmark --{name}: {file.parent}: no such folder; make it first")
+        elif file and file.is_dir():
+            troubles.append(f"benchmark --{name}: {file}: is a folder; name a file in it")
     if options.recordings and options.random_weights:
         troubles.append(
             "benchmark --recordings: made-up weights write no text; give --checkpoint FOLDER"
