@@ -148,7 +148,8 @@ class Pipeline:
         self.sounding = threading.Event()
         """Set once sound has come from the source."""
         self._settings, self._machine = settings, system.machine()
-        self._idle_s, self._retry_within_s = idle_s, retry_within_s
+        self._idle_s = idle_s
+        self._retry = functools.partial(retry, within_s=retry_within_s, transcriber=transcriber)
         self._stopping = False
         self._frames: StageQueue[Frame] = StageQueue(FRAMES_WAITING)
         self._states: StageQueue[EncodedWindow] = StageQueue(STATES_WAITING)
@@ -359,7 +360,7 @@ class Pipeline:
 
         if lease.here:
             return self._scribe.encode(lease)
-        return retry(lease, self._settings, self._scribe.encode, goes_on, self._retry_within_s)
+        return self._retry(lease, self._settings, self._scribe.encode, goes_on)
 
     def _pass_on(self, encoded: EncodedWindow, stage: Stage) -> None:
         """Waits for room and queues an encoded window: the backlog drops what is too much, and the

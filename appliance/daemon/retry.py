@@ -21,7 +21,7 @@ from pathlib import Path
 from appliance.config import Settings
 from appliance.daemon.backlog import DEATHS, Lease
 from appliance.daemon.scribe import EncodedWindow
-from appliance.infer import open_transcriber
+from appliance.infer import Transcriber, open_transcriber
 from appliance.records import Transcription, Window
 from appliance.system import Child, ChildDiedError, ChildFailedError
 
@@ -44,13 +44,16 @@ def retry(
     settings: Settings,
     encode: Callable[[Lease], EncodedWindow],
     goes_on: Callable[[], bool],
+    *,
     within_s: float = WITHIN_S,
+    transcriber: Callable[[Settings], Transcriber] = open_transcriber,
 ) -> EncodedWindow | None:
     """The window as a process of its own transcribed it; or as `encode` does it here, where there
     can be no such process.
 
     None when the lease has ended, or is left to the next start because `goes_on`, which is called
-    while the process works, said no.
+    while the process works, said no. `transcriber`, a function of a module, makes there what
+    transcribes it.
     """
 
     def poll() -> None:
@@ -67,7 +70,12 @@ def retry(
     begun = False
     try:
         with Child(
-            _transcribe, lease.window, settings, within_s, environment={"NOTIFY_SOCKET": ""}
+            _transcribe,
+            lease.window,
+            settings,
+            within_s,
+            transcriber,
+            environment={"NOTIFY_SOCKET": ""},
         ) as child:
             child.receive(within_s, poll)
             begun = True
@@ -99,7 +107,11 @@ def retry(
 
 
 def _transcribe(
-    parent: Connection, window: Window, settings: Settings, within_s: float
+    parent: Connection,
+    window: Window,
+    settings: Settings,
+    within_s: float,
+    transcriber: Callable[[Settings], Transcriber],
 ) -> Transcription:
     """The child's work. Its first message says that its death is the window's from now on."""
     signal.alarm(math.ceil(within_s))  # should its parent die
@@ -111,6 +123,6 @@ def _transcribe(
         encoder=replace(settings.encoder, backend="cpu"),
         decoder=replace(settings.decoder, backend="cpu"),
     )
-    transcriber = open_transcriber(on_cpu)
+    opened = transcriber(on_cpu)
     parent.send("begun")
-    return transcriber.transcribe(window)
+    return opened.transcribe(window)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import soundfile
-from rigs.checkout import ROOT, SPEECH, environment
+from rigs.checkout import SPEECH
 from rigs.needs import needs_memory
 from rigs.windows import a_window
 
@@ -81,7 +79,7 @@ def test_without_a_process_of_its_own_it_is_tried_here_unless_it_is_hopeless(
 ) -> None:
     rig = Rig(memory, deaths)
     encoded = rig.retry(no_model(rig.settings))
-    assert "no process of its own: ModelError: " in caplog.text
+    assert "no process of its own: MissingModelError: " in caplog.text
     if deaths == HOPELESS:
         assert encoded is None
         assert rig.discarded == ["set_aside"]
@@ -92,13 +90,3 @@ def test_without_a_process_of_its_own_it_is_tried_here_unless_it_is_hopeless(
         rig.backlog.close()
         with Spool.open(rig.settings, Health()) as spool:
             assert [kept.attempts for kept in spool.left()] == [deaths + 1]
-
-
-def test_the_launcher_starts_no_second_daemon_in_the_process_of_its_own() -> None:
-    """multiprocessing imports the parent's program there, under this name."""
-    program = "import runpy; runpy.run_path('debian/launcher', run_name='__mp_main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "no-such-command"],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -263,7 +263,7 @@ def test_a_row_whose_process_fails_or_is_killed_is_left_out_and_the_others_are_m
                 int(path.name)
                 for path in children
                 if ours in (path / "status").read_text()
-                and b"spawn_main" in (path / "cmdline").read_bytes()
+                and b"spawned" in (path / "cmdline").read_bytes()
             ]
             os.kill(rows[0], signal.SIGKILL)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Self
@@ -65,8 +69,39 @@ class FakeTranscriber:
             raise self.answer
         return self.answer
 
+    def transcribe(self, window: Window) -> Transcription:
+        return self.write(self.encode(window))
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+class HarmedTranscriber(FakeTranscriber):
+    """Windows of utterances whose name begins with `victims` meet `harm`."""
+
+    def __init__(self, victims: str, harm: Callable[[], object]) -> None:
+        super().__init__()
+        self._victims, self._harm = victims, harm
+
+    def encode(self, window: Window) -> Encoded:
+        if window.utterance_id.startswith(self._victims):
+            self._harm()
+        return super().encode(window)
+
+
+def open_deadly(_settings: Settings) -> HarmedTranscriber:
+    """Dies of each poison."""
+    return HarmedTranscriber("poison", lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def open_endless(_settings: Settings) -> HarmedTranscriber:
+    """Hangs on each poison."""
+    return HarmedTranscriber("poison", lambda: time.sleep(99))
+
+
+def open_slow(_settings: Settings) -> HarmedTranscriber:
+    """Takes a second for each utterance."""
+    return HarmedTranscriber("utterance", lambda: time.sleep(1.0))

@@ -112,47 +112,36 @@ def test_what_a_killed_daemon_had_heard_is_transcribed_once_and_in_order(house: 
     assert not list(house.spool.glob("*")), "nothing of the sound is left"
 
 
-POISONED = """
-import functools, os, sys
+PROGRAM_WITH = """
+import functools, sys
 from appliance.cli import main, run
 from appliance.daemon.pipeline import Pipeline
-from appliance.infer.transcriber import Transcriber
-
-encode = Transcriber.encode
-
-def poisoned(self, window):
-    if window.utterance_id.startswith("poison"):
-        {effect}
-    return encode(self, window)
-
-Transcriber.encode = poisoned  # in the process of its own, too, which imports this file
-if __name__ == "__main__":
-    pipeline = functools.partial(Pipeline, retry_within_s=10.0)
-    sys.exit(main.main(command=functools.partial(run.run, pipeline=pipeline)))
+from rigs import transcriber
+pipeline = functools.partial(Pipeline, transcriber=transcriber.{name}, retry_within_s=10.0)
+sys.exit(main.main(command=functools.partial(run.run, pipeline=pipeline)))
 """
 
 
 @pytest.mark.parametrize(
-    ("effect", "in_parent", "cause"),
+    ("name", "in_parent", "cause"),
     [
-        ("os.kill(os.getpid(), 9)", True, "its process ended with SIGKILL"),
-        ("import time; time.sleep(99)", False, "no answer after 10 s"),
+        ("open_deadly", True, "its process ended with SIGKILL"),
+        ("open_endless", False, "no answer after 10 s"),
     ],
 )
 def test_a_window_that_kills_every_process_is_set_aside_and_said(
-    house: House, effect: str, in_parent: bool, cause: str
+    house: House, name: str, in_parent: bool, cause: str
 ) -> None:
     before, poison, after = (
         house.hears(1),
         house.poison(deaths=0 if in_parent else 2),
         house.hears(3),
     )
-    program = house.folder / "poisoned.py"
-    program.write_text(POISONED.format(effect=effect), encoding="utf-8")
+    program = ("-c", PROGRAM_WITH.format(name=name))
     for _ in range(2 if in_parent else 0):
-        with house.daemon(str(program)) as running:
+        with house.daemon(*program) as running:
             assert running.wait(WITHIN_S) == -signal.SIGKILL
-    with house.daemon(str(program)) as running:
+    with house.daemon(*program) as running:
         until(lambda: house.waiting() == 0, WITHIN_S)
         assert running.poll() is None
     assert house.stored() == [window.id for window in (*before, *after)]
@@ -171,28 +160,9 @@ def test_an_innocent_window_that_met_two_deaths_is_transcribed_in_its_turn(house
     assert "set aside" not in house.log
 
 
-SLOW = """
-import sys, time
-from appliance.infer.transcriber import Transcriber
-from appliance.__main__ import main
-
-encode = Transcriber.encode
-
-def slow(self, window):
-    if window.utterance_id:
-        time.sleep(1.0)
-    return encode(self, window)
-
-Transcriber.encode = slow
-sys.exit(main())
-"""
-
-
 def test_what_there_is_no_time_for_at_a_stop_is_taken_up_by_the_next_start(house: House) -> None:
     heard = [window.id for window in house.hears(9)]
-    program = house.folder / "slow.py"
-    program.write_text(SLOW, encoding="utf-8")
-    with house.daemon(str(program)) as running:
+    with house.daemon("-c", PROGRAM_WITH.format(name="open_slow")) as running:
         until(lambda: "listening to" in house.log, WITHIN_S)
         running.send_signal(signal.SIGTERM)
         assert running.wait(20) == 0
