@@ -12,9 +12,10 @@ def main() -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from appliance.cli import main as cli
+
+        return cli.run_process()
     except KeyboardInterrupt:
         return 130
-    return cli.run_process()
 
 
 if __name__ == "__main__":
