@@ -179,7 +179,7 @@ class Mute:
             return False
         self._on = on
         if on is not None:
-            log.info("%s%s", "muted" if on else "not muted", f" by {who}" if who else "")
+            log.info("%s%s", "muted" if on else "unmuted", f" by {who}" if who else "")
         return True
 
     def _save(self, on: bool) -> None:
