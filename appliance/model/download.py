@@ -127,19 +127,14 @@ class Lines:
 
 
 def progress_on(stream: TextIO | None = None) -> Progress:
-    """A bar where `stream` (standard error) is a terminal that has a width, lines elsewhere."""
+    """A bar where `stream` (standard error) is a terminal with a size, lines elsewhere."""
     stream = stream or sys.stderr
-    return Bar(stream) if stream.isatty() and _columns(stream) > 0 else Lines(stream)
+    return Bar(stream) if stream.isatty() and _has_size(stream) else Lines(stream)
 
 
-def _columns(terminal: TextIO) -> int:
-    """The terminal's width: COLUMNS, or what it says itself; 0 if it has none, as on a serial line
-    or in a container."""
-    named = os.environ.get("COLUMNS", "")
-    try:
-        return int(named) if named.isdecimal() else os.get_terminal_size(terminal.fileno()).columns
-    except (OSError, ValueError):
-        return 0
+def _has_size(terminal: TextIO) -> bool:
+    """Whether a bar can be drawn; a serial line or a container may have 0 columns or rows."""
+    return os.environ.get("COLUMNS") != "0" and 0 not in os.get_terminal_size(terminal.fileno())
 
 
 @dataclass(frozen=True, slots=True)

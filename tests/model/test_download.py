@@ -538,14 +538,15 @@ def test_without_a_terminal_a_large_file_is_a_line_for_each_tenth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "columns", "kind"), [(80, "", Bar), (0, "", Lines), (80, "0", Lines), (0, "80", Bar)]
+    ("rows", "width", "columns", "kind"),
+    [(24, 80, "", Bar), (24, 0, "", Lines), (0, 80, "80", Lines), (24, 80, "0", Lines)],
 )
-def test_a_terminal_without_a_width_gets_lines(
-    width: int, columns: str, kind: type, monkeypatch: pytest.MonkeyPatch
+def test_a_terminal_without_a_size_gets_lines(
+    rows: int, width: int, columns: str, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     controller, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, width, 0, 0))
     with os.fdopen(terminal, "w") as stream, os.fdopen(controller, "rb", buffering=0) as shown:
         progress = progress_on(stream)
         assert type(progress) is kind
