@@ -24,7 +24,7 @@ class Tokenizer:
         if missing := sorted(set(range(first_special)) - written.keys()):
             raise ModelError(
                 f"vocabulary: expected a token for every id below {first_special}, found none for "
-                f"{missing[0]} ({len(missing)} in all); build or install the bundle again"
+                f"{missing[0]} ({len(missing)} in all); add the model again, from files that are whole"
             )
         self._bytes = tuple(_to_bytes(written[number], number) for number in range(first_special))
 
@@ -59,12 +59,12 @@ def _read(file: Path) -> dict[str, int]:
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{file}: expected a vocabulary in JSON, found: {error}; "
-            "build or install the bundle again"
+            "add the model again, from files that are whole"
         ) from error
     if not isinstance(vocabulary, dict) or not all(isinstance(n, int) for n in vocabulary.values()):
         raise ModelError(
             f"{file}: expected a table of tokens and ids, found something else; "
-            "build or install the bundle again"
+            "add the model again, from files that are whole"
         )
     return vocabulary
 
@@ -76,7 +76,7 @@ def _to_bytes(token: str, number: int) -> bytes:
     except KeyError as error:
         raise ModelError(
             f"vocabulary: expected token {number} in byte letters, found {token!r}; "
-            "build or install the bundle again"
+            "add the model again, from files that are whole"
         ) from error
 
 
