@@ -250,6 +250,16 @@ def test_an_id_that_is_refused_leaves_nothing(desk: Desk, files: dict[str, bytes
     assert list((desk.models / ".work").iterdir()) == []
 
 
+def test_a_model_too_large_for_this_machine_is_refused_before_its_weights_come(desk: Desk) -> None:
+    files = desk.hub.repositories[REPOSITORY].files
+    sizes = json.loads(files["config.json"]) | {"d_model": 1 << 20}
+    desk.hub.add("somebody/huge", files | {"config.json": json.dumps(sizes).encode()})
+    line = one_line(desk.run("add", "somebody/huge"))
+    assert "GB of memory to build and to verify it, found" in line
+    assert desk.hub.fetched("config.json") and not desk.hub.fetched("model.safetensors")
+    assert list((desk.models / ".work").iterdir()) == []
+
+
 def test_a_wrong_checksum_installs_nothing(desk: Desk) -> None:
     size = (desk.checkpoint / "model.safetensors").stat().st_size
     desk.hub.misbehave("model.safetensors", *[Fault(content=b"x" * size) for _ in range(20)])
@@ -270,6 +280,11 @@ def test_a_fetch_that_is_refused_leaves_no_folder(desk: Desk, tmp_path: Path) ->
     one_line(desk.run("fetch", "nothing", tmp_path / "mine"))
     assert (tmp_path / "mine").is_dir()
     assert "/dev/null: File exists" in one_line(desk.run("fetch", "tiny", "/dev/null"))
+    sealed = tmp_path / "sealed"
+    sealed.mkdir(mode=0)
+    refused = roomscribe("model", "fetch", "tiny", sealed / "new", wrapper=OBEYING_MODES)
+    sealed.chmod(0o700)
+    assert f"{sealed}/new: Permission denied; name another" in one_line(refused)
 
 
 def test_no_name_is_not_put_to_use(desk: Desk) -> None:
