@@ -282,8 +282,8 @@ def fetch(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model fetch`"""
     from appliance.model import fetch_checkpoint
 
-    there = options.folder.exists()
     try:
+        there = options.folder.exists()
         options.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(

@@ -77,10 +77,13 @@ def _check(options: argparse.Namespace) -> None:
         troubles.append(f"benchmark --picture: {trouble}: pip install 'roomscribe[benchmark]'")
     for name in ("json", "picture"):
         file: Path | None = getattr(options, name)
-        if file and not file.absolute().parent.is_dir():
-            troubles.append(f"benchmark --{name}: {file.parent}: no such folder; make it first")
-        elif file and file.is_dir():
-            troubles.append(f"benchmark --{name}: {file}: is a folder; name a file in it")
+        try:
+            if file and not file.absolute().parent.is_dir():
+                troubles.append(f"benchmark --{name}: {file.parent}: no such folder; make it first")
+            elif file and file.is_dir():
+                troubles.append(f"benchmark --{name}: {file}: is a folder; name a file in it")
+        except OSError as error:
+            troubles.append(f"benchmark --{name}: {file}: {error.strerror}; name another")
     if options.recordings and options.random_weights:
         troubles.append(
             "benchmark --recordings: made-up weights write no text; give --checkpoint FOLDER"
