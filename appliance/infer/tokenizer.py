@@ -24,7 +24,8 @@ class Tokenizer:
         if missing := sorted(set(range(first_special)) - written.keys()):
             raise ModelError(
                 f"vocabulary: expected a token for every id below {first_special}, found none for "
-                f"{missing[0]} ({len(missing)} in all); add the model again, from files that are whole"
+                f"{missing[0]} ({len(missing)} in all); add the model again, from files that are "
+                "whole"
             )
         self._bytes = tuple(_to_bytes(written[number], number) for number in range(first_special))
 

@@ -265,15 +265,16 @@ def _find_tokens(
 ) -> Tokens:
     """The tokens that are not text, of a vocabulary of `size`. Raises ModelError."""
     if missing := [name for name in (*prompt, END) if name not in special]:
+        found = ", ".join(map(shown, sorted(special)[:9])) or "no special token"
         raise ModelError(
             f"{folder}: expected the tokens {', '.join(missing)} in {VOCAB_FILE}, {ADDED_FILE} or "
-            f"{TOKENIZER_FILE}, found {', '.join(sorted(special)[:12]) or 'no special token'}"
+            f"{TOKENIZER_FILE}, found {found}"
         )
     first_special = min(special.values())
     late = [name for name, i in vocabulary.items() if i >= first_special and name not in special]
     if late:
         raise ModelError(
-            f"{folder}: expected every special token behind the text, found {late[0]!r} "
+            f"{folder}: expected every special token behind the text, found {shown(repr(late[0]))} "
             f"after token {first_special}"
         )
     if (last := max(vocabulary.values())) >= size:
