@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from appliance.config import Settings, node_name
+from appliance.config import Settings, node_name, slug
 from appliance.errors import BrokerError, ConfigError
 
 AGAIN_S = 2.0
@@ -79,7 +79,8 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
     settings = _with_password(options, settings)
     node = options.node or node_name(settings)
     if not re.fullmatch("[a-z0-9_]{1,64}", node):
-        raise ConfigError(f"--node: expected a name of a-z, 0-9 and _, found {node!r}")
+        hint = f"; did you mean {slug(node)}?" if slug(node) else ""
+        raise ConfigError(f"--node: expected a name of a-z, 0-9 and _, found {node!r}{hint}")
     discovery = f"{settings.homeassistant.prefix}/device/{node}/config"
     own = f"roomscribe/{node}/"
     with Probe(settings.mqtt, node) as probe:

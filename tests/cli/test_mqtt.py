@@ -78,3 +78,10 @@ def test_a_state_is_shown_for_people_and_garbage_as_it_is() -> None:
     for garbage in (b"[1]", b"{}", b'{"status": 1}', b"\xff\x00", b"[" * 5000):
         assert line(AT, "roomscribe/kitchen/state", garbage, False).isprintable()
     assert line(AT, "odd", b"x", False).isprintable()
+
+
+def test_a_node_that_can_be_none_is_told_with_one_that_may_be_meant(tmp_path: Path) -> None:
+    there = write_config(tmp_path)
+    done = roomscribe("mqtt", "forget", "--node", "My Kitchen", "--config", there)
+    assert done.returncode == 78
+    assert errors(done)[0].endswith("found 'My Kitchen'; did you mean my_kitchen?")
