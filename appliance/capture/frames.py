@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import soxr
@@ -19,6 +19,8 @@ LOST_S = 0.2
 """When the clock is further ahead of the samples than this, samples were lost or are late."""
 BURST_WITHIN_S = 0.5
 """Late samples come within this; what has not come by then is lost."""
+FRONT, CENTRE, SURROUND = 0.5, 0.5**0.5, 0.5**1.5
+"""ITU-R BS.775: the centre and the surround come into left and right with -3 dB."""
 DRIFT_SHARE = 0.01
 """Share of a difference from the clock that is made good per block: smooths jitter, follows the
 sound card's own clock."""
@@ -108,7 +110,9 @@ class Resampler:
     so that a position in it is a time. At 16 kHz, samples pass bit for bit.
     """
 
-    def __init__(self, rate_hz: float) -> None:
+    def __init__(self, rate_hz: float, weights: Sequence[float] | None = None) -> None:
+        """`weights` of the channels, as of `channel_weights`; None: a microphone's, see `mix`."""
+        self._weights = None if weights is None else np.array(weights, np.float32)
         self._stream = (
             None
             if rate_hz == SAMPLE_RATE
@@ -117,7 +121,8 @@ class Resampler:
 
     def push(self, sound: NDArray[np.float32], *, last: bool = False) -> Samples:
         """(m,) int16 at 16 kHz for (n, channels) float32 in -1..1; `last` empties the filter."""
-        mono = mix(np.clip(np.nan_to_num(sound, posinf=1.0, neginf=-1.0), -1.0, 1.0))
+        clear = np.clip(np.nan_to_num(sound, posinf=1.0, neginf=-1.0), -1.0, 1.0)
+        mono = mix(clear) if self._weights is None else clear @ self._weights
         if self._stream is not None:
             mono = self._stream.resample_chunk(mono, last=last)
         whole = np.rint(mono * FULL_SCALE)
@@ -133,3 +138,19 @@ def mix(sound: NDArray[np.float32]) -> NDArray[np.float32]:
     two = sound.shape[1] == 2
     mono: NDArray[np.float32] = sound.mean(axis=1, dtype=np.float32) if two else sound[:, 0]
     return np.ascontiguousarray(mono)
+
+
+def channel_weights(channels: int, *, ogg: bool = False) -> tuple[float, ...]:
+    """Each channel's share in the mono sound of a recording: speech in films is in the centre.
+
+    Of 3 to 8 channels, in WAV's order, or Vorbis's: the mean of the stereo that ITU-R BS.775 makes
+    of them, without the deep effects; of others the mean.
+    """
+    if channels in (1, 2) or channels > 8:
+        return (1 / channels,) * channels
+    if channels == 4:
+        return (FRONT, FRONT, SURROUND, SURROUND)
+    front = (FRONT, CENTRE, FRONT) if ogg else (FRONT, FRONT, CENTRE)
+    deep = (0.0,) if channels > 5 else ()
+    surround = (SURROUND,) * (channels - 3 - len(deep))
+    return (*front, *surround, *deep) if ogg else (*front, *deep, *surround)

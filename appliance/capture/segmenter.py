@@ -6,7 +6,7 @@ window repeats a little of it, unless the cut fell into a pause.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +118,9 @@ class Segmenter:
         """How many the open utterance has given so far."""
         self._repeated = 0
         """Frames in `_frames` that the window before has, too."""
+        self._guess: Window | None = None
+        self._guessed = False
+        """True when it was decided in this silence whether there is a guess."""
         self._floor = NoiseFloor()
         self._endpoint = Endpoint(settings, self._floor)
 
@@ -125,6 +128,13 @@ class Segmenter:
     def speaking(self) -> bool:
         """True while an utterance is open."""
         return bool(self._utterance_id)
+
+    @property
+    def guess(self) -> Window | None:
+        """The window that ends the utterance if nobody says more: there once TAIL_MS of silence
+        are, until speech comes back or the utterance ends. A window that ends with these samples
+        has its id."""
+        return self._guess
 
     def push(self, frame: Frame) -> list[Window | Discarded]:
         """What the next frame decides: mostly nothing, else a window or a discarded utterance."""
@@ -152,6 +162,11 @@ class Segmenter:
             found.append(self._close())
         elif self._endpoint.steady():
             found.append(self._close())
+        elif not self._guessed and self._length - self._speech_until >= _samples(TAIL_MS):
+            self._guessed = True
+            window = self._window(self._ending(), self._windows + 1, last=True)
+            if window.index > 1 or not self._endpoint.verdict(window):
+                self._guess = window
         return found
 
     def flush(self, *, interrupted: bool = False) -> list[Window | Discarded]:
@@ -174,6 +189,7 @@ class Segmenter:
         self._length += len(judged.frame.samples)
         if judged.judgement.speech:
             self._speech_until = self._length
+            self._guess, self._guessed = None, False
 
     def _keep_newest(self, samples: int) -> None:
         """Drops the oldest frames beyond so many samples."""
@@ -207,24 +223,34 @@ class Segmenter:
         powers = np.array([one.power for one in self._frames])
         cut = choose_cut(powers, self._floor.power, first, last, (most // 2, most))
         self._windows += 1
-        window = self._window(self._frames[: cut.end], last=False, flags=("cut_at_window",))
+        frames = self._frames[: cut.end]
+        window = self._window(frames, self._windows, last=False, flags=("cut_at_window",))
         self._take(cut.begin)
         self._repeated = cut.end - cut.begin
         return window
 
     def _close(self, flag: str = "") -> Window | Discarded:
         """The rest of the utterance with a short tail; silence after it is the next pre-roll."""
-        end = min(self._speech_until + _samples(TAIL_MS), self._longest, self._length)
-        frames = self._take(max(self._whole_frames(end), self._repeated + 1))
-        self._windows += 1
-        window = self._window(frames, last=True, flags=(flag,) if flag else ())
+        frames = self._take(len(self._ending()))
+        flags = (flag,) if flag else ()
+        window = self._window(frames, self._windows + 1, last=True, flags=flags)
+        if self._guess and np.array_equal(self._guess.samples, window.samples):
+            window = replace(window, id=self._guess.id)
+        self._guess, self._guessed = None, False
         reason = self._endpoint.verdict(window) if window.index == 1 else ""
         self._utterance_id, self._windows, self._speech_until, self._repeated = "", 0, 0, 0
         if reason:
             return Discarded(reason, window.utterance_id, window.duration_s)
         return window
 
-    def _window(self, frames: list[JudgedFrame], *, last: bool, flags: tuple[str, ...]) -> Window:
+    def _ending(self) -> list[JudgedFrame]:
+        """The frames that the utterance ends with, if it ends now."""
+        end = min(self._speech_until + _samples(TAIL_MS), self._longest, self._length)
+        return self._frames[: max(self._whole_frames(end), self._repeated + 1)]
+
+    def _window(
+        self, frames: list[JudgedFrame], index: int, *, last: bool, flags: tuple[str, ...] = ()
+    ) -> Window:
         """The frames as a window; speech in what it repeats was the window's before."""
         samples = np.concatenate([one.frame.samples for one in frames])
         new = frames[self._repeated :]
@@ -236,7 +262,7 @@ class Segmenter:
         repeated = sum(len(one.frame.samples) for one in frames[: self._repeated])
         return Window(
             utterance_id=self._utterance_id,
-            index=self._windows,
+            index=index,
             last=last,
             samples=samples,
             start_s=frames[0].frame.start_s,

@@ -35,8 +35,8 @@ def add_run(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "--recording",
         metavar="FILE",
-        help="hear this sound file (or - for raw 16 kHz mono 16-bit PCM on standard input) in "
-        "real time in place of the microphone, and end with it",
+        help="hear this sound file (or - for one, or raw 16 kHz mono 16-bit PCM, on standard "
+        "input) in real time in place of the microphone, and end with it",
     )
     sub.set_defaults(command=run)
 

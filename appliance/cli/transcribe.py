@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from appliance.infer import Transcriber
     from appliance.records import Discarded, Transcription, Window
 
+LINE, LINES = 42, 2
+"""Letters in a line and lines at once that people can read (BBC and Netflix: 37 to 42, 2)."""
+
 
 def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
     """`roomscribe transcribe`"""
@@ -35,7 +39,8 @@ def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="WAV, FLAC, Ogg...; - reads raw 16 kHz mono 16-bit PCM from standard input",
+        help="WAV, FLAC, Ogg, MP3; with ffmpeg m4a, mp4, webm, mkv, AAC, too; - reads one, or raw "
+        "16 kHz mono 16-bit PCM, from standard input",
     )
     form = sub.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object a window")
@@ -89,14 +94,18 @@ def _write_down(options: argparse.Namespace, settings: Settings, transcriber: Tr
         try:
             with _page(file, options) as page:
                 for window, result, reason in _transcribed(file, transcriber, settings):
-                    number += reason is None
                     if options.json:
-                        shown = json.dumps(_as_json(file, window, result, reason))
-                    elif reason is None and isinstance(window, Window) and result is not None:
-                        shown = _as_text(file, window, result, number, options)
-                    else:
+                        shown = [json.dumps(_as_json(file, window, result, reason))]
+                    elif reason is not None or not isinstance(window, Window) or result is None:
                         continue
-                    print(shown, file=page, flush=True)
+                    elif options.srt:
+                        begin_s, end_s = window.start_s + window.overlap_s, window.speech_end_s
+                        shown = list(_subtitles(result.text, begin_s, end_s, number + 1))
+                        number += len(shown)
+                    else:
+                        shown = [_as_text(file, result, options)]
+                    for part in shown:
+                        print(part, file=page, flush=True)
         except RoomscribeError as error:
             print(f"roomscribe: {shorten(error, 1000)}", file=sys.stderr)
             status = error.exit_status
@@ -156,16 +165,23 @@ def _transcribed(
             yield found, *gates.on(found, transcriber.transcribe(found))
 
 
-def _as_text(
-    file: str, window: Window, result: Transcription, number: int, options: argparse.Namespace
-) -> str:
-    """One window for people: its text, or its SubRip entry `number`."""
-    if options.srt:
-        begin = _srt_time(window.start_s + window.overlap_s)
-        end = _srt_time(window.speech_end_s)
-        return f"{number}\n{begin} --> {end}\n{result.text}\n"
+def _as_text(file: str, result: Transcription, options: argparse.Namespace) -> str:
+    """One window for people."""
     named = len(options.files) > 1 and not options.output_dir
     return f"{file}: {result.text}" if named else result.text
+
+
+def _subtitles(text: str, begin_s: float, end_s: float, number: int) -> Iterator[str]:
+    """The SubRip entries of one window, from `number` on: what fits onto a screen, one after the
+    other, each for as long as its share of the letters."""
+    lines = textwrap.wrap(text, LINE)
+    per_letter_s = max(0.0, end_s - begin_s) / max(1, sum(map(len, lines)))
+    for at in range(0, len(lines), LINES):
+        entry = lines[at : at + LINES]
+        entry_end_s = begin_s + per_letter_s * sum(map(len, entry))
+        times = f"{_srt_time(begin_s)} --> {_srt_time(entry_end_s)}"
+        yield "\n".join((str(number + at // LINES), times, *entry, ""))
+        begin_s = entry_end_s
 
 
 def _as_json(

@@ -17,7 +17,7 @@ import pytest
 import soundfile
 from rigs.checkout import ROOT, environment
 
-from appliance.capture.frames import FRAME_SAMPLES, Framer
+from appliance.capture.frames import FRAME_SAMPLES, Framer, channel_weights
 from appliance.capture.recording import Recording
 from appliance.errors import AudioError, DeviceError
 from appliance.records import SAMPLE_RATE, Frame, Samples
@@ -211,8 +211,14 @@ def piped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
 
         def pipe(data: bytes) -> None:
             read_end, write_end = os.pipe()
-            with os.fdopen(write_end, "wb") as writer:
-                writer.write(data)
+
+            def write() -> None:
+                with contextlib.suppress(BrokenPipeError), os.fdopen(write_end, "wb") as writer:
+                    writer.write(data)
+
+            writer = threading.Thread(target=write)
+            writer.start()
+            opened.callback(writer.join)
             monkeypatch.setattr(sys, "stdin", opened.enter_context(os.fdopen(read_end, "rb")))
 
         yield pipe
@@ -224,11 +230,172 @@ def test_raw_pcm_comes_from_standard_input(piped: Callable[[bytes], None]) -> No
     assert np.array_equal(samples_of("-"), whole)
 
 
-def test_a_wav_on_standard_input_is_refused_instead_of_heard_as_noise(
+@pytest.mark.parametrize(
+    ("kind", "subtype"),
+    [
+        ("WAV", "PCM_16"), ("WAV", "PCM_U8"), ("WAV", "PCM_24"), ("WAV", "PCM_32"),
+        ("WAV", "FLOAT"), ("WAV", "DOUBLE"), ("WAV", "IMA_ADPCM"), ("WAVEX", "PCM_16"),
+        ("WAVEX", "FLOAT"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("OGG", "OPUS"),
+        ("MP3", "MPEG_LAYER_III"), ("AIFF", "PCM_16"), ("CAF", "PCM_16"), ("W64", "PCM_16"),
+        ("AU", "ULAW"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("rate_hz", [16_000, 48_000])
+def test_a_sound_file_on_standard_input_is_heard_as_the_file_is(
+    tmp_path: Path, piped: Callable[[bytes], None], kind: str, subtype: str, rate_hz: int
+) -> None:
+    file, channels = tmp_path / "tone", 1 if rate_hz == SAMPLE_RATE else 2
+    sound = np.stack([tone(0.6, rate_hz)] * channels, axis=1)
+    soundfile.write(file, sound, rate_hz, subtype, format=kind)
+    piped(file.read_bytes())
+    from_pipe, from_file = samples_of("-").astype(int), samples_of(file).astype(int)
+    assert np.abs(from_pipe - from_file).max() <= 1
+    assert np.abs(from_file).max() > 4000
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("piped_in", [False, True])
+def test_an_mp3_with_any_tag_is_heard_and_libmpg123_says_nothing(
+    tmp_path: Path, version: int, piped_in: bool
+) -> None:
+    file, tagged = tmp_path / "tone.mp3", tmp_path / "tagged.mp3"
+    soundfile.write(file, tone(0.6), SAMPLE_RATE, "MPEG_LAYER_III", format="MP3")
+    name = b"COM" if version == 2 else b"COMM"
+    comment = name + (b"\0\0\2\3e" if version == 2 else b"\0\0\0\2\0\0\3e")
+    tag = b"ID3" + bytes((version, 0, 0, 0, 0, 0, len(comment))) + comment
+    junk = bytes(range(1, 200)) * 3
+    tagged.write_bytes(tag + file.read_bytes() + junk)
+    with tagged.open("rb") as stdin:
+        done = subprocess.run(
+            [sys.executable, "-c", COUNT, "-" if piped_in else tagged],
+            stdin=stdin,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "another thread's line\n")
+    assert int(done.stdout) == pytest.approx(0.6 * SAMPLE_RATE, abs=3000)
+
+
+COUNT = """
+import os, sys
+from appliance.capture.recording import Recording, _mpg123_hushed
+with Recording(sys.argv[1], real_time=False) as recording:
+    print(sum(len(frame.samples) for frame in recording.frames()))
+with _mpg123_hushed():
+    os.write(2, b"Note: Illegal Audio-MPEG-Header\\nanother thread's line\\n")
+"""
+
+
+def test_a_wav_is_heard_while_it_is_still_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = wav_header(0xFFFFFFFF)
+    read_end, write_end = os.pipe()
+    with os.fdopen(write_end, "wb", buffering=0) as writer, os.fdopen(read_end, "rb") as reader:
+        monkeypatch.setattr(sys, "stdin", reader)
+        with Recording("-", real_time=False) as recording:
+            writer.write(header + np.full(4800, 99, "<i2").tobytes())
+            first = next(recording.frames())
+            recording.stop()
+    assert first.samples.tolist() == [99] * FRAME_SAMPLES
+
+
+def wav_header(length: int) -> bytes:
+    """Of 16-bit mono at 16 kHz, with a piece in front that no sound is in."""
+    form = b"fmt " + struct.pack("<IHHIIHH", 16, 1, 1, 16_000, 32_000, 2, 16)
+    extra = b"LIST" + struct.pack("<I", 5) + b"INFO\0\0"
+    return b"RIFF" + b"\xff" * 4 + b"WAVE" + extra + form + b"data" + struct.pack("<I", length)
+
+
+def test_a_short_wav_on_standard_input_is_said_to_be_cut_and_what_follows_its_sound_is_none(
     piped: Callable[[bytes], None],
 ) -> None:
-    piped(b"RIFF" + bytes(100))
-    assert "found a WAV file" in error_of("-")
+    sound = np.arange(960, dtype="<i2").tobytes()
+    piped(wav_header(64_000) + sound)
+    with Recording("-", real_time=False) as recording:
+        assert len(list(recording.frames())) == 2
+    assert "expected 2.0 s" in recording.warnings[0]
+    piped(wav_header(len(sound)) + sound + b"LIST\x04\0\0\0INFO" * 99)
+    assert samples_of("-").tolist() == list(range(960))
+    piped(wav_header(64_000))
+    assert "nothing after it" in error_of("-")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"RIFF" + bytes(100), "b'RIFF'"),
+        ("Guten Tag, dies ist kein Ton, s\u00fc\u00df!\n".encode(), "found text"),
+        (b'{"text": "no sound"}', "found text"),
+        (b"%PDF-1.7\n\xe2\xe3\xcf\xd3\n", "a PDF file"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(50), "a picture"),
+        (b"PK\x03\x04\x14" + bytes(50), "an archive"),
+        (b"\x1f\x8b\x08" + bytes(50), "a compressed file"),
+        (np.random.default_rng(0).bytes(8192), "bytes without order"),
+    ],
+)
+def test_what_is_no_sound_on_standard_input_is_refused(
+    piped: Callable[[bytes], None], data: bytes, said: str
+) -> None:
+    piped(data)
+    assert said in error_of("-")
+
+
+@pytest.mark.parametrize("first", [-1, 0, -1025, 0x4949, 0x2020])
+def test_raw_pcm_is_heard_whatever_it_begins_with(
+    piped: Callable[[bytes], None], first: int
+) -> None:
+    quiet = np.random.default_rng(1).normal(size=4800) * 300
+    loud = np.cumsum(np.random.default_rng(1).normal(size=4800) * 900)
+    for sound in (quiet, loud, np.zeros(4800)):
+        whole = np.clip(sound, -32768, 32767).astype("<i2")
+        whole[0] = first
+        piped(whole.tobytes())
+        assert np.array_equal(samples_of("-"), whole)
+
+
+def test_a_pipe_with_a_name_is_heard_as_a_file_is(tmp_path: Path) -> None:
+    file, pipe = tmp_path / "tone.flac", tmp_path / "pipe"
+    soundfile.write(file, tone(0.6), SAMPLE_RATE)
+    os.mkfifo(pipe)
+    for data, heard in ((file.read_bytes(), True), (b"no sound at all", False)):
+        writer = threading.Thread(target=pipe.write_bytes, args=(data,))
+        writer.start()
+        if heard:
+            assert np.array_equal(samples_of(pipe), samples_of(file))
+        else:
+            assert "b'no s'" in error_of(pipe)
+        writer.join()
+
+
+@pytest.mark.parametrize(
+    ("kind", "centre", "deep"),
+    [("WAV", 2, 3), ("FLAC", 2, 3), ("OGG", 1, 5)],
+)
+def test_speech_in_the_centre_of_a_film_is_heard_and_its_deep_effects_are_not(
+    tmp_path: Path, kind: str, centre: int, deep: int
+) -> None:
+    file = tmp_path / "film"
+    subtype = "VORBIS" if kind == "OGG" else "PCM_16"
+    for channel, share in ((centre, 0.5**0.5), (deep, 0.0)):
+        sound = np.zeros((16_000, 6))
+        sound[:, channel] = tone(1.0)
+        soundfile.write(file, sound, SAMPLE_RATE, subtype, format=kind)
+        heard = samples_of(file)[2000:14_000]
+        assert np.abs(heard).max() == pytest.approx(share * 8192, abs=200)
+
+
+def test_channels_of_a_recording_are_mixed_by_their_places() -> None:
+    assert channel_weights(1) == (1.0,)
+    assert channel_weights(2) == (0.5, 0.5)
+    assert channel_weights(4) == channel_weights(4, ogg=True) == (0.5, 0.5, 0.5**1.5, 0.5**1.5)
+    assert channel_weights(10) == (0.1,) * 10
+    for channels in (3, 5, 6, 7, 8):
+        for ogg in (False, True):
+            weights = channel_weights(channels, ogg=ogg)
+            assert len(weights) == channels
+            assert weights.index(max(weights)) == (1 if ogg else 2)
+            assert weights.count(0.0) == (channels > 5)
 
 
 def test_nothing_on_standard_input_is_an_error(piped: Callable[[bytes], None]) -> None:

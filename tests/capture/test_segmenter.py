@@ -86,6 +86,48 @@ def test_an_utterance_is_handed_on_as_soon_as_the_hang_over_is_over() -> None:
     assert not room.segmenter.speaking
 
 
+def test_after_300_ms_of_silence_the_window_is_known_that_ends_the_utterance() -> None:
+    room = Room().hear(silence(100), speech(30), silence(9))
+    assert room.segmenter.guess is None
+    guess = room.hear(silence(1)).segmenter.guess
+    assert guess
+    assert room.hear(silence(9)).segmenter.guess is guess
+    (window,) = room.hear(silence(1)).windows()
+    assert room.segmenter.guess is None
+    assert window.id == guess.id
+    assert (window.samples == guess.samples).all()
+    assert replace(window, samples=guess.samples) == guess
+
+
+def test_speech_that_comes_back_makes_the_guess_void() -> None:
+    room = Room().hear(silence(30), speech(20), silence(15))
+    first = room.segmenter.guess
+    assert first
+    assert room.hear(speech(1)).segmenter.guess is None
+    second = room.hear(silence(10)).segmenter.guess
+    assert second
+    (window,) = room.hear(silence(10)).windows()
+    assert second.id == window.id != first.id
+    assert len(first.samples) < len(second.samples) == len(window.samples)
+
+
+def test_what_is_too_short_for_an_utterance_is_no_guess() -> None:
+    room = Room(settings=replace(SegmenterSettings(), min_speech_ms=300))
+    assert room.hear(silence(30), speech(5), silence(15)).segmenter.guess is None
+    room.hear(silence(5))
+    assert [type(one) for one in room.found] == [Discarded]
+
+
+def test_the_source_is_lost_after_the_guess() -> None:
+    room = Room().hear(silence(30), speech(20), silence(12))
+    guess = room.segmenter.guess
+    assert guess
+    (window,) = room.segmenter.flush(interrupted=True)
+    assert isinstance(window, Window)
+    assert (window.id, window.flags) == (guess.id, ("interrupted",))
+    assert room.segmenter.guess is None
+
+
 def test_a_pause_shorter_than_the_hang_over_is_part_of_the_utterance() -> None:
     room = Room().hear(silence(30), speech(20), silence(15), speech(20), silence(30))
     (window,) = room.windows()

@@ -18,6 +18,7 @@ needs_microphone = pytest.mark.skipif(
 needs_mosquitto_sub = pytest.mark.skipif(
     not shutil.which("mosquitto_sub"), reason="not installed: mosquitto-clients"
 )
+needs_ffmpeg = pytest.mark.skipif(not shutil.which("ffmpeg"), reason="not installed: ffmpeg")
 needs_memory = pytest.mark.skipif(
     not is_in_memory(SHARED_MEMORY) or not os.access(SHARED_MEMORY, os.W_OK),
     reason="no shared memory to keep a spool or a log in",

@@ -1,0 +1,200 @@
+"""What libsndfile does not know is unpacked by a real ffmpeg, or refused in one line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rigs.checkout import ROOT, SPEECH, environment
+from rigs.command import roomscribe
+from rigs.needs import needs_ffmpeg
+
+from appliance.capture.recording import Recording
+from appliance.errors import AudioError
+from appliance.records import Samples
+
+SENTENCE = SPEECH / "00.flac"
+ENDINGS = ("m4a", "mp4", "webm", "mkv", "aac", "mov", "wma", "avi", "ts", "wv")
+
+
+def convert(out: Path, *options: str | Path, source: Path = SENTENCE) -> Path:
+    """Another form of a recording."""
+    subprocess.run(
+        ["ffmpeg", "-v", "error", "-y", "-i", source, *options, out],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return out
+
+
+def heard(file: Path | str) -> tuple[Samples, list[str]]:
+    """All samples, and the warnings."""
+    with Recording(str(file), real_time=False) as recording:
+        samples = np.concatenate([frame.samples for frame in recording.frames()])
+    return samples, recording.warnings
+
+
+def error_of(file: Path) -> str:
+    with pytest.raises(AudioError) as caught:
+        heard(file)
+    message = str(caught.value)
+    assert "\n" not in message and "proc/self" not in message
+    return message
+
+
+def helpers() -> list[str]:
+    """Programs named ffmpeg that this process started and that still run."""
+    found = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "ffmpeg"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.split()
+
+
+@needs_ffmpeg
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_what_phones_and_browsers_record_is_heard(tmp_path: Path, ending: str) -> None:
+    file = convert(tmp_path / f"talk.{ending}")
+    samples, warnings = heard(file)
+    original, _ = heard(SENTENCE)
+    assert warnings == []
+    assert len(samples) == pytest.approx(len(original), abs=3000)
+    assert samples.std() == pytest.approx(original.std(), rel=0.1)
+    assert helpers() == []
+
+
+@needs_ffmpeg
+@pytest.mark.parametrize("ending", ["m4a", "webm"])
+def test_it_is_heard_from_standard_input_too_and_its_text_is_the_same(
+    tmp_path: Path, ending: str
+) -> None:
+    file = convert(tmp_path / f"talk.{ending}")
+    from_pipe = roomscribe("transcribe", "-", stdin=file.read_bytes())
+    assert from_pipe.returncode == 0
+    assert from_pipe.stdout == roomscribe("transcribe", SENTENCE).stdout
+
+
+@needs_ffmpeg
+@pytest.mark.parametrize("name", ["-i.m4a", "http://evil/talk.m4a", "concat:a|b.m4a", "%d.m4a"])
+def test_a_name_is_a_name_and_no_option_address_or_pattern(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    convert(tmp_path / "talk.m4a").rename(file)
+    done = subprocess.run(
+        [sys.executable, "-m", "appliance", "transcribe", "--", name],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@needs_ffmpeg
+def test_a_film_is_heard_in_its_centre_and_one_without_sound_is_refused(tmp_path: Path) -> None:
+    film = convert(tmp_path / "film.mp4", "-filter_complex", "[0:a]pan=5.1|FC=c0")
+    samples, _ = heard(film)
+    original, _ = heard(SENTENCE)
+    assert samples.std() == pytest.approx(original.std() * 0.5**0.5, rel=0.1)
+    silent = tmp_path / "silent.mp4"
+    picture = ("-f", "lavfi", "-i", "color=c=red:s=64x64:d=1")
+    subprocess.run(["ffmpeg", "-v", "error", *picture, silent], check=True)
+    assert "without any" in error_of(silent)
+
+
+@needs_ffmpeg
+def test_damaged_files_are_used_as_far_as_they_go_or_refused(tmp_path: Path) -> None:
+    whole = convert(tmp_path / "talk.m4a").read_bytes()
+    streamed = convert(tmp_path / "talk.webm").read_bytes()
+    for name, data, said in (
+        ("no_index.m4a", whole[:9000], "moov atom not found"),
+        ("header.m4a", whole[:40], "ffmpeg does not read"),
+        ("noise.webm", streamed[:4] + np.random.default_rng(0).bytes(9000), "does not read"),
+    ):
+        (tmp_path / name).write_bytes(data)
+        assert said in error_of(tmp_path / name)
+    cut = tmp_path / "cut.webm"
+    cut.write_bytes(streamed[: len(streamed) // 2])
+    samples, (warning,) = heard(cut)
+    assert 8000 < len(samples) < 26_000
+    assert "found 1." in warning and "\n" not in warning
+    assert helpers() == []
+
+
+@needs_ffmpeg
+def test_a_list_of_other_files_is_opened_by_nobody(tmp_path: Path) -> None:
+    """A playlist in a disguise that the first bytes let pass."""
+    list_of_files = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile://{SENTENCE}\n"
+    for name, data in (
+        ("list.m4a", list_of_files.encode()),
+        ("list.ts", b"\x47" + list_of_files.encode()),
+        ("list.mp4", b"    ftyp" + list_of_files.encode()),
+        ("both.mp4", f"ffconcat version 1.0\nfile {SENTENCE}\n".encode()),
+    ):
+        (tmp_path / name).write_bytes(data)
+        error_of(tmp_path / name)
+
+
+def test_without_ffmpeg_one_line_says_what_converts_it(tmp_path: Path) -> None:
+    file = tmp_path / "memo.m4a"
+    file.write_bytes(b"\0\0\0\x20ftypM4A " + bytes(100))
+    done = subprocess.run(
+        [sys.executable, "-m", "appliance", "transcribe", file],
+        cwd=ROOT,
+        env=os.environ | {"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == AudioError.exit_status
+    *_, line = done.stderr.splitlines()
+    assert "memo.m4a" in line and "an MPEG-4 file" in line
+    assert "apt install ffmpeg" in line and "ffmpeg -i FILE" in line
+
+
+@needs_ffmpeg
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ffmpeg_ends_with_whoever_asked_it(tmp_path: Path, number: signal.Signals) -> None:
+    noise = ("-f", "lavfi", "-i", "anoisesrc=d=900:r=16000")
+    file = tmp_path / "long.m4a"
+    subprocess.run(["ffmpeg", "-v", "error", *noise, "-b:a", "16k", file], check=True)
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from appliance.capture.recording import Recording\n"
+        "with Recording(sys.argv[1], real_time=True) as recording:\n"
+        "    for frame in recording.frames(): print(frame.start_s, flush=True)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, file],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with process:
+        assert process.stdout and process.stdout.readline()
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 1
+        process.send_signal(number)
+        process.wait(10)
+    until_s = time.monotonic() + 10
+    while Path(f"/proc/{children[0]}").exists() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{children[0]}/cmdline").exists()
+
+
+@needs_ffmpeg
+def test_stop_ends_it_at_once(tmp_path: Path) -> None:
+    file = convert(tmp_path / "talk.m4a")
+    with Recording(str(file), real_time=True) as recording:
+        frames = recording.frames()
+        next(frames)
+        recording.stop()
+        assert list(frames) == []
+    assert helpers() == []
