@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
+import io
 import json
 import math
 import os
@@ -125,6 +126,8 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
 
     _refuse_contradictions(options)
     options.limit = options.limit and min(options.limit, MOST)
+    if (options.json or options.export) and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # JSON is, whatever the terminal's is
     wanted = Wanted(options.since, options.until, tuple(text for text in options.grep if text))
     if options.delete:
         return _delete(options, settings, wanted)

@@ -129,6 +129,16 @@ def test_an_export_has_every_field_of_every_transcript(
     assert [json.loads(line)["seq"] for line in shown()] == [5]
 
 
+def test_what_programs_read_is_utf_8_whatever_the_terminal_is(house: House, store: Store) -> None:
+    store.append(transcript("sing 🎤"))
+    ascii_alone = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    log = ("log", "--config", house.config, "--limit", "1")
+    for more in (["--json"], ["--export", "jsonl"]):
+        done = roomscribe(*log, *more, environment=ascii_alone)
+        assert json.loads(done.stdout)["text"] == "sing 🎤"
+    assert roomscribe(*log, environment=ascii_alone).stdout.endswith("sing \\U0001f3a4\n")
+
+
 def test_a_spreadsheet_computes_nothing_of_what_was_said(
     house: House, store: Store, tmp_path: Path
 ) -> None:
