@@ -22,7 +22,13 @@ from rigs.transcriber import HEARD, FakeEncoder, FakeTranscriber
 from rigs.waiting import until
 from rigs.windows import a_window
 
-from appliance.config import CaptureSettings, Settings, SpoolSettings, StoreSettings
+from appliance.config import (
+    ApplianceSettings,
+    CaptureSettings,
+    Settings,
+    SpoolSettings,
+    StoreSettings,
+)
 from appliance.daemon import service
 from appliance.daemon.pipeline import FRAMES_WAITING, Pipeline, Sentinel, Stage, StageQueue
 from appliance.errors import DeviceError
@@ -59,7 +65,7 @@ class Gate:
 class FakeSegmenter:
     """Makes a window of every frame, if it is to."""
 
-    speaking = False
+    speaking, guess = False, None
 
     def __init__(self, gate: Gate, windows: bool) -> None:
         self._gate, self._windows = gate, windows
@@ -134,6 +140,8 @@ class Rig:
         self.segmenter = FakeSegmenter(self.gates["segmenter"], self.windows)
         self.encoder = FakeEncoder()
         self.settings = Settings(
+            # two daemons of one node are refused on a machine, and other tests may run beside these
+            appliance=ApplianceSettings(node=f"node_{os.getpid()}"),
             store=StoreSettings(path=str(self.folder)),
             spool=SpoolSettings(enabled=False, path=str(self.folder / "none")),
             capture=CaptureSettings(recording="a script" if self.scripts else ""),

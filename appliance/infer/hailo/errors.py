@@ -226,9 +226,9 @@ def _operation(situation: Situation) -> tuple[str, str]:
     if int(np.__version__.split(".")[0]) >= 2 and version < NUMPY_2:
         return "numpy", (
             f"{situation.doing}: HailoRT {situation.library}'s Python binding seems to be built "
-            f"for NumPy 1, found NumPy {np.__version__}; it takes a python3-hailort that was built "
-            "for this system's NumPy (pybind11 2.12 or newer): sudo apt update, then sudo apt "
-            "full-upgrade; until there is one, [encoder] backend = cpu"
+            f"for NumPy 1, found NumPy {np.__version__}; sudo apt update, sudo apt full-upgrade, "
+            "for a python3-hailort that is built for this NumPy (with pybind11 2.12 or newer), and "
+            "until there is one [encoder] backend = cpu"
         )
     return "operation", f"{situation.doing}: HailoRT calls this an invalid operation; {REPEATED}"
 

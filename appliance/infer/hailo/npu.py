@@ -194,8 +194,7 @@ class Npu:
             raise NpuError(
                 "stale",
                 f"{self._encoder.doing}: expected other states for other sound, found those of the "
-                f"window before, bit for bit; {UPGRADE}; look at what `roomscribe doctor` says "
-                "of the NPU",
+                f"window before, bit for bit; {UPGRADE}",
             )
         self._last = states
         return states
