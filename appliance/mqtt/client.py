@@ -104,12 +104,16 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer to a message, published with QoS 1."""
+class Outgoing:
+    """A message to publish."""
 
     topic: str
-    """Checked by whoever made the reply: no wildcard, none of our own topics."""
+    """Of an answer, checked by whoever made it: no wildcard, none of our own topics."""
     payload: bytes
+    qos: int = 1
+    retain: bool = False
+    expiry_s: int | None = None
+    """The broker forgets it after this (MQTT 5)."""
     correlation: bytes | None = None
 
 
@@ -317,29 +321,19 @@ class Link:
             _, message = self._client.subscribe(topic, options=options)
         return message or 0
 
-    def publish(
-        self,
-        topic: str,
-        payload: bytes,
-        *,
-        qos: int = 1,
-        retain: bool = False,
-        expiry_s: int | None = None,
-        correlation: bytes | None = None,
-    ) -> int:
-        """Sends a message and returns its number, which Acknowledged repeats when qos is 1.
+    def publish(self, message: Outgoing) -> int:
+        """Sends it and returns its number, which Acknowledged repeats when its QoS is 1.
 
-        The broker forgets it after `expiry_s`. On a connection that has just ended the message is
-        dropped; Lost is among the news then.
+        On a connection that has just ended it is dropped; Lost is among the news then.
         """
-        if self._old:
-            return self._client.publish(topic, payload, qos, retain).mid
-        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        if expiry_s is not None:
-            properties.MessageExpiryInterval = expiry_s
-        if correlation is not None:
-            properties.CorrelationData = correlation
-        return self._client.publish(topic, payload, qos, retain, properties).mid
+        properties = None if self._old else Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        if properties and message.expiry_s is not None:
+            properties.MessageExpiryInterval = message.expiry_s
+        if properties and message.correlation is not None:
+            properties.CorrelationData = message.correlation
+        return self._client.publish(
+            message.topic, message.payload, message.qos, message.retain, properties
+        ).mid
 
     def drop(self) -> None:
         """Ends it at once; does not wait for the network."""

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from appliance.config import HistorySettings
 from appliance.errors import StoreError
 from appliance.mqtt import events
-from appliance.mqtt.client import Message, Reply
+from appliance.mqtt.client import Message, Outgoing
 from appliance.store import Store
 
 log = logging.getLogger("roomscribe.mqtt")
@@ -130,7 +130,7 @@ def subscriptions(
     *,
     burst: float = BURST,
     answers_per_s: float = ANSWERS_PER_S,
-) -> Mapping[str, Callable[[Message], Reply | None]]:
+) -> Mapping[str, Callable[[Message], Outgoing | None]]:
     """Topics of the node to listen on, with what is done about their messages."""
     warn = LimitedWarnings()
 
@@ -143,7 +143,7 @@ def subscriptions(
         else:
             warn(message, f"expected ON or OFF, found {shown(message.payload)}")
 
-    wanted: dict[str, Callable[[Message], Reply | None]] = {MUTE_SET: turn_mute}
+    wanted: dict[str, Callable[[Message], Outgoing | None]] = {MUTE_SET: turn_mute}
     if settings.enabled:
         wanted[COMMANDS] = Commands(
             settings, node, store, warn=warn, burst=burst, answers_per_s=answers_per_s
@@ -195,7 +195,7 @@ class Commands:
         self._burst, self._answers_per_s = burst, answers_per_s
         self._allowed, self._counted_s = burst, time.monotonic()
 
-    def __call__(self, message: Message) -> Reply | None:
+    def __call__(self, message: Message) -> Outgoing | None:
         """The answer; None when there is to be none: for what was retained, and for a flood."""
         if self._warn.refuse_retained(message):
             return None
@@ -217,7 +217,7 @@ class Commands:
         except StoreError as error:
             self._warn(message, str(error))
             payload = refusal(self._node, "the log cannot be read now")
-        return Reply(topic, payload, message.correlation)
+        return Outgoing(topic, payload, correlation=message.correlation)
 
     def _may_answer(self, now_s: float) -> bool:
         """Takes one of the answers that are allowed by now; False when there is none."""

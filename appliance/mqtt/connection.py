@@ -19,6 +19,7 @@ from appliance.mqtt.client import (
     Link,
     Lost,
     Message,
+    Outgoing,
     Refused,
     Subscribed,
     Untrusted,
@@ -202,28 +203,16 @@ class Connection:
 
         Raises BrokerError when no connection stands.
         """
-        topic = events.topic(self._node, name)
-        return self.publish_to(topic, payload, qos=qos, retain=retain, expiry_s=expiry_s)
+        return self.send(Outgoing(events.topic(self._node, name), payload, qos, retain, expiry_s))
 
-    def publish_to(
-        self,
-        topic: str,
-        payload: bytes,
-        *,
-        qos: int = 1,
-        retain: bool = False,
-        expiry_s: int | None = None,
-        correlation: bytes | None = None,
-    ) -> int:
+    def send(self, message: Outgoing) -> int:
         """Sends on any topic and returns the message's number. Raises BrokerError as above."""
         if self._link is None or self.connected_s is None:
-            raise BrokerError(f"cannot publish {topic}: expected a connection, found none")
-        message = self._link.publish(
-            topic, payload, qos=qos, retain=retain, expiry_s=expiry_s, correlation=correlation
-        )
-        if qos:
-            self._names[message] = topic
-        return message
+            raise BrokerError(f"cannot publish {message.topic}: expected a connection, found none")
+        number = self._link.publish(message)
+        if message.qos:
+            self._names[number] = message.topic
+        return number
 
     def close(self) -> None:
         """Publishes offline and ends the connection; takes 0.3 s at most."""

@@ -20,6 +20,8 @@ FORMER: Mapping[str, str] = {}
 Leaving one out of the message does not remove it from Home Assistant, naming its platform alone
 does; it stays here, as nobody knows which version an appliance is upgraded from.
 """
+HOMEPAGE = "https://example.org/roomscribe"
+"""Where the project is found; stands for its address until it has a public one."""
 TEXT_LETTERS = 255
 """Home Assistant takes no longer state; the whole text is in the attributes."""
 
@@ -30,9 +32,10 @@ def topic(prefix: str, node: str) -> str:
 
 
 def discovery(
-    node: str, state: ApplianceState, former: Mapping[str, str] = FORMER
+    node: str, state: ApplianceState, former: Mapping[str, str] = FORMER, *, area: str = ""
 ) -> dict[str, Any]:
-    """The message; `former` components are removed by it."""
+    """The message; `former` components are removed by it. With an `area`, a new device gets that
+    room."""
     return {
         "device": {
             "identifiers": [f"roomscribe_{node}"],
@@ -41,8 +44,9 @@ def discovery(
             "model": model(state),
             "sw_version": state.version,
             "serial_number": node,
+            **({"suggested_area": area} if area else {}),
         },
-        "origin": {"name": "roomscribe", "sw_version": state.version},
+        "origin": {"name": "roomscribe", "sw_version": state.version, "support_url": HOMEPAGE},
         "availability": [{"topic": events.topic(node, events.AVAILABILITY)}],
         "availability_mode": "all",
         "components": {

@@ -20,6 +20,7 @@ from appliance.mqtt.client import (
     Link,
     Lost,
     Message,
+    Outgoing,
     Refused,
     Subscribed,
     Untrusted,
@@ -65,7 +66,7 @@ class Probe:
 
         Raises BrokerError.
         """
-        number = self._link.publish(topic, payload, retain=retain)
+        number = self._link.publish(Outgoing(topic, payload, retain=retain))
         self._wait(lambda: number in self._answers)
         code = self._answers[number]
         return code if code >= FIRST_FAILURE else 0

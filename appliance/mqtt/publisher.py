@@ -22,7 +22,7 @@ from typing import Protocol
 from appliance.config import HomeAssistantSettings, MqttSettings
 from appliance.errors import BrokerError, StoreError
 from appliance.mqtt import events, troubles
-from appliance.mqtt.client import Acknowledged, Connected, Lost, Message, Reply, matches
+from appliance.mqtt.client import Acknowledged, Connected, Lost, Message, Outgoing, matches
 from appliance.mqtt.connection import DELAYS, Connection, Delays
 from appliance.mqtt.home_assistant import discovery, topic as discovery_topic
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, RECENT_S, Delivery, Outbox
@@ -39,7 +39,7 @@ STATE_S = STATS_S = 60.0
 LATENCIES_FROM = timedelta(hours=1)
 LATENCIES = 1000
 """The statistics know the latencies of so many transcripts at most, and none older."""
-Subscription = Callable[[Message], Reply | None]
+Subscription = Callable[[Message], Outgoing | None]
 """Is given each message on a topic; its answer is published."""
 
 
@@ -437,9 +437,10 @@ class Publisher:
 
     def _announce(self) -> int:
         """Publishes the discovery message; its number. Raises BrokerError."""
-        message = discovery(self._node, self._state_source())
+        area = self._home_assistant.area
+        message = discovery(self._node, self._state_source(), area=area)
         topic = discovery_topic(self._home_assistant.prefix, self._node)
-        return self._connection.publish_to(topic, events.encode(message), retain=True)
+        return self._connection.send(Outgoing(topic, events.encode(message), retain=True))
 
     def _announce_again(self) -> None:
         """Home Assistant has started: it is sent everything again. Raises BrokerError."""
@@ -458,7 +459,5 @@ class Publisher:
         for pattern, subscription in self._subscriptions.items():
             if matches(pattern, message.topic):
                 if reply := subscription(message):
-                    self._connection.publish_to(
-                        reply.topic, reply.payload, correlation=reply.correlation
-                    )
+                    self._connection.send(reply)
                 return

@@ -70,8 +70,24 @@ def test_the_discovery_message_is_the_golden_one() -> None:
 def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None:
     file = shared("reference/home-assistant-discovery.json")
     accepted = json.loads(file.read_text("utf-8").replace("@NODE@", "kitchen"))
-    del accepted["origin"]["support_url"]
+    assert accepted["origin"]["support_url"].startswith("https://")
+    accepted["origin"]["support_url"] = home_assistant.HOMEPAGE
     assert home_assistant.discovery("kitchen", PI) == accepted
+
+
+@needs_broker
+def test_a_room_is_offered_for_the_device_where_one_is_configured(store: Store) -> None:
+    plain = home_assistant.discovery("kitchen", PI)["device"]
+    roomy = home_assistant.discovery("kitchen", PI, area="Küche")["device"]
+    assert roomy == plain | {"suggested_area": "Küche"}
+    told = ("homeassistant/#",)
+    with (
+        Broker() as broker,
+        Subscriber(broker.port, topics=told) as heard,
+        running(settings(broker), store, home_assistant=HomeAssistantSettings(area="Küche")),
+    ):
+        until(lambda: heard.messages)
+        assert json.loads(heard.messages[0].payload)["device"]["suggested_area"] == "Küche"
 
 
 def test_a_component_of_an_older_version_is_removed_by_its_platform_alone() -> None:
@@ -283,7 +299,7 @@ def test_a_house_that_subscribes_seconds_after_the_brokers_restart_misses_nothin
     ):
         until(lambda: house.discoveries >= 2)
         ids = say_all(store, publisher, "before")
-        until(lambda: len(house.events) == 1)
+        until(lambda: len(house.events) == 1 and store.depth() == 0)
         with nullcontext() if alone else Bystander(broker.port, "bystander"):
             broker.stop()
             ids += say_all(store, publisher, "during", "the outage")
