@@ -1,5 +1,6 @@
 """Windows that wait to be transcribed: a bounded queue in the order in which they were spoken, and
-the lease under which one of them is handed out.
+the lease under which one of them is handed out; and the window that is likely to come next, a
+guess, which may be transcribed ahead while nothing waits.
 
 Few samples are in memory: those of the others are in the spool until their turn comes. When too
 much waits, the oldest window is dropped; the newest speech matters most in a house.
@@ -20,7 +21,8 @@ from appliance.config import Settings
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError
-from appliance.records import Discarded, Window
+from appliance.infer import Encoded
+from appliance.records import Discarded, Transcription, Window
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -50,6 +52,24 @@ class _Waiting:
     window: Window | None = None
     """None when it is in the spool alone."""
     spooled: bool = True
+    guess: Guess | None = None
+    """What is known of it already."""
+
+
+@dataclass(slots=True, eq=False)
+class Guess:
+    """A window that an utterance may end with. In the spool like any other: should the process die
+    of it, or before the utterance ends, the next start finds what was said so far."""
+
+    window: Window
+    spooled: bool
+    wanted: bool = True
+    """False once speech went on, and it will not come."""
+    encoded: Encoded | None = None
+    """What the encoder made of it; None before, and when it failed, which is no fault of the
+    window: it is encoded again if it comes."""
+    transcription: Transcription | None = None
+    """The same of the decoder."""
 
 
 class Lease:
@@ -59,11 +79,19 @@ class Lease:
     ended, and of one that failed with others in a row, is found by the next start.
     """
 
-    def __init__(self, backlog: Backlog, window: Window, queued_s: float, deaths: int) -> None:
+    def __init__(
+        self,
+        backlog: Backlog,
+        window: Window,
+        queued_s: float,
+        deaths: int,
+        guess: Guess | None = None,
+    ) -> None:
         """The window was queued at `queued_s` (time.monotonic()); `deaths` processes died while
         they transcribed it.
         """
         self.window, self.queued_s, self.deaths = window, queued_s, deaths
+        self.guess = guess
         self.here = deaths < DEATHS
         """True when it may be transcribed in this process."""
         self._backlog, self._spool = backlog, backlog._spool
@@ -144,6 +172,10 @@ class Backlog:
         """Ids of the windows whose lease has not ended."""
         self._failed: list[str] = []
         """Ids of the windows that failed in a row."""
+        self._guess: Guess | None = None
+        """The window that is likely to come."""
+        self._untaken = False
+        """True until somebody takes the guess."""
         self._ends_s = math.inf
         """When it is over even if windows wait."""
         self._complete = False
@@ -157,10 +189,32 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def push(self, window: Window) -> None:
-        """Keeps a window over a crash, then queues it; drops the oldest of too many."""
+    def guess(self, window: Window | None) -> None:
+        """`window` is likely to come; None: the one before is not likely any more. One thread's,
+        with `push`."""
+        before = self._guess
+        if window is (before.window if before else None):
+            return
+        if before:
+            before.wanted = False
+            self._spool.done(before.window.id)
+        if window is None:
+            self._guess = None
+            return
         spooled = self._spool.put(window)
         with self._news:
+            self._guess, self._untaken = Guess(window, spooled), True
+            self._news.notify()
+
+    def push(self, window: Window) -> None:
+        """Keeps a window over a crash, then queues it; drops the oldest of too many."""
+        guess = self._guess if self._guess and self._guess.window.id == window.id else None
+        spooled = bool(guess and guess.spooled and guess.window.flags == window.flags)
+        if not spooled:
+            self._spool.done(window.id)
+            spooled = self._spool.put(window)
+        with self._news:
+            self._guess = None if guess else self._guess
             held = sum(1 for one in self._waiting if one.window) < HELD
             self._waiting.append(
                 _Waiting(
@@ -170,6 +224,7 @@ class Backlog:
                     time.monotonic(),
                     window=window if held or not spooled else None,
                     spooled=spooled,
+                    guess=guess,
                 )
             )
             dropped = self._surplus()
@@ -183,9 +238,10 @@ class Backlog:
         self._judge()
 
     def take(self, timeout_s: float) -> Lease | None:
-        """The oldest window, whose transcription begins now; None when none came for a while."""
+        """The oldest window, whose transcription begins now; None when none came for a while, or
+        there is a guess."""
         with self._news:
-            if not self._waiting and not self.over:
+            if not (self._waiting or self._untaken or self.over):
                 self._news.wait(timeout_s)
             if not self._waiting or self.over:
                 return None
@@ -194,7 +250,7 @@ class Backlog:
         self._judge()
         window = one.window or self._spool.load(one.id)
         if window:
-            return Lease(self, window, one.queued_s, one.deaths)
+            return Lease(self, window, one.queued_s, one.deaths, one.guess)
         self._leased.discard(one.id)
         self._spool.done(one.id)
         self._discard(Discarded("failed", one.utterance_id, one.duration_s))
@@ -236,6 +292,21 @@ class Backlog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def take_guess(self) -> Guess | None:
+        """The guess, which may be transcribed ahead; once, and None while windows wait."""
+        with self._news:
+            if self._waiting or not self._untaken:
+                return None
+            guess, self._untaken = self._guess, False
+        if guess:
+            self._spool.begin(guess.window.id)
+            self._health.count("guesses")
+        return guess
+
+    def survived(self, guess: Guess) -> None:
+        """No death is the guess's fault any more; it waits for its utterance to end."""
+        self._spool.survived(guess.window.id)
 
     def _surplus(self) -> list[_Waiting]:
         """Takes out the oldest windows until the rest is within the limits."""

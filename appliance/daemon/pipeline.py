@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 from appliance import __version__, system
 from appliance.capture import Segmenter, VoiceDetector, open_source
 from appliance.config import SegmenterSettings, Settings, node_name
-from appliance.daemon.backlog import Backlog, Lease
+from appliance.daemon.backlog import Backlog, Guess, Lease
 from appliance.daemon.claims import claims
 from appliance.daemon.health import Health
 from appliance.daemon.listening import CaptureSupervisor, Opener
@@ -152,7 +152,7 @@ class Pipeline:
         self._retry = functools.partial(retry, within_s=retry_within_s, transcriber=transcriber)
         self._stopping = False
         self._frames: StageQueue[Frame] = StageQueue(FRAMES_WAITING)
-        self._states: StageQueue[EncodedWindow] = StageQueue(STATES_WAITING)
+        self._states: StageQueue[EncodedWindow | Guess] = StageQueue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
             opened.enter_context(claims(settings))
             tell = functools.partial(self.health.trouble, "log")
@@ -323,6 +323,8 @@ class Pipeline:
                     self._backlog.push(result)
                 else:
                     self._scribe.discard(result)
+            if self._settings.segmenter.speculate:
+                self._backlog.guess(self._segmenter.guess)
         self._backlog.complete()
         return True
 
@@ -332,7 +334,7 @@ class Pipeline:
         while not self._backlog.over:
             lease = self._backlog.take(self._idle_s)
             stage.moved()
-            encoded = self._encoded(lease, stage) if lease else None
+            encoded = self._encoded(lease, stage) if lease else self._encoded_ahead()
             self._tell_encoder()
             if encoded:
                 self._pass_on(encoded, stage)
@@ -341,6 +343,14 @@ class Pipeline:
                 self._tell_encoder()
         self._states.mark(Sentinel.END)
         return True
+
+    def _encoded_ahead(self) -> Guess | None:
+        """The window that is likely to come, encoded; None without one, and when it failed."""
+        guess = self._backlog.take_guess()
+        if guess and not self._scribe.encode_ahead(guess):
+            self._backlog.survived(guess)
+            return None
+        return guess
 
     def _tell_encoder(self) -> None:
         """Says what is wrong with the encoder, and when it is well again."""
@@ -362,7 +372,7 @@ class Pipeline:
             return self._scribe.encode(lease)
         return self._retry(lease, self._settings, self._scribe.encode, goes_on)
 
-    def _pass_on(self, encoded: EncodedWindow, stage: Stage) -> None:
+    def _pass_on(self, encoded: EncodedWindow | Guess, stage: Stage) -> None:
         """Waits for room and queues an encoded window: the backlog drops what is too much, and the
         transcriber is watched by itself, so that waiting for it is no standing still.
         """
@@ -381,6 +391,9 @@ class Pipeline:
             self._store.look_after()
             if item is None:
                 self._scribe.tidy()
+            elif isinstance(item, Guess):
+                self._scribe.write_ahead(item)
+                self._backlog.survived(item)
             else:
                 self._scribe.write(item)
         self.ended.set()

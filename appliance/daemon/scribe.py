@@ -15,7 +15,7 @@ from typing import Protocol
 
 from appliance.config import Settings
 from appliance.daemon import journal
-from appliance.daemon.backlog import Lease
+from appliance.daemon.backlog import Guess, Lease
 from appliance.daemon.health import Health
 from appliance.errors import StoreError
 from appliance.infer import Encoded, Gates, Transcriber
@@ -48,7 +48,8 @@ class EncodedWindow:
     queue_ms: float
     """How long it waited for the encoder."""
     result: Encoded | Transcription | Exception
-    """Its states; or the transcription of another process, or why it could not be encoded."""
+    """Its states; or its transcription, by another process or ahead; or why it could not be
+    encoded."""
 
 
 class Scribe:
@@ -75,10 +76,31 @@ class Scribe:
     def encode(self, lease: Lease) -> EncodedWindow:
         """Encodes a window; never raises."""
         queue_ms = (time.monotonic() - lease.queued_s) * 1000
+        if lease.guess and lease.guess.encoded:
+            self._health.count("guesses_used")
+            return EncodedWindow(lease, queue_ms, lease.guess.encoded)
         try:
             return EncodedWindow(lease, queue_ms, self._transcriber.encode(lease.window))
         except Exception as error:
             return EncodedWindow(lease, queue_ms, error)
+
+    def encode_ahead(self, guess: Guess) -> bool:
+        """Encodes a window that is likely to come; whether it worked. Never raises: what fails is
+        tried again if the window comes."""
+        try:
+            guess.encoded = self._transcriber.encode(guess.window)
+        except Exception as error:
+            log.info("a window could not be encoded ahead: %s", error)
+        return guess.encoded is not None
+
+    def write_ahead(self, guess: Guess) -> None:
+        """Decodes a window that is likely to come, if it still is. Never raises."""
+        if not guess.wanted or guess.encoded is None:
+            return
+        try:
+            guess.transcription = self._transcriber.write(guess.encoded)
+        except Exception as error:
+            log.info("a window could not be decoded ahead: %s", error)
 
     def write(self, encoded: EncodedWindow) -> None:
         """Decodes an encoded window and stores its text; ends its lease, or leaves that to `flush`.
@@ -90,7 +112,8 @@ class Scribe:
             if isinstance(result, Exception):
                 raise result
             if isinstance(result, Encoded):
-                result = self._transcriber.write(result)
+                ahead = lease.guess.transcription if lease.guess else None
+                result = ahead or self._transcriber.write(result)
         except Exception as error:
             lease.failed(error)
             return

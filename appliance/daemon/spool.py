@@ -236,6 +236,8 @@ class Kept:
     attempts: int
     begun: bool = False
     """True from the moment when its transcription is begun."""
+    counted: bool = False
+    """True while `attempts` has this process's own."""
 
 
 class Spool:
@@ -324,13 +326,14 @@ class Spool:
 
     def begin(self, window_id: str) -> None:
         """Notes in the file that its transcription is begun, in case the process does not live to
-        end it."""
+        end it; once, however often it is begun before that."""
         with self._lock:
             kept = self._kept.get(window_id)
             if kept is None:
                 return
-            kept.attempts = min(255, kept.attempts + 1)
-            kept.begun = True
+            if not kept.counted:
+                kept.attempts = min(255, kept.attempts + 1)
+            kept.begun = kept.counted = True
             note(kept.path, kept.attempts)
 
     def survived(self, window_id: str) -> None:
@@ -338,7 +341,7 @@ class Spool:
         with self._lock:
             kept = self._kept.get(window_id)
             if kept is not None:
-                kept.attempts = 0
+                kept.attempts, kept.counted = 0, False
                 note(kept.path, kept.attempts)
 
     def done(self, window_id: str) -> None:

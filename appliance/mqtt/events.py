@@ -19,7 +19,7 @@ TRANSCRIPT, LAST, SPEECH, DISCARDED = "transcript", "last", "speech", "discarded
 MUTE, STATS = "mute", "stats"
 COUNTERS = (
     "transcripts", "recovered", "frames_dropped", "lost_overload", "lost_store_refused",
-    "set_aside", "expired", "passed_over",
+    "set_aside", "expired", "passed_over", "guesses", "guesses_used",
 )  # fmt: skip
 """Of the `stats` message, with 0 for what never happened."""
 ONLINE, OFFLINE = b"online", b"offline"

@@ -83,6 +83,8 @@ class Outcome:
     said: int = 0
     least: int = 0
     """How many must be heard."""
+    ahead: int = 0
+    """Sentences whose text was there when their utterance ended."""
     early: int = 0
     """Utterances that ended within a recording, before its speech did."""
     trouble: str = ""
@@ -96,7 +98,8 @@ class Outcome:
         if not self.wholes:
             return f"latency: nothing arrived {self.trouble}"
         shares = ", ".join(f"{name} {_spread([one[name] for one in self.parts])}" for name in PARTS)
-        early = f", {self.early} ended in a pause" if self.early else ""
+        early = f", {self.ahead} transcribed ahead"
+        early += f", {self.early} ended in a pause" if self.early else ""
         return (
             f"latency, ms (p50/p95/p99) from the last sample of speech to the subscriber, "
             f"{len(self.wholes)} of {self.said} sentences{early}: {_spread(self.wholes)}; {shares}"
@@ -257,8 +260,9 @@ class TimedStore(Store):
 
 
 def split(moments: dict[str, float], end_s: float, told_s: float) -> dict[str, float]:
-    """The parts, in ms; what lies between two parts is waiting, and belongs to `queue`."""
-    at = moments
+    """The parts, in ms; what lies between two parts is waiting, and belongs to `queue`. What was
+    done ahead, before the window was made, took no time."""
+    at = {name: max(moment, moments["window"]) for name, moment in moments.items()}
     ways = {
         "hang-over": at["window"] - end_s,
         "queue": at["taken"] - at["window"] + at["decoding"] - at["encoded"],
@@ -315,6 +319,7 @@ def run(sounds: list[tuple[Sound, int]], least: int) -> Outcome:
         whole = 1000 * (told_s - end_s)
         if abs(sum(parts.values()) - whole) > TOLERANCE_MS or min(parts.values()) < -TOLERANCE_MS:
             outcome.trouble = f"the parts do not add up: {parts} are not {whole:.1f} ms"
+        outcome.ahead += at["decoded"] <= at["window"]
         outcome.parts.append(parts)
         outcome.wholes.append(whole)
     return outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -285,3 +286,90 @@ def test_two_leases_never_hold_one_window(memory: Path) -> None:
     for taker in takers:
         taker.join(30)
     assert sorted(lease.window.id for lease in leases) == sorted(one.id for one in windows)
+
+
+def test_a_guess_is_taken_once_and_only_while_nothing_waits() -> None:
+    rig = Rig(None)
+    guess = a_window()
+    rig.backlog.guess(guess)
+    (window,) = rig.push(1)
+    assert rig.backlog.take_guess() is None
+    assert rig.take().window is window
+    assert rig.backlog.take(60) is None, "does not wait: there is a guess"
+    taken = rig.backlog.take_guess()
+    assert taken and taken.window is guess
+    assert rig.backlog.take_guess() is None
+    assert rig.health.counters()["guesses"] == 1
+
+
+@needs_memory
+def test_a_guess_that_came_true_is_in_the_spool_once(memory: Path) -> None:
+    rig = Rig(memory)
+    guess = a_window()
+    rig.backlog.guess(guess)
+    assert [path.name[9:35] for path in memory.glob("*.window")] == [guess.id]
+    taken = rig.backlog.take_guess()
+    rig.backlog.push(guess)
+    rig.backlog.guess(None)
+    lease = rig.take()
+    assert lease.guess is taken
+    assert len(list(memory.glob("*.window"))) == 1
+    lease.done()
+    assert list(memory.glob("*.window")) == []
+
+
+@needs_memory
+def test_a_guess_that_did_not_come_true_leaves_nothing(memory: Path) -> None:
+    rig = Rig(memory)
+    first, second = a_window(), a_window()
+    rig.backlog.guess(first)
+    taken = rig.backlog.take_guess()
+    assert taken
+    rig.backlog.guess(second)
+    assert not taken.wanted
+    rig.backlog.guess(None)
+    assert rig.backlog.take_guess() is None
+    assert list(memory.glob("*.window")) == []
+    assert rig.backlog.lost() == 0
+
+
+@needs_memory
+def test_what_comes_otherwise_than_guessed_is_kept_as_it_came(memory: Path) -> None:
+    rig = Rig(memory)
+    guess = a_window()
+    rig.backlog.guess(guess)
+    rig.backlog.push(replace(guess, flags=("interrupted",)))
+    rig.backlog.close()
+    again = Rig(memory)
+    assert again.take().window.flags == ("interrupted",)
+    assert again.backlog.take(0) is None
+
+
+@needs_memory
+@pytest.mark.parametrize("came_true", [False, True])
+def test_a_process_that_dies_of_a_guess_counts_once_for_the_window(
+    memory: Path, came_true: bool
+) -> None:
+    """Killed between the guess and the close, or just after it: the sentence is found, once."""
+    rig = Rig(memory)
+    guess = a_window()
+    rig.backlog.guess(guess)
+    assert rig.backlog.take_guess()
+    if came_true:
+        rig.backlog.push(guess)
+        rig.take()
+    rig.backlog.close()  # leaves what kill -9 leaves
+    again = Rig(memory)
+    lease = again.take()
+    assert (lease.window.id, lease.deaths, lease.here) == (guess.id, 1, True)
+
+
+@needs_memory
+def test_no_death_is_the_fault_of_a_guess_that_was_transcribed(memory: Path) -> None:
+    rig = Rig(memory)
+    rig.backlog.guess(a_window())
+    taken = rig.backlog.take_guess()
+    assert taken
+    rig.backlog.survived(taken)
+    rig.backlog.close()
+    assert Rig(memory).take().deaths == 0

@@ -166,3 +166,55 @@ def test_a_window_that_cannot_be_encoded_is_discarded_in_its_turn(rig: Rig) -> N
     rig.say()
     assert rig.listener.reasons == ["failed"]
     assert rig.texts() == ["turn on the light"]
+
+
+class Ahead:
+    """A window that is guessed, and comes true."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        now_s = time.monotonic()
+        samples = np.zeros(32_000, np.int16)
+        self.window = Window("u", 1, True, samples, now_s - 2.6, now_s - 0.6, 1.5)
+        rig.backlog.guess(self.window)
+        taken = rig.backlog.take_guess()
+        assert taken
+        self.guess = taken
+
+    def comes_true(self) -> None:
+        self.rig.backlog.push(self.window)
+        lease = self.rig.backlog.take(0)
+        assert lease
+        self.rig.scribe.write(self.rig.scribe.encode(lease))
+
+
+def test_what_was_transcribed_ahead_is_not_transcribed_again(rig: Rig) -> None:
+    ahead = Ahead(rig)
+    assert rig.scribe.encode_ahead(ahead.guess)
+    rig.scribe.write_ahead(ahead.guess)
+    rig.transcriber.answer = ModelError("transcribed again")
+    ahead.comes_true()
+    assert rig.texts() == [HEARD.text]
+    assert rig.health.counters() == {"guesses": 1, "guesses_used": 1, "transcripts": 1}
+
+
+def test_a_guess_that_is_not_wanted_any_more_is_not_decoded(rig: Rig) -> None:
+    ahead = Ahead(rig)
+    assert rig.scribe.encode_ahead(ahead.guess)
+    rig.backlog.guess(None)
+    rig.scribe.write_ahead(ahead.guess)
+    assert ahead.guess.transcription is None
+    assert rig.texts() == []
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_fault_ahead_is_no_fault_of_the_window(rig: Rig, encoded: bool) -> None:
+    ahead = Ahead(rig)
+    rig.transcriber.answer = ModelError("once")
+    rig.transcriber.fault = None if encoded else ModelError("once")
+    assert rig.scribe.encode_ahead(ahead.guess) is encoded
+    rig.scribe.write_ahead(ahead.guess)
+    rig.transcriber.answer, rig.transcriber.fault = HEARD, None
+    ahead.comes_true()
+    assert rig.texts() == [HEARD.text]
+    assert rig.listener.reasons == []

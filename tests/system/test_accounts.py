@@ -187,6 +187,17 @@ def test_a_persons_last_word_is_found_before_noise_and_a_click() -> None:
     assert latency.word_ends(sound.astype(np.int16)) == pytest.approx(26_400, abs=480)
 
 
+def test_what_was_done_ahead_takes_no_time() -> None:
+    moments = {
+        "taken": 9.0, "mel": 9.1, "encoded": 9.2, "decoding": 9.3, "decoded": 9.4, "window": 9.6,
+        "storing": 9.7, "stored": 9.8,
+    }  # fmt: skip
+    parts = latency.split(moments, 9.0, 10.0)
+    assert sum(parts.values()) == pytest.approx(1000)
+    assert parts["hang-over"] == pytest.approx(600) and parts["queue"] == pytest.approx(100)
+    assert parts["mel"] == parts["encoder"] == parts["decoder"] == 0
+
+
 def test_the_parts_of_a_latency_add_up_to_the_whole() -> None:
     names = ("window", "taken", "mel", "encoded", "decoding", "decoded", "storing", "stored")
     moments = {name: 10.6 + 0.01 * step**2 for step, name in enumerate(names)}

@@ -1,0 +1,101 @@
+"""Windows and transcripts are the same with and without transcribing ahead, on every recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from figures.model import quiet, read, to_int16
+from rigs.recordings import SHARED_AUDIO, manifest, sentences
+
+from appliance.capture.frames import Framer
+from appliance.capture.segmenter import Segmenter
+from appliance.capture.voice import VoiceDetector
+from appliance.config import Settings, SpoolSettings, StoreSettings
+from appliance.daemon.backlog import Backlog
+from appliance.daemon.health import Health
+from appliance.daemon.scribe import Scribe
+from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.records import Samples, Window
+from appliance.store.store import Store
+
+LONGEST_S = 40.0
+TIMES = ("start", "end", "encode_ms", "decode_ms", "queue_ms", "latency_ms")
+
+
+@pytest.fixture(scope="module")
+def transcriber() -> Iterator[Transcriber]:
+    with open_transcriber(Settings()) as opened:
+        yield opened
+
+
+def recordings() -> list[Path]:
+    """tests/speech, and people, noise and music where there are any."""
+    found = [one.file for one in sentences()]
+    if (SHARED_AUDIO / "MANIFEST.tsv").exists():
+        shared = manifest(SHARED_AUDIO)
+        found += [file for file, row in shared if float(row["duration_s"]) <= LONGEST_S]
+    return found
+
+
+def transcribed(
+    transcriber: Transcriber, sounds: list[Samples], folder: Path, *, speculate: bool
+) -> tuple[list[bytes], list[dict[str, object]], dict[str, int]]:
+    """What the stages make of the sounds, taking turns after each frame: each window's samples,
+    each transcript but for its times and ids, and the counters."""
+    settings = replace(
+        Settings(),
+        spool=SpoolSettings(enabled=False, path=str(folder / "none")),
+        store=StoreSettings(path=str(folder)),
+    )
+    health, windows = Health(), []
+    with Store.open(settings.store) as store:
+        scribe = Scribe(settings, transcriber, store, health)
+        backlog = Backlog(settings, health, scribe.discard)
+        for sound in sounds:
+            window_s = transcriber.bundle.window_s
+            segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
+            for frame in Framer().push(sound, 0.0):
+                for found in segmenter.push(frame):
+                    if isinstance(found, Window):
+                        windows.append(found.samples.tobytes())
+                        backlog.push(found)
+                    else:
+                        scribe.discard(found)
+                if speculate:
+                    backlog.guess(segmenter.guess)
+                if lease := backlog.take(0):
+                    scribe.write(scribe.encode(lease))
+                elif (guess := backlog.take_guess()) and scribe.encode_ahead(guess):
+                    scribe.write_ahead(guess)
+        texts = [vars_of(row.transcript) for row in store.after(0, 10_000)]
+    return windows, texts, health.counters()
+
+
+def vars_of(transcript: object) -> dict[str, object]:
+    from dataclasses import asdict
+
+    values = asdict(transcript)  # type: ignore[call-overload]
+    return {
+        name: value for name, value in values.items() if name not in {*TIMES, "id", "utterance_id"}
+    }
+
+
+def test_nothing_changes_but_the_time_it_takes(transcriber: Transcriber, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    sounds = []
+    for file in recordings():
+        parts = (quiet(rng, 1), read(file), quiet(rng, 2))
+        sounds.append(to_int16(np.concatenate(parts)))
+    plain = transcribed(transcriber, sounds, tmp_path / "plain", speculate=False)
+    ahead = transcribed(transcriber, sounds, tmp_path / "ahead", speculate=True)
+    assert len(plain[0]) >= 40
+    assert ahead[0] == plain[0]
+    assert ahead[1] == plain[1]
+    guesses, used = ahead[2].pop("guesses"), ahead[2].pop("guesses_used")
+    assert ahead[2] == plain[2]
+    assert used > 0.5 * len(plain[0])
+    assert used <= guesses
