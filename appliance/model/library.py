@@ -16,6 +16,7 @@ import io
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -108,7 +109,8 @@ def work_on(name: str) -> Iterator[StagingFolder]:
             yield place
         finally:
             _tidy(place)
-            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.unlink()
 
 
 def unfinished() -> dict[str, Unfinished]:
@@ -125,9 +127,12 @@ def unfinished() -> dict[str, Unfinished]:
 
 def begun(place: StagingFolder) -> int:
     """Size in bytes of a download that is worth going on with; 0 where no weights have come."""
-    files = [file for file in place.checkpoint.rglob("*") if file.is_file()]
-    weights = [file for file in files if not file.name.removesuffix(".part").endswith(".json")]
-    return _size(place.checkpoint) if any(file.stat().st_size for file in weights) else 0
+    weights = (
+        file
+        for file in place.checkpoint.rglob("*")
+        if not file.name.removesuffix(".part").endswith(".json")
+    )
+    return _size(place.checkpoint) if any(map(_bytes, weights)) else 0
 
 
 def clear_abandoned() -> None:
@@ -199,12 +204,17 @@ def _tidy(place: StagingFolder) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the files in a folder and below it; those that vanish meanwhile count nothing."""
-    total = 0
-    for file in folder.rglob("*"):
-        with suppress(FileNotFoundError):
-            total += file.stat().st_size if file.is_file() else 0
-    return total
+    """Bytes of the files in a folder and below it."""
+    return sum(map(_bytes, folder.rglob("*")))
+
+
+def _bytes(file: Path) -> int:
+    """A file's size; 0 of anything else, and of one that has vanished."""
+    try:
+        found = file.lstat()
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _lock(file: Path, place: StagingFolder) -> io.FileIO:
