@@ -27,6 +27,7 @@ from appliance.model.shapes import (
     INDEX_FILE,
     SOUND_POSITIONS,
     TIED_OUTPUT,
+    TOKENIZER_FILE,
     WEIGHTS_FILE,
     WhisperConfig,
     expected_shapes,
@@ -48,6 +49,7 @@ from appliance.model.tensors import (
     unreadable,
 )
 
+ADAPTER_FILE = "adapter_config.json"
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 TRAINERS = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt"}
 """Pickles that a training leaves beside the weights."""
@@ -142,7 +144,8 @@ def require_checkpoint(place: Path) -> None:
                 "name it as it is under [model]"
             )
         names = {file.name for file in place.iterdir()}
-        config = read_json(place / CONFIG_FILE) if CONFIG_FILE in names else {}
+        described = [name for name in (CONFIG_FILE, ADAPTER_FILE) if name in names]
+        config = read_json(place / described[0]) if described else {}
         found = foreign(names, config, place.resolve().name) or _folder_instead(place, names)
     except OSError as error:
         raise unreadable(place, error) from error
@@ -155,15 +158,16 @@ def require_checkpoint(place: Path) -> None:
 
 def foreign(names: Collection[str], config: Mapping[str, Any], title: str) -> str:
     """What a folder or repository called `title` is, whose files belong to another program, and the
-    cure; "" where none is known by its `names` and its config.json.
+    cure; "" where none is known by its `names` and its config.json (or an adapter's).
     """
     whole = {WEIGHTS_FILE, INDEX_FILE} & {*names}
-    if "adapter_config.json" in names and not whole:
+    if ADAPTER_FILE in names and not whole:
+        base = shown(config.get("base_model_name_or_path", "BASE"))
         return (
             "an adapter (LoRA), which is no model without the one that it was trained on; merge "
             "them where PEFT is: PeftModel.from_pretrained(WhisperForConditionalGeneration"
-            ".from_pretrained(BASE), FOLDER).merge_and_unload().save_pretrained(OUT), and give "
-            "OUT with the tokenizer of BASE in it"
+            f".from_pretrained({base!r}), FOLDER).merge_and_unload().save_pretrained(OUT), and "
+            f"give OUT with {TOKENIZER_FILE} of {base} in it"
         )
     if "model.bin" in names and not whole:
         return f"a model for CTranslate2 (faster-whisper); {_original(title)}"

@@ -525,7 +525,8 @@ LORA = {"base_model_name_or_path": "openai/whisper-small", "peft_type": "LORA"}
             "my-lora",
             {"adapter_config.json": LORA, "adapter_model.safetensors": {}, "tokenizer.json": {}},
             "found an adapter (LoRA), which is no model without the one that it was trained on; "
-            "merge them where PEFT is: ",
+            "merge them where PEFT is: PeftModel.from_pretrained(WhisperForConditionalGeneration"
+            ".from_pretrained('openai/whisper-small'), FOLDER)",
         ),
         (
             "faster-whisper-tiny.en",
