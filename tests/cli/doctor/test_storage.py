@@ -17,6 +17,7 @@ from appliance.config import Settings, StoreSettings
 from appliance.errors import StoreError
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
+from appliance.store.tables import SCHEMA
 
 
 def around(folder: Path) -> Surroundings:
@@ -31,7 +32,7 @@ def test_a_whole_log_is_well_while_the_daemon_writes(tmp_path: Path) -> None:
         before = (tmp_path / FILE_NAME).read_bytes()
         found = storage.log(around(tmp_path))
         assert found.status == "ok"
-        assert "schema 2" in found.found
+        assert f"schema {SCHEMA}" in found.found
         assert "2 transcripts wait" in found.found
         assert (tmp_path / FILE_NAME).read_bytes() == before
         store.append(transcript())
@@ -75,7 +76,7 @@ def test_another_kind_of_file_and_a_newer_log_are_told(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).unlink()
     with sqlite3.connect(tmp_path / FILE_NAME) as newer:
         newer.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match="expected schema 2 or older, found 99"):
+    with pytest.raises(StoreError, match=f"expected schema {SCHEMA} or older, found 99"):
         storage.log(around(tmp_path))
 
 
