@@ -62,6 +62,9 @@ class Delays:
     announce_s: tuple[float, float] = (1.0, 10.0)
     """After its birth message Home Assistant is sent everything again, at a random moment between
     these: all its devices receive that message at once."""
+    leave_s: float = 1.0
+    """Home Assistant's will that comes because the broker goes down is followed by the end of our
+    connection within this."""
     subscribe_s: float = 5.0
     """After the broker's return Home Assistant has all its subscriptions within this, once it has
     the one to the announcements."""

@@ -168,6 +168,7 @@ class Presence:
         self._hold_s = min(settings.hold_s, longest_s)
         self._seen = False
         self._connected_s = 0.0
+        self._unheard_s = self._sure_s = math.inf
         self._away_s: float | None = None
         self._discovery: int | None = None
 
@@ -176,7 +177,7 @@ class Presence:
 
         It lost its connection with ours, perhaps; if it was ever there, it has to say that it is.
         """
-        self.announce_s = math.inf
+        self.announce_s = self._sure_s = math.inf
         self._discovery, self._connected_s = discovery, now_s
         if self._seen:
             # also when its last word was offline: the broker says that for it while it goes down,
@@ -198,28 +199,38 @@ class Presence:
         elif self._seen:
             self._leave(now_s)
 
-    def on_status(self, now_s: float, message: Message) -> float | None:
+    def on_status(self, now_s: float, message: Message) -> None:
         """A message on its status topic; what is neither birth nor will is ignored.
 
-        So is what was retained there: nobody knows how old that is. Returns since when what the
-        broker acknowledged may have passed Home Assistant by; None when nothing has.
+        So is what was retained there: nobody knows how old that is.
         """
         if message.retained or message.payload not in (events.ONLINE, events.OFFLINE):
-            return None
+            return
         seen, was_there = self._seen, self._away_s is None
-        unheard_s = now_s - RECENT_S if was_there and self._hold_s else None
         self._seen = True
         if message.payload == events.OFFLINE:
             self._leave(now_s)
-            return unheard_s
+            if was_there and self._hold_s:
+                self._unheard_s = now_s - RECENT_S
+                self._sure_s = now_s + self._delays.leave_s
+            return
+        if seen and was_there and self._hold_s:
+            # it begins anew and did not say before that it goes: after the broker's restart
+            # somebody else, who subscribes to everything, has answered for it
+            self._unheard_s, self._sure_s = max(now_s - RECENT_S, self._connected_s), now_s
         self._away_s = None
         self.announce_s = now_s + random.uniform(*self._delays.announce_s)
         if self.held_until_s > now_s:
             self.held_until_s = self.announce_s
         log.info("Home Assistant is there")
-        # it begins anew and did not say before that it goes: after the broker's restart somebody
-        # else, who subscribes to everything, has answered for it
-        return max(unheard_s, self._connected_s) if unheard_s is not None and seen else None
+
+    def unheard_s(self, now_s: float) -> float | None:
+        """Since when what the broker acknowledged may have passed it by, once that is sure; told
+        once, else None."""
+        if now_s < self._sure_s:
+            return None
+        self._sure_s = math.inf
+        return self._unheard_s
 
     def announced(self) -> None:
         """It was sent everything again; transcripts may follow."""
@@ -239,7 +250,7 @@ class Presence:
     def due_s(self, now_s: float) -> float:
         """When something is to be done though nothing arrives."""
         held_s = self.held_until_s if self.holds(now_s) else math.inf
-        return min(self.announce_s, held_s)
+        return min(self.announce_s, held_s, self._sure_s)
 
     def _leave(self, now_s: float) -> None:
         """It is away; the wait for it is counted from when that was first known."""
@@ -403,6 +414,9 @@ class Publisher:
 
     def _publish_due(self, now_s: float) -> None:
         """What there is to publish; transcripts last. Raises BrokerError and StoreError."""
+        unheard_s = self._presence.unheard_s(now_s)
+        if unheard_s is not None:
+            self._outbox.repeat(unheard_s)
         if now_s >= self._presence.announce_s:
             self._announce_again()
         held = self._presence.holds(now_s)
@@ -452,9 +466,7 @@ class Publisher:
     def _take(self, now_s: float, message: Message) -> None:
         """Gives a message to its subscription, and sends the answer. Raises BrokerError."""
         if message.topic == self._home_assistant.status_topic:
-            unheard_s = self._presence.on_status(now_s, message)
-            if unheard_s is not None:
-                self._outbox.repeat(unheard_s)
+            self._presence.on_status(now_s, message)
             return
         for pattern, subscription in self._subscriptions.items():
             if matches(pattern, message.topic):

@@ -204,20 +204,38 @@ def test_where_the_broker_does_not_say_who_subscribes_the_birth_message_is_waite
 def test_what_was_acknowledged_shortly_before_it_left_may_have_passed_the_house_by() -> None:
     watch = Presence(HomeAssistantSettings())
     watch.connected(10.0, discovery=1)
-    assert watch.on_status(100.0, status(b"offline")) == 70.0
-    assert watch.on_status(100.1, status(b"offline")) is None, "said twice, gone once"
-    assert watch.on_status(130.0, status(b"online")) is None
-    assert watch.on_status(500.0, status(b"offline", retained=True)) is None
-    assert Presence(HomeAssistantSettings(hold_s=0)).on_status(9.0, status(b"offline")) is None
+    watch.on_status(100.0, status(b"offline"))
+    assert watch.due_s(100.0) == 101.0
+    assert (watch.unheard_s(100.9), watch.unheard_s(101.0)) == (None, 70.0)
+    watch.on_status(101.1, status(b"offline"))
+    assert watch.unheard_s(103.0) is None, "said twice, gone once"
+    watch.on_status(130.0, status(b"online"))
+    assert watch.unheard_s(140.0) is None
+    watch.on_status(500.0, status(b"offline", retained=True))
+    assert watch.unheard_s(510.0) is None
+    brief = Presence(HomeAssistantSettings(hold_s=0))
+    brief.on_status(9.0, status(b"offline"))
+    assert brief.unheard_s(19.0) is None
+
+
+def test_a_will_that_the_broker_tells_while_it_goes_down_itself_is_no_farewell() -> None:
+    watch = Presence(HomeAssistantSettings())
+    watch.on_status(100.0, status(b"offline"))
+    watch.connected(105.0, discovery=1)
+    watch.acknowledged(105.1, 1, nobody=False)
+    assert watch.unheard_s(110.0) is None
 
 
 def test_so_may_what_was_acknowledged_before_a_birth_that_no_farewell_announced() -> None:
     watch = Presence(HomeAssistantSettings())
-    assert watch.on_status(5.0, status(b"online")) is None, "the first word of a house"
+    watch.on_status(5.0, status(b"online"))
+    assert watch.unheard_s(10.0) is None, "the first word of a house"
     watch.connected(100.0, discovery=1)
     watch.acknowledged(100.1, 1, nobody=False)
-    assert watch.on_status(110.0, status(b"online")) == 100.0
-    assert watch.on_status(190.0, status(b"online")) == 160.0
+    watch.on_status(110.0, status(b"online"))
+    assert watch.unheard_s(110.0) == 100.0
+    watch.on_status(190.0, status(b"online"))
+    assert watch.unheard_s(190.0) == 160.0
 
 
 def test_reconnections_do_not_make_the_wait_for_a_house_longer() -> None:
