@@ -1,14 +1,18 @@
-"""The files for other programs: Home Assistant's blueprint and card, Mosquitto's access list."""
+"""The files for other programs: Home Assistant's blueprints and card, Mosquitto's configuration."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from rigs.broker import Broker
@@ -26,6 +30,9 @@ yaml = pytest.importorskip("yaml")
 jinja2 = pytest.importorskip("jinja2")
 
 CONFIG = ROOT / "config"
+CARD = CONFIG / "home-assistant" / "dashboard_card.yaml"
+SENTENCE, ASSIST = "roomscribe_sentence.yaml", "roomscribe_assist.yaml"
+LIBRARIES = Path("/usr/lib")
 SENTENCES = ["Turn on the light!", "Gute Nacht"]
 
 
@@ -40,8 +47,8 @@ class Input(str):
 Loader.add_constructor("!input", lambda loader, node: Input(loader.construct_scalar(node)))
 
 
-def blueprint() -> dict[str, Any]:
-    text = (CONFIG / "home-assistant" / "roomscribe_sentence.yaml").read_text("utf-8")
+def blueprint(name: str = SENTENCE) -> dict[str, Any]:
+    text = (CONFIG / "home-assistant" / name).read_text("utf-8")
     return dict(yaml.load(text, Loader))
 
 
@@ -64,10 +71,12 @@ def render(template: str, known: dict[str, Any]) -> Any:
         return text
 
 
-def runs(text: str, *, before: str | None = "1", whole: bool = False, **attributes: Any) -> bool:
-    """True when the blueprint's automation runs for this event."""
-    plan = blueprint()
-    event = {"id": "2", "text": text, "confidence": 0.9, "late": False} | attributes
+def heard(
+    plan: dict[str, Any], given: dict[str, Any], text: str, before: str | None, attributes: Any
+) -> tuple[bool, dict[str, Any]]:
+    """Whether a blueprint's automation runs for an event, and its variables."""
+    defaults = {name: one.get("default") for name, one in plan["blueprint"]["input"].items()}
+    event = {"id": "2", "text": text, "confidence": 0.9, "late": False, "flags": []} | attributes
     entity = SimpleNamespace(attributes={"id": before})
     known: dict[str, Any] = {
         "trigger": {
@@ -75,26 +84,58 @@ def runs(text: str, *, before: str | None = "1", whole: bool = False, **attribut
             "from_state": entity if before else None,
         }
     }
-    given = {"sentences": SENTENCES, "whole": whole, "confidence": 40}
     for name, value in plan["variables"].items():
         is_input = isinstance(value, Input)
-        known[name] = given[value] if is_input else render(value, known)
+        known[name] = (defaults | given)[value] if is_input else render(value, known)
     conditions = [condition["value_template"] for condition in plan["conditions"]]
-    return all(render(one, known) is True for one in conditions)
+    return all(render(one, known) is True for one in conditions), known
 
 
-def test_the_blueprint_uses_every_input_and_no_other() -> None:
-    plan = blueprint()
-    assert set(inputs({k: v for k, v in plan.items() if k != "blueprint"})) == set(
-        plan["blueprint"]["input"]
-    )
-    assert plan["blueprint"]["domain"] == "automation"
+def runs(
+    text: str, *, before: str | None = "1", given: dict[str, Any] | None = None, **attributes: Any
+) -> bool:
+    """True when the blueprint's automation runs for this event."""
+    asked = {"sentences": SENTENCES} | (given or {})
+    return heard(blueprint(), asked, text, before, attributes)[0]
 
 
-def test_the_blueprint_is_not_triggered_by_an_entity_that_comes_and_goes() -> None:
-    (trigger,) = blueprint()["triggers"]
+def handed_on(text: str, given: dict[str, Any] | None = None, **attributes: Any) -> str | None:
+    """What the other blueprint gives to Assist; None for nothing."""
+    run, known = heard(blueprint(ASSIST), given or {}, text, "1", attributes)
+    return str(known["command"]) if run else None
+
+
+@pytest.mark.parametrize("name", [SENTENCE, ASSIST])
+def test_a_blueprint_uses_every_input_and_no_other(name: str) -> None:
+    plan = blueprint(name)
+    head = plan.pop("blueprint")
+    assert set(inputs(plan)) == set(head["input"])
+    assert head["domain"] == "automation"
+
+
+@pytest.mark.parametrize("name", [SENTENCE, ASSIST])
+def test_a_blueprint_can_be_imported_and_asks_for_what_discovery_asks_for(name: str) -> None:
+    head = blueprint(name)["blueprint"]
+    assert head["source_url"] == f"{home_assistant.HOMEPAGE}/config/home-assistant/{name}"
+    assert head["homeassistant"] == {"min_version": "2024.11.0"}
+    link = "https://my.home-assistant.io/redirect/blueprint_import/?blueprint_url="
+    page = (ROOT / "docs" / "home-assistant.md").read_text("utf-8")
+    assert link + quote(head["source_url"], safe="") in page
+
+
+@pytest.mark.parametrize("name", [SENTENCE, ASSIST])
+def test_a_blueprint_is_not_triggered_by_an_entity_that_comes_and_goes(name: str) -> None:
+    (trigger,) = blueprint(name)["triggers"]
     assert trigger["not_from"] == ["unavailable"]
     assert trigger["not_to"] == ["unavailable", "unknown"]
+
+
+@pytest.mark.parametrize("name", [SENTENCE, ASSIST])
+def test_no_sentence_waits_for_another_ones_actions(name: str) -> None:
+    plan = blueprint(name)
+    assert (plan["mode"], plan["max"]) == ("parallel", 100)
+    # automation conditions come before a run; a condition among the actions would be within one
+    assert not [step for step in plan["actions"] if "condition" in step]
 
 
 @pytest.mark.parametrize(
@@ -111,33 +152,159 @@ def test_the_blueprint_is_not_triggered_by_an_entity_that_comes_and_goes() -> No
 )
 def test_the_blueprint_runs_for_its_sentences(text: str, found: bool) -> None:
     assert runs(text) is found
+    plain = {"sentences": "\n".join(SENTENCES)}
+    assert runs(text, given=plain) is found, "one in each line of a text"
+
+
+@pytest.mark.parametrize("one", ["turn on the light", ["turn on the light"], 42])
+def test_a_single_sentence_may_be_plain_text(one: object) -> None:
+    said = one[0] if isinstance(one, list) else str(one)
+    assert runs(said, given={"sentences": one})
+    assert not runs("t", given={"sentences": one})
 
 
 def test_the_blueprint_can_insist_on_the_sentence_alone() -> None:
-    assert runs("Turn on the light", whole=True)
-    assert not runs("please turn on the light", whole=True)
+    assert runs("Turn on the light", given={"whole": True})
+    assert not runs("please turn on the light", given={"whole": True})
 
 
-def test_the_blueprint_runs_for_nothing_late_twice_or_doubtful() -> None:
+def test_the_blueprint_runs_for_nothing_late_twice_or_unsure() -> None:
     said = SENTENCES[0]
     assert runs(said, before=None)
     assert not runs(said, late=True)
     assert not runs(said, before="2")
-    assert not runs(said, confidence=0.2)
+    assert runs(said, confidence=0.7)
+    assert not runs(said, confidence=0.69)
+    assert runs(said, confidence=0.2, given={"confidence": 10})
     assert not runs(said, confidence=None)
 
 
-def test_the_card_names_entities_that_the_device_has() -> None:
-    text = (CONFIG / "home-assistant" / "dashboard_card.yaml").read_text("utf-8")
-    yaml.safe_load(text)
-    components = home_assistant.discovery("kitchen", STATE)["components"].values()
-    known = {
-        f"{c['platform']}.roomscribe_kitchen_{c['name'].lower().replace(' ', '_')}"
-        for c in components
+DOUBTS = ["demo_model", "low_confidence", "repetition", "known_hallucination"]
+
+
+@pytest.mark.parametrize("name", [SENTENCE, ASSIST])
+def test_a_blueprint_lets_doubtful_sentences_be_allowed_one_kind_at_a_time(name: str) -> None:
+    offered = blueprint(name)["blueprint"]["input"]["doubtful"]
+    assert [option["value"] for option in offered["selector"]["select"]["options"]] == DOUBTS
+    assert offered["default"] == []
+
+
+@pytest.mark.parametrize("doubt", DOUBTS)
+def test_what_is_doubtful_runs_nothing_unless_allowed(doubt: str) -> None:
+    said, flags = SENTENCES[0], ["clipped", doubt]
+    assert runs(said, flags=["clipped", "gap"])
+    assert not runs(said, flags=flags)
+    assert runs(said, flags=flags, given={"doubtful": [doubt]})
+    assert not runs(said, flags=[*flags, "repetition", "demo_model"], given={"doubtful": [doubt]})
+    assert handed_on("computer stop", flags=flags) is None
+    assert handed_on("computer stop", {"doubtful": [doubt]}, flags=flags) == "stop"
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("Computer, turn on the lamp.", "turn on the lamp."),
+        ("computer  what's 21.5 degrees?", "what's 21.5 degrees?"),
+        ("Computer - stop", "stop"),
+        ("turn on the lamp", None),
+        ("computers turn on the lamp", None),
+        ("turn the computer on", None),
+        ("computer", None),
+        ("", None),
+    ],
+)
+def test_assist_gets_what_follows_the_word_and_nothing_else(text: str, command: str | None) -> None:
+    assert handed_on(text) == command
+
+
+def test_assist_gets_everything_only_where_that_is_asked_for() -> None:
+    assert handed_on("turn on the lamp", {"word": ""}) == "turn on the lamp"
+    assert handed_on("", {"word": ""}) is None
+    assert handed_on("Hey Jarvis, stop", {"word": "hey jarvis"}) == "stop"
+
+
+def test_assist_gets_nothing_late_or_unsure() -> None:
+    assert handed_on("computer stop", late=True) is None
+    assert handed_on("computer stop", confidence=0.5) is None
+    assert handed_on("computer stop", id="1") is None
+
+
+class Entities(dict[str, SimpleNamespace]):
+    """Home Assistant's `states`."""
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+    def __call__(self, name: str, *, with_unit: bool = False) -> str:
+        return str(self[name].state) + (" %" if with_unit else "")
+
+
+NOW = datetime(2026, 11, 22, 9, 0, tzinfo=UTC)
+
+
+def card(state: str, node: str = "kitchen", **event: Any) -> str:
+    """What the card shows, a line each, for a transcript entity in this state."""
+    content = yaml.safe_load(CARD.read_text("utf-8"))["content"]
+    transcript, mute = f"event.roomscribe_{node}_transcript", f"switch.roomscribe_{node}_mute"
+    entities = Entities(
+        {
+            transcript: SimpleNamespace(state=state, attributes=event),
+            mute: SimpleNamespace(state="off", attributes={}),
+        }
+    )
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    functions = {
+        "states": entities,
+        "state_attr": lambda name, attribute: f"{attribute} of {name}",
+        "has_value": lambda name: entities[name].state != "unavailable",
+        "device_id": lambda name: "device" if name in entities else None,
+        "device_entities": lambda device: list(entities) if device else [],
+        "as_datetime": datetime.fromisoformat,
+        "now": lambda: NOW,
+        "relative_time": lambda moment: f"{(NOW - moment).total_seconds():.0f} s",
     }
-    named = set(re.findall(r"\w+\.roomscribe_kitchen_\w+", text))
-    assert named
-    assert named <= known
+    shown = environment.from_string(content.replace("'kitchen'", f"'{node}'")).render(functions)
+    return "\n".join(line for line in shown.strip().splitlines() if line)
+
+
+SAID: dict[str, Any] = {
+    "text": "stop",
+    "end": "2026-11-22T08:55:00.000Z",
+    "late": False,
+    "flags": [],
+}
+
+
+def test_the_card_shows_the_sentence_and_when_it_was_said() -> None:
+    mute = "- friendly_name of switch.roomscribe_kitchen_mute: off %"
+    assert card("2026-11-22T08:59:59", **SAID) == f"**stop**\n300 s ago\n{mute}"
+    assert "**stop**\n300 s ago, late\n" in card("x", **SAID | {"late": True})
+    assert "0 s ago" in card("x", **SAID | {"end": "2026-11-22T09:00:03.000Z"}), (
+        "its clock is ahead"
+    )
+
+
+def test_the_card_marks_what_is_doubtful() -> None:
+    shown = card("x", **SAID | {"flags": ["clipped", "demo_model"]})
+    assert shown.startswith("*stop*\n300 s ago, doubtful (demo_model)")
+
+
+def test_the_card_tells_an_appliance_that_is_away_from_one_that_heard_nothing() -> None:
+    assert card("unavailable").startswith("The appliance is away.")
+    assert card("unknown").startswith("Nothing was heard yet.")
+
+
+def test_the_cards_node_is_written_once() -> None:
+    assert card("x", "attic", **SAID).startswith("**stop**")
+    content = yaml.safe_load(CARD.read_text("utf-8"))["content"]
+    assert content.count("'kitchen'") == 1
+    elsewhere = content.replace("'kitchen'", "'attic'").replace("it says kitchen", "")
+    assert "kitchen" not in elsewhere
+
+
+def test_the_card_names_an_entity_that_the_device_has() -> None:
+    transcript = home_assistant.discovery("kitchen", STATE)["components"]["transcript"]
+    assert (transcript["platform"], transcript["name"]) == ("event", "Transcript")
 
 
 @needs_broker
@@ -172,3 +339,55 @@ def test_the_access_list_gives_an_appliance_its_topics_and_no_others(tmp_path: P
             assert "roomscribe/bedroom/state" in "".join(publisher.status().reasons)
             time.sleep(0.2)
         assert not [m for m in house.messages if "bedroom" in m.topic]
+
+
+def house(form: str, folder: Path) -> str:
+    """The house's configuration for Mosquitto with the files of `folder`, without its listener."""
+    text = (CONFIG / "mosquitto" / f"house-{form}.conf").read_text("utf-8")
+    plugins = {found.name: str(found) for found in LIBRARIES.glob("*/mosquitto_*_file.so")}
+    lines = []
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == "global_plugin":
+            value = plugins.get(Path(value).name) or pytest.skip("Mosquitto 2.1 is not installed")
+        if key != "listener":
+            lines.append(f"{key} {value}".replace("/etc/mosquitto", str(folder)))
+    return "\n".join(lines)
+
+
+@needs_broker
+@pytest.mark.parametrize("form", ["2.0", "2.1"])
+def test_the_houses_broker_lets_in_whom_it_knows_and_keeps_them_to_their_topics(
+    form: str, tmp_path: Path
+) -> None:
+    """2.1 is tried where it is installed; its form has the same files and refuses the same."""
+    shutil.copy(CONFIG / "mosquitto" / "acl", tmp_path)
+    (tmp_path / "secret").write_text("a")
+    config = house(form, tmp_path)
+    made = Broker(users={"roomscribe_kitchen": "a"}, start=False)
+    shutil.move(made.folder / "passwords", tmp_path)
+    shutil.rmtree(made.folder)
+    with Broker(config=config) as broker, Store.open(StoreSettings(str(tmp_path / "s"))) as store:
+        stranger = MqttSettings(host=broker.host, port=broker.port, client_id="stranger")
+        with running(stranger, store) as publisher:
+            until(lambda: "refuses a client without" in "".join(publisher.reasons()))
+        known = replace(
+            stranger, username="roomscribe_kitchen", password_file=str(tmp_path / "secret")
+        )
+        with running(known, store) as publisher:
+            until(lambda: publisher.status().connected)
+            time.sleep(0.3)
+            assert publisher.reasons() == ()
+        with running(known, store, node="attic") as publisher:
+            until(lambda: "does not let us write" in "".join(publisher.reasons()))
+
+
+def test_both_forms_of_the_houses_configuration_say_the_same() -> None:
+    forms = {}
+    for form in ("2.0", "2.1"):
+        text = (CONFIG / "mosquitto" / f"house-{form}.conf").read_text("utf-8")
+        keys = dict(line.split(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        keys.pop("global_plugin", None)
+        forms[form] = {key.removeprefix("plugin_opt_"): value for key, value in keys.items()}
+    assert forms["2.0"] == forms["2.1"]
+    assert forms["2.0"]["allow_anonymous"] == "false"
