@@ -7,7 +7,7 @@ import re
 import time
 
 from deb.checks import SPEAK_FIRST, expect, hears, is_up, listens
-from deb.checks_user import MODELS, does, is_well, quiet_room, refused
+from deb.checks_user import MODELS, OWN_CONFIG, USER, does, is_well, quiet_room, refused
 from deb.container import CheckError, Container
 
 CONFIG = "/etc/roomscribe/roomscribe.toml"
@@ -79,6 +79,31 @@ def refuses_mistakes(box: Container) -> str:
     box.run(f"cp -p /root/kept {CONFIG}")
     starts(box)
     return line
+
+
+def tries_again(box: Container) -> str:
+    """A model whose disk is mounted later is waited for: the unit is started again."""
+    late = "/srv/models/late"
+    box.run(f"cp -p {CONFIG} /root/kept; printf '[model]\\nbundle = \"{late}\"\\n' > {CONFIG}")
+    line = ends_with(box, 75, late, "no such folder")
+    built_in = "/usr/lib/roomscribe/appliance/bundles/home-en"
+    box.run(f"mkdir -p /srv/models && cp -r {built_in} {late}")
+    box.wait("the daemon", lambda: listens(box), 60)
+    box.run(f"cp -p /root/kept {CONFIG}")
+    starts(box)
+    box.run("rm -r /srv/models")
+    return line
+
+
+def refuses_a_second(box: Container) -> str:
+    """A second daemon on the same log or node ends with one line that names the service."""
+    service = f"(process {box.status()['MainPID']})"
+    refused(box, "roomscribe run", 74, service)
+    box.run(f"printf '[store]\\npath = \"/home/{USER}/log\"\\n' > {OWN_CONFIG}")
+    refused(box, f"roomscribe run --config {OWN_CONFIG}", 74, service)
+    box.run(f"rm {OWN_CONFIG}")
+    hears(box)
+    return service
 
 
 def reloads(box: Container) -> str:
