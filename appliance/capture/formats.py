@@ -69,7 +69,7 @@ KBPS = {
 }
 """Of MPEG-1 (3 in its header) and MPEG-2, layer III (ISO 11172-3, 13818-3)."""
 MPEG_HZ = (44_100, 48_000, 32_000)
-EXTENSIBLE = 0xFFFE
+EXTENSIBLE, MOST_CHANNELS = 0xFFFE, 1024
 NUMBERS = {
     (1, 8): "u1", (1, 16): "<i2", (1, 32): "<i4", (3, 32): "<f4", (3, 64): "<f8",
 }  # fmt: skip
@@ -124,7 +124,8 @@ def wave_layout(head: bytes) -> tuple[Layout, int, int] | None:
             if tag == EXTENSIBLE and length >= 26:
                 (tag,) = struct.unpack_from("<H", head, at + 24)
             dtype = NUMBERS.get((tag, bits))
-            layout = Layout(dtype, rate_hz, channels) if dtype and channels else None
+            if dtype and 0 < channels <= MOST_CHANNELS:
+                layout = Layout(dtype, rate_hz, channels)
         at += length + length % 2
     return None
 

@@ -49,7 +49,8 @@ log = logging.getLogger("roomscribe.capture")
 
 EXPECTED = "expected a sound file such as WAV, FLAC or Ogg"
 LOWEST_HZ, HIGHEST_HZ = 4000, 384_000
-BLOCK_S = 0.1
+BLOCK_S, MOST_READ = 0.1, 1 << 20
+"""Length of one read, and bytes of it at most, whatever a header says."""
 LATE_S = 0.2
 """Sound that comes later than this (a slow pipe) has been recorded later, too."""
 HELD_UP_S = 5.0
@@ -208,7 +209,7 @@ class _Pcm:
         """(n,) int16 at 16 kHz until the end or `stopped`."""
         rate_hz, channels = self._layout.rate_hz, self._layout.channels
         resampler = Resampler(rate_hz, channel_weights(channels))
-        size = int(rate_hz * BLOCK_S) * self._width
+        size = max(self._width, min(int(rate_hz * BLOCK_S) * self._width, MOST_READ))
         left = math.inf if self._length is None else self._length
         for data in _read(self._input, size, stopped, self._pending):
             self._pending = data if data is self._pending else self._pending + data
@@ -229,7 +230,8 @@ class _Pcm:
         """The same in -1..1."""
         kind = self._type.kind
         if kind == "f":
-            return sound.astype(np.float32)
+            with np.errstate(over="ignore", invalid="ignore"):  # the resampler clips
+                return sound.astype(np.float32)
         full = np.float32(2 ** (8 * self._type.itemsize - 1))
         return (sound.astype(np.float32) - (full if kind == "u" else 0)) / full
 

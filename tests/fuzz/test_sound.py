@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
+import os
 import struct
 import tempfile
 import time
@@ -122,11 +124,17 @@ def others() -> st.SearchStrategy[bytes]:
     return st.sampled_from(known).flatmap(damaged)
 
 
-def check(data: bytes) -> str:
-    """`read`, or `refused`."""
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "sound.wav"
+def check(data: bytes, *, piped: bool = False) -> str:
+    """`read`, or `refused`; `piped`: what fits into a pipe comes through one."""
+    with contextlib.ExitStack() as opened:
+        file = Path(opened.enter_context(tempfile.TemporaryDirectory())) / "sound.wav"
         file.write_bytes(data)
+        if piped:
+            read_end, write_end = os.pipe()
+            opened.callback(os.close, read_end)
+            os.write(write_end, data)
+            os.close(write_end)
+            file = Path(f"/proc/self/fd/{read_end}")
         begun_s = time.monotonic()
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
@@ -165,6 +173,12 @@ def memory() -> object:
 @examples(150)
 def test_a_wav_with_any_header_is_heard_or_refused(data: bytes) -> None:
     event(check(data))
+
+
+@given(waves() | st.binary(max_size=300))
+@examples(150, 0.5)
+def test_whatever_a_pipe_gives_is_heard_or_refused(data: bytes) -> None:
+    event(check(data, piped=True))
 
 
 @given(others())
