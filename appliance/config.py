@@ -608,7 +608,7 @@ def _trouble(entry: Field[Any], kind: type, value: Any) -> str:
     whole_as_number = kind is float and type(value) is int
     limits = entry.metadata
     if type(value) is not kind and not whole_as_number:
-        return f"expected {_TYPE_NAMES[kind]}, found {_shown(value)}{_quotes(kind, value)}"
+        return f"expected {_TYPE_NAMES[kind]}, found {_shown(value)}{_quotes(entry, kind, value)}"
     if kind is str and _CONTROL.search(value):
         return f"expected text without control characters, found {_shown(value)}"
     if limits["choices"] and value not in limits["choices"]:
@@ -626,10 +626,12 @@ def _trouble(entry: Field[Any], kind: type, value: Any) -> str:
     return ""
 
 
-def _quotes(kind: type, value: Any) -> str:
+def _quotes(entry: Field[Any], kind: type, value: Any) -> str:
     """What to do about quotes, where they are all that is wrong."""
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return f'; write it in quotes: "{_shown(value)}"'
+        ruled = entry.metadata["choices"] or entry.metadata["pattern"]
+        if ruled and not _trouble(entry, str, _shown(value)):
+            return f'; write it in quotes: "{_shown(value)}"'
     if kind is not str and isinstance(value, str):
         plain = value.strip().lower()
         with suppress(ValueError, OverflowError):
@@ -681,7 +683,7 @@ def _unknown_section(origin: str, name: str, content: Any, wrong: set[str]) -> s
 
 def _unknown_key(where: str, name: str, known: Iterable[str]) -> str:
     """Message for a key that does not exist: where it does, or the nearest one."""
-    if places := _places(name):
+    if 0 < len(places := _places(name)) < 3:
         cure = f"it belongs below {_bracketed(places)}"
     else:
         near = _near(name, known)

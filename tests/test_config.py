@@ -71,6 +71,7 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
         ('[decoder]\nbackend = "NPU"', "found 'NPU'; did you mean hailo?"),
         ('[encoder]\nbackend = "Hailo8"', "found 'Hailo8'; did you mean hailo?"),
         ("[mqtt]\nprotocol = 5", 'expected a text, found 5; write it in quotes: "5"'),
+        ("[encoder]\nenabled = true", "unknown key enabled; known: backend, share, threads"),
         ('[mqtt]\nport = "1883"', "found '1883'; write it without quotes: 1883"),
         ('[mqtt]\ntls = "True"', "found 'True'; write it without quotes: true"),
         ("[mqtt]\nhost = broker", "not valid TOML: Invalid value (at line 2, column 8); a text"),
@@ -86,6 +87,15 @@ def test_a_wrong_value_is_named_with_what_was_expected(text: str, wanted: str) -
     found = mistakes(text)
     assert len(found) == 1
     assert wanted in found[0]
+
+
+def test_no_cure_is_offered_that_would_not_cure() -> None:
+    assert mistakes("[capture]\ndevice = 0") == [
+        "house.toml: capture.device: expected a text, found 0"
+    ]
+    assert mistakes('[encoder]\nbackend = "gpu"') == [
+        "house.toml: encoder.backend: expected one of auto, hailo, cpu, found 'gpu'"
+    ]
 
 
 def test_mistakes_between_keys_are_reported_with_the_others_as_far_as_their_keys_are_right() -> (
