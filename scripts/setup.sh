@@ -41,9 +41,9 @@ find_python() {
 # One environment, .venv: made anew for another Python, completed when pyproject.toml changed.
 set_up() {
     local kind=$1 base stamp extras=''
+    [ "$kind" = dev ] && extras='[dev]' && PACKAGES+=(ffmpeg)
     install_packages
     base=$(find_python)
-    [ "$kind" = dev ] && extras='[dev]'
     stamp=.venv/.set-up-$kind
     if [ "$("$base" -VV)" != "$(cat .venv/.python 2>/dev/null)" ]; then
         say "making the Python environment .venv"
