@@ -382,8 +382,6 @@ def _fork(
     os.setsid()
     for end in inherited:
         end.close()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     output.close()
@@ -393,6 +391,8 @@ def _fork(
 
 def _run(connection: Connection, order: Callable[[], Any]) -> None:
     """What both kinds of children do."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     sys.stdout = sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
     try:
         work, arguments = order()

@@ -171,6 +171,11 @@ def _dies(_: Connection, number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+def _is_asked_to_stop(_: Connection, number: int) -> str:
+    os.kill(os.getpid(), number)
+    return "went on"
+
+
 def _ends(_: Connection) -> None:
     os._exit(3)
 
@@ -263,6 +268,18 @@ def test_how_a_child_died_is_told_with_its_last_words(start: Literal["spawn", "f
         assert (death.value.number, death.value.printed) == (9, "the last word\n")
         child.send("to nobody")
     with Child(_ends, start=start) as child, pytest.raises(ChildDiedError, match="status 3"):
+        child.receive(WITHIN_S)
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_child_ends_by_the_usual_signals(
+    start: Literal["spawn", "fork"], number: signal.Signals
+) -> None:
+    with (
+        Child(_is_asked_to_stop, number, start=start) as child,
+        pytest.raises(ChildDiedError, match=number.name),
+    ):
         child.receive(WITHIN_S)
 
 
