@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import soundfile
+from rigs.hailo import looked_after
 from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.models import TINY, random_weights, write_checkpoint
 from rigs.recordings import sentences
@@ -62,11 +63,19 @@ FAULTS: dict[str, dict[str, Any]] = {
     "driver timeout (87)": {"fail_jobs": "all", "fail_status": 87},
     "chip hangs": {"hang_jobs": "all"},
     "output is not a number": {"nan_jobs": "all"},
+    "states are those of the window before": {"stale_jobs": "all"},
     "chip dies": {"dead": True},
     "chip is pulled out": {},
     "chip is taken by another": {"fail_jobs": "all", "fail_status": 63, "busy": True},
 }
-CURED = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False, "busy": False}
+CURED = {
+    "fail_jobs": [],
+    "hang_jobs": [],
+    "nan_jobs": [],
+    "stale_jobs": [],
+    "dead": False,
+    "busy": False,
+}
 
 
 def open_for(bundle: Bundle, threads: int = 2) -> Transcriber:
@@ -244,7 +253,7 @@ def deaf(simulator: Simulator, bundle: Bundle, folder: Path) -> None:
     row("look_after", f"{spread(timed[0].looks_s)} s")
     most = max(count for *_, count in seen)
     row("threads, and most of them while it hangs", f"{seen[len(seen) // 24][3]}, {most}")
-    row("the chip, well after ten sentences, in use again after", f"{back_s - struck_s:.1f} s")
+    row("the chip (well after 10 sentences) in use again after", f"{back_s - struck_s:.1f} s")
     row("stop, with a hanging chip", f"{stop_s:.2f} s")
 
 
@@ -366,7 +375,7 @@ class Disturbed:
             return
         for _ in range(int(self.rng.integers(0, 60))):
             self.clock.now_s += 1
-            self.encoder.look_after(self.clock.now_s)
+            looked_after(self.encoder, self.clock.now_s)
         self.simulator.set(**CURED)
         if kind == "chip is pulled out":
             self.simulator.plug()
@@ -376,7 +385,7 @@ class Disturbed:
         """Silence until the next window."""
         for _ in range(1 + int(self.rng.exponential(BETWEEN_S))):
             was, begun = self.encoder.name, time.perf_counter()
-            self.encoder.look_after(self.clock.now_s)
+            looked_after(self.encoder, self.clock.now_s)
             if was == "cpu" and self.encoder.name != "cpu":
                 self.open_ms.append((time.perf_counter() - begun) * 1000)
                 self.back_s[self.was_absent].append(self.clock.now_s - self.returned_s)

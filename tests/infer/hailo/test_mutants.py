@@ -271,8 +271,8 @@ MUTANTS = {
         "AssertionError: ",
     ),
     "tells of the encoder only while no window waits": Mutant(
-        "daemon.pipeline", "stage) if lease else None\n            self._tell_encoder()\n",
-        "stage) if lease else None\n",
+        "daemon.pipeline", "            self._tell_encoder()\n            if encoded:\n",
+        "            if encoded:\n",
         PIPELINE, TOLD,
         "AssertionError: what was waited for did not happen",
     ),
