@@ -205,7 +205,7 @@ def test_an_export_writes_into_a_pipe_or_device_and_does_not_replace_it(
     pipe, full = tmp_path / "pipe", tmp_path / "full"
     os.mkfifo(pipe)
     full.symlink_to("/dev/full")
-    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as reader:
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as reader:
         assert house.log("--export", "jsonl", "--output", pipe) == 0
         assert [json.loads(line)["seq"] for line in reader] == [1, 2, 3, 4, 5]
     assert pipe.is_fifo()
