@@ -6,7 +6,7 @@
     |   `-- MissingModelError   no such bundle                             exit 78, of `run` 75
     |-- AudioError       a recording that cannot be read                               exit 65
     |-- DeviceError      microphone, NPU: gone, busy, refused                          exit 69
-    |-- StoreError       the log, or what else the daemon keeps beside it              exit 74
+    |-- StoreError       the log, or another file that is read or written              exit 74
     `-- BrokerError      the MQTT broker: out of reach, or it refuses                  exit 74
 
 What is not caught below ends the command, or the daemon, with its message on the last line and its
@@ -91,7 +91,7 @@ class DeviceError(RoomscribeError):
 
 
 class StoreError(RoomscribeError):
-    """The log cannot be read or written, or another file of the daemon's cannot."""
+    """The log cannot be read or written, or another file of the daemon's or a user's cannot."""
 
     exit_status = 74
 
