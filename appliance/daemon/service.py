@@ -189,7 +189,8 @@ def _read_again(
     try:
         renewed = reread()
     except ConfigError as error:
-        for message in error.messages:
+        *others, last = error.messages
+        for message in others:
             log.error("%s", message)
         log.error("%s; going on with the configuration that was read before", last)
         announcer.trouble = "the configuration on the disk is wrong, see the journal"
