@@ -158,7 +158,7 @@ def test_a_window_that_the_npu_fails_comes_from_the_cpu_at_once_and_the_npu_come
     simulator: Simulator, hef_bundle: Bundle, clock: Clock, fault: str
 ) -> None:
     simulator.plug()
-    encoder = on_clock(hef_bundle, clock, Limits(job_ms=100, first_job_ms=100))
+    encoder = on_clock(hef_bundle, clock, Limits(job_ms=250, first_job_ms=1000))
     encoder.open()
     mel, cpu = mel_of(hef_bundle, 7), CpuEncoder(hef_bundle, 1)
     settings, words = FAULTS[fault]

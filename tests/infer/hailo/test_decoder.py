@@ -231,7 +231,7 @@ def test_a_chip_lost_in_the_middle_of_a_text_gives_the_cpus_text_and_comes_back(
     simulator: Simulator, npu_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     simulator.plug()
-    limits = Limits(first_job_ms=200, step_ms=200)
+    limits = Limits(first_job_ms=1000, step_ms=300)
     way = both(npu_bundle, Guards(npu_bundle.positions, 1.0, -1000.0), limits)
     states, settings = states_of(npu_bundle, 5), FAULTS[fault][0]
     steps: list[int] = []

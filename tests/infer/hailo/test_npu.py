@@ -323,7 +323,7 @@ def test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
     simulator.plug()
-    npu = open_here(hef_bundle, limits=Limits(job_ms=50))
+    npu = open_here(hef_bundle, limits=Limits(job_ms=250))
     simulator.set(hang_jobs="all", hang_s=30)
     begun = time.monotonic()
     with pytest.raises(NpuError, match="did not answer in time"):
