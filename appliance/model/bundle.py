@@ -60,6 +60,9 @@ PACKAGED = Path(__file__).resolve().parent.parent / "bundles"
 """Comes with the package; never written to."""
 INSTALLED = Path("/var/lib/roomscribe-models")
 """Root's, for every user to read, unlike the daemon's own folder /var/lib/roomscribe."""
+FORMER = Path("/var/lib/roomscribe/models")
+"""Where the first versions put them, in the daemon's own folder; a link to INSTALLED now, which
+configurations may name and users other than the daemon and root cannot follow."""
 VARIABLE = "ROOMSCRIBE_MODELS"
 """Environment variable naming another folder than INSTALLED to put models into."""
 BUILT_IN = "home-en"
@@ -301,6 +304,8 @@ def find_bundle(path_or_name: str | Path) -> Path:
             found = "no such file in it" if folder.is_dir() else "no such folder"
             found = "" if (folder / MANIFEST).is_file() else found
         except PermissionError:
+            if folder.is_relative_to(FORMER):
+                return find_bundle(INSTALLED / folder.relative_to(FORMER))
             found = "that this user may not read it: run it with sudo"
         if found:
             raise MissingModelError(

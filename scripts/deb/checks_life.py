@@ -231,7 +231,7 @@ def upgrades(box: Container, newer: str) -> str:
     expect("# edited" in box.run(f"cat {CONFIG}"), "the edited configuration is gone")
     box.run(f"ls {CONFIG}.dpkg-dist")
     expect(f"* {MODEL}" in does(box, "roomscribe model list"), "models were not moved")
-    box.run(f"roomscribe model info {STATE}/models/{MODEL}")
+    does(box, f"roomscribe model info {STATE}/models/{MODEL}")
     heard = len(box.heard()) - count
     expect(heard >= SENTENCES - 1, f"of {SENTENCES} sentences around the upgrade {heard} arrived")
     log = box.run("roomscribe log --json --limit 10000").splitlines()
