@@ -188,25 +188,6 @@ def test_a_choice_that_cannot_be_read_is_not_passed_over(
     assert caught.value.status == 75
 
 
-def test_a_disk_that_fails_is_no_damaged_bundle(folder: Path) -> None:
-    (folder / "bundle.json").unlink()
-    (folder / "bundle.json").symlink_to("/proc/self/mem")  # opens, and cannot be read: EIO
-    with pytest.raises(ModelError, match="see that the disk is there and works") as caught:
-        load_bundle(folder)
-    assert "damaged" not in str(caught.value)
-    assert caught.value.status == 75
-
-
-def test_a_choice_that_cannot_be_read_is_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ROOMSCRIBE_MODELS", str(tmp_path))
-    (tmp_path / "in-use").symlink_to("/proc/self/mem")
-    with pytest.raises(ModelError, match=r"in-use: .*Input/output error") as caught:
-        load_bundle("")
-    assert caught.value.status == 75
-
-
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\x00\xff"])
 def test_a_manifest_that_is_no_json_table_is_refused(folder: Path, text: str) -> None:
     (folder / "bundle.json").write_bytes(text.encode("latin-1"))
