@@ -56,12 +56,11 @@ def _read(file: Path) -> tuple[Stamp | None, bool | None, str]:
     except (FileNotFoundError, NotADirectoryError):
         return None, False, ""
     except OSError as error:
-        return (
-            None,
-            None,
-            f"{file}: expected ON or OFF, found: {error.strerror}; the microphone stays closed "
-            "until it can be read: check the disk, or `roomscribe mute off`",
-        )
+        closed = "the microphone stays closed until it can be read"
+        cure = "check the disk, or `roomscribe mute off`"
+        if isinstance(error, PermissionError):
+            cure = "give this user the folder, or set store.path to another"
+        return None, None, f"{file}: expected ON or OFF, found: {error.strerror}; {closed}: {cure}"
     if text.strip() not in (_ON.strip(), _OFF.strip()):
         return (
             stamp,
