@@ -275,6 +275,6 @@ class Connection:
         self._link = self.connected_s = None
         self._names.clear()
         self._denials.clear()
-        self._attempt_s = now_s + delay_s * random.uniform(*SPREAD)
+        self._attempt_s = now_s + delay_s * random.SystemRandom().uniform(*SPREAD)
         self._troubles.set("broker", reason, detail)
         return Lost(0, reason)

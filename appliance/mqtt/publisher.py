@@ -219,7 +219,7 @@ class Presence:
             # somebody else, who subscribes to everything, has answered for it
             self._unheard_s, self._sure_s = max(now_s - RECENT_S, self._connected_s), now_s
         self._away_s = None
-        self.announce_s = now_s + random.uniform(*self._delays.announce_s)
+        self.announce_s = now_s + random.SystemRandom().uniform(*self._delays.announce_s)
         if self.held_until_s > now_s:
             self.held_until_s = self.announce_s
         log.info("Home Assistant is there")
