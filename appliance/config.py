@@ -124,8 +124,8 @@ class SegmenterSettings:
     hang_over_ms: int = key(600, "Silence that ends an utterance.", unit="ms", low=200, high=3000)
     speculate: bool = key(
         True,
-        "Transcribe after 300 ms of silence what is thrown away if speech goes on, so that the text "
-        "is there when the utterance ends.",
+        "Transcribe after 300 ms of silence what is thrown away if speech goes on, so that the "
+        "text is there when the utterance ends.",
     )
     min_speech_ms: int = key(
         90, "Utterances with less speech than this are discarded.", unit="ms", low=0, high=2000
