@@ -35,6 +35,8 @@ examples:
 """
 
 Add = Callable[..., argparse.ArgumentParser]
+AGAIN_S = 0.05
+"""Longer than any object takes to be finalised."""
 
 
 def add_model(
@@ -214,10 +216,13 @@ def _run(
         # nohup has set SIGHUP aside, and it stays so
         if before[number] is signal.SIG_DFL:
             signal.signal(number, _end)
+    unraisable, sys.unraisablehook = sys.unraisablehook, _end_again
     try:
         library.clear_abandoned()
         return command(options, settings)
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = unraisable
         for number in ends:
             signal.signal(number, before[number])
 
@@ -226,6 +231,17 @@ def _end(number: int, _: object) -> None:
     """Ends the command; a second signal does not disturb it while it clears up."""
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
+
+
+def _end_again(lost: sys.UnraisableHookArgs) -> None:
+    """Ends the command a moment later where Python has passed over its end: a signal that arrives
+    while an object is finalised raises for nobody."""
+    if not isinstance(lost.exc_value, SystemExit):
+        sys.__unraisablehook__(lost)
+        return
+    number = int(lost.exc_value.code or 0) - 128
+    signal.signal(signal.SIGALRM, lambda *_: _end(number, None))
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
 
 
 def add(options: argparse.Namespace, settings: Settings) -> int:

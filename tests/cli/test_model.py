@@ -166,11 +166,40 @@ def test_a_signal_in_the_midst_of_an_add_leaves_the_download_and_nothing_else(
     fetching = desk.start("add", REPOSITORY)
     wait_for(PART, desk.models, fetching)
     fetching.send_signal(number)
-    told, _ = fetching.communicate()
-    assert fetching.returncode == status
+    told, complaint = fetching.communicate()
+    assert fetching.returncode == status, complaint
     assert "roomscribe model remove whisper-home" in told
     assert [file.name for file in (desk.models / ".work").iterdir()] == ["whisper-home"]
     assert desk.in_use() == "home-en"
+
+
+def test_a_signal_that_arrives_while_an_object_is_finalised_ends_the_command(
+    tmp_path: Path,
+) -> None:
+    """Python passes over what is raised there, and the command would go on, deaf to signals."""
+    program = (
+        "import os, signal, sys, time\n"
+        "from appliance.cli.model import _run\n"
+        "class Last:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        time.sleep(0.01)\n"
+        "def command(*_):\n"
+        "    Last()\n"
+        "    time.sleep(1)\n"
+        "    return 78\n"
+        "sys.exit(_run(command, None, None))\n"
+    )
+    environment = os.environ | {"ROOMSCRIBE_MODELS": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (143, "")
 
 
 def test_nohup_keeps_a_command_alive(desk: Desk, tmp_path: Path) -> None:
