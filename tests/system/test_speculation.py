@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from appliance.daemon.backlog import Backlog
 from appliance.daemon.health import Health
 from appliance.daemon.scribe import Scribe
 from appliance.infer.transcriber import Transcriber, open_transcriber
-from appliance.records import Samples, Window
+from appliance.records import Samples, Transcript, Window
 from appliance.store.store import Store
 
 LONGEST_S = 40.0
@@ -75,13 +75,10 @@ def transcribed(
     return windows, texts, health.counters()
 
 
-def vars_of(transcript: object) -> dict[str, object]:
-    from dataclasses import asdict
-
-    values = asdict(transcript)  # type: ignore[call-overload]
-    return {
-        name: value for name, value in values.items() if name not in {*TIMES, "id", "utterance_id"}
-    }
+def vars_of(transcript: Transcript) -> dict[str, object]:
+    """The fields that do not depend on when and how fast it was made."""
+    left_out = {*TIMES, "id", "utterance_id"}
+    return {name: value for name, value in asdict(transcript).items() if name not in left_out}
 
 
 def test_nothing_changes_but_the_time_it_takes(transcriber: Transcriber, tmp_path: Path) -> None:
