@@ -1,6 +1,7 @@
 """Windows that wait to be transcribed: a bounded queue in the order in which they were spoken, and
 the lease under which one of them is handed out; and the window that is likely to come next, a
-guess, which may be transcribed ahead while nothing waits.
+guess, which may be transcribed ahead while nothing waits; and, when that is done, too, requests of
+others.
 
 Few samples are in memory: those of the others are in the spool until their turn comes. When too
 much waits, the oldest window is dropped; the newest speech matters most in a house.
@@ -38,6 +39,8 @@ BEHIND_S = 30.0
 """More speech than this, waiting, is a trouble."""
 CAUGHT_UP_S = 10.0
 """Less than this is no trouble any more."""
+REQUESTS = 16
+"""So many requests wait at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +73,22 @@ class Guess:
     window: it is encoded again if it comes."""
     transcription: Transcription | None = None
     """The same of the decoder."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A window that is to be transcribed while the room's microphone has none: for somebody on the
+    network, or of a sentence that goes on. It is not in the spool: who asks can ask again."""
+
+    window: Window
+    answer: Callable[[Transcription | Exception], None]
+    """Called once, by the encoder's or the transcriber's thread, with the transcription or with why
+    there is none; not at all when it is not wanted any more. Should not take long."""
+    idle: bool = False
+    """True when all other requests go first."""
+    wanted: bool = True
+    """Whoever asked may set it to False; any thread."""
+    encoded: Encoded | None = None
 
 
 class Lease:
@@ -176,6 +195,7 @@ class Backlog:
         """The window that is likely to come."""
         self._untaken = False
         """True until somebody takes the guess."""
+        self._requests: deque[Request] = deque()
         self._ends_s = math.inf
         """When it is over even if windows wait."""
         self._complete = False
@@ -239,9 +259,9 @@ class Backlog:
 
     def take(self, timeout_s: float) -> Lease | None:
         """The oldest window, whose transcription begins now; None when none came for a while, or
-        there is a guess."""
+        there is a guess or a request."""
         with self._news:
-            if not (self._waiting or self._untaken or self.over):
+            if not (self._waiting or self._untaken or self._requests or self.over):
                 self._news.wait(timeout_s)
             if not self._waiting or self.over:
                 return None
@@ -286,6 +306,11 @@ class Backlog:
         if lost := self.lost():
             log.error("stopped with %d windows untranscribed or transcripts unstored", lost)
         self._spool.close()
+        with self._news:
+            left_requests = [one for one in self._requests if one.wanted]
+            self._requests.clear()
+        for request in left_requests:
+            request.answer(DeviceError("roomscribe is stopping"))
 
     def __enter__(self) -> Self:
         return self
@@ -307,6 +332,27 @@ class Backlog:
     def survived(self, guess: Guess) -> None:
         """No death is the guess's fault any more; it waits for its utterance to end."""
         self._spool.survived(guess.window.id)
+
+    def ask(self, request: Request) -> bool:
+        """Queues a request; False when too many wait, or nothing more is transcribed."""
+        with self._news:
+            self._requests = deque(one for one in self._requests if one.wanted)
+            if self._complete or len(self._requests) >= REQUESTS:
+                return False
+            self._requests.append(request)
+            self._news.notify()
+        return True
+
+    def take_request(self) -> Request | None:
+        """The oldest request that is still wanted, those that are not `idle` first; None while
+        windows or a guess wait."""
+        with self._news:
+            if self._waiting or self._untaken:
+                return None
+            wanted = [one for one in self._requests if one.wanted]
+            first = min(wanted, key=lambda one: one.idle, default=None)
+            self._requests = deque(one for one in wanted if one is not first)
+        return first
 
     def _surplus(self) -> list[_Waiting]:
         """Takes out the oldest windows until the rest is within the limits."""

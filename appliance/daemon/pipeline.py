@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 from appliance import __version__, system
 from appliance.capture import Segmenter, VoiceDetector, open_source
 from appliance.config import SegmenterSettings, Settings, node_name
-from appliance.daemon.backlog import Backlog, Guess, Lease
+from appliance.daemon.backlog import Backlog, Guess, Lease, Request
 from appliance.daemon.claims import claims
 from appliance.daemon.health import Health
 from appliance.daemon.listening import CaptureSupervisor, Opener
@@ -152,7 +152,7 @@ class Pipeline:
         self._retry = functools.partial(retry, within_s=retry_within_s, transcriber=transcriber)
         self._stopping = False
         self._frames: StageQueue[Frame] = StageQueue(FRAMES_WAITING)
-        self._states: StageQueue[EncodedWindow | Guess] = StageQueue(STATES_WAITING)
+        self._states: StageQueue[EncodedWindow | Guess | Request] = StageQueue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
             opened.enter_context(claims(settings))
             tell = functools.partial(self.health.trouble, "log")
@@ -275,6 +275,11 @@ class Pipeline:
             throttling=system.throttling(),
         )
 
+    def ask(self, request: Request) -> bool:
+        """Has a window transcribed that the microphone did not give, when there is time for it;
+        False when too many wait. Any thread; does not wait."""
+        return self._backlog.ask(request)
+
     def broker_reasons(self) -> tuple[str, ...]:
         """What is wrong between the store and the broker, in plain words."""
         return self._publisher.reasons() if self._publisher else ()
@@ -334,7 +339,9 @@ class Pipeline:
         while not self._backlog.over:
             lease = self._backlog.take(self._idle_s)
             stage.moved()
+            encoded: EncodedWindow | Guess | Request | None
             encoded = self._encoded(lease, stage) if lease else self._encoded_ahead()
+            encoded = encoded or self._encoded_request()
             self._tell_encoder()
             if encoded:
                 self._pass_on(encoded, stage)
@@ -351,6 +358,11 @@ class Pipeline:
             self._backlog.survived(guess)
             return None
         return guess
+
+    def _encoded_request(self) -> Request | None:
+        """What others asked for, encoded; None without one, and when it failed."""
+        request = self._backlog.take_request()
+        return request if request and self._scribe.encode_asked(request) else None
 
     def _tell_encoder(self) -> None:
         """Says what is wrong with the encoder, and when it is well again."""
@@ -372,7 +384,7 @@ class Pipeline:
             return self._scribe.encode(lease)
         return self._retry(lease, self._settings, self._scribe.encode, goes_on)
 
-    def _pass_on(self, encoded: EncodedWindow | Guess, stage: Stage) -> None:
+    def _pass_on(self, encoded: EncodedWindow | Guess | Request, stage: Stage) -> None:
         """Waits for room and queues an encoded window: the backlog drops what is too much, and the
         transcriber is watched by itself, so that waiting for it is no standing still.
         """
@@ -394,6 +406,8 @@ class Pipeline:
             elif isinstance(item, Guess):
                 self._scribe.write_ahead(item)
                 self._backlog.survived(item)
+            elif isinstance(item, Request):
+                self._scribe.answer(item)
             else:
                 self._scribe.write(item)
         self.ended.set()

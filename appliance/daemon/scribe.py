@@ -15,7 +15,7 @@ from typing import Protocol
 
 from appliance.config import Settings
 from appliance.daemon import journal
-from appliance.daemon.backlog import Guess, Lease
+from appliance.daemon.backlog import Guess, Lease, Request
 from appliance.daemon.health import Health
 from appliance.errors import StoreError
 from appliance.infer import Encoded, Gates, Transcriber
@@ -101,6 +101,25 @@ class Scribe:
             guess.transcription = self._transcriber.write(guess.encoded)
         except Exception as error:
             log.info("a window could not be decoded ahead: %s", error)
+
+    def encode_asked(self, request: Request) -> bool:
+        """Encodes a request's window; False when that failed, which it is told. Never raises."""
+        try:
+            request.encoded = self._transcriber.encode(request.window)
+        except Exception as error:
+            _answer(request, error)
+        return request.encoded is not None
+
+    def answer(self, request: Request) -> None:
+        """Decodes a request's window, if that is still wanted, and answers it. Never raises."""
+        if not request.wanted or request.encoded is None:
+            return
+        result: Transcription | Exception
+        try:
+            result = self._transcriber.write(request.encoded)
+        except Exception as error:
+            result = error
+        _answer(request, result)
 
     def write(self, encoded: EncodedWindow) -> None:
         """Decodes an encoded window and stores its text; ends its lease, or leaves that to `flush`.
@@ -191,6 +210,14 @@ class Scribe:
             return ""
         wanted = (window.utterance_id, window.index - 1)
         return "".join(one.text for one in newest if (one.utterance_id, one.window) == wanted)
+
+
+def _answer(request: Request, result: Transcription | Exception) -> None:
+    """Tells who asked; what goes wrong there is no fault of ours."""
+    try:
+        request.answer(result)
+    except Exception as error:
+        log.error("a request's answer was not taken: %s", error, exc_info=error)
 
 
 def compose(window: Window, result: Transcription, model: str, queue_ms: float) -> Transcript:

@@ -12,11 +12,20 @@ from rigs.needs import needs_memory
 from rigs.windows import a_window
 
 from appliance.config import Settings, SpoolSettings
-from appliance.daemon.backlog import DEATHS, FAILURES_IN_A_ROW, HELD, UNSPOOLED, Backlog, Lease
+from appliance.daemon.backlog import (
+    DEATHS,
+    FAILURES_IN_A_ROW,
+    HELD,
+    REQUESTS,
+    UNSPOOLED,
+    Backlog,
+    Lease,
+    Request,
+)
 from appliance.daemon.health import Health
 from appliance.daemon.spool import note
 from appliance.errors import DeviceError
-from appliance.records import Discarded, Window
+from appliance.records import Discarded, Transcription, Window
 
 WINDOW_S = 6.0
 NOWHERE = Path("/nowhere/at/all")
@@ -373,3 +382,55 @@ def test_no_death_is_the_fault_of_a_guess_that_was_transcribed(memory: Path) -> 
     rig.backlog.survived(taken)
     rig.backlog.close()
     assert Rig(memory).take().deaths == 0
+
+
+def a_request(
+    answers: list[Transcription | Exception] | None = None, *, idle: bool = False
+) -> Request:
+    return Request(a_window(), ([] if answers is None else answers).append, idle=idle)
+
+
+def test_requests_come_after_windows_and_guess_and_idle_ones_last() -> None:
+    rig = Rig(None)
+    idle, first, second = a_request(idle=True), a_request(), a_request()
+    assert all(rig.backlog.ask(one) for one in (idle, first, second))
+    rig.push(1)
+    rig.backlog.guess(a_window())
+    assert rig.backlog.take_request() is None
+    rig.take()
+    assert rig.backlog.take_request() is None
+    assert rig.backlog.take_guess()
+    assert rig.backlog.take(60) is None, "does not wait: there is a request"
+    assert [rig.backlog.take_request() for _ in range(4)] == [first, second, idle, None]
+
+
+def test_requests_that_nobody_wants_any_more_make_room() -> None:
+    rig = Rig(None)
+    asked = [a_request() for _ in range(REQUESTS)]
+    assert all(rig.backlog.ask(one) for one in asked)
+    assert not rig.backlog.ask(a_request())
+    asked[3].wanted = False
+    assert rig.backlog.ask(a_request())
+    assert not rig.backlog.ask(a_request())
+    asked[0].wanted = False
+    assert rig.backlog.take_request() is asked[1]
+
+
+def test_requests_wake_whoever_waits_for_a_window() -> None:
+    rig = Rig(None)
+    threading.Timer(0.1, rig.backlog.ask, [a_request()]).start()
+    assert rig.backlog.take(60) is None
+    assert rig.backlog.take_request()
+
+
+def test_requests_that_are_left_at_the_end_are_told_so() -> None:
+    rig = Rig(None)
+    answers: list[Transcription | Exception] = []
+    unwanted = a_request(answers)
+    assert rig.backlog.ask(a_request(answers))
+    assert rig.backlog.ask(unwanted)
+    unwanted.wanted = False
+    rig.backlog.complete()
+    assert not rig.backlog.ask(a_request(answers))
+    rig.backlog.close()
+    assert [str(one) for one in answers] == ["roomscribe is stopping"]

@@ -30,6 +30,7 @@ from appliance.config import (
     StoreSettings,
 )
 from appliance.daemon import service
+from appliance.daemon.backlog import Request
 from appliance.daemon.pipeline import FRAMES_WAITING, Pipeline, Sentinel, Stage, StageQueue
 from appliance.errors import DeviceError
 from appliance.infer.transcriber import Encoded
@@ -291,6 +292,33 @@ def test_a_stop_reaches_a_segmenter_that_stood_still_before_a_full_queue(tmp_pat
     rig.open_gates()
     stage(pipeline, "segmenter").join(10)
     assert rig.segmenter.taken == ["frame"] * (1 + FRAMES_WAITING) + ["end"]
+
+
+def test_a_request_is_answered_whatever_becomes_of_it_and_none_is_stored(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, windows=False)
+    answers: list[Transcription | Exception] = []
+
+    def refuse(answer: Transcription | Exception) -> None:
+        answers.append(answer)
+        raise ConnectionError("whoever asked has gone")
+
+    rig.gates["encoder"].shut()
+    pipeline = rig.pipeline(rig.settings)
+    pipeline.start()
+    try:
+        assert pipeline.ask(Request(a_window(), answers.append))
+        assert rig.gates["encoder"].reached.wait(10)
+        assert pipeline.ask(Request(a_window(), refuse))
+        assert pipeline.ask(Request(a_window(), answers.append))
+        assert not answers
+        rig.open_gates()
+        until(lambda: len(answers) == 3)
+    finally:
+        rig.open_gates()
+        pipeline.stop()
+    pipeline.check()
+    assert [one.text for one in answers if isinstance(one, Transcription)] == ["", "", ""]
+    assert pipeline.health.counters() == {}
 
 
 @pytest.mark.parametrize("stuck", STAGES)

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from rigs.needs import needs_memory
 from rigs.transcriber import HEARD, FakeTranscriber
+from rigs.windows import a_window
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
-from appliance.daemon.backlog import FAILURES_IN_A_ROW, Backlog
+from appliance.daemon.backlog import FAILURES_IN_A_ROW, Backlog, Request
 from appliance.daemon.health import Health
 from appliance.daemon.scribe import Scribe
 from appliance.errors import DeviceError, ModelError, StoreError
@@ -218,3 +219,20 @@ def test_a_fault_ahead_is_no_fault_of_the_window(rig: Rig, encoded: bool) -> Non
     ahead.comes_true()
     assert rig.texts() == [HEARD.text]
     assert rig.listener.reasons == []
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_request_that_fails_is_told_so_and_no_device_is_broken_for_it(
+    rig: Rig, encoded: bool
+) -> None:
+    answers: list[Transcription | Exception] = []
+    fault = ModelError("a strange sound")
+    rig.transcriber.answer = fault if encoded else HEARD
+    rig.transcriber.fault = None if encoded else fault
+    for _ in range(FAILURES_IN_A_ROW + 1):
+        request = Request(a_window(), answers.append)
+        assert rig.scribe.encode_asked(request) is encoded
+        rig.scribe.answer(request)
+    assert answers == [fault] * (FAILURES_IN_A_ROW + 1)
+    assert rig.listener.reasons == []
+    assert rig.texts() == []
