@@ -33,6 +33,9 @@ States = NDArray[np.float32]
 Logits = NDArray[np.float32]
 """(vocabulary,) float32."""
 
+HEARD_HERE = "microphone"
+"""Transcript.source of what the appliance hears itself."""
+
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
@@ -153,6 +156,11 @@ class Transcript:
     flags: tuple[str, ...]
     confidence: float
     """As in Transcription."""
+    continues: str = ""
+    """utterance_id of the utterance that was taken to be over, and that this one goes on with;
+    empty for nearly all."""
+    source: str = HEARD_HERE
+    """Where the sound came from: the appliance's own microphone, or who sent it (wyoming)."""
 
 
 def utc_from_monotonic(moment_s: float) -> datetime:

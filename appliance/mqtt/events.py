@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from appliance.records import ApplianceState, ApplianceStats, Discarded
+from appliance.records import HEARD_HERE, ApplianceState, ApplianceStats, Discarded
 from appliance.store import StoredTranscript
 
 SCHEMA = 1
@@ -36,7 +36,7 @@ def transcript(
 ) -> dict[str, Any]:
     """The event of a transcript; `late` when its delivery waited for a broker."""
     one = stored.transcript
-    return {
+    event = {
         "schema": SCHEMA,
         "event_type": "transcript",
         "id": one.id,
@@ -64,6 +64,11 @@ def transcript(
         "queue_ms": _rounded(one.queue_ms),
         "late": late,
     }
+    if one.continues:
+        event["continues"] = one.continues
+    if one.source != HEARD_HERE:
+        event["source"] = one.source
+    return event
 
 
 def state(

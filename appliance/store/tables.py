@@ -21,10 +21,10 @@ from typing import Any
 
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
-from appliance.records import Transcript
+from appliance.records import HEARD_HERE, Transcript
 from appliance.system import boot_id
 
-SCHEMA = 3
+SCHEMA = 4
 """Number of the layout, kept in the file's user_version; a higher one is refused."""
 
 _TRANSCRIPTS = (
@@ -87,13 +87,20 @@ _SEARCH = (
 _CONFIDENCE = ("ALTER TABLE transcripts ADD COLUMN confidence REAL",)
 """NULL in rows that were stored before; the probability of the tokens stands for it there."""
 
-MIGRATIONS = {1: _TRANSCRIPTS, 2: _SEARCH, 3: _CONFIDENCE}
+_ORIGIN = (
+    "ALTER TABLE transcripts ADD COLUMN continues TEXT",
+    "ALTER TABLE transcripts ADD COLUMN source TEXT",
+)
+"""NULL in rows that were stored before: they continue nothing and came from the microphone."""
+
+MIGRATIONS = {1: _TRANSCRIPTS, 2: _SEARCH, 3: _CONFIDENCE, 4: _ORIGIN}
 """What makes each layout of the one before it; a new file goes through all of them."""
 
 TABLES = {
     1: {"transcripts", "outbox"},
     2: {"transcripts", "outbox", "search"},
     3: {"transcripts", "outbox", "search"},
+    4: {"transcripts", "outbox", "search"},
 }
 """What a file of each layout holds at least."""
 
@@ -163,7 +170,7 @@ _RECORD = tuple(entry.name for entry in fields(Transcript))
 _FLOATS = tuple(entry.name for entry in fields(Transcript) if entry.type == "float")
 _TEXTS = tuple(entry.name for entry in fields(Transcript) if entry.type == "str")
 _NAMES = (*_RECORD, "stored", "boot", "boot_s")
-_ADDED = {"confidence": 3}
+_ADDED = {"confidence": 3, "continues": 4, "source": 4}
 """The layout that brought a column; the others were in the first."""
 CURSOR = "SELECT cursor FROM outbox"
 HIGHEST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence"
@@ -277,6 +284,8 @@ def from_row(row: Row) -> StoredTranscript:
         moment = datetime.fromisoformat(stored)
         if named["confidence"] is None:
             named["confidence"] = math.exp(min(0.0, named["avg_logprob"]))
+        named["continues"] = "" if named["continues"] is None else named["continues"]
+        named["source"] = HEARD_HERE if named["source"] is None else named["source"]
         for name in _FLOATS:
             named[name] = float(named[name])
         if not all(isinstance(named[name], str) for name in _TEXTS):

@@ -69,6 +69,13 @@ def test_an_event_has_exactly_the_fields_of_the_contract_in_its_order() -> None:
     ]
 
 
+def test_what_goes_on_and_what_others_sent_say_so_and_nothing_else_does() -> None:
+    plain = event_of(transcript())
+    event = event_of(transcript(utterance_id=new_id(), continues=new_id(), source="wyoming"))
+    assert set(event) - set(plain) == {"continues", "source"}
+    assert event["source"] == "wyoming"
+
+
 def test_flags_lateness_and_an_unfinished_utterance_are_told() -> None:
     event = event_of(transcript(windows=None, flags=("demo_model", "cut_at_window")), late=True)
     assert event["windows"] is None
@@ -132,6 +139,7 @@ REGISTRY = referencing.Registry().with_resources(
     (f"{name}.json", referencing.Resource.from_contents(schema)) for name, schema in SCHEMAS.items()
 )
 
+OPTIONAL = ("continues", "source")
 TEXTS = {"availability", "microphone", "speech", "mute", "mute-set"}
 
 
@@ -168,14 +176,15 @@ def test_a_schema_is_one_and_says_what_it_is_of(name: str) -> None:
         {"windows": None, "flags": ()},
         {"avg_logprob": -math.inf, "no_speech_prob": math.nan, "latency_ms": math.inf},
         {"text": "“Grüße”, 日本 🎤\n", "language": "de", "encoder": "cpu"},
+        {"continues": new_id(), "source": "wyoming"},
     ],
-    ids=["plain", "unfinished", "not numbers", "beyond ascii"],
+    ids=["plain", "unfinished", "not numbers", "beyond ascii", "going on, from elsewhere"],
 )
 def test_a_transcript_is_as_its_schema_says(changes: dict[str, Any]) -> None:
     stored = StoredTranscript(7, transcript(**changes), MOMENT, "", 0.0)
     event = events.transcript(stored, "kitchen", MOMENT, late=True)
     check("transcript", events.encode(event))
-    assert set(event) == set(SCHEMAS["transcript"]["required"])
+    assert set(event) == {*SCHEMAS["transcript"]["required"], *changes.keys() & {*OPTIONAL}}
 
 
 def test_state_stats_and_discarded_are_as_their_schemas_say() -> None:

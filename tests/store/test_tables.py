@@ -102,7 +102,7 @@ def test_a_file_of_the_first_version_goes_on_with_all_that_it_holds(
         assert [one.seq for one in store.query(grep="NUMBER 21")] == [22]
         assert store.append(transcript("a new one")).seq == 31
         assert [one.seq for one in store.query(grep="new one")] == [31]
-    assert layout(old) == SCHEMA == 3
+    assert layout(old) == SCHEMA == 4
 
 
 def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(
@@ -222,6 +222,35 @@ def test_confidence_is_stored_beside_what_an_older_version_stored_without_it(
         assert store.append(transcript("new", confidence=0.3)).transcript.confidence == 0.3
         found = [one.transcript.confidence for one in store.after(0)]
         assert found == pytest.approx([math.exp(-0.21), 0.3])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_where_a_transcript_comes_from_is_stored_beside_what_older_versions_stored_without_it(
+    settings: StoreSettings, steps: int
+) -> None:
+    path = Path(settings.path) / FILE_NAME
+    with closing(sqlite3.connect(path)) as connection:
+        for step in range(1, steps + 1):
+            for statement in tables.MIGRATIONS[step]:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {steps}")
+        odd = transcript("old", continues="01J1", source="wyoming")
+        connection.execute(tables.insert(connection), tables.to_row(odd))
+        connection.commit()
+        older = connection.execute(tables.select(connection)).fetchall()
+    new = transcript("new", continues="01J1", source="wyoming")
+    with Store.open(settings, read_only=True) as store:
+        assert [(one.transcript.continues, one.transcript.source) for one in store.after(0)] == [
+            ("", "microphone")
+        ]
+    with Store.open(settings) as store:
+        assert store.append(new).transcript == new
+    with closing(sqlite3.connect(":memory:")) as connection:  # as a repair and a stand-in do
+        connection.create_function("contains", 2, tables.contains)
+        tables.migrate(connection)
+        connection.executemany(tables.insert_numbered(connection), older)
+        row = connection.execute(tables.select(connection)).fetchone()
+        assert tables.from_row(row).transcript.source == "microphone"
 
 
 def test_a_field_that_no_table_can_hold_is_stored_as_near_as_may_be(
