@@ -87,6 +87,8 @@ class Window:
     a pause."""
     id: str = field(default_factory=new_id)
     """Becomes its transcript's: a window that is transcribed twice is stored once."""
+    continues: str = ""
+    """As in Transcript."""
 
     @property
     def duration_s(self) -> float:
@@ -102,6 +104,30 @@ class Discarded:
     """too_short, no_speech, repetition, low_confidence, overload, failed or set_aside."""
     utterance_id: str
     duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What a window says so far, while it is spoken; live only, never stored.
+
+    An `eager` one is made in the silence that may end the utterance. The transcript of the window
+    has its text, unless a `resumed` one comes between: the speaker went on.
+    """
+
+    utterance_id: str
+    window: int
+    """1 for the utterance's first window, as in its transcript."""
+    rev: int
+    """1 for the utterance's first; each one takes the place of all before of its window."""
+    text: str
+    stable_chars: int
+    """So many characters of `text`, up to a word's end, the revision before had, too (agreement of
+    two successive hypotheses: LocalAgreement-2)."""
+    eager: bool = False
+    resumed: bool = False
+    """True when the eager one before holds no more; the text is still that one's."""
+    continues: str = ""
+    """As in Transcript."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +153,10 @@ class Transcription:
     """How likely the text is right word for word, 0..1, by the model's calibration; without one
     the geometric mean probability of the tokens."""
     flags: tuple[str, ...] = ()
+    end_prob: float = 0.0
+    """Probability of end-of-text where the text ends; 0 where the token limit ended it."""
+    least_logprob: float = 0.0
+    """Least natural log-probability of the tokens, end-of-text not among them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,14 @@ from appliance.daemon.backlog import Guess, Lease, Request
 from appliance.daemon.health import Health
 from appliance.errors import StoreError
 from appliance.infer import Encoded, Gates, Transcriber
-from appliance.records import Discarded, Transcript, Transcription, Window, utc_from_monotonic
+from appliance.records import (
+    Discarded,
+    Partial,
+    Transcript,
+    Transcription,
+    Window,
+    utc_from_monotonic,
+)
 from appliance.store import Store
 
 log = logging.getLogger("roomscribe.daemon")
@@ -38,6 +45,13 @@ class Listener(Protocol):
 
     def discarded(self, discarded: Discarded) -> None:
         """Speech gave no transcript."""
+
+    @property
+    def wants_partials(self) -> bool:
+        """True while somebody wants texts while they are spoken; they cost a pass a second."""
+
+    def partial(self, partial: Partial) -> None:
+        """What somebody says, so far; also given to those who do not want it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,4 +257,5 @@ def compose(window: Window, result: Transcription, model: str, queue_ms: float) 
         latency_ms=(time.monotonic() - window.speech_end_s) * 1000,
         confidence=result.confidence,
         flags=(*window.flags, *result.flags),
+        continues=window.continues,
     )

@@ -34,7 +34,7 @@ from appliance.daemon.backlog import Request
 from appliance.daemon.pipeline import FRAMES_WAITING, Pipeline, Sentinel, Stage, StageQueue
 from appliance.errors import DeviceError
 from appliance.infer.transcriber import Encoded
-from appliance.records import Discarded, Frame, Transcription, Window
+from appliance.records import Discarded, Frame, Partial, Transcription, Window
 
 STAGES = ("capture", "segmenter", "encoder", "transcriber", "publisher")
 FRAME = Frame(np.zeros(480, np.int16), 0.0)
@@ -121,6 +121,11 @@ class FakePublisher:
         pass
 
     def discarded(self, _discarded: Discarded) -> None:
+        pass
+
+    wants_partials = False
+
+    def partial(self, _partial: Partial) -> None:
         pass
 
     def reasons(self) -> tuple[str, ...]:

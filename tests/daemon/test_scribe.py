@@ -20,7 +20,7 @@ from appliance.daemon.health import Health
 from appliance.daemon.scribe import Scribe
 from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.transcriber import Transcriber
-from appliance.records import Discarded, Transcript, Transcription, Window
+from appliance.records import Discarded, Partial, Transcript, Transcription, Window
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
 
@@ -47,6 +47,11 @@ class FakeListener:
 
     def discarded(self, speech: Discarded) -> None:
         self.reasons.append(speech.reason)
+
+    wants_partials = False
+
+    def partial(self, _partial: Partial) -> None:
+        pass
 
 
 class Rig:
