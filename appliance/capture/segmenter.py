@@ -22,6 +22,8 @@ Powers = NDArray[np.float64]
 
 TAIL_MS = 300
 """Of the silence that ended an utterance so much is left in it."""
+RESUMED_WITHIN_S = 0.8
+"""Speech so soon after the end of an utterance that was closed early goes on with it."""
 CUT_WITHIN_S = 3.0
 """A cut is looked for in so much of the window's end, at most half of it."""
 GAP_ENDS_S = 0.5
@@ -106,6 +108,8 @@ class Segmenter:
         self._voice = voice
         self._pre_roll = _samples(settings.pre_roll_ms)
         self._hang_over = _samples(settings.hang_over_ms)
+        self._wait = self._hang_over
+        """Samples of silence that end the open utterance; see `expect`."""
         self._overlap = _samples(settings.overlap_ms)
         self._longest = int(window_s * SAMPLE_RATE)
         self._frames: list[JudgedFrame] = []
@@ -121,6 +125,11 @@ class Segmenter:
         self._guess: Window | None = None
         self._guessed = False
         """True when it was decided in this silence whether there is a guess."""
+        self._early: tuple[str, float] | None = None
+        """Id and end of speech of the utterance before, if it was closed early and nothing was
+        said since."""
+        self._continues = ""
+        """Id of the utterance that the open one goes on with."""
         self._floor = NoiseFloor()
         self._endpoint = Endpoint(settings, self._floor)
 
@@ -130,11 +139,26 @@ class Segmenter:
         return bool(self._utterance_id)
 
     @property
+    def closed_early(self) -> bool:
+        """True while the last utterance was closed before the hang-over and no other was opened."""
+        return self._early is not None
+
+    @property
     def guess(self) -> Window | None:
         """The window that ends the utterance if nobody says more: there once TAIL_MS of silence
         are, until speech comes back or the utterance ends. A window that ends with these samples
         has its id."""
         return self._guess
+
+    def expect(self, window_id: str, silence_ms: float) -> None:
+        """The silence in which the guess of this id was made ends the utterance after so long, in
+        place of `hang_over_ms`; forgotten when speech comes back. Of any other id nothing.
+
+        Of an utterance that ends earlier for it nothing is taken back. What would have kept it open
+        opens the next one, which `continues` it.
+        """
+        if self._guess and self._guess.id == window_id:
+            self._wait = max(_samples(silence_ms), _samples(TAIL_MS))
 
     def push(self, frame: Frame) -> list[Window | Discarded]:
         """What the next frame decides: mostly nothing, else a window or a discarded utterance."""
@@ -149,14 +173,14 @@ class Segmenter:
         length_s = len(frame.samples) / SAMPLE_RATE
         self._endpoint.learn(judged.judgement, length_s)
         if not self.speaking:
-            if judged.judgement.opens:
+            if judged.judgement.opens or self._goes_on(judged):
                 self._open()
             return found
         self._endpoint.follow(judged.judgement, length_s)
         if self._speech_until > self._longest:
             found.append(self._cut())
-        elif self._length - self._speech_until >= self._hang_over:
-            found.append(self._close())
+        elif (silence := self._length - self._speech_until) >= self._wait:
+            found.append(self._close(early=silence < self._hang_over))
         elif self._endpoint.sunk():
             self._speech_until = max(0, self._length - self._hang_over)
             found.append(self._close())
@@ -176,20 +200,33 @@ class Segmenter:
         self._voice.reset()
         self._floor.reset()
         self._endpoint.reset()
+        self._early = None
         return found
 
     def _open(self) -> None:
         self._utterance_id = new_id()
         self._speech_until = self._speech_until or self._length
+        if self._early:
+            utterance_id, end_s = self._early
+            spoken = [one.frame.start_s for one in self._frames if one.judgement.speech]
+            soon = min(spoken, default=self._frames[-1].frame.start_s) - end_s <= RESUMED_WITHIN_S
+            self._continues, self._early = utterance_id if soon else "", None
         frames = SMOOTHED // len(self._frames[0].frame.samples)
         self._endpoint.open(loudest([one.power for one in self._frames], frames))
+
+    def _goes_on(self, judged: JudgedFrame) -> bool:
+        """True for a frame that would have kept the utterance before open, had it not been closed
+        early: speech within the hang-over."""
+        if self._early is None or not judged.judgement.speech:
+            return False
+        return judged.frame.start_s - self._early[1] < self._hang_over / SAMPLE_RATE
 
     def _append(self, judged: JudgedFrame) -> None:
         self._frames.append(judged)
         self._length += len(judged.frame.samples)
         if judged.judgement.speech:
             self._speech_until = self._length
-            self._guess, self._guessed = None, False
+            self._guess, self._guessed, self._wait = None, False, self._hang_over
 
     def _keep_newest(self, samples: int) -> None:
         """Drops the oldest frames beyond so many samples."""
@@ -229,18 +266,24 @@ class Segmenter:
         self._repeated = cut.end - cut.begin
         return window
 
-    def _close(self, flag: str = "") -> Window | Discarded:
-        """The rest of the utterance with a short tail; silence after it is the next pre-roll."""
+    def _close(self, flag: str = "", *, early: bool = False) -> Window | Discarded:
+        """The rest of the utterance with a short tail; silence after it is the next pre-roll.
+
+        `early`: before the hang-over was over.
+        """
         frames = self._take(len(self._ending()))
         flags = (flag,) if flag else ()
         window = self._window(frames, self._windows + 1, last=True, flags=flags)
         if self._guess and np.array_equal(self._guess.samples, window.samples):
             window = replace(window, id=self._guess.id)
-        self._guess, self._guessed = None, False
+        self._guess, self._guessed, self._wait = None, False, self._hang_over
         reason = self._endpoint.verdict(window) if window.index == 1 else ""
         self._utterance_id, self._windows, self._speech_until, self._repeated = "", 0, 0, 0
+        self._continues = ""
         if reason:
             return Discarded(reason, window.utterance_id, window.duration_s)
+        if early:
+            self._early = window.utterance_id, window.speech_end_s
         return window
 
     def _ending(self) -> list[JudgedFrame]:
@@ -270,6 +313,7 @@ class Segmenter:
             voiced_s=sum(one.judgement.voiced_s for one in new),
             flags=flags,
             overlap_s=repeated / SAMPLE_RATE,
+            continues=self._continues,
         )
 
 

@@ -118,6 +118,7 @@ def _window(header: Any, sound: bytes, now: Moment) -> Window:
     if _field(header, "boot_id", _is_text) != now.boot_id or not now.boot_id:
         away_s = max(0.0, now.wall_s - _field(header, "wall_s", _is_number))
         moved_s = now.monotonic_s - away_s - _field(header, "monotonic_s", _is_number)
+    header.setdefault("continues", "")  # an older version's
     values = {name: _field(header, name, fits) for name, fits in FIELDS.items()}
     values["start_s"] += moved_s
     values["speech_end_s"] += moved_s
@@ -162,6 +163,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "voiced_s": _is_number,
     "flags": _is_texts,
     "overlap_s": _is_number,
+    "continues": _is_text,
 }
 """The fields of a window that stand in its header as they are, and what fits."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Self
@@ -129,6 +130,8 @@ class Transcriber:
             decode_ms=decode_ms,
             confidence=self.bundle.confidence(decoded.logprobs),
             flags=tuple(flag for flag, raised in flags.items() if raised),
+            end_prob=math.exp(decoded.logprobs[-1]) if decoded.ended else 0.0,
+            least_logprob=min(decoded.logprobs[: len(decoded.tokens)], default=0.0),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -109,6 +110,136 @@ def test_speech_that_comes_back_makes_the_guess_void() -> None:
     (window,) = room.hear(silence(10)).windows()
     assert second.id == window.id != first.id
     assert len(first.samples) < len(second.samples) == len(window.samples)
+
+
+def closed_early(*, silent_frames: int = 11) -> tuple[Room, Window]:
+    """A room in which an utterance was closed after so many frames of silence."""
+    room = Room().hear(silence(30), speech(20), silence(silent_frames - 1))
+    guess = room.segmenter.guess
+    assert guess
+    room.segmenter.expect(guess.id, 320)
+    (window,) = room.hear(silence(1)).windows()
+    assert window.id == guess.id
+    assert room.segmenter.closed_early
+    return room, window
+
+
+@pytest.mark.parametrize("silent_frames", [11, 15, 19])
+def test_a_guess_that_is_sure_ends_the_utterance_with_its_samples(silent_frames: int) -> None:
+    _, early = closed_early(silent_frames=silent_frames)
+    (late,) = Room().hear(silence(30), speech(20), silence(20)).windows()
+    assert early == replace(
+        late, id=early.id, utterance_id=early.utterance_id, samples=early.samples
+    )
+    assert (early.samples == late.samples).all()
+
+
+def test_an_utterance_that_may_go_on_waits_for_longer() -> None:
+    room = Room().hear(silence(30), speech(20), silence(12))
+    assert room.segmenter.guess
+    room.segmenter.expect(room.segmenter.guess.id, 1000)
+    assert room.hear(silence(21)).found == []
+    assert len(room.hear(silence(1)).windows()) == 1
+    assert not room.segmenter.closed_early
+    room.hear(speech(20), silence(19))
+    assert len(room.found) == 1
+    assert len(room.hear(silence(1)).windows()) == 2, "the next one waits no longer than ever"
+
+
+def test_what_was_expected_of_a_guess_is_forgotten_with_it() -> None:
+    room = Room().hear(silence(30), speech(20), silence(10))
+    first = room.segmenter.guess
+    assert first
+    room.segmenter.expect(first.id, 320)
+    room.hear(speech(1), silence(10))
+    room.segmenter.expect(first.id, 320)
+    assert room.hear(silence(9)).found == []
+    assert len(room.hear(silence(1)).windows()) == 1
+
+
+@pytest.mark.parametrize("pause", range(11, 40))
+def test_speech_that_comes_back_after_an_early_close_goes_on_in_the_next_utterance(
+    pause: int,
+) -> None:
+    """At once, within the hang-over, within 800 ms, later: no frame of speech is lost, none is in
+    two windows, and no pause but the one that was cut is heard."""
+    room, first = closed_early()
+    room.hear(silence(pause - 11), speech(20), silence(20))
+    second = room.windows()[1]
+    ends_s = first.start_s + first.duration_s
+    assert second.start_s == pytest.approx(max(ends_s, first.speech_end_s + pause * FRAME_S - 0.54))
+    assert second.voiced_s == pytest.approx(20 * FRAME_S)
+    soon = pause * FRAME_S <= 0.8
+    assert second.continues == (first.utterance_id if soon else "")
+    assert second.utterance_id != first.utterance_id
+    assert second.index == 1
+    room.hear(silence(10), speech(20), silence(20))
+    assert room.windows()[2].continues == ""
+
+
+def test_what_would_have_kept_the_utterance_open_opens_the_next_one() -> None:
+    """Four frames in which the detector would not open: a soft last word."""
+    for pause, soft in ((11, [1, 2, 1]), (18, [2, 2]), (30, [2, 2])):
+        room, first = closed_early()
+        room.hear(silence(pause - 11))
+        for frames in soft:
+            room.hear(speech(frames), silence(1))
+        room.hear(silence(19))
+        assert [one.continues for one in room.windows()[1:]] == (
+            [first.utterance_id] if pause * FRAME_S < 0.6 else []
+        )
+
+
+def test_a_breath_after_an_early_close_is_no_utterance() -> None:
+    room, _ = closed_early()
+    room.hear(speech(2), silence(20))
+    (discarded,) = (one for one in room.found if isinstance(one, Discarded))
+    assert discarded.reason == "too_short"
+    assert not room.segmenter.speaking
+
+
+def test_a_source_that_is_lost_after_an_early_close_goes_on_with_nothing() -> None:
+    room, _ = closed_early()
+    assert room.segmenter.flush(interrupted=True) == []
+    assert not room.segmenter.closed_early
+    room.hear(speech(20), silence(20))
+    assert room.windows()[1].continues == ""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_however_speech_and_silence_alternate_each_frame_is_in_one_window(seed: int) -> None:
+    """Ten minutes of them in all, and guesses that are sure, unsure or late."""
+    rng = np.random.default_rng(seed)
+    room, length = Room(settings=replace(NO_OVERLAP, min_speech_ms=0, min_voiced_share=0.0)), 0
+    said: list[int] = []
+    while length < 2500:
+        loud, quiet = int(rng.integers(3, 30)), int(rng.integers(1, 45))
+        said += range(length, length + loud)
+        length += loud + quiet
+        answer = rng.choice([0, 350, 600, 1000])
+        late = int(rng.integers(0, 12))
+        for sound in (*speech(loud), *silence(quiet)):
+            room.hear([sound])
+            guess = room.segmenter.guess
+            late -= guess is not None
+            if guess and answer and late < 0:
+                room.segmenter.expect(guess.id, answer)
+    room.found += room.segmenter.flush()
+    windows = room.windows()
+    spans = [(one.start_s, one.start_s + one.duration_s) for one in windows]
+    assert all(end <= begin + 1e-6 for (_, end), (begin, _) in itertools.pairwise(spans))
+    heard = [
+        round(one.start_s / FRAME_S) + number
+        for one in windows
+        for number in range(len(one.samples) // FRAME_SAMPLES)
+        if abs(one.samples[number * FRAME_SAMPLES]) >= LOUD
+    ]
+    assert heard == said
+    ids = [one.utterance_id for one in windows]
+    assert all(
+        not one.continues or one.continues in ids[:number] for number, one in enumerate(windows)
+    )
+    assert any(one.continues for one in windows)
 
 
 def test_what_is_too_short_for_an_utterance_is_no_guess() -> None:

@@ -221,22 +221,27 @@ def as_values(window: Window) -> dict[str, Any]:
     return values | {"samples": window.samples.tolist()}
 
 
-def with_header(**changes: Any) -> bytes:
+def with_header(*left_out: str, **changes: Any) -> bytes:
     """A file whose header was changed, and whose checksum is right."""
     data = pack(a_window(), NOW)
     length = struct.unpack_from("<I", data, 8)[0]
     header = json.loads(data[16 : 16 + length]) | changes
-    text = json.dumps(header).encode()
+    text = json.dumps({name: header[name] for name in header if name not in left_out}).encode()
     body = text + data[16 + length :]
     return data[:8] + struct.pack("<II", len(text), zlib.crc32(body)) + body
 
 
 def test_a_window_comes_back_with_every_field() -> None:
     window = a_window(index=3, last=False, flags=("gap", "clipped"), overlap_s=0.5)
+    window = replace(window, continues=window.utterance_id)
     found = parse(pack(window, NOW), NOW)
     assert as_values(found.window) == as_values(window)
     assert found.window.samples.dtype == np.int16
     assert found.attempts == 0
+
+
+def test_a_window_of_an_older_version_goes_on_with_nothing() -> None:
+    assert parse(with_header("continues"), NOW).window.continues == ""
 
 
 def test_attempts_are_counted_in_place() -> None:
@@ -288,6 +293,7 @@ def test_a_bit_that_flipped_is_found_wherever_it_is() -> None:
         {"last": 1},
         {"flags": ["x" * 100]},
         {"boot_id": 5},
+        {"continues": 5},
         {"boot_id": "another", "wall_s": "today"},
     ],
 )
