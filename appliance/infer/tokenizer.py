@@ -1,16 +1,24 @@
-"""Token ids to text: GPT-2's byte-level vocabulary, as Whisper uses it, from the bundle."""
+"""Token ids to text and back: GPT-2's byte-level vocabulary, as Whisper uses it, in the bundle."""
 
 from __future__ import annotations
 
 import codecs
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from appliance.errors import ModelError
 from appliance.model import VOCABULARY_FILE, Bundle
+
+SPLIT = re.compile(
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+", re.UNICODE
+)
+"""Pieces of a text of which no token is in two (openai/gpt-2, encoder.py; what re calls a word
+besides letters and digits, as the fraction one half, is a letter here)."""
 
 
 class Tokenizer:
@@ -28,6 +36,7 @@ class Tokenizer:
                 "whole"
             )
         self._bytes = tuple(_to_bytes(written[number], number) for number in range(first_special))
+        self._ranks = {data: number for number, data in enumerate(self._bytes)}
 
     @classmethod
     def open(cls, bundle: Bundle) -> Tokenizer:
@@ -42,6 +51,35 @@ class Tokenizer:
     def token_bytes(self, token: int) -> bytes:
         """What a token writes; nothing for a special one."""
         return self._bytes[token] if token < len(self._bytes) else b""
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text as a model is taught to write it: byte-pair encoding, where of two
+        neighbours those are joined first whose token has the lowest id, as in openai/tiktoken.
+        Texts of Whisper begin with a space.
+
+        Raises ModelError when the vocabulary lacks a byte of it.
+        """
+        return tuple(
+            token
+            for piece in SPLIT.findall(unicodedata.normalize("NFC", text))
+            for token in self._join(piece.encode("utf-8", "replace"))
+        )
+
+    def _join(self, piece: bytes) -> list[int]:
+        """Token ids of a piece."""
+        parts = [piece[at : at + 1] for at in range(len(piece))]
+        while len(parts) > 1:
+            pairs = [first + second for first, second in pairwise(parts)]
+            best = min(pairs, key=lambda pair: self._ranks.get(pair, len(self._ranks)))
+            if best not in self._ranks:
+                break
+            at = pairs.index(best)
+            parts[at : at + 2] = [best]
+        if missing := [part for part in parts if part not in self._ranks]:
+            raise ModelError(
+                f"vocabulary: expected a token for every byte, found none for {missing[0]!r}"
+            )
+        return [self._ranks[part] for part in parts]
 
     def detokenize(self, tokens: Iterable[int]) -> str:
         """The text of token ids, special ones left out, spaces at the ends kept.

@@ -32,6 +32,28 @@ def test_every_language_comes_back_from_its_bytes(plain: Tokenizer, text: str) -
     assert plain.detokenize(text.encode()) == text
 
 
+@pytest.mark.parametrize(
+    "text", [" Hello, world", " naïve  café", "日本語", "\tit's 1½ _", "", " "]
+)
+def test_a_text_comes_back_from_its_tokens(plain: Tokenizer, text: str) -> None:
+    assert plain.tokenize(text) == tuple(text.encode())
+
+
+def test_the_lowest_id_is_joined_first_and_no_token_reaches_over_a_word() -> None:
+    joined = ["ab", "bc", "abc", "c a"]
+    vocabulary = {letters_of(bytes([byte])): byte for byte in range(256)}
+    vocabulary |= {letters_of(text.encode()): 256 + at for at, text in enumerate(joined)}
+    tokenizer = Tokenizer(vocabulary, first_special=260)
+    assert tokenizer.tokenize("abc") == (258,)
+    assert tokenizer.tokenize("bcabc") == (257, 258)
+    assert tokenizer.tokenize("c a") == (*b"c a",)
+
+
+def test_a_byte_without_a_token_is_refused() -> None:
+    with pytest.raises(ModelError, match="found none for b'b'"):
+        Tokenizer({"a": 0}, first_special=1).tokenize("ab")
+
+
 def test_special_tokens_are_left_out(plain: Tokenizer) -> None:
     assert plain.detokenize([256, 72, 256, 105, 999]) == "Hi"
 
@@ -86,3 +108,13 @@ def test_the_published_english_tokens_are_the_published_sentence(published: Path
     text = Tokenizer(vocabulary, first_special=50256).detokenize(tokens)
     whole = values["whisper_tiny_en_transcripts"]["mr_quilter"]["text"]
     assert len(text) > 40 and whole.startswith(text)
+
+
+def test_the_published_english_sentence_has_the_published_tokens(published: Path) -> None:
+    ranks = published_ranks(published / "openai" / "gpt2.tiktoken")
+    vocabulary = {letters_of(data): number for number, data in ranks.items()}
+    values = json.loads((published / "expected_reference_values.json").read_text())
+    tokens = values["whisper_tiny_en_greedy_ids"]["values"][2:]
+    tokenizer = Tokenizer(vocabulary, first_special=50256)
+    whole = values["whisper_tiny_en_transcripts"]["mr_quilter"]["text"]
+    assert list(tokenizer.tokenize(whole)[: len(tokens)]) == tokens
