@@ -10,12 +10,14 @@ Over 500 lines because it is one table and its reader.
 from __future__ import annotations
 
 import difflib
+import json
 import math
+import os
 import re
 import socket
 import tomllib
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -190,6 +192,44 @@ class EncoderSettings:
 @dataclass(frozen=True, slots=True)
 class DecoderSettings:
     """[decoder]"""
+@dataclass(frozen=True, slots=True)
+class TranscriberSettings:
+    """[transcriber]"""
+
+    backend: str = key(
+        "model",
+        "What makes texts of sound. model: a model on this machine; wyoming: a Wyoming "
+        "speech-to-text server in the house, such as another Roomscribe or wyoming-faster-whisper, "
+        "which is sent what is said, unencrypted. While it is away what is said waits, see [spool].",
+        choices=("model", "wyoming"),
+    )
+    host: str = key(
+        "",
+        "Host name or address of the server.",
+        pattern=f"({_HOST})?",
+        form="a host name or an address alone (the port is transcriber.port)",
+        mend=_bare_host,
+    )
+    port: int = key(10300, "TCP port of the server.", low=1, high=65535)
+    language: str = key(
+        "",
+        "Language that the server is asked for; empty: it decides.",
+        pattern=r"([A-Za-z]{2,3}(-[0-9A-Za-z]{2,8})*)?",
+        form="an ISO 639 code such as en",
+        mend=lambda text: text.strip().replace("_", "-"),
+    )
+    timeout_s: float = key(
+        10.0,
+        "The server has this time and as long as the speech itself lasts, for each window.",
+        unit="s", low=1.0, high=120.0,
+    )  # fmt: skip
+    fallback: bool = key(
+        True,
+        "While the server is away, use the model that [model] bundle names or `roomscribe model "
+        "use` chose, if one is; false, or none chosen: what is said waits.",
+    )
+
+
 
     backend: str = key(
         "cpu",
@@ -494,7 +534,8 @@ class Reading:
 def load(path: Path | None) -> Settings:
     """Settings from `path`; from the default path, if it is there, when None; else the defaults.
 
-    Raises ConfigError holding one message for each mistake.
+    Over them lies what was chosen while the daemon runs (`overlay_file`). Raises ConfigError
+    holding one message for each mistake.
     """
     return read(path).sure()
 
@@ -504,8 +545,8 @@ def parse(text: str, origin: str) -> Settings:
     return _read(text, origin).sure()
 
 
-def read(path: Path | None) -> Reading:
-    """What `load` reads, with the mistakes in it."""
+def read(path: Path | None, chosen: Mapping[str, Mapping[str, Any]] | None = None) -> Reading:
+    """What `load` reads, with the mistakes in it; `chosen` stands for the overlay, if given."""
     file = path or DEFAULT_PATH
     cause = None
     try:
@@ -513,10 +554,10 @@ def read(path: Path | None) -> Reading:
             data = stream.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             return _nothing(f"{file}: expected a configuration in TOML, found more than 1 MB")
-        return _read(data.decode("utf-8-sig"), str(file))
+        return _laid_over(data.decode("utf-8-sig"), str(file), chosen)
     except FileNotFoundError:
         if path is None:
-            return Reading(Settings())
+            return _laid_over("", str(file), chosen)
         found = "no such file", "write one, or leave --config out to run on the defaults"
     except IsADirectoryError:
         found = "a folder", "name the file in it"
@@ -535,35 +576,97 @@ def _nothing(trouble: str, cause: OSError | None = None) -> Reading:
     return Reading(Settings(), (trouble,), frozenset(get_type_hints(Settings)), cause)
 
 
-def _read(text: str, origin: str) -> Reading:
+def _laid_over(
+    text: str, origin: str, chosen: Mapping[str, Mapping[str, Any]] | None = None
+) -> Reading:
+    """What `text` says, and over it what was chosen: `chosen`, or the overlay's content.
+
+    An overlay that is not for this user is left out: so is the log beside it.
+    """
+    below = _read(text, origin)
+    if "store" in below.wrong:
+        return below
     try:
-        table = tomllib.loads(text)
-    except RecursionError:
-        return _nothing(f"{origin}: not valid TOML: brackets within brackets without end")
-    except ValueError as error:  # TOMLDecodeError, and int's own for one of thousands of digits
-        said = shorten(str(error), 200)
-        cure = "; a text stands in quotes" if "Invalid value" in said else ""
-        return _nothing(f"{origin}: not valid TOML: {said}{cure}")
+        file = overlay_file(below.settings)
+        over = file.read_bytes()[:MOST_BYTES].decode() if chosen is None else as_toml(chosen)
+    except (OSError, UnicodeDecodeError, RuntimeError):  # of a home that nobody has
+        return below
+    return _read(text, origin, (over, str(file)))
+
+
+def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Reading:
+    """The settings in `text` from `origin`, and over them those of another text and origin."""
     sections = get_type_hints(Settings)
     troubles: list[str] = []
     wrong: set[str] = set()
-    values: dict[str, Any] = {}
-    for section, content in table.items():
-        if section not in sections:
-            troubles.append(_unknown_section(origin, section, content, wrong))
-        elif not isinstance(content, dict):
-            troubles.append(f"{origin}: {section} is a section: write [{section}] above its keys")
-            wrong.add(f"{section}.")
-        else:
-            values[section] = _section(section, content, origin, troubles, wrong)
-    settings = Settings(**values)
+    values: dict[str, dict[str, Any]] = {}
+    origins: dict[str, str] = {}
+    for text, origin in ((text, origin), *([over] if over else ())):  # noqa: B020, PLR1704
+        try:
+            table = tomllib.loads(text)
+        except RecursionError:
+            return _nothing(f"{origin}: not valid TOML: brackets within brackets without end")
+        except ValueError as error:  # TOMLDecodeError, and int's own for one of thousands of digits
+            said = shorten(str(error), 200)
+            cure = "; a text stands in quotes" if "Invalid value" in said else ""
+            return _nothing(f"{origin}: not valid TOML: {said}{cure}")
+        for section, content in table.items():
+            if section not in sections:
+                troubles.append(_unknown_section(origin, section, content, wrong))
+            elif not isinstance(content, dict):
+                line = f"{origin}: {section} is a section: write [{section}] above its keys"
+                troubles.append(line)
+                wrong.add(f"{section}.")
+            else:
+                right = _section(section, content, origin, troubles, wrong)
+                values.setdefault(section, {}).update(right)
+                origins.update({f"{section}.{name}": origin for name in right})
+    settings = Settings(**{name: sections[name](**right) for name, right in values.items()})
     contradicted = set[str]()
     for involved, trouble in _contradictions(settings):
         if not wrong.intersection(involved):
             troubles.append(f"{origin}: {trouble}")
             contradicted.update(involved)
     named = frozenset(one.partition(".")[0] for one in wrong | contradicted)
-    return Reading(settings, tuple(troubles), named)
+    return Reading(settings, tuple(troubles), named, origins=origins)
+
+
+def overlay_file(settings: Settings) -> Path:
+    """Where keys lie that were chosen over the control socket: beside the log, for its user alone.
+
+    The daemon may not write to /etc. They go before those of the configuration's file.
+    """
+    return store_folder(settings.store) / "settings.toml"
+
+
+def as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Sections with their keys (texts, numbers, booleans) as a file."""
+    lines = [OVERLAY_HEAD]
+    for section, content in tables.items():
+        lines += ["", f"[{section}]"]
+        # a text of JSON is one of TOML but for a single letter, which no value may hold
+        lines += [f"{name} = {json.dumps(value)}" for name, value in content.items()]
+    return "\n".join([*lines, ""])
+
+
+def mistake(name: str, value: Any) -> str:
+    """What is wrong with `value` for the key `name` (section.key), on one line; empty when
+    nothing is."""
+    for section, entry in keys():
+        if f"{section}.{entry.name}" == name:
+            return _trouble(
+                entry, get_type_hints(get_type_hints(Settings)[section])[entry.name], value
+            )
+    near = _near(name, [f"{section}.{entry.name}" for section, entry in keys()])
+    return f"unknown key{f'; did you mean {near[0]}?' if near else ''}"
+
+
+def store_folder(settings: StoreSettings) -> Path:
+    """Where the log lies: store.path, else systemd's state directory, else the user's own."""
+    if settings.path:
+        return Path(settings.path).expanduser()
+    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    return Path(given) if given else Path("~/.local/state/roomscribe").expanduser()
 
 
 def keys() -> Iterator[tuple[str, Field[Any]]]:
@@ -579,6 +682,7 @@ def node_name(settings: Settings) -> str:
     return settings.appliance.node or slug(host) or "roomscribe"
 
 
+OVERLAY_HEAD = "# Chosen over the control socket; `roomscribe setup` moves it into roomscribe.toml."
 def _section(
     section: str, content: dict[str, Any], origin: str, troubles: list[str], wrong: set[str]
 ) -> Any:
@@ -598,9 +702,11 @@ def _section(
         elif trouble := _trouble(known[name], types[name], value):
             troubles.append(f"{origin}: {section}.{name}: {trouble}")
             wrong.add(f"{section}.{name}")
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """The file that each key (section.key) comes from; the others have their defaults."""
         else:
             right[name] = types[name](value)
-    return kind(**right)
+    return right
 
 
 def _trouble(entry: Field[Any], kind: type, value: Any) -> str:

@@ -7,7 +7,8 @@
     |-- AudioError       a recording that cannot be read                               exit 65
     |-- DeviceError      microphone, NPU: gone, busy, refused                          exit 69
     |-- StoreError       the log, or another file that is read or written              exit 74
-    `-- BrokerError      the MQTT broker: out of reach, or it refuses                  exit 74
+    |-- BrokerError      the MQTT broker: out of reach, or it refuses                  exit 74
+    `-- DaemonError      the daemon: does not run, or it refuses                       exit 69
 
 What is not caught below ends the command, or the daemon, with its message on the last line and its
 status (cli/main); systemd starts the daemon again, but not after 78, which is for what only a
@@ -32,7 +33,8 @@ do.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 TRY_AGAIN = 75
 """EX_TEMPFAIL of sysexits.h."""
@@ -100,6 +102,14 @@ class BrokerError(RoomscribeError):
     """The MQTT broker is out of reach, or refuses."""
 
     exit_status = 74
+
+
+class DaemonError(RoomscribeError):
+    """The daemon does not run, is not for this user, or refuses a command (control/client)."""
+
+    exit_status = 69
+    answer: Mapping[str, object] = MappingProxyType({})
+    """All of the refusal: `code`, and what else stands in it."""
 
 
 def passes(error: BaseException) -> bool:

@@ -19,8 +19,9 @@ from rigs.checkout import ROOT, TESTS
 PACKAGE = ROOT / "appliance"
 EVERYWHERE = {"config", "errors", "records", "system"}
 MAY_IMPORT = {
-    "cli": {"daemon", "lab", "mqtt", "store", "capture", "infer", "model"},
-    "daemon": {"mqtt", "store", "capture", "infer", "model"},
+    "cli": {"control", "daemon", "lab", "mqtt", "store", "capture", "infer", "model"},
+    "control": set(),
+    "daemon": {"control", "mqtt", "store", "capture", "infer", "model"},
     "lab": {"mqtt", "store", "capture", "infer", "model"},
     "mqtt": {"store"},
     "store": set(),

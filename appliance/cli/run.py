@@ -6,12 +6,13 @@ Heavy rooms are imported by the command that needs them.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from appliance import config
 from appliance.config import Settings
@@ -77,11 +78,15 @@ def run(
             return chosen
         return replace(chosen, capture=replace(chosen.capture, recording=options.recording))
 
+    def read(chosen: Mapping[str, Mapping[str, Any]] | None) -> config.Reading:
+        reading = config.read(options.config, chosen)
+        return replace(reading, settings=with_recording(reading.settings))
+
     try:
         service.run(
             with_recording(settings),
-            lambda: with_recording(config.load(options.config)),
-            pipeline or Pipeline,
+            lambda: read(None).sure(),
+            pipeline or functools.partial(Pipeline, read=read),
         )
     except MissingModelError as error:
         error.exit_status = TRY_AGAIN
@@ -95,9 +100,8 @@ def mute(options: argparse.Namespace, settings: Settings) -> int:
     Raises StoreError when this user may not, DeviceError when a daemon does not obey.
     """
     from appliance.daemon import mute as switch
-    from appliance.store import store_folder
 
-    place = store_folder(settings.store)
+    place = config.store_folder(settings.store)
     _may_use(place)
     if not options.position:
         before = switch.is_on(place)

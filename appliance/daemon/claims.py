@@ -19,10 +19,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from appliance.config import Settings, node_name
+from appliance.config import Settings, node_name, store_folder
 from appliance.errors import BrokerError, StoreError
 from appliance.mqtt import client_id
-from appliance.store import store_folder
 from appliance.system import Holder, shorten
 
 log = logging.getLogger("roomscribe.daemon")

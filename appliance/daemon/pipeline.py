@@ -5,6 +5,8 @@
 
 Only this module makes threads and queues. It starts at the end of the path and stops at its
 beginning, so that what was said is still published.
+
+Over 500 lines because it is every thread, and what joins them.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from typing import Generic, TypeVar
 
 from appliance import __version__, system
 from appliance.capture import Segmenter, VoiceDetector, open_source
-from appliance.config import SegmenterSettings, Settings, node_name
+from appliance.config import Reading, SegmenterSettings, Settings, node_name, store_folder
+from appliance.control import SOCKET_NAME, Server
 from appliance.daemon.backlog import Backlog, Guess, Lease, Request
 from appliance.daemon.claims import claims
+from appliance.daemon.controls import Controls, Read
 from appliance.daemon.health import Health
 from appliance.daemon.listening import CaptureSupervisor, Opener
 from appliance.daemon.mute import Mute
@@ -33,7 +37,7 @@ from appliance.errors import DeviceError
 from appliance.infer import Transcriber, open_transcriber
 from appliance.mqtt import Publisher, subscriptions
 from appliance.records import ApplianceState, ApplianceStats, Frame, Window
-from appliance.store import Store, store_folder
+from appliance.store import Store, remove_empty, runtime_folder
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -137,14 +141,18 @@ class Pipeline:
         publisher: Callable[..., Publisher] = Publisher,
         idle_s: float = IDLE_S,
         retry_within_s: float = RETRY_WITHIN_S,
+        read: Read | None = None,
     ) -> None:
         """Opens store, model and sound source; raises any RoomscribeError, leaving nothing open.
 
-        The keywords are what the stages are made with; tests give others.
+        The keywords are what the stages are made with; tests give others. `read` reads the
+        configuration again.
         """
         self.health = Health()
         self.ended = threading.Event()
         """Set when the source came to its end, or a stage failed."""
+        self.reload = threading.Event()
+        """Set when somebody asks for the configuration to be read again."""
         self.sounding = threading.Event()
         """Set once sound has come from the source."""
         self._settings, self._machine = settings, system.machine()
@@ -180,7 +188,20 @@ class Pipeline:
                 if settings.mqtt.enabled
                 else None
             )
-            listeners = (self._publisher,) if self._publisher else ()
+            self._controls = Controls(
+                settings,
+                store=self._store,
+                mute=self.mute,
+                read=read or (lambda _: Reading(settings)),
+                state=self.state,
+                stats=self.stats,
+                gates=model.gates,
+                window_s=model.bundle.window_s,
+                ask=self.ask,
+                reload=self.reload.set,
+                publisher=self._publisher,
+            )
+            listeners = (*([self._publisher] if self._publisher else ()), self._controls)
             self._scribe = Scribe(settings, model, self._store, self.health, listeners)
             self._backlog = opened.enter_context(
                 Backlog(settings, self.health, self._scribe.discard)
@@ -190,15 +211,16 @@ class Pipeline:
                 settings.capture, self.health, self.mute, self._put, lose, source=source
             )
             self.mute.on_change = self._supervisor.obey
+            self._open_control(opened)
             self._opened = opened.pop_all()
-        if self._publisher:
-            self.health.on_change = self._publisher.notify
+        self.health.on_change = self._tell_change
         self._stages: list[Stage] = []
 
     def start(self) -> None:
         """Starts the stages, the last one of the path first."""
         works = {
             "publisher": self._publish,
+            "control": self._serve,
             "transcriber": self._transcribe,
             "encoder": self._encode,
             "segmenter": self._segment,
@@ -206,6 +228,8 @@ class Pipeline:
         }
         if not self._publisher:
             del works["publisher"]
+        if not self._controls.server:
+            del works["control"]
         self._stages = [Stage(name, work, self.ended.set) for name, work in works.items()]
         for stage in self._stages:
             stage.start()
@@ -219,6 +243,8 @@ class Pipeline:
             left_s = max(0.2, deadline_s - time.monotonic())
             if stage.name == "publisher" and self._publisher:
                 self._publisher.stop(max(0.5, left_s - 0.5))
+            elif stage.name == "control" and self._controls.server:
+                self._controls.server.stop()
             stage.leave(min(left_s, JOIN_WITHIN_S.get(stage.name, left_s)))
             # a stage that was left behind cannot say itself that nothing follows
             if stage.name == "capture":
@@ -290,6 +316,34 @@ class Pipeline:
             self._publisher.run(stage.moved)
         return self._stopping
 
+    def _open_control(self, opened: contextlib.ExitStack) -> None:
+        """Opens the control socket; a line in the log where it cannot be, and all goes on."""
+        folder = runtime_folder(self._settings)
+        path = folder / SOCKET_NAME
+        try:
+            for above in (*reversed(folder.parents), folder):
+                if not above.exists():
+                    above.mkdir(mode=0o700, exist_ok=True)
+            opened.callback(remove_empty, folder)
+            self._controls.server = opened.enter_context(
+                Server(path, self._controls, idle_s=self._idle_s)
+            )
+        except OSError as error:
+            reason = error.strerror or str(error)
+            log.warning("%s: no control socket: %s: no page, and `log` asks the disk", path, reason)
+
+    def _serve(self, stage: Stage) -> bool:
+        """The control socket, until `stop`."""
+        if self._controls.server:
+            self._controls.server.run(stage.moved)
+        return self._stopping
+
+    def _tell_change(self) -> None:
+        """The state has changed."""
+        if self._publisher:
+            self._publisher.notify()
+        self._controls.change()
+
     def _capture(self, stage: Stage) -> bool:
         """Source -> frames, until a recording's end or `stop`; a microphone has no end."""
         self._supervisor.listen(stage.moved)
@@ -301,6 +355,8 @@ class Pipeline:
     def _put(self, frame: Frame) -> None:
         """Queues a frame, or drops and counts it; the sound never waits."""
         self.sounding.set()
+        if self._controls.listens:
+            self._controls.hear(frame)
         try:
             self._frames.put_nowait(frame)
         except Full:
@@ -323,6 +379,7 @@ class Pipeline:
                 speaking = not speaking
                 if self._publisher:
                     self._publisher.speech(speaking)
+                self._controls.speech(speaking)
             for result in found:
                 if isinstance(result, Window):
                     self._backlog.push(result)

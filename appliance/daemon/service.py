@@ -164,9 +164,10 @@ def _supervise(
         if asked.toggle_mute.is_set():
             asked.toggle_mute.clear()
             pipeline.mute.toggle("SIGUSR1")
-        if asked.reload.is_set():
+        if asked.reload.is_set() or pipeline.reload.is_set():
             asked.reload.clear()
             renewed = _read_again(settings, reread, announcer)
+            pipeline.reload.clear()
             if renewed is not None:
                 return renewed
         memory_mb = resident_mb()

@@ -351,9 +351,10 @@ class Publisher:
         self._stopping.set()
         self._wake.set()
 
-    def reasons(self) -> tuple[str, ...]:
-        """What is wrong and what to do, in plain words; does not wait."""
-        return self._troubles.reasons()
+    def reasons(self, *, waits: bool | None = None) -> tuple[str, ...]:
+        """What is wrong and what to do, in plain words; does not wait. With `waits`, only those for
+        whom transcripts wait (True), or only the others (False)."""
+        return self._troubles.reasons(waits=waits)
 
     def status(self) -> PublisherStatus:
         """How it stands now. Raises StoreError when the store cannot be read."""

@@ -9,8 +9,9 @@ from appliance import lazily
 if TYPE_CHECKING:
     from appliance.store.folders import (
         MemoryFolder as MemoryFolder,
+        remove_empty as remove_empty,
         runtime_folder as runtime_folder,
-        store_folder as store_folder,
+        runtime_folders as runtime_folders,
     )
     from appliance.store.store import (
         Store as Store,

@@ -9,24 +9,18 @@ import os
 import re
 from pathlib import Path
 
-from appliance.config import Settings, StoreSettings
+from appliance.config import Settings, store_folder
 from appliance.system import lock
 
 FILE_NAME = "roomscribe.db"
+INSTALLED = Path("/var/lib/roomscribe"), Path("/run/roomscribe")
+"""State and runtime folder of the system's daemon."""
 LOCK_NAME = "lock"
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")
 IN_MEMORY = ("tmpfs", "ramfs")
 OURS = re.compile(r"roomscribe(-\d+)?$|[0-9a-f]{16}$")
 """Folders that were made for folders in memory."""
-
-
-def store_folder(settings: StoreSettings) -> Path:
-    """Where the log lies: store.path, else systemd's state directory, else the user's own."""
-    if settings.path:
-        return Path(settings.path).expanduser()
-    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    return Path(given) if given else Path("~/.local/state/roomscribe").expanduser()
 
 
 def runtime_folder(settings: Settings) -> Path:
@@ -39,6 +33,24 @@ def runtime_folder(settings: Settings) -> Path:
         own = own or bool(os.environ.get("STATE_DIRECTORY"))
     state = str(store_folder(settings.store).absolute())
     return _runtime() / (hashlib.sha256(state.encode()).hexdigest()[:16] if own else "")
+
+
+def runtime_folders(settings: Settings) -> list[Path]:
+    """The folder in memory of a daemon with that log: this process's, and where else one may be."""
+    found = [runtime_folder(settings)]
+    state, runtime = INSTALLED
+    if store_folder(settings.store) == state and not os.environ.get("RUNTIME_DIRECTORY"):
+        found.append(runtime)
+    return found
+
+
+def remove_empty(folder: Path) -> None:
+    """Removes a folder in memory and what was made for it, as far as they are empty."""
+    with contextlib.suppress(OSError):
+        for one in (folder, *folder.parents):
+            if not OURS.match(one.name):
+                break
+            one.rmdir()
 
 
 def _runtime() -> Path:
@@ -109,10 +121,7 @@ class MemoryFolder:
             if all(path.name == LOCK_NAME for path in self.path.iterdir()):
                 (self.path / LOCK_NAME).unlink()
                 self.path.rmdir()
-                for above in self.path.parents:
-                    if not OURS.match(above.name):
-                        break
-                    above.rmdir()
+                remove_empty(self.path.parent)
         self._let_go()
 
     def _let_go(self) -> None:

@@ -9,7 +9,6 @@ next start.
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 import threading
 import time
@@ -24,7 +23,7 @@ from appliance.errors import StoreError
 from appliance.store import files, repair, tables
 from appliance.store.database import Access, Database, Work
 from appliance.store.files import UnwritableError, beside, plain_errors
-from appliance.store.folders import MemoryFolder, runtime_folder, store_folder
+from appliance.store.folders import MemoryFolder, runtime_folders
 from appliance.store.repair import Known
 from appliance.store.tables import Row
 
@@ -32,8 +31,6 @@ log = logging.getLogger("roomscribe.store")
 T = TypeVar("T")
 
 NAME = "log"
-INSTALLED = (Path("/var/lib/roomscribe"), Path("/run/roomscribe"))
-"""State and runtime folder of the system's daemon."""
 _COPIED = 32 << 20
 """Bytes; a larger file is read in its place, without what its -wal holds."""
 _PAGE = 4096
@@ -60,11 +57,7 @@ LIMITS = Limits()
 
 def places(settings: Settings) -> list[Path]:
     """Folders of a stand-in: the daemon's, and where else a reader of the log may find it."""
-    found = [runtime_folder(settings) / NAME]
-    state, runtime = INSTALLED
-    if store_folder(settings.store) == state and not os.environ.get("RUNTIME_DIRECTORY"):
-        found.append(runtime / NAME)
-    return found
+    return [folder / NAME for folder in runtime_folders(settings)]
 
 
 @dataclass(slots=True)

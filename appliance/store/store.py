@@ -18,13 +18,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self
 
-from appliance.config import Settings, StoreSettings
+from appliance.config import Settings, StoreSettings, store_folder
 from appliance.errors import StoreError
 from appliance.records import Transcript
 from appliance.store import repair, standin, tables
 from appliance.store.database import Access, Database
 from appliance.store.files import plain_errors
-from appliance.store.folders import FILE_NAME, MemoryFolder, store_folder
+from appliance.store.folders import FILE_NAME, MemoryFolder
 from appliance.store.standin import LIMITS, LastingDatabase, Limits
 from appliance.store.tables import StoredTranscript, Wanted, where
 
@@ -129,6 +129,13 @@ class Store:
         while found := self._wanted(wanted, "AND seq > ?", (after,), f"seq LIMIT {page:d}"):
             yield from found
             after = found[-1].seq
+
+    def page(self, wanted: Wanted, before: int, limit: int) -> list[StoredTranscript]:
+        """The newest `limit` that are wanted and numbered below `before`, the newest first.
+
+        Raises StoreError.
+        """
+        return self._wanted(wanted, "AND seq < ?", (before,), f"seq DESC LIMIT {limit:d}")
 
     def count(self, wanted: Wanted) -> int:
         """How many are wanted. Raises StoreError."""

@@ -311,11 +311,13 @@ class Wanted:
     """Ended before."""
     grep: Sequence[str] = ()
     """Contains all of these, as plain text, whatever their case."""
+    ids: Sequence[str] | None = None
+    """Is one of these; None: whatever its id."""
 
     @property
     def everything(self) -> bool:
         """True when nothing is left out."""
-        return not (self.since or self.until or any(self.grep))
+        return self.ids is None and not (self.since or self.until or any(self.grep))
 
 
 def where(wanted: Wanted, indexed: bool) -> tuple[str, tuple[object, ...]]:
@@ -327,6 +329,9 @@ def where(wanted: Wanted, indexed: bool) -> tuple[str, tuple[object, ...]]:
     if wanted.until:
         conditions.append('"end" < ?')
         values.append(iso(wanted.until))
+    if wanted.ids is not None:
+        conditions.append(f"id IN ({','.join('?' * len(wanted.ids))})")
+        values.extend(wanted.ids)
     # without what UTF-8 cannot hold: bytes of another encoding on the command line
     needles = [needle.encode("utf-8", "replace").decode() for needle in wanted.grep if needle]
     grams = _grams(needles) if indexed else []

@@ -17,9 +17,8 @@ from rigs.disks import mounted
 from rigs.publishing import transcript
 from rigs.stores import connection_of
 
-from appliance.config import StoreSettings
+from appliance.config import StoreSettings, store_folder
 from appliance.errors import StoreError
-from appliance.store.folders import store_folder
 from appliance.store.store import Store
 
 

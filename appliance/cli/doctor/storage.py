@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
-from appliance.store import inspect, store_folder
+from appliance.config import store_folder
+from appliance.store import inspect
 
 LEAST_FREE_MB = 200
 """The log grows by about 1 kB a sentence; the rest of the system needs room, too."""

@@ -1,0 +1,19 @@
+"""The control socket: what programs on this machine hear from the daemon and ask of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from appliance import lazily
+
+if TYPE_CHECKING:
+    from appliance.control.client import Client as Client
+    from appliance.control.server import (
+        EVENTS as EVENTS,
+        SOCKET_NAME as SOCKET_NAME,
+        Command as Command,
+        RefusalError as RefusalError,
+        Server as Server,
+    )
+
+__getattr__ = lazily(__name__, __file__)
