@@ -60,6 +60,7 @@ def _bare_host(text: str) -> str:
     return re.sub(r"^\w+://|[^/@]*@|:\d+/*$|/.*$|[\[\]]", "", text.strip())
 
 
+_HOST = r"[^\s./:]{1,63}(\.[^\s./:]{1,63}){0,31}\.?|[0-9A-Fa-f.]*(:[0-9A-Fa-f.]*){2,8}(%\w+)?"
 _TOPIC = "words of a-z, A-Z, 0-9, _ and - with / between them"
 
 
@@ -164,6 +165,44 @@ class ModelSettings:
         "",
         "Model bundle: the name of an installed one, or the path of a folder with a bundle.json; "
         "empty: the one that `roomscribe model use` chose, else the built-in home-en.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriberSettings:
+    """[transcriber]"""
+
+    backend: str = key(
+        "model",
+        "What makes texts of sound. model: a model on this machine; wyoming: a Wyoming "
+        "speech-to-text server in the house, such as another Roomscribe or wyoming-faster-whisper, "
+        "which is sent what is said, unencrypted. While it is away what is said waits, see [spool].",
+        choices=("model", "wyoming"),
+    )
+    host: str = key(
+        "",
+        "Host name or address of the server.",
+        pattern=f"({_HOST})?",
+        form="a host name or an address alone (the port is transcriber.port)",
+        mend=_bare_host,
+    )
+    port: int = key(10300, "TCP port of the server.", low=1, high=65535)
+    language: str = key(
+        "",
+        "Language that the server is asked for; empty: it decides.",
+        pattern=r"([A-Za-z]{2,3}(-[0-9A-Za-z]{2,8})*)?",
+        form="an ISO 639 code such as en",
+        mend=lambda text: text.strip().replace("_", "-"),
+    )
+    timeout_s: float = key(
+        10.0,
+        "The server has this time and as long as the speech itself lasts, for each window.",
+        unit="s", low=1.0, high=120.0,
+    )  # fmt: skip
+    fallback: bool = key(
+        True,
+        "While the server is away, use the model that [model] bundle names or `roomscribe model "
+        "use` chose, if one is; false, or none chosen: what is said waits.",
     )
 
 
@@ -372,7 +411,7 @@ class MqttSettings:
     host: str = key(
         "localhost",
         "Host name or address of the broker.",
-        pattern=r"[^\s./:]{1,63}(\.[^\s./:]{1,63}){0,31}\.?|[0-9A-Fa-f.]*(:[0-9A-Fa-f.]*){2,8}(%\w+)?",
+        pattern=_HOST,
         form="a host name or an address alone (the port is mqtt.port)",
         mend=_bare_host,
     )
@@ -489,6 +528,7 @@ class Settings:
     voice: VoiceSettings = field(default_factory=VoiceSettings)
     segmenter: SegmenterSettings = field(default_factory=SegmenterSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
+    transcriber: TranscriberSettings = field(default_factory=TranscriberSettings)
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
     decoder: DecoderSettings = field(default_factory=DecoderSettings)
     gates: GateSettings = field(default_factory=GateSettings)
@@ -749,6 +789,12 @@ def _quotes(entry: Field[Any], kind: type, value: Any) -> str:
 def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
     """Values that are right by themselves and wrong together: their keys, and what is wrong."""
     voice, mqtt = settings.voice, settings.mqtt
+    if settings.transcriber.backend == "wyoming" and not settings.transcriber.host:
+        yield (
+            ("transcriber.backend", "transcriber.host"),
+            "transcriber.host: expected the server's host name or address, as transcriber.backend "
+            '= "wyoming" wants it, found none',
+        )
     if voice.close_score > voice.open_score:
         yield (
             ("voice.close_score", "voice.open_score"),

@@ -146,7 +146,8 @@ class Transcription:
     ended: bool
     """True when end-of-text was reached, False when the token limit stopped the decode."""
     encoder: str
-    """cpu, hailo8, hailo8l or hailo10h."""
+    """cpu, hailo8, hailo8l or hailo10h; wyoming for a server, which tells no probabilities: they
+    are not a number."""
     encode_ms: float
     decode_ms: float
     confidence: float
@@ -157,6 +158,8 @@ class Transcription:
     """Probability of end-of-text where the text ends; 0 where the token limit ended it."""
     least_logprob: float = 0.0
     """Least natural log-probability of the tokens, end-of-text not among them."""
+    model: str = ""
+    """What wrote it, where that may be another than the transcriber's bundle."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,12 @@ from rigs.checkout import ROOT, TESTS
 PACKAGE = ROOT / "appliance"
 EVERYWHERE = {"config", "errors", "records", "system"}
 MAY_IMPORT = {
-    "cli": {"control", "daemon", "lab", "mqtt", "store", "capture", "infer", "model"},
+    "cli": {"control", "daemon", "lab", "mqtt", "store", "capture", "infer", "model", "wyoming"},
     "control": set(),
-    "daemon": {"control", "mqtt", "store", "capture", "infer", "model"},
+    "daemon": {"control", "mqtt", "store", "capture", "infer", "model", "wyoming"},
     "lab": {"mqtt", "store", "capture", "infer", "model"},
     "mqtt": {"store"},
+    "wyoming": {"capture", "infer", "model"},
     "store": set(),
     "capture": set(),
     "infer": {"model"},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from appliance.errors import RoomscribeError, StoreError
 from appliance.system import legible, shorten, writing
 
 if TYPE_CHECKING:
-    from appliance.infer import Transcriber
+    from appliance.infer import AnyTranscriber
     from appliance.records import Discarded, Transcription, Window
 
 LINE, LINES = 42, 2
@@ -57,11 +58,15 @@ def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def transcribe(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe transcribe`; the status of the last failing file, after doing all the others."""
-    from appliance.infer import open_transcriber
+    from appliance.wyoming import open_transcriber
 
     _refuse_contradictions(options)
     if options.model:
-        settings = replace(settings, model=replace(settings.model, bundle=options.model))
+        settings = replace(
+            settings,
+            model=replace(settings.model, bundle=options.model),
+            transcriber=replace(settings.transcriber, backend="model"),
+        )
     with open_transcriber(settings) as transcriber:
         return _write_down(options, settings, transcriber)
 
@@ -78,7 +83,7 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
         )
 
 
-def _write_down(options: argparse.Namespace, settings: Settings, transcriber: Transcriber) -> int:
+def _write_down(options: argparse.Namespace, settings: Settings, transcriber: AnyTranscriber) -> int:
     """Prints what is said in each file; the status of the last failing one."""
     from appliance.records import Window
 
@@ -141,7 +146,7 @@ def _place(file: str, options: argparse.Namespace) -> Path:
 
 
 def _transcribed(
-    file: str, transcriber: Transcriber, settings: Settings
+    file: str, transcriber: AnyTranscriber, settings: Settings
 ) -> Iterator[tuple[Window | Discarded, Transcription | None, str | None]]:
     """Each window of a file with what the model made of it and why it is discarded, if it is."""
     from appliance.capture import Recording, Segmenter, VoiceDetector
@@ -207,15 +212,20 @@ def _as_json(
         shown |= {
             "text": result.text,
             "language": result.language,
-            "confidence": round(result.confidence, 3),
-            "avg_logprob": round(result.avg_logprob, 4),
-            "no_speech_prob": round(result.no_speech_prob, 4),
+            "confidence": _rounded(result.confidence, 3),
+            "avg_logprob": _rounded(result.avg_logprob, 4),
+            "no_speech_prob": _rounded(result.no_speech_prob, 4),
             "compression_ratio": round(result.compression_ratio, 3),
             "flags": [*(window.flags if isinstance(window, Window) else ()), *result.flags],
             "encode_ms": round(result.encode_ms, 1),
             "decode_ms": round(result.decode_ms, 1),
         }
     return shown
+
+
+def _rounded(value: float, digits: int) -> float | None:
+    """So many decimals; None for what a server does not tell."""
+    return round(value, digits) if math.isfinite(value) else None
 
 
 def _srt_time(seconds: float) -> str:

@@ -111,7 +111,7 @@ class Lease:
         """
         self.window, self.queued_s, self.deaths = window, queued_s, deaths
         self.guess = guess
-        self.here = deaths < DEATHS
+        self.here = deaths < DEATHS or not backlog._in_process
         """True when it may be transcribed in this process."""
         self._backlog, self._spool = backlog, backlog._spool
         if self.here:
@@ -120,7 +120,8 @@ class Lease:
     def try_here(self) -> None:
         """Has it transcribed in this process: its death before `transcribed` is counted."""
         self.here = True
-        self._spool.begin(self.window.id)
+        if self._backlog._in_process:
+            self._spool.begin(self.window.id)
 
     def transcribed(self) -> None:
         """The window waits for the store alone, and no death is its fault any more.
@@ -136,6 +137,11 @@ class Lease:
         """The transcript is in the store, or nobody wants the window any more."""
         self._backlog._leased.discard(self.window.id)
         self._spool.done(self.window.id)
+
+    def leave(self) -> None:
+        """Nobody can transcribe the window now: the next start finds it, and no death is its
+        fault."""
+        self._spool.survived(self.window.id)
 
     def discard(self, reason: str) -> None:
         """The window gives no transcript, which is reported."""
@@ -174,11 +180,17 @@ class Backlog:
     """The queue between the segmenter and the encoder. Any thread may call any method."""
 
     def __init__(
-        self, settings: Settings, health: Health, discard: Callable[[Discarded], None]
+        self,
+        settings: Settings,
+        health: Health,
+        discard: Callable[[Discarded], None],
+        *,
+        in_process: bool = True,
     ) -> None:
         """Opens the spool and begins with what was left in it; `discard` is called with each window
-        that gives no transcript.
+        that gives no transcript. Not `in_process`: no window can be what this process dies of.
         """
+        self._in_process = in_process
         self._spool, self._limit = Spool.open(settings, health), settings.spool.limit_mb << 20
         self._health, self._discard = health, discard
         self._news = threading.Condition()
@@ -325,7 +337,8 @@ class Backlog:
                 return None
             guess, self._untaken = self._guess, False
         if guess:
-            self._spool.begin(guess.window.id)
+            if self._in_process:
+                self._spool.begin(guess.window.id)
             self._health.count("guesses")
         return guess
 
@@ -388,7 +401,7 @@ class Backlog:
         self._health.trouble(
             "backlog",
             f"more than {BEHIND_S:.0f} s of speech wait: it comes faster than it can be "
-            "transcribed; a smaller model is faster"
+            f"transcribed; {'a smaller model' if self._in_process else 'a faster server'} helps"
             if behind
             else None,
         )

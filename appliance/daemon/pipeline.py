@@ -34,10 +34,11 @@ from appliance.daemon.mute import Mute
 from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, retry
 from appliance.daemon.scribe import EncodedWindow, Scribe
 from appliance.errors import DeviceError
-from appliance.infer import Transcriber, open_transcriber
+from appliance.infer import AnyTranscriber
 from appliance.mqtt import Publisher, subscriptions
 from appliance.records import ApplianceState, ApplianceStats, Frame, Window
 from appliance.store import Store, remove_empty, runtime_folder
+from appliance.wyoming import RefusedError, ServerError, open_transcriber
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -53,6 +54,8 @@ STOP_WITHIN_S = 4.0
 """Of the 5 s that systemd is promised."""
 DECODE_WITHIN_S = 1.0
 """Of these, for the windows that are with the encoder and the decoder when time is up."""
+SERVER_LOOK_S = 0.2
+"""Between two looks at whether a speech-to-text server is back."""
 JOIN_WITHIN_S = {"capture": 1.0, "segmenter": 1.0}
 """A stalled audio server must not take the time that transcribing needs."""
 
@@ -136,7 +139,7 @@ class Pipeline:
         *,
         source: Opener = open_source,
         segmenter: Callable[[VoiceDetector, SegmenterSettings, float], Segmenter] = Segmenter,
-        transcriber: Callable[[Settings], Transcriber] = open_transcriber,
+        transcriber: Callable[[Settings], AnyTranscriber] = open_transcriber,
         store: Callable[[Settings, Callable[[str | None], object]], Store] = Store.open_lasting,
         publisher: Callable[..., Publisher] = Publisher,
         idle_s: float = IDLE_S,
@@ -169,6 +172,7 @@ class Pipeline:
             self.mute = Mute(store_folder(settings.store))
             model = opened.enter_context(transcriber(settings))
             model.warm_up()
+            self._transcriber = model
             self.health.trouble("arithmetic", model.trouble or None)
             self._encoder = model.encoder
             self._tell_encoder()
@@ -204,7 +208,9 @@ class Pipeline:
             listeners = (*([self._publisher] if self._publisher else ()), self._controls)
             self._scribe = Scribe(settings, model, self._store, self.health, listeners)
             self._backlog = opened.enter_context(
-                Backlog(settings, self.health, self._scribe.discard)
+                Backlog(
+                    settings, self.health, self._scribe.discard, in_process=model.in_process
+                )
             )
             lose = functools.partial(self._frames.mark, Sentinel.LOST)
             self._supervisor = CaptureSupervisor(
@@ -431,15 +437,32 @@ class Pipeline:
                 log.info("the encoder runs on %s", self._encoder.name)
 
     def _encoded(self, lease: Lease, stage: Stage) -> EncodedWindow | None:
-        """The window, encoded here, or transcribed apart when too many processes died with it."""
+        """The window, encoded here, or transcribed apart when too many processes died with it;
+        None when its lease has ended, or is left to the next start.
+
+        While nobody can transcribe it waits here, and those behind it in the spool.
+        """
 
         def goes_on() -> bool:
             stage.moved()
             return not self._backlog.out_of_time
 
-        if lease.here:
-            return self._scribe.encode(lease)
-        return self._retry(lease, self._settings, self._scribe.encode, goes_on)
+        if not lease.here:
+            return self._retry(lease, self._settings, self._scribe.encode, goes_on)
+        self._transcriber.goes_on = goes_on
+        while True:
+            encoded = self._scribe.encode(lease)
+            if isinstance(encoded.result, RefusedError):
+                log.error("a window of %.1f s: %s", lease.window.duration_s, encoded.result)
+                lease.discard("failed")
+                return None
+            if not isinstance(encoded.result, ServerError):
+                return encoded
+            self._tell_encoder()
+            if self._stopping or not goes_on():
+                lease.leave()
+                return None
+            time.sleep(SERVER_LOOK_S)
 
     def _pass_on(self, encoded: EncodedWindow | Guess | Request, stage: Stage) -> None:
         """Waits for room and queues an encoded window: the backlog drops what is too much, and the

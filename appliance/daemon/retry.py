@@ -21,9 +21,10 @@ from pathlib import Path
 from appliance.config import Settings
 from appliance.daemon.backlog import DEATHS, Lease
 from appliance.daemon.scribe import EncodedWindow
-from appliance.infer import Transcriber, open_transcriber
+from appliance.infer import AnyTranscriber
 from appliance.records import Transcription, Window
 from appliance.system import Child, ChildDiedError, ChildFailedError
+from appliance.wyoming import open_transcriber
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -46,7 +47,7 @@ def retry(
     goes_on: Callable[[], bool],
     *,
     within_s: float = WITHIN_S,
-    transcriber: Callable[[Settings], Transcriber] = open_transcriber,
+    transcriber: Callable[[Settings], AnyTranscriber] = open_transcriber,
 ) -> EncodedWindow | None:
     """The window as a process of its own transcribed it; or as `encode` does it here, where there
     can be no such process.
@@ -111,7 +112,7 @@ def _transcribe(
     window: Window,
     settings: Settings,
     within_s: float,
-    transcriber: Callable[[Settings], Transcriber],
+    transcriber: Callable[[Settings], AnyTranscriber],
 ) -> Transcription:
     """The child's work. Its first message says that its death is the window's from now on."""
     signal.alarm(math.ceil(within_s))  # should its parent die

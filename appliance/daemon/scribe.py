@@ -18,7 +18,7 @@ from appliance.daemon import journal
 from appliance.daemon.backlog import Guess, Lease, Request
 from appliance.daemon.health import Health
 from appliance.errors import StoreError
-from appliance.infer import Encoded, Gates, Transcriber
+from appliance.infer import AnyTranscriber, Encoded, Gates
 from appliance.records import (
     Discarded,
     Partial,
@@ -76,7 +76,7 @@ class Scribe:
     def __init__(
         self,
         settings: Settings,
-        transcriber: Transcriber,
+        transcriber: AnyTranscriber,
         store: Store,
         health: Health,
         listeners: tuple[Listener, ...] = (),
@@ -156,7 +156,7 @@ class Scribe:
         if reason:
             lease.discard(reason)
             return
-        self._waiting.append((lease, compose(window, result, self.model, encoded.queue_ms)))
+        self._waiting.append((lease, compose(window, result, result.model or self.model, encoded.queue_ms)))
         if len(self._waiting) > TRANSCRIPTS_WAITING:
             self._waiting.popleft()[0].done()
             self._health.count("lost_store_refused")
@@ -213,7 +213,7 @@ class Scribe:
 
     @property
     def encoder(self) -> str:
-        """What runs the encoder: cpu, hailo8..."""
+        """What runs the encoder: cpu, hailo8...; or wyoming, a server."""
         return self._transcriber.encoder.name
 
     def _text_before(self, window: Window) -> str:

@@ -128,10 +128,11 @@ def run(
 
 
 def status(pipeline: Pipeline) -> str:
-    """What the appliance does and lacks, on one line: `listening, 128 transcripts, CPU`."""
+    """What the appliance does and lacks, on one line: `listening, 128 transcripts, CPU` (or NPU, or
+    server)."""
     state = pipeline.state()
     transcripts = pipeline.health.counters().get("transcripts", 0)
-    unit = "CPU" if state.encoder == "cpu" else "NPU"
+    unit = {"cpu": "CPU", "wyoming": "server"}.get(state.encoder, "NPU")
     troubles = (*state.reasons, *pipeline.broker_reasons())
     return "; ".join((f"{_doing(state)}, {transcripts} transcripts, {unit}", *troubles))
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
         find_trouble as find_trouble,
     )
     from appliance.infer.decoder import Decoder as Decoder, preset_guards as preset_guards
-    from appliance.infer.encoder import Encoder as Encoder
-    from appliance.infer.gates import Gates as Gates
+    from appliance.infer.encoder import Encoder as Encoder, Unit as Unit
+    from appliance.infer.gates import Gates as Gates, compression_ratio as compression_ratio
     from appliance.infer.hailo import device as device, errors as errors
     from appliance.infer.hailo.decoder import (
         HailoDecoder as HailoDecoder,
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     )
     from appliance.infer.hailo.device import find_chip as find_chip
     from appliance.infer.hailo.errors import NpuError as NpuError
-    from appliance.infer.hailo.npu import open_npu as open_npu
+    from appliance.infer.hailo.npu import Errand as Errand, open_npu as open_npu
     from appliance.infer.mel import log_mel as log_mel, window_mel as window_mel
     from appliance.infer.sessions import onnxruntime as onnxruntime
     from appliance.infer.tokenizer import Tokenizer as Tokenizer
     from appliance.infer.transcriber import (
+        AnyTranscriber as AnyTranscriber,
         Encoded as Encoded,
+        Model as Model,
         Transcriber as Transcriber,
         open_encoder as open_encoder,
         open_transcriber as open_transcriber,

@@ -9,20 +9,17 @@ from appliance.model import ENCODER_FILE, Bundle
 from appliance.records import Mel, States
 
 
-class Encoder(Protocol):
-    """What every encoder is, whatever it runs on. Used from one thread; `name`, `trouble` and
+class Unit(Protocol):
+    """What windows are transcribed on, and how it is. Used from one thread; `name`, `trouble` and
     `facts` may be read from any."""
 
     @property
     def name(self) -> str:
-        """What encoded last: cpu, hailo8, hailo8l or hailo10h."""
+        """What encoded last: cpu, hailo8, hailo8l or hailo10h; or wyoming, a server."""
 
     @property
     def trouble(self) -> str | None:
         """Why it does not run on what it should, with the cure; None while all is well."""
-
-    def encode(self, mel: Mel) -> States:
-        """States (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P."""
 
     def look_after(self, now_s: float) -> None:
         """Begins what may take its time, and does not wait for it; for when there is no window to
@@ -33,6 +30,13 @@ class Encoder(Protocol):
 
     def close(self) -> None:
         """Frees the device."""
+
+
+class Encoder(Unit, Protocol):
+    """What every encoder is, whatever it runs on."""
+
+    def encode(self, mel: Mel) -> States:
+        """States (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P."""
 
 
 class CpuEncoder:

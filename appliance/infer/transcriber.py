@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from appliance.config import EncoderSettings, GateSettings, Settings
 from appliance.errors import ModelError, RoomscribeError
 from appliance.infer.arithmetic import Products, warn_of_trouble
 from appliance.infer.decoder import Decoded, Decoder, choose_guards
-from appliance.infer.encoder import CpuEncoder, Encoder
+from appliance.infer.encoder import CpuEncoder, Encoder, Unit
 from appliance.infer.gates import compression_ratio, is_failed
 from appliance.infer.hailo import errors
 from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
@@ -39,6 +40,68 @@ class Encoded:
     encode_ms: float
 
 
+class Model(Protocol):
+    """What is asked of a model while it is used; a bundle has it."""
+
+    @property
+    def name(self) -> str:
+        """The bundle's name."""
+
+    @property
+    def language(self) -> str:
+        """ISO 639 code of what it writes."""
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages that it knows."""
+
+    @property
+    def window_s(self) -> float:
+        """Longest window."""
+
+    @property
+    def demo_model(self) -> bool:
+        """True for one that is for demonstration alone."""
+
+
+class AnyTranscriber(Protocol):
+    """What makes transcriptions of windows, here or elsewhere: see `Transcriber`."""
+
+    gates: GateSettings
+    trouble: str
+    goes_on: Callable[[], bool]
+    """Called several times a second while `encode` waits for another machine; False: it is to give
+    up, with an error."""
+    in_process: bool
+    """True when windows are transcribed in this process, which may die of one."""
+
+    @property
+    def bundle(self) -> Model:
+        """The model in use."""
+
+    @property
+    def encoder(self) -> Unit:
+        """What it runs on."""
+
+    def encode(self, window: Window) -> Encoded:
+        """The first half of `transcribe`."""
+
+    def write(self, encoded: Encoded) -> Transcription:
+        """The second half of `transcribe`."""
+
+    def transcribe(self, window: Window) -> Transcription:
+        """The transcription of a window."""
+
+    def warm_up(self) -> None:
+        """Does what would make the first window slower."""
+
+    def __enter__(self) -> Self:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class Transcriber:
     """Makes text of windows; everything in it is sized by its bundle.
 
@@ -62,6 +125,8 @@ class Transcriber:
         self._temperatures = TEMPERATURES if fallback else TEMPERATURES[:1]
         self.gates = gates
         """For `Gates`."""
+        self.goes_on: Callable[[], bool] = lambda: True
+        self.in_process = True
         self.trouble = trouble
         """Why texts are worse here than they should be, with the cure; mostly empty."""
 

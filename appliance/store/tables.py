@@ -266,7 +266,7 @@ def to_row(transcript: Transcript) -> tuple[Any, ...]:
     values["end"] = iso(transcript.end)
     values["flags"] = json.dumps(transcript.flags)
     for name in _FLOATS:  # SQLite takes "not a number" for NULL, which the tables refuse
-        values[name] = 0.0 if math.isnan(values[name]) else float(values[name])
+        values[name] = math.inf if math.isnan(values[name]) else float(values[name])
     text = transcript.text.replace("\0", "\N{REPLACEMENT CHARACTER}")  # ends a text for the index
     values["text"] = text.encode("utf-8", "replace").decode("utf-8")
     return (*values.values(), iso(datetime.now(UTC)), boot_id(), boot_clock_s())

@@ -48,8 +48,10 @@ class FakeTranscriber:
     """Says what it is told to say, or fails."""
 
     trouble = ""
+    in_process = True
 
     def __init__(self) -> None:
+        self.goes_on: Callable[[], bool] = lambda: True
         self.bundle = SimpleNamespace(name="fake", window_s=10.0)
         self.encoder = FakeEncoder()
         self.gates = replace(Settings().gates, low_confidence=0.3)

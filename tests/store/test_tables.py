@@ -259,4 +259,4 @@ def test_a_field_that_no_table_can_hold_is_stored_as_near_as_may_be(
     odd = transcript("broken \udcff letter", avg_logprob=float("nan"))
     with Store.open(settings) as store:
         stored = store.append(odd).transcript
-    assert stored == replace(odd, text="broken ? letter", avg_logprob=0.0)
+    assert stored == replace(odd, text="broken ? letter", avg_logprob=math.inf)

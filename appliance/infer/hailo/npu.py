@@ -50,8 +50,8 @@ class Errand(threading.Thread):
     """Something that may take long or for ever, done in a thread that the process's end does not
     wait for. Once it has ended, `outcome` is what came of it, or `error` what it raised."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
-        super().__init__(name="NPU", daemon=True)
+    def __init__(self, work: Callable[[], Any], name: str = "NPU") -> None:
+        super().__init__(name=name, daemon=True)
         self.outcome: Any = None
         self.error: Exception | None = None
         self._work = work

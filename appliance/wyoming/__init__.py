@@ -1,0 +1,16 @@
+"""Speech to text for the house: what Home Assistant and others send over the Wyoming protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from appliance import lazily
+
+if TYPE_CHECKING:
+    from appliance.wyoming.client import (
+        RefusedError as RefusedError,
+        ServerError as ServerError,
+        open_transcriber as open_transcriber,
+    )
+
+__getattr__ = lazily(__name__, __file__)
