@@ -38,14 +38,15 @@ def key(
     pattern: str = "",
     form: str = "",
     mend: Callable[[str], str] | None = None,
+    fits: Callable[[str], bool] | None = None,
 ) -> Any:
     """A configuration key as a dataclass field: default, meaning, unit and limits (inclusive).
 
-    `form` says in words what `pattern` asks for; `mend` makes of a wrong text one that may be
-    meant.
+    `form` says in words what `pattern` and `fits` ask for, of each text in a list; `mend` makes of
+    a wrong text one that may be meant.
     """
     limits = {"unit": unit, "low": low, "high": high, "choices": choices}
-    texts = {"pattern": pattern, "form": form, "mend": mend}
+    texts = {"pattern": pattern, "form": form, "mend": mend, "fits": fits}
     return field(default=default, metadata={"sentence": sentence, **limits, **texts})
 
 
@@ -58,6 +59,24 @@ def slug(name: str) -> str:
 def _bare_host(text: str) -> str:
     """The host of mqtt://user@broker.local:1883/."""
     return re.sub(r"^\w+://|[^/@]*@|:\d+/*$|/.*$|[\[\]]", "", text.strip())
+
+
+def is_address(text: str) -> bool:
+    """True for an IPv4 or IPv6 address."""
+    from ipaddress import ip_address
+
+    with suppress(ValueError):
+        return bool(ip_address(text))
+    return False
+
+
+def is_network(text: str) -> bool:
+    """True for a range of addresses, or for one."""
+    from ipaddress import ip_network
+
+    with suppress(ValueError):
+        return bool(ip_network(text, strict=False))
+    return False
 
 
 _HOST = r"[^\s./:]{1,63}(\.[^\s./:]{1,63}){0,31}\.?|[0-9A-Fa-f.]*(:[0-9A-Fa-f.]*){2,8}(%\w+)?"
@@ -125,6 +144,11 @@ class SegmenterSettings:
         600, "Sound kept from before the speech was noticed.", unit="ms", low=0, high=2000
     )
     hang_over_ms: int = key(600, "Silence that ends an utterance.", unit="ms", low=200, high=3000)
+    end_by_sound: bool = key(
+        True,
+        "Date the end of speech by the sound, too (level, and how the detector's score falls); "
+        "false: by the detector alone, 100 to 250 ms later.",
+    )
     speculate: bool = key(
         True,
         "Transcribe after 300 ms of silence what is thrown away if speech goes on, so that the "
@@ -231,44 +255,6 @@ class EncoderSettings:
 @dataclass(frozen=True, slots=True)
 class DecoderSettings:
     """[decoder]"""
-@dataclass(frozen=True, slots=True)
-class TranscriberSettings:
-    """[transcriber]"""
-
-    backend: str = key(
-        "model",
-        "What makes texts of sound. model: a model on this machine; wyoming: a Wyoming "
-        "speech-to-text server in the house, such as another Roomscribe or wyoming-faster-whisper, "
-        "which is sent what is said, unencrypted. While it is away what is said waits, see [spool].",
-        choices=("model", "wyoming"),
-    )
-    host: str = key(
-        "",
-        "Host name or address of the server.",
-        pattern=f"({_HOST})?",
-        form="a host name or an address alone (the port is transcriber.port)",
-        mend=_bare_host,
-    )
-    port: int = key(10300, "TCP port of the server.", low=1, high=65535)
-    language: str = key(
-        "",
-        "Language that the server is asked for; empty: it decides.",
-        pattern=r"([A-Za-z]{2,3}(-[0-9A-Za-z]{2,8})*)?",
-        form="an ISO 639 code such as en",
-        mend=lambda text: text.strip().replace("_", "-"),
-    )
-    timeout_s: float = key(
-        10.0,
-        "The server has this time and as long as the speech itself lasts, for each window.",
-        unit="s", low=1.0, high=120.0,
-    )  # fmt: skip
-    fallback: bool = key(
-        True,
-        "While the server is away, use the model that [model] bundle names or `roomscribe model "
-        "use` chose, if one is; false, or none chosen: what is said waits.",
-    )
-
-
 
     backend: str = key(
         "cpu",
@@ -462,6 +448,11 @@ class MqttSettings:
         False,
         "Leave the last transcript on the broker, on the topic `last`, for whoever comes later.",
     )
+    partials: bool = key(
+        False,
+        "Tell on the topic `partial` what somebody says while it is said. Costs a transcription a "
+        "second of speech.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,6 +501,88 @@ class HistorySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class WebSettings:
+    """[web]"""
+
+    enabled: bool = key(
+        False,
+        "Allow the local page; `sudo roomscribe web enable` starts it then.",
+    )
+    listen: str = key(
+        "127.0.0.1",
+        "Address that the page listens on, or the path of a socket for a proxy; 0.0.0.0 is every "
+        "IPv4 address of this machine, :: every address. Beyond 127.0.0.1 a password must be set.",
+        pattern=r"[0-9.]{7,15}|[0-9A-Fa-f]*(:[0-9A-Fa-f.]*){2,8}|/[^\s%]{1,100}",
+        form="an address such as 127.0.0.1 or 0.0.0.0, or the path of a socket",
+        mend=lambda text: {"localhost": "127.0.0.1", "*": "0.0.0.0"}.get(text, ""),
+    )
+    port: int = key(8099, "TCP port of the page.", low=1, high=65535)
+    hosts: str = key(
+        "",
+        "Names under which the page may be asked for, beside localhost, this machine's name and "
+        "its addresses: those of a proxy.",
+        pattern=r"[0-9A-Za-z.-]*([\s,]+[0-9A-Za-z.-]+)*",
+        form="host names with spaces between them",
+    )
+    url: str = key(
+        "",
+        "Address of the page for Home Assistant's link to it; empty: made from listen and port, "
+        "and none while only this machine may look.",
+        pattern=r"(https?://[^\s/?#@]+(/[^\s?#]*)?)?",
+        form="an address such as http://kitchen.local:8099/",
+    )
+    ingress: str = key(
+        "",
+        "Address of Home Assistant's supervisor (172.30.32.2), whose users need no other login; "
+        "empty: none.",
+        pattern=r"([0-9.]{7,15}|[0-9A-Fa-f]*(:[0-9A-Fa-f.]*){2,8})?",
+        form="an address",
+    )
+    path: str = key(
+        "",
+        "Folder of the page's password and sessions; empty: /var/lib/roomscribe-web where the "
+        "package is installed, else ~/.local/state/roomscribe-web.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WyomingSettings:
+    """[wyoming]"""
+
+    enabled: bool = key(
+        False,
+        "Transcribe what Home Assistant and others send over the Wyoming protocol, which knows no "
+        "password; the room's own microphone goes first.",
+    )
+    listen: str = key(
+        "0.0.0.0",
+        "Address to listen on: 0.0.0.0 is every IPv4 address of this machine, :: those of IPv6, "
+        "too.",
+        form="an address of this machine such as 0.0.0.0, :: or 127.0.0.1",
+        mend=lambda text: {"localhost": "127.0.0.1", "*": "0.0.0.0"}.get(text, ""),
+        fits=is_address,
+    )
+    port: int = key(10300, "TCP port.", low=1, high=65535)
+    allow: tuple[str, ...] = key(
+        ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1", "fc00::/7",
+         "fe80::/10"),
+        "Addresses, and ranges of them, from which others may connect.",
+        form="addresses or ranges such as 192.168.0.0/16",
+        fits=is_network,
+    )  # fmt: skip
+    log: bool = key(
+        False,
+        "Write these transcripts down and publish them as if they were said here, with the source "
+        "`wyoming`; false: only who sent the sound gets its text.",
+    )
+    external_vad: bool = key(
+        True,
+        "Home Assistant decides when a command has ended; false: Roomscribe does, as at its own "
+        "microphone, which only versions that know of it wait for.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class JournalSettings:
     """[journal]"""
 
@@ -537,6 +610,8 @@ class Settings:
     mqtt: MqttSettings = field(default_factory=MqttSettings)
     homeassistant: HomeAssistantSettings = field(default_factory=HomeAssistantSettings)
     history: HistorySettings = field(default_factory=HistorySettings)
+    web: WebSettings = field(default_factory=WebSettings)
+    wyoming: WyomingSettings = field(default_factory=WyomingSettings)
     journal: JournalSettings = field(default_factory=JournalSettings)
 
 
@@ -544,6 +619,7 @@ DEFAULT_PATH = Path("/etc/roomscribe/roomscribe.toml")
 
 MOST_BYTES = 1 << 20
 """A longer file is no configuration."""
+OVERLAY_HEAD = "# Chosen over the control socket; `roomscribe setup` moves it into roomscribe.toml."
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _MEANT = {"npu": "hailo"}
@@ -563,6 +639,8 @@ class Reading:
     nothing."""
     cause: OSError | None = None
     """Why the file cannot be read."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """The file that each key (section.key) comes from; the others have their defaults."""
 
     def sure(self) -> Settings:
         """The settings; raises ConfigError, holding one message for each mistake."""
@@ -722,11 +800,10 @@ def node_name(settings: Settings) -> str:
     return settings.appliance.node or slug(host) or "roomscribe"
 
 
-OVERLAY_HEAD = "# Chosen over the control socket; `roomscribe setup` moves it into roomscribe.toml."
 def _section(
     section: str, content: dict[str, Any], origin: str, troubles: list[str], wrong: set[str]
-) -> Any:
-    """One section's dataclass; what is wrong is appended to `troubles` and left out.
+) -> dict[str, Any]:
+    """One section's keys that are right; what is wrong is appended to `troubles` and left out.
 
     `wrong` is given the keys (section.key) whose values nobody knows: those, and what unknown keys
     may be meant to be.
@@ -742,8 +819,6 @@ def _section(
         elif trouble := _trouble(known[name], types[name], value):
             troubles.append(f"{origin}: {section}.{name}: {trouble}")
             wrong.add(f"{section}.{name}")
-    origins: Mapping[str, str] = field(default_factory=dict)
-    """The file that each key (section.key) comes from; the others have their defaults."""
         else:
             right[name] = types[name](value)
     return right
@@ -751,6 +826,14 @@ def _section(
 
 def _trouble(entry: Field[Any], kind: type, value: Any) -> str:
     """What is wrong with `value`; empty when nothing is."""
+    if kind != tuple[str, ...]:
+        return _trouble_of_one(entry, kind, value)
+    if not isinstance(value, list):
+        return f"expected a list of texts, found {_shown(value)}"
+    return next(filter(None, (_trouble_of_one(entry, str, one) for one in value)), "")
+
+
+def _trouble_of_one(entry: Field[Any], kind: type, value: Any) -> str:
     whole_as_number = kind is float and type(value) is int
     limits = entry.metadata
     if type(value) is not kind and not whole_as_number:
@@ -764,12 +847,18 @@ def _trouble(entry: Field[Any], kind: type, value: Any) -> str:
     low, high, unit = limits["low"], limits["high"], limits["unit"]
     if low is not None and not low <= value <= high:
         return f"expected {low} to {high}{' ' + unit if unit else ''}, found {_shown(value)}"
-    if limits["pattern"] and not re.fullmatch(limits["pattern"], value):
+    if not _fits(entry, value):
         mended = limits["mend"](value) if limits["mend"] else ""
-        fits = mended and re.fullmatch(limits["pattern"], mended)
+        fits = mended and _fits(entry, mended)
         hint = f"; did you mean {shorten(mended)}?" if fits else ""
         return f"expected {limits['form']}, found {_shown(value)}{hint}"
     return ""
+
+
+def _fits(entry: Field[Any], value: Any) -> bool:
+    """True for anything but a text that has not the key's form."""
+    pattern, fits = entry.metadata["pattern"], entry.metadata["fits"]
+    return not (pattern and not re.fullmatch(pattern, value)) and (fits is None or fits(value))
 
 
 def _quotes(entry: Field[Any], kind: type, value: Any) -> str:
