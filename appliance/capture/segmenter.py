@@ -193,6 +193,17 @@ class Segmenter:
                 self._guess = window
         return found
 
+    def so_far(self) -> Window | None:
+        """What the next window would be if it were cut now, under an id of its own; None while
+        nobody speaks, and while it is too little to be speech."""
+        if not self.speaking or self._speech_until < self._length:
+            return None
+        frames = self._frames[: self._whole_frames(self._longest)]
+        if len(frames) <= self._repeated:
+            return None
+        window = self._window(frames, self._windows + 1, last=False)
+        return None if window.index == 1 and self._endpoint.verdict(window) else window
+
     def flush(self, *, interrupted: bool = False) -> list[Window | Discarded]:
         """The open utterance, if any, as it is: the source ended or (`interrupted`) was lost."""
         found = [self._close("interrupted" if interrupted else "")] if self.speaking else []

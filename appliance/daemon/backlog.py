@@ -238,6 +238,12 @@ class Backlog:
             self._guess, self._untaken = Guess(window, spooled), True
             self._news.notify()
 
+    def settle(self, window_id: str) -> None:
+        """The window of this id is about to be pushed, or ("") none: a guess of any other is not
+        likely any more. As `guess`."""
+        if self._guess and self._guess.window.id != window_id:
+            self.guess(None)
+
     def push(self, window: Window) -> None:
         """Keeps a window over a crash, then queues it; drops the oldest of too many."""
         guess = self._guess if self._guess and self._guess.window.id == window.id else None

@@ -31,6 +31,7 @@ from appliance.daemon.controls import Controls, Read
 from appliance.daemon.health import Health
 from appliance.daemon.listening import CaptureSupervisor, Opener
 from appliance.daemon.mute import Mute
+from appliance.daemon.partials import Partials
 from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, retry
 from appliance.daemon.scribe import EncodedWindow, Scribe
 from appliance.errors import DeviceError
@@ -212,6 +213,7 @@ class Pipeline:
                     settings, self.health, self._scribe.discard, in_process=model.in_process
                 )
             )
+            self._partials = Partials(self._backlog.ask, self._scribe.preview, listeners)
             lose = functools.partial(self._frames.mark, Sentinel.LOST)
             self._supervisor = CaptureSupervisor(
                 settings.capture, self.health, self.mute, self._put, lose, source=source
@@ -387,12 +389,16 @@ class Pipeline:
                     self._publisher.speech(speaking)
                 self._controls.speech(speaking)
             for result in found:
+                self._backlog.settle(result.id if isinstance(result, Window) else "")
+                self._partials.close()
                 if isinstance(result, Window):
                     self._backlog.push(result)
                 else:
                     self._scribe.discard(result)
             if self._settings.segmenter.speculate:
                 self._backlog.guess(self._segmenter.guess)
+            if isinstance(item, Frame):
+                self._partials.follow(self._segmenter, item.end_s)
         self._backlog.complete()
         return True
 
@@ -425,6 +431,9 @@ class Pipeline:
     def _encoded_request(self) -> Request | None:
         """What others asked for, encoded; None without one, and when it failed."""
         request = self._backlog.take_request()
+        if request and request.idle and not self._states.empty():
+            request.wanted = False  # the decoder has enough to do
+            return None
         return request if request and self._scribe.encode_asked(request) else None
 
     def _tell_encoder(self) -> None:
@@ -485,6 +494,7 @@ class Pipeline:
                 self._scribe.tidy()
             elif isinstance(item, Guess):
                 self._scribe.write_ahead(item)
+                self._partials.guessed(item)
                 self._backlog.survived(item)
             elif isinstance(item, Request):
                 self._scribe.answer(item)

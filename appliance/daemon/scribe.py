@@ -118,6 +118,8 @@ class Scribe:
 
     def encode_asked(self, request: Request) -> bool:
         """Encodes a request's window; False when that failed, which it is told. Never raises."""
+        if request.idle:
+            self._health.count("partials")
         try:
             request.encoded = self._transcriber.encode(request.window)
         except Exception as error:
@@ -134,6 +136,10 @@ class Scribe:
         except Exception as error:
             result = error
         _answer(request, result)
+
+    def preview(self, window: Window, result: Transcription) -> str:
+        """The text of the transcript that `write` would make; empty where it would discard it."""
+        return self._gates.preview(window, result, lambda: self._text_before(window))
 
     def write(self, encoded: EncodedWindow) -> None:
         """Decodes an encoded window and stores its text; ends its lease, or leaves that to `flush`.

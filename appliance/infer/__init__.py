@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from appliance.infer.hailo.device import find_chip as find_chip
     from appliance.infer.hailo.errors import NpuError as NpuError
     from appliance.infer.hailo.npu import Errand as Errand, open_npu as open_npu
+    from appliance.infer.joining import is_unspaced as is_unspaced
     from appliance.infer.mel import log_mel as log_mel, window_mel as window_mel
     from appliance.infer.sessions import onnxruntime as onnxruntime
     from appliance.infer.tokenizer import Tokenizer as Tokenizer

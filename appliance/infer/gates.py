@@ -11,6 +11,7 @@ phrase in it is said by somebody some day.
 
 from __future__ import annotations
 
+import copy
 import re
 import zlib
 from collections.abc import Callable, Sequence
@@ -300,3 +301,13 @@ class Gates:
         text = self._joiner.fresh(window, result.text, recall)
         flags = (*result.flags, *marks(result, self._gates))
         return replace(result, text=text, flags=flags), None if text else "repetition"
+
+    def preview(
+        self, window: Window, result: Transcription, recall: Callable[[], str] = str
+    ) -> str:
+        """The text that `on` would give, empty where it would discard it; of a window that is
+        perhaps not the next one: nothing is remembered of it."""
+        ahead = copy.copy(self)
+        ahead._joiner = copy.copy(self._joiner)
+        kept, reason = ahead.on(window, result, recall)
+        return "" if reason else kept.text

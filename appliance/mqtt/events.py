@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from appliance.records import HEARD_HERE, ApplianceState, ApplianceStats, Discarded
+from appliance.records import HEARD_HERE, ApplianceState, ApplianceStats, Discarded, Partial
 from appliance.store import StoredTranscript
 
 SCHEMA = 1
@@ -16,10 +16,10 @@ SCHEMA = 1
 
 AVAILABILITY, STATE, MICROPHONE = "availability", "state", "microphone"
 TRANSCRIPT, LAST, SPEECH, DISCARDED = "transcript", "last", "speech", "discarded"
-MUTE, STATS = "mute", "stats"
+MUTE, STATS, PARTIAL = "mute", "stats", "partial"
 COUNTERS = (
     "transcripts", "recovered", "frames_dropped", "lost_overload", "lost_store_refused",
-    "set_aside", "expired", "passed_over", "guesses", "guesses_used",
+    "set_aside", "expired", "passed_over", "guesses", "guesses_used", "partials",
 )  # fmt: skip
 """Of the `stats` message, with 0 for what never happened."""
 ONLINE, OFFLINE = b"online", b"offline"
@@ -99,6 +99,23 @@ def discarded(speech: Discarded) -> dict[str, Any]:
         "utterance_id": speech.utterance_id,
         "duration_s": _rounded(speech.duration_s, 3),
     }
+
+
+def partial(said: Partial) -> dict[str, Any]:
+    """The `partial` message: what somebody says, so far."""
+    message = {
+        "utterance_id": said.utterance_id,
+        "window": said.window,
+        "rev": said.rev,
+        "text": said.text,
+        "stable_chars": said.stable_chars,
+        "eager": said.eager,
+        "resumed": said.resumed,
+        "final": False,
+    }
+    if said.continues:
+        message["continues"] = said.continues
+    return message
 
 
 def stats(

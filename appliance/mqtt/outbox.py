@@ -225,9 +225,9 @@ class Delivery:
         else:
             self._troubles.clear("outbox")
 
-    def send(self, now_s: float) -> None:
+    def send(self, now_s: float, first: Callable[[], None]) -> None:
         """Sends what is due; late is what was stored before this connection stood, what was sent
-        before, and old speech.
+        before, and old speech. `first` is called before each transcript, for what precedes it.
 
         Raises BrokerError and StoreError.
         """
@@ -235,6 +235,7 @@ class Delivery:
         if connected_s is None or now_s < self._held_s:
             return
         for stored in self._outbox.due(self._limit):
+            first()
             age_s = stored.age_s()
             speech_s = age_s + stored.transcript.latency_ms / 1000
             late = age_s > min(LATE_S, now_s - connected_s) or speech_s > OLD_SPEECH_S

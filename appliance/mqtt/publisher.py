@@ -27,7 +27,7 @@ from appliance.mqtt.connection import DELAYS, Connection, Delays
 from appliance.mqtt.home_assistant import discovery, topic as discovery_topic
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, RECENT_S, Delivery, Outbox
 from appliance.mqtt.troubles import Troubles
-from appliance.records import ApplianceState, ApplianceStats, Discarded
+from appliance.records import ApplianceState, ApplianceStats, Discarded, Partial
 from appliance.store import Store
 
 log = logging.getLogger("roomscribe.mqtt")
@@ -53,7 +53,7 @@ class Publish(Protocol):
 class LiveTopics:
     """State, microphone, voice, discarded speech: published live, and only what is new.
 
-    `speech` and `discarded`: any thread.
+    `speech`, `discarded` and `partial`: any thread.
     """
 
     def __init__(
@@ -83,6 +83,10 @@ class LiveTopics:
         """Speech gave no transcript."""
         payload = events.encode(events.discarded(speech))
         self._passing.append((events.DISCARDED, payload))
+
+    def partial(self, said: Partial) -> None:
+        """What somebody says, so far."""
+        self._passing.append((events.PARTIAL, events.encode(events.partial(said))))
 
     def last(self, event: bytes) -> None:
         """The broker has this event: it is the one to retain there. The thread of `publish`."""
@@ -122,6 +126,13 @@ class LiveTopics:
             message = events.stats(self._stats_source(), latencies_ms, undelivered)
             publish(events.STATS, events.encode(message), qos=0)
             self._stats_s = now_s
+        self.pass_on(publish)
+        if self._last is not None:
+            publish(events.LAST, self._last, retain=True)
+            self._last = None
+
+    def pass_on(self, publish: Publish) -> None:
+        """Publishes what is live alone. Raises BrokerError."""
         while self._passing:
             name, payload = self._passing.popleft()
             publish(name, payload, qos=0)
@@ -298,6 +309,7 @@ class Publisher:
         Raises ConfigError when the password's file cannot be read, StoreError for the store.
         """
         self._node = node
+        self._partials = settings.partials
         self._store = store
         self._state_source = state_source
         self._delays = delays
@@ -344,6 +356,17 @@ class Publisher:
         """Speech gave no transcript; published, without text, if the broker is there."""
         self._live.discarded(speech)
         self._wake.set()
+
+    @property
+    def wants_partials(self) -> bool:
+        """True while partial texts are asked for and the broker is there."""
+        return self._partials and self._connection.connected_s is not None
+
+    def partial(self, partial: Partial) -> None:
+        """What somebody says, so far; published if that is asked for and the broker is there."""
+        if self._partials:
+            self._live.partial(partial)
+            self._wake.set()
 
     def stop(self, flush_s: float = 2.0) -> None:
         """Makes `run` return when all is delivered, at the latest `flush_s` + 0.5 s from now."""
@@ -427,7 +450,7 @@ class Publisher:
             self._troubles.clear(troubles.AWAY)
         self._live.publish(now_s, self._connection.publish)
         if not held:
-            self._delivery.send(now_s)
+            self._delivery.send(now_s, lambda: self._live.pass_on(self._connection.publish))
 
     def _idle_s(self) -> float:
         """Seconds until something is due though nobody wakes us."""

@@ -24,7 +24,7 @@ from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.mqtt import commands, events
-from appliance.records import ApplianceStats, Discarded, Transcript, new_id
+from appliance.records import ApplianceStats, Discarded, Partial, Transcript, new_id
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
 
@@ -202,6 +202,16 @@ def test_state_stats_and_discarded_are_as_their_schemas_say() -> None:
     check("discarded", events.encode(events.discarded(Discarded("set_aside", new_id(), 0.5))))
 
 
+def test_a_partial_text_is_as_its_schema_says() -> None:
+    said = Partial(new_id(), 1, 3, "turn on the light", 11)
+    plain = events.partial(said)
+    assert set(plain) == {*SCHEMAS["partial"]["required"]}
+    for one in (said, replace(said, eager=True), replace(said, resumed=True, continues=new_id())):
+        check("partial", events.encode(events.partial(one)))
+    for wrong in ({"final": True}, {"rev": 0}, {"text": ""}, {"eager": True, "resumed": True}):
+        assert not is_valid("partial", plain | wrong)
+
+
 def test_the_statistics_are_counted_right() -> None:
     found = events.stats(ApplianceStats({}, 1.0), [float(n) for n in range(100, 0, -1)])
     assert (found["latency_ms_p50"], found["latency_ms_p95"]) == (50, 95)
@@ -237,10 +247,11 @@ def test_history_is_asked_and_answered_as_its_schemas_say(store: Store) -> None:
 def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
     stats = ApplianceStats({"transcripts": 1}, 9.0)
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
-        settings = MqttSettings(host=broker.host, port=broker.port, retain_last=True)
+        settings = MqttSettings(host=broker.host, port=broker.port, retain_last=True, partials=True)
         with running(settings, store, stats_source=lambda: stats) as publisher:
             until(lambda: heard.payloads("state"))
             publisher.speech(True)
+            publisher.partial(Partial(new_id(), 1, 1, "turn on", 0))
             publisher.discarded(Discarded("no_speech", new_id(), 0.5))
             store.append(transcript())
             publisher.notify()
@@ -261,6 +272,7 @@ def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
 def test_the_examples_of_the_documentation_are_as_the_schemas_say() -> None:
     text = (ROOT / "docs" / "mqtt.md").read_text("utf-8")
     examples = re.findall(r"<!-- ([a-z-]+) -->\n```json\n(.*?)```", text, re.DOTALL)
-    assert {"transcript", "state", "stats", "discarded"} <= {name for name, _ in examples}
+    known = {"transcript", "state", "stats", "discarded", "partial"}
+    assert known <= {name for name, _ in examples}
     for name, example in examples:
         check(name, example.encode())
