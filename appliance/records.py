@@ -7,6 +7,7 @@ otherwise). A transcript carries wall-clock times in UTC, for people and other m
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -156,8 +157,9 @@ class Transcription:
     flags: tuple[str, ...] = ()
     end_prob: float = 0.0
     """Probability of end-of-text where the text ends; 0 where the token limit ended it."""
-    least_logprob: float = 0.0
-    """Least natural log-probability of the tokens, end-of-text not among them."""
+    end_prior: float = -math.inf
+    """Natural log-probability that the text ends there by the language alone, nothing heard; minus
+    infinity where nobody asked (`Encoded.ahead`)."""
     model: str = ""
     """What wrote it, where that may be another than the transcriber's bundle."""
 

@@ -38,6 +38,8 @@ class Encoded:
     encoder: str
     """What encoded it."""
     encode_ms: float
+    ahead: bool = False
+    """True for a guess, of which it is asked, too, whether the text is whole."""
 
 
 class Model(Protocol):
@@ -161,6 +163,9 @@ class Transcriber:
             transcription = self._describe(text, decoded, encoded, decode_ms)
             if not is_failed(transcription, self.gates):
                 break
+        if encoded.ahead:
+            prior = self._decoder.end_prior(transcription.tokens)
+            return replace(transcription, end_prior=prior)
         return transcription
 
     def warm_up(self) -> None:
@@ -196,7 +201,6 @@ class Transcriber:
             confidence=self.bundle.confidence(decoded.logprobs),
             flags=tuple(flag for flag, raised in flags.items() if raised),
             end_prob=math.exp(decoded.logprobs[-1]) if decoded.ended else 0.0,
-            least_logprob=min(decoded.logprobs[: len(decoded.tokens)], default=0.0),
         )
 
 

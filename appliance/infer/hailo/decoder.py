@@ -6,6 +6,8 @@ cache takes; the text is no longer than the sequence; and the encoder has to sha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from appliance.config import EncoderSettings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.decoder import Decoded, Decoder
@@ -41,6 +43,11 @@ class HailoDecoder:
             except NpuError as error:
                 npu.fault = error  # the encoder's owner closes it
         return self._cpu.decode(states, duration_s, temperature)
+
+    def end_prior(self, tokens: Sequence[int]) -> float:
+        """Natural log-probability of end-of-text after `tokens` where nothing is heard; the CPU's,
+        in any case. Raises ModelError."""
+        return self._cpu.end_prior(tokens)
 
 
 def open_on_npu(
