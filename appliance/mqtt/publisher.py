@@ -136,9 +136,6 @@ class LiveTopics:
         while self._passing:
             name, payload = self._passing.popleft()
             publish(name, payload, qos=0)
-        if self._last is not None:
-            publish(events.LAST, self._last, retain=True)
-            self._last = None
 
     @property
     def due_s(self) -> float:
