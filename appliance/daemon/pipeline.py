@@ -404,6 +404,12 @@ class Pipeline:
 
     def _encode(self, stage: Stage) -> bool:
         """Windows -> encoder states, one window ahead of the transcriber."""
+
+        def goes_on() -> bool:
+            stage.moved()
+            return not self._backlog.out_of_time
+
+        self._transcriber.goes_on = goes_on
         self.sounding.wait(LISTEN_FIRST_S)
         while not self._backlog.over:
             lease = self._backlog.take(self._idle_s)
@@ -451,14 +457,9 @@ class Pipeline:
 
         While nobody can transcribe it waits here, and those behind it in the spool.
         """
-
-        def goes_on() -> bool:
-            stage.moved()
-            return not self._backlog.out_of_time
-
+        goes_on = self._transcriber.goes_on
         if not lease.here:
             return self._retry(lease, self._settings, self._scribe.encode, goes_on)
-        self._transcriber.goes_on = goes_on
         while True:
             encoded = self._scribe.encode(lease)
             if isinstance(encoded.result, RefusedError):

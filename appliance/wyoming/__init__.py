@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.wyoming.client import (
+    from appliance.wyoming.client import Client as Client, ServerError as ServerError
+    from appliance.wyoming.served import (
         RefusedError as RefusedError,
-        ServerError as ServerError,
         open_transcriber as open_transcriber,
     )
 
