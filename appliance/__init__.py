@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 __version__ = "0.1.0"
+HOMEPAGE = "https://example.org/roomscribe"
+"""Where the project is found; stands for its address until it has a public one."""
 
 
 def lazily(package: str, file: str) -> Callable[[str], object]:

@@ -243,3 +243,6 @@ class ApplianceStats:
     soc_temperature_c: float | None = None
     throttling: tuple[str, ...] | None = None
     """What the machine suffers from now, in plain words."""
+    wyoming: str | None = ""
+    """Address and port where the speech of others is transcribed; None while that cannot be had,
+    empty where nobody wants it."""

@@ -38,6 +38,17 @@ find_python() {
     return 1
 }
 
+# Clients of others, each release in a folder of its own: tests/wyoming talk to them
+install_clients() {
+    local release folder
+    for release in 1.5.4 1.7.1 1.10.2; do
+        folder=.venv/wyoming/$release
+        [ -d "$folder" ] || .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+            --no-deps --target "$folder" "wyoming==$release" 2> >(grep -v '^WARNING: Location' >&2) \
+            || { rm -rf "$folder"; say "no wyoming $release; its tests are skipped"; }
+    done
+}
+
 # One environment, .venv: made anew for another Python, completed when pyproject.toml changed.
 set_up() {
     local kind=$1 base stamp extras=''
@@ -56,5 +67,6 @@ set_up() {
             2> >(grep -v '^WARNING: Location' >&2)
         cp pyproject.toml "$stamp"
     fi
+    [ "$kind" != dev ] || install_clients
     PYTHON=$PWD/.venv/bin/python
 }

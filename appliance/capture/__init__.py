@@ -8,6 +8,7 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.capture.devices import names_to_configure as names_to_configure
+    from appliance.capture.frames import Framer as Framer, Resampler as Resampler
     from appliance.capture.microphone import (
         Microphone as Microphone,
         Source as Source,

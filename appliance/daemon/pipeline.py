@@ -39,7 +39,13 @@ from appliance.infer import AnyTranscriber
 from appliance.mqtt import Publisher, subscriptions
 from appliance.records import ApplianceState, ApplianceStats, Frame, Window
 from appliance.store import Store, remove_empty, runtime_folder
-from appliance.wyoming import RefusedError, ServerError, open_transcriber
+from appliance.wyoming import (
+    Answer,
+    RefusedError,
+    Server as WyomingServer,
+    ServerError,
+    open_transcriber,
+)
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -57,7 +63,7 @@ DECODE_WITHIN_S = 1.0
 """Of these, for the windows that are with the encoder and the decoder when time is up."""
 SERVER_LOOK_S = 0.2
 """Between two looks at whether a speech-to-text server is back."""
-JOIN_WITHIN_S = {"capture": 1.0, "segmenter": 1.0}
+JOIN_WITHIN_S = {"wyoming": 1.0, "capture": 1.0, "segmenter": 1.0}
 """A stalled audio server must not take the time that transcribing needs."""
 
 Item = TypeVar("Item")
@@ -214,6 +220,7 @@ class Pipeline:
                 )
             )
             self._partials = Partials(self._backlog.ask, self._scribe.preview, listeners)
+            self._wyoming = self._house_server(model, node)
             lose = functools.partial(self._frames.mark, Sentinel.LOST)
             self._supervisor = CaptureSupervisor(
                 settings.capture, self.health, self.mute, self._put, lose, source=source
@@ -233,11 +240,14 @@ class Pipeline:
             "encoder": self._encode,
             "segmenter": self._segment,
             "capture": self._capture,
+            "wyoming": self._serve_house,
         }
         if not self._publisher:
             del works["publisher"]
         if not self._controls.server:
             del works["control"]
+        if not self._wyoming:
+            del works["wyoming"]
         self._stages = [Stage(name, work, self.ended.set) for name, work in works.items()]
         for stage in self._stages:
             stage.start()
@@ -247,6 +257,8 @@ class Pipeline:
         deadline_s = time.monotonic() + STOP_WITHIN_S
         self._stopping = True
         self._supervisor.stop()
+        if self._wyoming:
+            self._wyoming.stop()
         for stage in reversed(self._stages):
             left_s = max(0.2, deadline_s - time.monotonic())
             if stage.name == "publisher" and self._publisher:
@@ -297,6 +309,7 @@ class Pipeline:
             version=__version__,
             muted=muted,
             machine=self._machine,
+            wyoming=self._wyoming.address or None if self._wyoming else "",
         )
 
     def stats(self) -> ApplianceStats:
@@ -344,6 +357,32 @@ class Pipeline:
         """The control socket, until `stop`."""
         if self._controls.server:
             self._controls.server.run(stage.moved)
+        return self._stopping
+
+    def _house_server(self, model: AnyTranscriber, node: str) -> WyomingServer | None:
+        """What transcribes the speech of others, if that is wanted."""
+        if not self._settings.wyoming.enabled:
+            return None
+
+        def ask(window: Window, answer: Answer) -> Request | None:
+            request = Request(window, answer)
+            return request if self.ask(request) else None
+
+        return WyomingServer(
+            self._settings,
+            node,
+            lambda: model.bundle,
+            model.gates,
+            ask,
+            keep=self._scribe.keep if self._settings.wyoming.log else None,
+            count=self.health.count,
+            trouble=functools.partial(self.health.trouble, "wyoming"),
+        )
+
+    def _serve_house(self, stage: Stage) -> bool:
+        """Speech of others -> text, until `stop`."""
+        if self._wyoming:
+            self._wyoming.run(stage.moved)
         return self._stopping
 
     def _tell_change(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -83,7 +83,7 @@ class Scribe:
     ) -> None:
         self._settings, self._transcriber, self._store = settings, transcriber, store
         self._health, self._listeners = health, listeners
-        self._waiting: deque[tuple[Lease, Transcript]] = deque()
+        self._waiting: deque[tuple[Lease | None, Transcript]] = deque()
         self._gates = Gates(transcriber.gates)
         self._expire_s = 0.0
 
@@ -164,13 +164,23 @@ class Scribe:
             return
         self._waiting.append((lease, compose(window, result, result.model or self.model, encoded.queue_ms)))
         if len(self._waiting) > TRANSCRIPTS_WAITING:
-            self._waiting.popleft()[0].done()
+            oldest = self._waiting.popleft()[0]
+            if oldest:
+                oldest.done()
             self._health.count("lost_store_refused")
             log.error("the store has refused for too long: the oldest transcript is lost")
         self.flush()
 
     def flush(self) -> int:
         """Stores what waits; how many transcripts still do because the store refuses."""
+    def keep(self, window: Window, result: Transcription, queue_ms: float) -> None:
+        """Has `flush` store the text of a window that was not heard here. Any thread."""
+        if len(self._waiting) >= TRANSCRIPTS_WAITING:
+            self._health.count("lost_store_refused")
+            return
+        transcript = compose(window, result, result.model or self.model, queue_ms)
+        self._waiting.append((None, replace(transcript, source="wyoming")))
+
         while self._waiting:
             lease, transcript = self._waiting[0]
             try:
@@ -179,7 +189,8 @@ class Scribe:
                 self._health.trouble("store", str(error))
                 return len(self._waiting)
             self._waiting.popleft()
-            lease.done()
+            if lease:
+                lease.done()
             self._health.count("transcripts")
             journal.log_transcript(stored, self._settings.journal)
             for listener in self._listeners:

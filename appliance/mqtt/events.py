@@ -27,6 +27,7 @@ ON, OFF = b"ON", b"OFF"
 
 
 def topic(node: str, name: str) -> str:
+    "wyoming_requests", "wyoming_refused", "wyoming_failed",
     """The topic `name` of the appliance `node`."""
     return f"roomscribe/{node}/{name}"
 
@@ -98,6 +99,7 @@ def discarded(speech: Discarded) -> dict[str, Any]:
         "reason": speech.reason,
         "utterance_id": speech.utterance_id,
         "duration_s": _rounded(speech.duration_s, 3),
+    house = {} if appliance.wyoming == "" else {"wyoming": appliance.wyoming}
     }
 
 
@@ -108,6 +110,7 @@ def partial(said: Partial) -> dict[str, Any]:
         "window": said.window,
         "rev": said.rev,
         "text": said.text,
+        **house,
         "stable_chars": said.stable_chars,
         "eager": said.eager,
         "resumed": said.resumed,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from appliance import HOMEPAGE as HOMEPAGE
 from appliance.mqtt import events
 from appliance.records import ApplianceState
 
@@ -20,8 +21,6 @@ FORMER: Mapping[str, str] = {}
 Leaving one out of the message does not remove it from Home Assistant, naming its platform alone
 does; it stays here, as nobody knows which version an appliance is upgraded from.
 """
-HOMEPAGE = "https://example.org/roomscribe"
-"""Where the project is found; stands for its address until it has a public one."""
 TEXT_LETTERS = 255
 """Home Assistant takes no longer state; the whole text is in the attributes."""
 

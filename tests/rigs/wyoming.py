@@ -1,0 +1,248 @@
+"""A Wyoming server over a transcriber, without a daemon; and clients of it: one that sends what it
+likes, and the protocol's own library in the releases that Home Assistant came with."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import IO, Any, Self
+
+import numpy as np
+import pytest
+from rigs.checkout import ROOT
+from rigs.transcriber import FakeTranscriber
+from rigs.waiting import until
+
+from appliance.capture.recording import Recording
+from appliance.config import Settings, WyomingSettings
+from appliance.infer.transcriber import Transcriber
+from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
+from appliance.wyoming.hearing import Answer
+from appliance.wyoming.protocol import Event, Header, pack
+from appliance.wyoming.server import Server
+
+RELEASES = ("1.5.4", "1.7.1", "1.10.2")
+"""Of the protocol's library: of early 2025, of most of that year, and of Home Assistant 2026.11."""
+LIBRARIES = ROOT / ".venv" / "wyoming"
+"""scripts/setup.sh puts each of them into a folder of its own."""
+AUDIO_16K: dict[str, Any] = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
+TAIL_S = 0.7
+"""Home Assistant stops a command after so much silence."""
+
+
+def needs_library(release: str) -> pytest.MarkDecorator:
+    missing = not (LIBRARIES / release / "wyoming").is_dir()
+    return pytest.mark.skipif(missing, reason=f"not installed: wyoming {release}")
+
+
+@dataclass
+class Asked:
+    """A window that was asked for."""
+
+    window: Window
+    answer: Answer
+    wanted: bool = True
+
+
+class Worker:
+    """Transcribes windows one after the other, as the daemon does while its microphone is still."""
+
+    def __init__(self, transcriber: Transcriber | FakeTranscriber, most: int = 16) -> None:
+        self._transcriber, self._most = transcriber, most
+        self._waiting: SimpleQueue[Asked | None] = SimpleQueue()
+        self.asked: list[Asked] = []
+        self.working = threading.Event()
+        self.working.set()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def ask(self, window: Window, answer: Answer) -> Asked | None:
+        """None when too many wait."""
+        if self._waiting.qsize() >= self._most:
+            return None
+        asked = Asked(window, answer)
+        self.asked.append(asked)
+        self._waiting.put(asked)
+        return asked
+
+    def _work(self) -> None:
+        while asked := self._waiting.get():
+            self.working.wait()
+            if not asked.wanted:
+                continue
+            result: Transcription | Exception
+            try:
+                result = self._transcriber.transcribe(asked.window)
+            except Exception as error:
+                result = error
+            asked.answer(result)
+
+    def stop(self) -> None:
+        self.working.set()
+        self._waiting.put(None)
+        self._thread.join(10)
+
+
+@dataclass
+class Running:
+    """A server that listens."""
+
+    server: Server
+    worker: Worker
+    port: int
+    counted: Counter[str]
+    kept: list[tuple[Window, Transcription, float]] = field(default_factory=list)
+
+
+@contextmanager
+def running(
+    transcriber: Transcriber | FakeTranscriber | None = None,
+    *,
+    keep: bool = False,
+    most: int = 16,
+    idle_s: float = 15.0,
+    within_s: float = 120.0,
+    **keys: Any,
+) -> Iterator[Running]:
+    """A server with these keys of [wyoming], on a free port of this machine."""
+    chosen = transcriber or FakeTranscriber()
+    worker = Worker(chosen, most)
+    model: Any = SimpleNamespace(name="fake", language="en", languages=("en",), window_s=10.0)
+    settings = replace(
+        Settings(), wyoming=WyomingSettings(**{"listen": "127.0.0.1", "port": 0, **keys})
+    )
+    counted, troubles = Counter[str](), list[str | None]()
+    kept: list[tuple[Window, Transcription, float]] = []
+    server = Server(
+        settings,
+        "kitchen",
+        lambda: chosen.bundle if isinstance(chosen, Transcriber) else model,
+        chosen.gates,
+        worker.ask,
+        keep=(lambda *told: kept.append(told)) if keep else None,
+        count=lambda name: counted.update([name]),
+        trouble=troubles.append,
+        idle_s=idle_s,
+        within_s=within_s,
+    )
+    thread = threading.Thread(target=server.run, args=(lambda: None,), daemon=True)
+    thread.start()
+    try:
+        until(lambda: server.address)
+        port = int((server.address or "").rpartition(":")[2])
+        yield Running(server, worker, port, counted, kept)
+    finally:
+        server.stop()
+        thread.join(10)
+        worker.stop()
+    assert not thread.is_alive()
+
+
+class Talk:
+    """A connection that sends whatever it is told to."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection((host, port), timeout=20)
+        self._file: IO[bytes] = self.socket.makefile("rb")
+
+    def send(self, kind: str, payload: bytes = b"", **data: Any) -> None:
+        self.socket.sendall(pack(Event(kind, data, payload)))
+
+    def sound(self, samples: Samples, chunk: int = 320, form: dict[str, Any] = AUDIO_16K) -> None:
+        """The samples as audio-chunks of so many bytes."""
+        sound = samples.astype("<i2").tobytes()
+        events = [
+            pack(Event("audio-chunk", form, sound[at : at + chunk]))
+            for at in range(0, len(sound), chunk)
+        ]
+        self.socket.sendall(b"".join(events))
+
+    def speak(self, samples: Samples, **keys: Any) -> None:
+        """A whole request, as Home Assistant makes it."""
+        self.send("transcribe", language="en")
+        self.send("audio-start", **AUDIO_16K)
+        self.sound(samples, **keys)
+        self.send("audio-stop")
+
+    def event(self) -> Event | None:
+        """What comes next; None at the end. Raises OSError when it was cut."""
+        line = self._file.readline()
+        if not line:
+            return None
+        header = Header.parse(line)
+        data, payload = header.data_length, header.payload_length
+        return header.event(self._file.read(data), self._file.read(payload))
+
+    def events(self, until: str = "") -> list[Event]:
+        """All that comes, until an event of that type, or the end."""
+        found: list[Event] = []
+        while (not found or found[-1].type != until) and (event := self.event()):
+            found.append(event)
+        return found
+
+    def text(self) -> str:
+        """The text of the next transcript; the error's code where it is an error."""
+        last = self.events("transcript")[-1]
+        return str(last.data["code" if last.type == "error" else "text"])
+
+    def close(self) -> None:
+        self._file.close()
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def sound_of(file: Path, before_s: float = 0.3, after_s: float = TAIL_S) -> Samples:
+    """A recording between two stretches of faint noise."""
+    with Recording(str(file), real_time=False) as recording:
+        heard = np.concatenate([frame.samples for frame in recording.frames()])
+    dice = np.random.default_rng(1)
+    parts = [dice.normal(0, 3, int(length * SAMPLE_RATE)) for length in (before_s, after_s)]
+    return np.concatenate((parts[0], heard, parts[1])).astype(np.int16)
+
+
+def say(release: str, port: int, sound: Path, *arguments: str) -> list[dict[str, Any]]:
+    """What the protocol's own library is told, in a process of its own: `sound` is a WAV file."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "rigs.wyoming_client", str(port), sound, *arguments],
+        env=os.environ | {"PYTHONPATH": f"{LIBRARIES / release}:{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def wait_for_port(port: int, within_s: float = 30.0) -> None:
+    """Until somebody listens there."""
+
+    def connects() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    until(connects, within_s)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])

@@ -1,0 +1,278 @@
+"""A request's sound is heard as the microphone's is, in whatever form and in whatever pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rigs.recordings import sentences
+from rigs.transcriber import HEARD, FakeTranscriber
+from rigs.windows import noise
+from rigs.wyoming import Asked, Worker, sound_of
+
+from appliance.capture.frames import Framer
+from appliance.capture.segmenter import Segmenter
+from appliance.capture.voice import VoiceDetector
+from appliance.config import Settings
+from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
+from appliance.wyoming.hearing import (
+    LONGEST_S,
+    Ask,
+    Hearing,
+    Keep,
+    RequestError,
+    SoundFormat,
+)
+
+PLAIN = SoundFormat(SAMPLE_RATE, 2, 1)
+LIGHT, OTHER = sentences()[0], sentences()[1]
+
+
+@pytest.fixture(scope="module")
+def transcriber() -> Iterator[Transcriber]:
+    with open_transcriber(Settings()) as opened:
+        yield opened
+
+
+def hearing(ask: Ask, form: SoundFormat = PLAIN, keep: Keep | None = None) -> Hearing:
+    settings = Settings()
+    gates = replace(settings.gates, no_speech_sure=1.0, no_speech_lone=1.0, low_confidence=0.0)
+    return Hearing(
+        form,
+        voice=settings.voice,
+        segmenter=settings.segmenter,
+        gates=gates,
+        window_s=10.0,
+        ask=ask,
+        keep=keep,
+    )
+
+
+def heard(
+    transcriber: Transcriber | FakeTranscriber,
+    sound: bytes,
+    form: SoundFormat = PLAIN,
+    chunk: int = 4000,
+) -> tuple[str, list[Asked]]:
+    """The text, and every window that was asked for, of a whole request."""
+    worker = Worker(transcriber)
+
+    async def request() -> str:
+        one = hearing(worker.ask, form)
+        for at in range(0, len(sound), chunk):
+            await one.push(sound[at : at + chunk])
+        await one.stop()
+        await one.finish()
+        return one.text
+
+    try:
+        return asyncio.run(request()), worker.asked
+    finally:
+        worker.stop()
+
+
+def windows_of(sound: Samples) -> list[Window]:
+    """What the microphone's own segmenter makes of it."""
+    settings = Settings()
+    segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, 10.0)
+    framer = Framer()
+    found = [one for frame in framer.push(sound, 0.0) for one in segmenter.push(frame)]
+    for frame in framer.rest(0.0):
+        found += segmenter.push(frame)
+    return [one for one in (*found, *segmenter.flush()) if isinstance(one, Window)]
+
+
+def in_form(sound: Samples, form: SoundFormat) -> bytes:
+    """The same sound in another form: each sample so often as its rate is higher."""
+    scaled = np.repeat(sound.astype(np.int64), form.rate // SAMPLE_RATE)
+    scaled = np.repeat(scaled, form.channels)
+    shifted = scaled << 8 * (form.width - 2) if form.width > 2 else scaled >> 8 * (2 - form.width)
+    octets = shifted.astype("<i8").view(np.uint8).reshape(-1, 8)[:, : form.width]
+    return octets.tobytes()
+
+
+def test_the_windows_are_the_microphones_sample_for_sample(transcriber: Transcriber) -> None:
+    long = np.concatenate([sound_of(one.file, 0.2, 0.4) for one in sentences()[:12]])
+    for sound in (sound_of(LIGHT.file), long):
+        text, asked = heard(transcriber, sound.tobytes(), chunk=321)
+        wanted = windows_of(sound)
+        said = [one.window for one in asked if one.wanted]
+        assert [one.samples.tobytes() for one in said] == [one.samples.tobytes() for one in wanted]
+        assert [(one.index, one.last) for one in said] == [(one.index, one.last) for one in wanted]
+        assert text
+    assert len(wanted) > 2
+
+
+def test_a_sentence_is_understood_in_every_form(transcriber: Transcriber) -> None:
+    sound = sound_of(LIGHT.file)
+    plain, _ = heard(transcriber, sound.tobytes())
+    assert plain
+    for form in (
+        SoundFormat(16_000, 3, 1),
+        SoundFormat(16_000, 4, 2),
+        SoundFormat(48_000, 2, 2),
+        SoundFormat(32_000, 2, 5),
+    ):
+        text, _ = heard(transcriber, in_form(sound, form), form, chunk=9_999)
+        assert text == plain, form
+
+
+@pytest.mark.parametrize(
+    ("width", "octets", "value"),
+    [
+        (1, b"\x7f", 127 / 128),
+        (1, b"\x80", -1.0),
+        (2, b"\x00\x80", -1.0),
+        (2, b"\x00\x40", 0.5),
+        (3, b"\x00\x00\x40", 0.5),
+        (3, b"\xff\xff\xff", -1 / 2**23),
+        (4, b"\x00\x00\x00\xc0", -0.5),
+    ],
+)
+def test_samples_are_signed_and_little_endian(width: int, octets: bytes, value: float) -> None:
+    read = SoundFormat(16_000, width, 2).read(octets * 4)
+    assert read.shape == (2, 2)
+    assert np.allclose(read, value, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{}, {"rate": 0}, {"rate": "16000"}, {"rate": 16000.0}, {"rate": 10**9}, {"width": 5},
+     {"width": True}, {"channels": 0}, {"channels": 9}, {"rate": None}],
+)  # fmt: skip
+def test_a_form_that_nobody_sends_is_bad_sound(odd: dict[str, object]) -> None:
+    right = {"rate": 16000, "width": 2, "channels": 1} if odd else {}
+    with pytest.raises(RequestError) as caught:
+        SoundFormat.of(right | odd)
+    assert caught.value.code == "bad_sound"
+
+
+def test_silence_and_noise_have_no_text_and_cost_no_window() -> None:
+    for sound in (np.zeros(5 * SAMPLE_RATE, np.int16), noise(0.01, 5), np.zeros(0, np.int16)):
+        text, asked = heard(FakeTranscriber(), sound.tobytes())
+        assert (text, asked) == ("", [])
+
+
+def test_what_the_gates_discard_is_no_text() -> None:
+    silent = FakeTranscriber()
+    silent.answer = replace(HEARD, no_speech_prob=0.99, avg_logprob=-2.0)
+    text, asked = heard(silent, sound_of(LIGHT.file).tobytes())
+    assert (text, len(asked)) == ("", 1)
+
+
+def test_the_last_window_is_transcribed_while_the_sender_waits() -> None:
+    worker = Worker(FakeTranscriber())
+
+    async def request() -> None:
+        one = hearing(worker.ask)
+        await one.push(sound_of(LIGHT.file).tobytes())
+        ahead = len(worker.asked)
+        await one.stop()
+        await one.finish()
+        assert (ahead, len(worker.asked)) == (1, 1)
+
+    asyncio.run(request())
+    worker.stop()
+
+
+def test_who_speaks_on_has_what_was_transcribed_ahead_thrown_away() -> None:
+    sound = np.concatenate((sound_of(LIGHT.file, 0.3, 0.25), sound_of(OTHER.file, 0.2, 0.7)))
+    text, asked = heard(FakeTranscriber(), sound.tobytes(), chunk=960)
+    assert [one.wanted for one in asked] == [False] * (len(asked) - 1) + [True]
+    assert len(asked) >= 2
+    assert text == HEARD.text
+
+
+def test_texts_of_several_windows_are_joined_with_a_space_or_without_as_their_script_has_it() -> (
+    None
+):
+    sound = np.concatenate([sound_of(LIGHT.file, 0.3, 0.8) for _ in range(2)])
+    text, _ = heard(FakeTranscriber(), sound.tobytes())
+    assert text == f"{HEARD.text} {HEARD.text}"
+    japanese = FakeTranscriber()
+    japanese.answer = replace(HEARD, text="電気をつけて")
+    text, _ = heard(japanese, sound.tobytes())
+    assert text == "電気をつけて電気をつけて"
+
+
+def test_sound_without_end_is_refused() -> None:
+    with pytest.raises(RequestError) as caught:
+        heard(FakeTranscriber(), bytes(int((LONGEST_S + 1) * 2 * SAMPLE_RATE)), chunk=60_000)
+    assert caught.value.code == "bad_sound"
+
+
+def test_a_fault_of_the_model_is_told_as_failed() -> None:
+    broken = FakeTranscriber()
+    broken.answer = RuntimeError("a graph")
+    with pytest.raises(RequestError) as caught:
+        heard(broken, sound_of(LIGHT.file).tobytes())
+    assert caught.value.code == "failed"
+
+
+def test_two_windows_of_a_request_wait_at_most_and_none_is_lost_where_the_queue_is_full() -> None:
+    sound = np.concatenate([sound_of(LIGHT.file, 0.3, 0.8) for _ in range(5)])
+    worker = Worker(FakeTranscriber(), most=1)
+    worker.working.clear()
+    most = 0
+
+    async def request() -> str:
+        nonlocal most
+        one = hearing(worker.ask)
+        pushing = asyncio.create_task(one.push(sound.tobytes()))
+        for _ in range(30):
+            await asyncio.sleep(0.02)
+            most = max(most, len(worker.asked))
+        assert not pushing.done()
+        worker.working.set()
+        await pushing
+        await one.stop()
+        await one.finish()
+        return one.text
+
+    text = asyncio.run(request())
+    worker.stop()
+    assert most <= 2
+    assert text == " ".join([HEARD.text] * 5)
+
+
+def test_what_is_kept_has_ended_by_now_however_fast_it_was_sent() -> None:
+    worker = Worker(FakeTranscriber())
+    kept: list[tuple[Window, str, float]] = []
+
+    def keep(window: Window, result: Transcription, queue_ms: float) -> None:
+        assert queue_ms >= 0
+        kept.append((window, result.text, time.monotonic()))
+
+    async def request() -> float:
+        one = hearing(worker.ask, keep=keep)
+        begun_s = time.monotonic()
+        await one.push(sound_of(LIGHT.file).tobytes())
+        await one.stop()
+        await one.finish()
+        return begun_s
+
+    begun_s = asyncio.run(request())
+    worker.stop()
+    [(window, text, told_s)] = kept
+    assert text == HEARD.text
+    assert begun_s < window.speech_end_s <= told_s
+    assert window.speech_end_s - window.start_s > 1
+
+
+def test_nobody_waits_for_the_windows_of_a_request_that_is_over() -> None:
+    worker = Worker(FakeTranscriber())
+    worker.working.clear()
+
+    async def request() -> None:
+        one = hearing(worker.ask)
+        await one.push(sound_of(LIGHT.file).tobytes())
+        one.close()
+
+    asyncio.run(request())
+    assert [one.wanted for one in worker.asked] == [False]
+    worker.stop()
