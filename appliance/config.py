@@ -149,6 +149,11 @@ class SegmenterSettings:
         "Date the end of speech by the sound, too (level, and how the detector's score falls); "
         "false: by the detector alone, 100 to 250 ms later.",
     )
+    end_by_sound: bool = key(
+        True,
+        "Date the end of speech by the sound, too (level, and how the detector's score falls); "
+        "false: by the detector alone, 100 to 250 ms later.",
+    )
     speculate: bool = key(
         True,
         "Transcribe after 300 ms of silence what is thrown away if speech goes on, so that the "

@@ -1,4 +1,8 @@
-"""Whether an utterance is over although the detector still finds speech, and whether it was one.
+"""Where speech ends although the detector still finds some, and whether it was speech at all.
+
+The detector's score falls slowly: it finds the end 100 to 250 ms after the last word, and later
+still where a room's tail, a breath or a click follows. What is no louder than the noise, or far
+softer than the voice was while the score sinks, is no speech any more, see `Endpoint.heard`.
 
 Among voices from a television the detector finds speech without end. Two things end an utterance
 then: its level has sunk to that of the noise (a running estimate of how loud it is when nobody
@@ -10,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -109,6 +114,18 @@ FOOLED_S, FOOLED_SHARE = 1.0, 0.6
 noise. In hiss, where it does not, a weak word must not end an utterance."""
 STEADY_SLACK_S = 0.05
 """More than any frame's length."""
+HEARD, CLEAR = ratio_of(8.0), ratio_of(14.0)
+"""A voice that was so much louder than the noise is known to have ended by level; in more noise the
+score must fade, too: there words sink into it."""
+AT_NOISE = ratio_of(3.0)
+"""Two frames that are no louder than this above the floor are noise alone, which varies so..."""
+NEAR_NOISE, FALLEN, SURE = ratio_of(6.0), ratio_of(14.0), 0.99
+"""... or no louder than this, so far below the voice, and not surely speech: the room's tail."""
+FADING, UNSURE, RISING = 0.9, 0.5, 0.05
+"""Wherever the floor is, speech has ended whose score is under FADING and does not rise (by more
+than RISING a frame), or is under UNSURE,"""
+SOFT = ratio_of(12.0)
+"""where the sound is so far below the voice. People's scores in words so soft are above FADING."""
 
 
 class Endpoint:
@@ -117,6 +134,8 @@ class Endpoint:
     def __init__(self, settings: SegmenterSettings, floor: NoiseFloor) -> None:
         self._settings, self._floor = settings, floor
         self._margin = ratio_of(settings.floor_margin_db)
+        self._power = self._score = 0.0
+        """Of the frame before."""
         self._low_enough_s = settings.hang_over_ms / 1000 - SMOOTHED_S
         self._loudest = 0.0
         self._low_s = 0.0
@@ -132,6 +151,25 @@ class Endpoint:
         self._loudest, self._low_s = loudest, 0.0
         self._recent.clear()
         self._recent_s = self._voiced_s = 0.0
+
+    def heard(self, judgement: Judgement, power: float) -> Judgement:
+        """The detector's word on a frame of such a power, without the speech that is none.
+
+        `open` has told how loud the voice is; it is asked once for each frame.
+        """
+        recent, score = (self._power + power) / 2, self._score
+        self._power, self._score = power, judgement.score
+        if not (judgement.speech and self._settings.end_by_sound):
+            return judgement
+        fading = judgement.score < FADING
+        over = fading and (judgement.score <= score + RISING or judgement.score < UNSURE)
+        over = over and recent * SOFT <= self._loudest
+        noise = self._floor.power
+        if not over and self._floor.known and self._loudest >= noise * HEARD:
+            over = recent <= noise * AT_NOISE and (fading or self._loudest >= noise * CLEAR)
+            tail = recent <= noise * NEAR_NOISE and recent * FALLEN <= self._loudest
+            over = over or (tail and judgement.score < SURE)
+        return replace(judgement, speech=False) if over else judgement
 
     def follow(self, judgement: Judgement, length_s: float) -> None:
         """Takes in a frame, of so many seconds, of an open utterance."""

@@ -49,6 +49,8 @@ class Judgement:
     """Speech goes on: by Silero's newest score."""
     voiced_s: float
     """Seconds of speech found since the last frame."""
+    score: float = 1.0
+    """Silero's newest score, 0..1."""
 
 
 class Detector(Protocol):
@@ -63,7 +65,7 @@ class Detector(Protocol):
         ...
 
 
-ASLEEP = Judgement(opens=False, speech=False, voiced_s=0.0)
+ASLEEP = Judgement(opens=False, speech=False, voiced_s=0.0, score=0.0)
 
 
 class VoiceDetector:
@@ -98,7 +100,8 @@ class VoiceDetector:
         scores = self._score(frame.samples)
         opens = any(self._opened_by(score, open_score) for score in scores)
         voiced = sum(score >= close_score for score in scores)
-        speech = bool(self._scores) and self._scores[-1] >= close_score
+        newest = self._scores[-1] if self._scores else 0.0
+        speech = bool(self._scores) and newest >= close_score
         self._awake_left_s -= len(frame.samples) / SAMPLE_RATE
         self._awake_for_s += len(frame.samples) / SAMPLE_RATE
         if noticed or speech:
@@ -106,7 +109,7 @@ class VoiceDetector:
         if not self.awake:
             self._scores.clear()
         self._remember(frame.samples)
-        return Judgement(opens, speech, voiced * SILERO_WINDOW_S)
+        return Judgement(opens, speech, voiced * SILERO_WINDOW_S, newest)
 
     def reset(self) -> None:
         """Forgets all: the next frame follows a gap."""

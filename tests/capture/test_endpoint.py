@@ -6,15 +6,38 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from figures.model import read, to_int16
+from resilience.latency import people, speech_ends
+from rigs.checkout import shared
+from rigs.recordings import SHARED_AUDIO, sentences
 
 from appliance.capture.endpoint import NoiseFloor, power_of
 from appliance.capture.frames import FRAME_SAMPLES, Framer
 from appliance.capture.segmenter import Segmenter
-from appliance.capture.voice import Judgement
-from appliance.config import SegmenterSettings
+from appliance.capture.voice import Detector, Judgement, VoiceDetector
+from appliance.config import SegmenterSettings, VoiceSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
 
 FRAME_S = 0.03
+
+
+BY_DETECTOR = replace(SegmenterSettings(), end_by_sound=False)
+
+
+class SlowVoice:
+    """Finds speech from the first score to the last, one for each frame from `from_s` on."""
+
+    def __init__(self, from_s: float, scores: list[float]) -> None:
+        self.from_s, self.scores = from_s, scores
+
+    def push(self, frame: Frame) -> Judgement:
+        at = round((frame.start_s - self.from_s) / FRAME_S)
+        if not 0 <= at < len(self.scores):
+            return Judgement(opens=False, speech=False, voiced_s=0.0, score=0.0)
+        return Judgement(opens=True, speech=True, voiced_s=FRAME_S, score=self.scores[at])
+
+    def reset(self) -> None:
+        pass
 
 
 class DeafVoice:
@@ -37,7 +60,7 @@ def noise(seconds: float, rms: float, seed: int = 0) -> Samples:
 
 
 def room(
-    voice: DeafVoice, *sounds: Samples, settings: SegmenterSettings | None = None
+    voice: Detector, *sounds: Samples, settings: SegmenterSettings | None = None
 ) -> list[tuple[float, Window | Discarded]]:
     """What the segmenter gives, and when."""
     segmenter = Segmenter(voice, settings or SegmenterSettings(), 10.0)
@@ -45,6 +68,91 @@ def room(
     for frame in Framer().push(np.concatenate(sounds), 0.0):
         found += [(frame.end_s, one) for one in segmenter.push(frame)]
     return found
+
+
+def speech_end_s(
+    scores: list[float], *sounds: Samples, settings: SegmenterSettings | None = None
+) -> float:
+    """Where speech ends that the detector finds for as many frames as there are scores from 4 s on,
+    with noise before it and behind it."""
+    sound = noise(4, 20), *sounds, noise(2, 20)
+    ((_, window),) = room(SlowVoice(4.0, scores), *sound, settings=settings)
+    assert isinstance(window, Window)
+    return window.speech_end_s
+
+
+WORD = [1.0] * 33
+"""Scores of 0.99 s."""
+
+
+def test_the_end_of_speech_is_where_the_sound_ends_not_where_the_score_has_fallen() -> None:
+    scores, word = [*WORD, 1.0, 1.0, 0.9, 0.7, 0.5, 0.4, 0.4], noise(0.99, 3000)
+    assert speech_end_s(scores, word) == pytest.approx(5.01, abs=0.04)
+    assert speech_end_s(scores, word, settings=BY_DETECTOR) == pytest.approx(5.2, abs=0.02)
+
+
+def test_the_tail_of_a_room_a_breath_and_a_click_are_no_speech() -> None:
+    fading = [*WORD, 0.95, 0.85, 0.75, 0.65, 0.5, 0.4, 0.4]
+    tail = [noise(FRAME_S, 3000 * 10 ** (-steps / 20)) for steps in range(10, 45, 5)]
+    assert speech_end_s(fading, noise(0.99, 3000), *tail) == pytest.approx(5.04, abs=0.05)
+    breath = [*WORD, 0.6, 0.3, 0.2, 0.2, 0.3, 0.4, 0.4, 0.3]
+    sound = noise(0.99, 3000), noise(0.06, 20), noise(0.18, 150)
+    assert speech_end_s(breath, *sound) == pytest.approx(5.02, abs=0.04)
+    click = noise(0.99, 3000), noise(0.06, 20), noise(0.01, 1000), noise(0.17, 20)
+    assert speech_end_s(breath, *click) == pytest.approx(5.02, abs=0.04)
+
+
+def test_a_soft_last_word_is_speech_where_the_detector_is_sure_or_its_score_rises() -> None:
+    sound = noise(0.99, 3000), noise(0.15, 20), noise(0.3, 400)
+    sure = [*WORD, *[0.9] * 5, *[0.95] * 10]
+    assert speech_end_s(sure, *sound) == pytest.approx(5.45, abs=0.04)
+    rising = [*WORD, *[0.3] * 5, 0.55, 0.62, 0.69, 0.76, 0.83, 0.89, *[0.92] * 4]
+    assert speech_end_s(rising, *sound) == pytest.approx(5.45, abs=0.04)
+
+
+def test_a_soft_word_in_loud_noise_is_left_to_a_detector_that_is_sure() -> None:
+    word, soft = noise(0.99, 900), noise(0.6, 320)
+    lead, rest = noise(4, 300), noise(3, 300)
+    ((_, window),) = room(SlowVoice(4.0, [1.0] * 53), lead, word, soft, rest)
+    assert isinstance(window, Window)
+    assert window.speech_end_s == pytest.approx(5.59, abs=0.04)
+
+
+def last_covered_s(sound: Samples, settings: SegmenterSettings) -> float:
+    """Where the last window ends, by the product's own detector."""
+    voice = VoiceDetector(VoiceSettings())
+    return max(
+        (
+            one.start_s + one.duration_s
+            for _, one in room(voice, sound, settings=settings)
+            if isinstance(one, Window)
+        ),
+        default=0.0,
+    )
+
+
+def test_no_end_of_a_word_is_cut_and_the_end_is_found_sooner() -> None:
+    earlier_s = []
+    around = noise(3.5, 3), noise(1.5, 3, seed=1)
+    for one in sentences():
+        plain = to_int16(read(one.file))
+        sound = np.concatenate((around[0], plain, around[1]))
+        end_s = 3.5 + speech_ends(plain) / SAMPLE_RATE
+        covered_s = last_covered_s(sound, SegmenterSettings())
+        assert covered_s > end_s + 0.1, one.file
+        earlier_s.append(last_covered_s(sound, BY_DETECTOR) - covered_s)
+    assert np.median(earlier_s) > 0.03
+
+
+def test_no_end_of_a_persons_word_is_cut() -> None:
+    shared("data", "audio", "MANIFEST.tsv")
+    labelled = 0
+    for sound, end in people(SHARED_AUDIO):
+        # else the label is of a noise that comes later
+        if last_covered_s(sound, BY_DETECTOR) > end / SAMPLE_RATE + 0.1:
+            labelled += 1
+            assert last_covered_s(sound, SegmenterSettings()) > end / SAMPLE_RATE - 0.1
+    assert labelled > 20
 
 
 def test_the_end_is_found_when_the_level_sinks_to_a_noise_that_the_detector_takes_for_speech() -> (
@@ -65,7 +173,7 @@ def test_a_detector_that_knows_the_noise_is_believed_about_soft_speech() -> None
 
 
 def test_switched_off_the_end_is_left_to_the_detector() -> None:
-    off = replace(SegmenterSettings(), floor_margin_db=0.0)
+    off = replace(SegmenterSettings(), floor_margin_db=0.0, end_by_sound=False)
     assert room(DeafVoice(1.0), noise(4, 200), noise(2, 2000), noise(3, 200), settings=off) == []
 
 
