@@ -226,6 +226,9 @@ class ApplianceState:
     whether it is to be, or is about to be opened."""
     machine: str = ""
     """What the appliance runs on; empty where that is not known."""
+    wyoming: str | None = ""
+    """Address and port where the speech of others is transcribed; None while that cannot be had,
+    empty where nobody wants it."""
 
     def news(self) -> tuple[object, ...]:
         """What is published as soon as it changes; the rest waits for the next regular message."""
@@ -243,6 +246,3 @@ class ApplianceStats:
     soc_temperature_c: float | None = None
     throttling: tuple[str, ...] | None = None
     """What the machine suffers from now, in plain words."""
-    wyoming: str | None = ""
-    """Address and port where the speech of others is transcribed; None while that cannot be had,
-    empty where nobody wants it."""

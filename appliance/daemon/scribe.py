@@ -171,8 +171,6 @@ class Scribe:
             log.error("the store has refused for too long: the oldest transcript is lost")
         self.flush()
 
-    def flush(self) -> int:
-        """Stores what waits; how many transcripts still do because the store refuses."""
     def keep(self, window: Window, result: Transcription, queue_ms: float) -> None:
         """Has `flush` store the text of a window that was not heard here. Any thread."""
         if len(self._waiting) >= TRANSCRIPTS_WAITING:
@@ -181,6 +179,8 @@ class Scribe:
         transcript = compose(window, result, result.model or self.model, queue_ms)
         self._waiting.append((None, replace(transcript, source="wyoming")))
 
+    def flush(self) -> int:
+        """Stores what waits; how many transcripts still do because the store refuses."""
         while self._waiting:
             lease, transcript = self._waiting[0]
             try:

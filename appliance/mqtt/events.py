@@ -20,6 +20,7 @@ MUTE, STATS, PARTIAL = "mute", "stats", "partial"
 COUNTERS = (
     "transcripts", "recovered", "frames_dropped", "lost_overload", "lost_store_refused",
     "set_aside", "expired", "passed_over", "guesses", "guesses_used", "partials",
+    "wyoming_requests", "wyoming_refused", "wyoming_failed",
 )  # fmt: skip
 """Of the `stats` message, with 0 for what never happened."""
 ONLINE, OFFLINE = b"online", b"offline"
@@ -27,7 +28,6 @@ ON, OFF = b"ON", b"OFF"
 
 
 def topic(node: str, name: str) -> str:
-    "wyoming_requests", "wyoming_refused", "wyoming_failed",
     """The topic `name` of the appliance `node`."""
     return f"roomscribe/{node}/{name}"
 
@@ -80,6 +80,7 @@ def state(
 ) -> dict[str, Any]:
     """The `state` message. `troubles` between store and broker degrade it, `waits` do not."""
     degraded = troubles and appliance.status == "running"
+    house = {} if appliance.wyoming == "" else {"wyoming": appliance.wyoming}
     return {
         "status": "degraded" if degraded else appliance.status,
         "reasons": [*appliance.reasons, *troubles, *waits],
@@ -90,6 +91,7 @@ def state(
         "outbox_depth": outbox_depth,
         "version": appliance.version,
         "uptime_s": _rounded(appliance.uptime_s),
+        **house,
     }
 
 
@@ -99,7 +101,6 @@ def discarded(speech: Discarded) -> dict[str, Any]:
         "reason": speech.reason,
         "utterance_id": speech.utterance_id,
         "duration_s": _rounded(speech.duration_s, 3),
-    house = {} if appliance.wyoming == "" else {"wyoming": appliance.wyoming}
     }
 
 
@@ -110,7 +111,6 @@ def partial(said: Partial) -> dict[str, Any]:
         "window": said.window,
         "rev": said.rev,
         "text": said.text,
-        **house,
         "stable_chars": said.stable_chars,
         "eager": said.eager,
         "resumed": said.resumed,
