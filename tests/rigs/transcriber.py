@@ -74,6 +74,9 @@ class FakeTranscriber:
     def transcribe(self, window: Window) -> Transcription:
         return self.write(self.encode(window))
 
+    def close(self) -> None:
+        pass
+
     def __enter__(self) -> Self:
         return self
 

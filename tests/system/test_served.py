@@ -1,0 +1,144 @@
+"""The daemon whose speech a server in the house transcribes: what is said while that is away is
+written down when it is back, in order, however often the daemon was stopped or killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rigs.checkout import TESTS
+from rigs.command import roomscribe
+from rigs.daemon import daemon, log_of, write_config
+from rigs.stt_server import SpeechServer, says
+from rigs.waiting import until
+
+from appliance.capture.recording import Recording
+from appliance.daemon.spool import ATTEMPTS_AT
+
+WITHIN_S = 30.0
+HANGING = """
+import socket, time
+with socket.create_server(("127.0.0.1", {port})) as listener:
+    held = []
+    while True:
+        held.append(listener.accept())
+"""
+"""A server that takes connections and never says a word."""
+
+
+@pytest.fixture
+def server() -> SpeechServer:
+    """Numbers what it hears: silence apart."""
+    found = SpeechServer()
+    spoken: list[bytes] = []
+
+    def answer(connection: Any, sound: bytes) -> None:
+        if any(sound) and sound not in spoken:
+            spoken.append(sound)
+        says(f"sentence {spoken.index(sound) + 1}" if any(sound) else "")(connection, sound)
+
+    found.answer = answer
+    return found
+
+
+def configure(folder: Path, server: SpeechServer, **more: Any) -> Path:
+    return write_config(
+        folder,
+        transcriber={
+            "backend": "wyoming",
+            "host": "127.0.0.1",
+            "port": server.port,
+            "fallback": False,
+            **more,
+        },
+        spool={"path": "/dev/shm/roomscribe-test-" + folder.name},
+        segmenter={"speculate": False},
+    )
+
+
+@contextmanager
+def hearing(config: Path) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[str], None]]]:
+    """A daemon that hears what it is given, and a way to say a sentence of tests/speech."""
+    with daemon(config, "--recording", "-", stdin=subprocess.PIPE) as running:
+        pipe = running.stdin
+        assert pipe
+
+        def say(name: str) -> None:
+            with Recording(str(TESTS / "speech" / name), real_time=False) as recording:
+                sound = np.concatenate([frame.samples for frame in recording.frames()])
+            pause = np.zeros(16_000, np.int16)
+            pipe.write(np.concatenate([pause, sound, pause]).tobytes())
+            pipe.flush()
+
+        yield running, say
+
+
+def spooled(config: Path) -> list[Path]:
+    return sorted(Path("/dev/shm/roomscribe-test-" + config.parent.name).glob("*.window"))
+
+
+def texts(config: Path) -> list[dict[str, Any]]:
+    """What the log has, the oldest first."""
+    done = roomscribe("log", "--json", "--config", config)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_what_is_said_while_the_server_is_away_is_written_down_in_order_when_it_is_back(
+    tmp_path: Path, server: SpeechServer
+) -> None:
+    config = configure(tmp_path, server)
+    with hearing(config) as (running, say):
+        say("00.flac")
+        until(lambda: len(spooled(config)) == 1, WITHIN_S)
+        running.terminate()
+        assert running.wait(10) == 0
+    for number in (2, 3):  # killed twice: a window that did that would be tried apart
+        with hearing(config) as (running, say):
+            say(f"0{number}.flac")
+            until(lambda number=number: len(spooled(config)) == number, WITHIN_S)
+            until(lambda: "what is said waits" in log_of(config), WITHIN_S)
+            running.send_signal(signal.SIGKILL)
+            running.wait(10)
+    assert {path.read_bytes()[ATTEMPTS_AT] for path in spooled(config)} == {0}
+    with server, hearing(config) as (running, _):
+        until(lambda: not spooled(config), WITHIN_S)
+        running.terminate()
+        assert running.wait(10) == 0
+    found = texts(config)
+    assert [one["text"] for one in found] == [f"sentence {number}" for number in (1, 2, 3)]
+    assert {(one["encoder"], one["model"]) for one in found} == {("wyoming", "large")}
+    assert {one["confidence"] for one in found} == {None}
+    assert "set aside" not in log_of(config)
+
+
+def test_the_daemon_that_waits_for_a_dumb_server_ends_in_time_and_goes_on_when_it_speaks(
+    tmp_path: Path, server: SpeechServer
+) -> None:
+    config = configure(tmp_path, server, timeout_s=60.0)
+    dumb = subprocess.Popen([sys.executable, "-c", HANGING.format(port=server.port)])
+    try:
+        with hearing(config) as (running, say):
+            say("00.flac")
+            until(lambda: len(spooled(config)) == 1, WITHIN_S)
+            running.terminate()
+            assert running.wait(8) == 0
+    finally:
+        dumb.kill()
+        dumb.wait()
+    assert len(spooled(config)) == 1
+    with hearing(config) as (running, say):
+        say("01.flac")
+        until(lambda: len(spooled(config)) == 2, WITHIN_S)
+        with server:
+            until(lambda: not spooled(config), WITHIN_S)
+            running.terminate()
+            assert running.wait(10) == 0
+    assert [one["text"] for one in texts(config)] == ["sentence 1", "sentence 2"]
