@@ -124,8 +124,9 @@ NEAR_NOISE, FALLEN, SURE = ratio_of(6.0), ratio_of(14.0), 0.99
 FADING, UNSURE, RISING = 0.9, 0.5, 0.05
 """Wherever the floor is, speech has ended whose score is under FADING and does not rise (by more
 than RISING a frame), or is under UNSURE,"""
-SOFT = ratio_of(12.0)
-"""where the sound is so far below the voice. People's scores in words so soft are above FADING."""
+SOFT, SURE_WITHIN_S = ratio_of(12.0), 0.5
+"""where the sound is so far below the voice, and the score was no lower than FADING so shortly
+before: a voice that the detector is unsure of all along is left to it."""
 
 
 class Endpoint:
@@ -136,6 +137,8 @@ class Endpoint:
         self._margin = ratio_of(settings.floor_margin_db)
         self._power = self._score = 0.0
         """Of the frame before."""
+        self._unsure_s = 0.0
+        """For so long the score has been under FADING."""
         self._low_enough_s = settings.hang_over_ms / 1000 - SMOOTHED_S
         self._loudest = 0.0
         self._low_s = 0.0
@@ -152,17 +155,20 @@ class Endpoint:
         self._recent.clear()
         self._recent_s = self._voiced_s = 0.0
 
-    def heard(self, judgement: Judgement, power: float) -> Judgement:
-        """The detector's word on a frame of such a power, without the speech that is none.
+    def heard(self, judgement: Judgement, power: float, length_s: float) -> Judgement:
+        """The detector's word on a frame of such a power and length, without the speech that is
+        none.
 
         `open` has told how loud the voice is; it is asked once for each frame.
         """
         recent, score = (self._power + power) / 2, self._score
         self._power, self._score = power, judgement.score
+        fading = judgement.score < FADING
+        self._unsure_s = self._unsure_s + length_s if fading else 0.0
         if not (judgement.speech and self._settings.end_by_sound):
             return judgement
-        fading = judgement.score < FADING
-        over = fading and (judgement.score <= score + RISING or judgement.score < UNSURE)
+        over = judgement.score <= score + RISING or judgement.score < UNSURE
+        over = over and fading and self._unsure_s <= SURE_WITHIN_S
         over = over and recent * SOFT <= self._loudest
         noise = self._floor.power
         if not over and self._floor.known and self._loudest >= noise * HEARD:

@@ -166,14 +166,14 @@ class Segmenter:
         if self._frames and abs(frame.start_s - self._frames[-1].frame.end_s) >= GAP_ENDS_S:
             found += self.flush(interrupted=True)
         found_voice, power = self._voice.push(frame), power_of(frame.samples)
+        length_s = len(frame.samples) / SAMPLE_RATE
         self._floor.push(power, len(frame.samples))
-        judgement = self._endpoint.heard(found_voice, power)
+        judgement = self._endpoint.heard(found_voice, power, length_s)
         follows = self.speaking or self.closed_early
         judged = JudgedFrame(frame, judgement if follows else found_voice, power)
         if not self.speaking:
             self._keep_newest(self._pre_roll)
         self._append(judged)
-        length_s = len(frame.samples) / SAMPLE_RATE
         self._endpoint.learn(found_voice, length_s)
         if not self.speaking:
             if judged.judgement.opens or self._goes_on(judged):

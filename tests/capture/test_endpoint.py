@@ -110,6 +110,12 @@ def test_a_soft_last_word_is_speech_where_the_detector_is_sure_or_its_score_rise
     assert speech_end_s(rising, *sound) == pytest.approx(5.45, abs=0.04)
 
 
+def test_a_soft_voice_that_the_detector_is_unsure_of_all_along_is_left_to_it() -> None:
+    unsure = [*WORD, *[0.8, 0.75, 0.72, 0.68, 0.66, 0.64] * 6]
+    found = speech_end_s(unsure, noise(0.99, 3000), noise(1.08, 300))
+    assert found == pytest.approx(6.06, abs=0.04)
+
+
 def test_a_soft_word_in_loud_noise_is_left_to_a_detector_that_is_sure() -> None:
     word, soft = noise(0.99, 900), noise(0.6, 320)
     lead, rest = noise(4, 300), noise(3, 300)
