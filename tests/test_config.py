@@ -166,3 +166,42 @@ def test_the_shipped_file_shows_every_key_with_its_default() -> None:
 def test_the_node_is_a_slug_of_the_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "Living-Room.local")
     assert config.node_name(Settings()) == "living_room"
+
+
+def chosen(folder: Path, text: str) -> Path:
+    """A configuration, and over it what was chosen over the control socket."""
+    state = folder / "state"
+    state.mkdir()
+    (state / "settings.toml").write_text(text, encoding="utf-8")
+    file = folder / "roomscribe.toml"
+    file.write_text(
+        f'[store]\npath = "{state}"\n[capture]\ndevice = "USB"\nsilence_s = 3\n', "utf-8"
+    )
+    return file
+
+
+def test_what_was_chosen_while_it_runs_goes_before_the_file(tmp_path: Path) -> None:
+    file = chosen(tmp_path, '[capture]\ndevice = "Jabra"\n[voice]\nopen_score = 0.7\n')
+    reading = config.read(file)
+    capture = reading.sure().capture
+    assert (capture.device, capture.silence_s) == ("Jabra", 3.0)
+    over = str(tmp_path / "state" / "settings.toml")
+    assert reading.origins == {
+        "store.path": str(file),
+        "capture.device": over,
+        "capture.silence_s": str(file),
+        "voice.open_score": over,
+    }
+    assert config.read(file, {}).settings.capture.device == "USB"
+    tried = config.read(file, {"capture": {"device": 'say "ah"', "block_ms": 20}}).settings.capture
+    assert (tried.device, tried.silence_s, tried.block_ms) == ('say "ah"', 3.0, 20)
+
+
+def test_a_mistake_in_what_was_chosen_names_its_file(tmp_path: Path) -> None:
+    file = chosen(tmp_path, "[voice]\nopen_score = 7\n[capture\n")
+    over = str(tmp_path / "state" / "settings.toml")
+    assert config.read(file).troubles[0].startswith(f"{over}: not valid TOML")
+    (tmp_path / "state" / "settings.toml").write_text("[voice]\nopen_score = 7\n", "utf-8")
+    assert config.read(file).troubles == (
+        f"{over}: voice.open_score: expected 0.05 to 0.99, found 7",
+    )

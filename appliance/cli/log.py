@@ -24,7 +24,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from appliance.config import Settings, node_name
-from appliance.errors import StoreError
+from appliance.control import SOCKET_NAME, Client
+from appliance.errors import DaemonError, StoreError
 from appliance.system import legible, shorten, writing
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ MOST = 2**63 - 1
 """SQLite counts no further."""
 SHOWN = 100
 """So many are shown where no limit is given."""
-LOOK_EVERY_S = 0.25
+LOOK_EVERY_S, TOLD_EVERY_S = 0.25, 5.0
+"""Between two looks at the log: without a daemon that tells, and beside one."""
+CONNECT_EVERY_S = 2.0
+"""Between two attempts to reach a daemon."""
 TOLD_AFTER = 40
 """So many looks in a row that fail are worth a line."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -214,10 +218,13 @@ def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[Store
 
 
 def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
-    """Shows the newest and all that comes, through daemon restarts and replaced files."""
+    """Shows the newest and all that comes, through daemon restarts and replaced files.
+
+    A daemon that runs says when something comes; without one the log is looked at often.
+    """
     from appliance.store import Store, open_stand_in, read_newest
 
-    show = _printer(options, settings)
+    show, news = _printer(options, settings), _News(settings)
     store, failures = Store.open(settings.store, read_only=True), 0
     interrupted = threading.Event()
     before = signal.signal(signal.SIGINT, functools.partial(_interrupt, interrupted))
@@ -228,7 +235,7 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
         ):
             show(stored)
             last = max(last, stored.seq)
-        while not interrupted.is_set() and _wait():
+        while not interrupted.is_set() and news.wait():
             try:
                 # what is in memory first: it is in the file before it is gone from there
                 with open_stand_in(settings) as kept:
@@ -254,6 +261,7 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
         return 0
     finally:
         signal.signal(signal.SIGINT, before)
+        news.close()
         store.close()
     return 0
 
@@ -264,18 +272,52 @@ def _interrupt(interrupted: threading.Event, _number: int, _frame: FrameType | N
     raise KeyboardInterrupt
 
 
-def _wait() -> bool:
-    """Waits a little; False when nobody reads standard output any more."""
-    try:
-        piped = not stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
-    except (OSError, ValueError):
+class _News:
+    """Waits for something new in the log."""
+
+    def __init__(self, settings: Settings) -> None:
+        from appliance.store import runtime_folders
+
+        self._places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
+        self._daemon: Client | None = None
+        self._connect_s = 0.0
         piped = False
-    if not piped:
-        time.sleep(LOOK_EVERY_S)
-        return True
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return not poll.poll(LOOK_EVERY_S * 1000)
+        with suppress(OSError, ValueError):
+            piped = not stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+        self._piped = piped
+
+    def wait(self) -> bool:
+        """Waits a little, or until the daemon has something; False when nobody reads standard
+        output any more."""
+        daemon, poll = self._connected(), select.poll()
+        if self._piped:
+            poll.register(sys.stdout.fileno(), 0)
+        if daemon:
+            poll.register(daemon.fileno(), select.POLLIN)
+        found = dict(poll.poll((LOOK_EVERY_S if daemon is None else TOLD_EVERY_S) * 1000))
+        if daemon and found.pop(daemon.fileno(), 0):
+            try:
+                while daemon.next(0.0):
+                    pass
+            except DaemonError:
+                self.close()
+        return not found
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._daemon:
+            self._daemon.close()
+        self._daemon, self._connect_s = None, time.monotonic() + CONNECT_EVERY_S
+
+    def _connected(self) -> Client | None:
+        """The daemon, if one can be asked."""
+        if self._daemon is None and time.monotonic() >= self._connect_s:
+            try:
+                self._daemon = Client(self._places, within_s=5.0)
+                self._daemon.subscribe("transcript")
+            except DaemonError:
+                self.close()
+        return self._daemon
 
 
 def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
@@ -358,6 +400,7 @@ def as_fields(stored: StoredTranscript) -> dict[str, Any]:
     known = {"seq": stored.seq, **asdict(one), "confidence": round(one.confidence, 3)}
     known |= {name: events.timestamp(getattr(one, name)) for name in ("start", "end")}
     known |= {"flags": list(one.flags), "stored": events.timestamp(stored.stored)}
+    known |= {"phrase": events.phrase(one.phrase) if one.phrase else None}
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in ((name, known[name]) for name in columns())
@@ -367,6 +410,7 @@ def as_fields(stored: StoredTranscript) -> dict[str, Any]:
 def _cell(value: object) -> object:
     """A value as a spreadsheet may be given it."""
     text = " ".join(value) if isinstance(value, list) else value
+    text = text["phrase"] if isinstance(text, dict) else text
     return f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text
 
 

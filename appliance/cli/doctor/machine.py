@@ -88,14 +88,16 @@ def libraries(around: Surroundings, wanted: Mapping[str, str] | None = None) -> 
 
 def configuration(around: Surroundings) -> Outcome:
     """The configuration is valid; all that is wrong with it otherwise."""
-    if troubles := config.read(around.config).troubles:
+    reading = config.read(around.config)
+    if troubles := reading.troubles:
         count = "1 mistake" if len(troubles) == 1 else f"{len(troubles)} mistakes"
         return failed(f"{count}: {'; '.join(troubles)}", "correct what is named")
-    if around.config:
-        return ok(f"{around.config} is valid")
-    if config.DEFAULT_PATH.exists():
-        return ok(f"{config.DEFAULT_PATH} is valid")
-    return ok(f"the defaults; there is no {config.DEFAULT_PATH}")
+    file = around.config or config.DEFAULT_PATH
+    found = f"{file} is valid" if file.exists() else f"the defaults; there is no {file}"
+    overlay = str(config.overlay_file(reading.settings))
+    if chosen := [name for name, origin in reading.origins.items() if origin == overlay]:
+        found += f"; {', '.join(chosen)} {'comes' if len(chosen) == 1 else 'come'} from {overlay}"
+    return ok(found)
 
 
 def memory(around: Surroundings) -> Outcome:

@@ -99,6 +99,15 @@ def test_every_mistake_of_a_configuration_is_told(tmp_path: Path) -> None:
     assert configuration(Surroundings(Settings(), file)).status == "ok"
 
 
+def test_keys_that_were_chosen_while_it_runs_are_named_with_their_file(tmp_path: Path) -> None:
+    file = tmp_path / "house.toml"
+    file.write_text(f'[store]\npath = "{tmp_path}"\n', encoding="utf-8")
+    over = tmp_path / "settings.toml"
+    over.write_text('[capture]\ndevice = "USB"\n', encoding="utf-8")
+    found = configuration(Surroundings(Settings(), file))
+    assert found.found == f"{file} is valid; capture.device comes from {over}"
+
+
 @pytest.mark.parametrize(("kilobytes", "status"), [(2_000_000, "ok"), (90_000, "failed")])
 def test_little_memory_is_a_fault(tmp_path: Path, kilobytes: int, status: str) -> None:
     (tmp_path / "proc").mkdir()

@@ -1,0 +1,83 @@
+"""A reader of the control socket: what it says when there is no daemon, or one that is strange."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from rigs.command import OBEYING_MODES
+from rigs.feed import Feed, serving
+
+from appliance.control.client import Client
+from appliance.errors import DaemonError
+
+
+def test_without_a_daemon_it_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(DaemonError, match="expected it to run, found nobody who listens"):
+        Client([tmp_path / "control"])
+
+
+def test_a_socket_that_a_killed_daemon_left_is_none(tmp_path: Path) -> None:
+    left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    left.bind(str(tmp_path / "control"))
+    left.close()
+    with pytest.raises(DaemonError, match="found nobody who listens"):
+        Client([tmp_path / "control"])
+
+
+def test_the_first_that_is_there_is_asked(tmp_path: Path) -> None:
+    places = [tmp_path / "first", tmp_path / "second"]
+    with serving(places[1], Feed()), Client(places) as client:
+        assert client.ask("echo") == {"got": {}}
+
+
+@pytest.mark.skipif(bool(OBEYING_MODES), reason="root may open any socket")
+def test_a_user_who_may_not_is_told_whose_it_is(tmp_path: Path) -> None:
+    with serving(tmp_path / "control", Feed()):
+        (tmp_path / "control").chmod(0)
+        with pytest.raises(DaemonError, match="use sudo, or join its group"):
+            Client([tmp_path / "control"])
+
+
+def test_an_event_between_question_and_answer_is_kept(tmp_path: Path) -> None:
+    with serving(tmp_path / "control", Feed()) as server, Client([tmp_path / "control"]) as client:
+        client.subscribe("level")
+        server.tell("level", {"number": 1})
+        assert client.ask("echo") == {"got": {}}
+        assert client.next(5) == ("level", {"number": 1})
+        assert client.next(0.0) is None
+
+
+@pytest.mark.parametrize("said", [b"x\n", b"[]\n", b"[" * 3000 + b"\n", b"\xff\n"])
+def test_what_is_no_answer_is_an_error(tmp_path: Path, said: bytes) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(tmp_path / "control"))
+    listener.listen(1)
+
+    def answer() -> None:
+        opened, _ = listener.accept()
+        opened.recv(4096)
+        opened.sendall(said)
+        opened.close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with Client([tmp_path / "control"]) as client, pytest.raises(DaemonError, match="the daemon:"):
+        client.ask("state")
+    thread.join(5)
+    listener.close()
+
+
+def test_it_imports_no_numbers_and_no_database() -> None:
+    program = (
+        "import sys; from appliance.control import Client; "
+        "print({'numpy', 'sqlite3'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"

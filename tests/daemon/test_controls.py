@@ -1,0 +1,232 @@
+"""What the control socket's commands do, and what they refuse."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rigs.controls import Appliance, appliance
+
+from appliance import config
+from appliance.control.server import RefusalError
+from appliance.daemon.controls import live_keys, loudness
+from appliance.records import SAMPLE_RATE, Frame, Samples
+
+TEXTS = ("turn on the light", "what time is it", "turn off the light")
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[Appliance]:
+    with appliance(tmp_path, TEXTS) as found:
+        yield found
+
+
+def ask(house: Appliance, command: str, **arguments: object) -> Any:
+    answer = house.controls.commands[command](arguments)
+    return answer.result(5) if isinstance(answer, Future) else answer
+
+
+def refusal(house: Appliance, command: str, **arguments: object) -> str:
+    with pytest.raises(RefusalError) as caught:
+        ask(house, command, **arguments)
+    return f"{caught.value.code}: {caught.value}"
+
+
+def test_the_history_is_given_newest_first_a_page_at_a_time(house: Appliance) -> None:
+    page = ask(house, "history", limit=2)
+    assert [one["text"] for one in page["transcripts"]] == ["turn off the light", "what time is it"]
+    assert (page["total"], page["more"]) == (3, True)
+    rest = ask(house, "history", before=page["transcripts"][-1]["seq"])
+    assert [one["text"] for one in rest["transcripts"]] == ["turn on the light"]
+    assert (rest["total"], rest["more"]) == (3, False)
+
+
+def test_the_history_is_searched_for_all_words(house: Appliance) -> None:
+    page = ask(house, "history", query="LIGHT turn")
+    assert [one["text"] for one in page["transcripts"]] == [TEXTS[2], TEXTS[0]]
+    assert (page["total"], page["more"]) == (2, False)
+    assert ask(house, "history", since="2000-01-01T00:00:00Z")["total"] == 3
+    assert ask(house, "history", until="2000-01-01T00:00:00Z")["total"] == 0
+
+
+def test_an_answer_fits_into_a_line(tmp_path: Path) -> None:
+    with appliance(tmp_path, tuple(f"{number} " + "word " * 200 for number in range(90))) as house:
+        page = ask(house, "history", limit=200)
+    assert 20 < len(page["transcripts"]) < 60
+    assert page["more"]
+    assert page["total"] == 90
+
+
+def test_what_is_deleted_is_gone_and_the_rest_is_there(house: Appliance) -> None:
+    first, second, _ = ask(house, "history")["transcripts"]
+    assert ask(house, "delete", ids=[first["id"], second["id"], "x"])["deleted"] == 2
+    assert [one["text"] for one in ask(house, "history")["transcripts"]] == [TEXTS[0]]
+    assert b"what time is it" not in house.store.path.read_bytes()
+    assert ask(house, "delete", since="2000-01-01T00:00:00Z")["deleted"] == 1
+    assert ask(house, "history")["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "said"),
+    [
+        ("state", {"x": 1}, "bad_request: unknown argument x; expected none"),
+        ("mute", {}, "bad_request: on: expected true or false"),
+        ("mute", {"on": "yes"}, "bad_request: on: expected true or false"),
+        ("history", {"limit": 0}, "bad_request: limit: expected a whole number of 1 to 200"),
+        ("history", {"limit": True}, "bad_request: limit: expected a whole number of 1 to 200"),
+        ("history", {"since": "2026-01-01"}, "bad_request: since: expected a time with its zone"),
+        ("history", {"query": 7}, "bad_request: query: expected a text of at most 1000 letters"),
+        ("delete", {}, "bad_request: expected ids, since or until"),
+        ("delete", {"ids": []}, "bad_request: ids: expected a list of 1 to 1000"),
+        ("delete", {"ids": ["a"], "since": "2026-01-01T00:00Z"}, "bad_request: expected ids, or"),
+        ("microphone_test", {"seconds": 11}, "bad_request: seconds: expected 1 to 10"),
+        ("configure", {"set": {}}, "bad_request: set: expected keys with values"),
+    ],
+)
+def test_wrong_arguments_are_refused_and_nothing_is_done(
+    house: Appliance, command: str, arguments: dict[str, object], said: str
+) -> None:
+    assert refusal(house, command, **arguments).startswith(said)
+    assert house.store.highest() == len(ask(house, "history")["transcripts"]) == 3
+    assert not house.mute.on
+
+
+def test_the_mute_is_turned(house: Appliance) -> None:
+    assert ask(house, "mute", on=True) == {"on": True}
+    assert house.mute.on
+    assert ask(house, "state")["status"] == "muted"
+    assert refusal(house, "microphone_test", seconds=1).startswith("unavailable: the microphone is")
+
+
+def sine(peak: float, seconds: float = 1.0) -> Samples:
+    moments = np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
+    return np.clip(np.sin(2 * np.pi * 300 * moments) * peak * 32768, -32768, 32767).astype(np.int16)
+
+
+@pytest.mark.parametrize(
+    ("sound", "verdict", "peak_db", "words"),
+    [
+        (sine(0.1), "good", -20.0, "turn on the light"),
+        (sine(0.01), "too_quiet", -40.0, "turn on the light"),
+        (sine(2.0), "clipped", 0.0, "turn on the light"),
+        (sine(0.0), "digital_silence", None, ""),
+    ],
+)
+def test_the_microphone_is_tested(
+    house: Appliance, sound: Samples, verdict: str, peak_db: float | None, words: str
+) -> None:
+    answer = house.controls.commands["microphone_test"]({"seconds": 1})
+    assert isinstance(answer, Future)
+    for at in range(0, len(sound), 480):
+        assert house.controls.listens
+        house.controls.hear(Frame(sound[at : at + 480], 0.0))
+        house.controls.look_after()
+    found = answer.result(5)
+    assert (found["verdict"], found["peak_db"], found["words"]) == (verdict, peak_db, words)
+    assert found["digital_silence"] is (verdict == "digital_silence")
+    assert (found["clipped_share"] > 0.1) is (verdict == "clipped")
+    house.controls.look_after()
+    assert not house.controls.listens
+
+
+@pytest.mark.parametrize("said", [None, ValueError("no")])
+def test_a_model_that_is_busy_or_fails_leaves_the_words_open(
+    house: Appliance, said: Exception | None
+) -> None:
+    house.said = said
+    answer = house.controls.commands["microphone_test"]({"seconds": 1})
+    house.controls.hear(Frame(sine(0.1), 0.0))
+    house.controls.look_after()
+    assert isinstance(answer, Future)
+    assert (answer.result(5)["verdict"], answer.result(5)["words"]) == ("good", None)
+
+
+def test_a_fifth_test_at_once_is_refused_and_so_is_one_without_a_microphone(
+    house: Appliance,
+) -> None:
+    for _ in range(4):
+        house.controls.commands["microphone_test"]({"seconds": 10})
+    assert refusal(house, "microphone_test", seconds=1).startswith("too_many: 4 tests")
+    house.microphone = ""
+    said = refusal(house, "microphone_test", seconds=1)
+    assert said == "unavailable: no microphone is plugged in"
+
+
+def test_keys_are_set_beside_the_configuration_and_hold_from_the_next_reload_on(
+    house: Appliance,
+) -> None:
+    assert ask(house, "settings")["settings"]["voice.open_score"] == {"value": 0.5, "from": None}
+    answer = ask(house, "configure", set={"voice.open_score": 0.7, "capture.device": 'a "b" é'})
+    overlay = config.overlay_file(house.settings)
+    place = str(overlay)
+    assert answer == {
+        "changed": {
+            "voice.open_score": {"value": 0.7, "from": place},
+            "capture.device": {"value": 'a "b" é', "from": place},
+        }
+    }
+    assert (house.reloads, stat.S_IMODE(overlay.stat().st_mode)) == (1, 0o600)
+    ask(house, "configure", set={"voice.close_score": 0.2})
+    found = config.load(house.folder / "roomscribe.toml")
+    assert found.voice.open_score == 0.7
+    assert found.voice.close_score == 0.2
+    assert found.capture.device == 'a "b" é'
+    assert ask(house, "settings")["settings"]["capture.device"]["from"] == place
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "mistake"),
+    [
+        ("voice.open_score", "high", "expected a number, found 'high'"),
+        ("voice.open_score", 0.2, "expected at most voice.open_score (0.2), found 0.35"),
+        ("voice.opens_core", 0.2, "unknown key; did you mean voice.open_score?"),
+        ("store.path", "/tmp", "may not be set here"),
+        ("mqtt.host", "elsewhere", "may not be set here"),
+        ("mqtt.username", "eve", "may not be set here"),
+        ("capture.recording", "/etc/passwd", "may not be set here"),
+        ("model.bundle", "../x", "expected the name of an installed model, found a path"),
+        ("capture.device", "\ud800", "expected text, found half a letter"),
+        ("capture.device", "a\nb", "expected text without control characters"),
+    ],
+)
+def test_a_mistake_is_told_by_its_key_and_nothing_is_set(
+    house: Appliance, name: str, value: object, mistake: str
+) -> None:
+    found = ask(house, "configure", set={"journal.level": "debug", name: value})
+    assert list(found) == ["mistakes"]
+    assert mistake in found["mistakes"][name]
+    assert not config.overlay_file(house.settings).exists()
+    assert house.reloads == 0
+
+
+def test_a_reload_says_what_is_wrong_with_the_configuration(house: Appliance) -> None:
+    assert ask(house, "reload") == {"changed": False}
+    assert house.reloads == 1
+    with (house.folder / "roomscribe.toml").open("a", encoding="utf-8") as file:
+        file.write("[voice]\nopen_score = 9\nclose_score = 9\n")
+    with pytest.raises(RefusalError) as caught:
+        ask(house, "reload")
+    assert caught.value.code == "refused"
+    assert [one.split(": ")[1] for one in caught.value.more["mistakes"]] == [  # type: ignore[attr-defined]
+        "voice.open_score",
+        "voice.close_score",
+    ]
+    assert house.reloads == 1
+
+
+def test_keys_that_may_be_set_name_no_file_and_nobody_who_may_come_in() -> None:
+    words = ("path", "file", "host", "port", "user", "password", "recording", "allow", "bind")
+    assert [name for name in live_keys() if any(word in name.split(".")[1] for word in words)] == []
+    assert "capture.device" in live_keys()
+
+
+def test_loudness_is_measured_in_decibels_of_full_scale() -> None:
+    rms_db, peak_db, clipped = loudness(sine(0.5))
+    assert (rms_db, peak_db, clipped) == (-9.0, -6.0, 0.0)
+    assert loudness(np.zeros(480, np.int16)) == (None, None, 0.0)
+    assert loudness(np.full(4, -32768, np.int16)) == (0.0, 0.0, 1.0)

@@ -1,0 +1,91 @@
+"""The control socket's commands without a pipeline: a log, a mute, and a model that is told what to
+say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rigs.publishing import transcript
+from rigs.transcriber import HEARD, FakeTranscriber
+
+from appliance import config
+from appliance.config import Settings
+from appliance.daemon.backlog import Request
+from appliance.daemon.controls import Controls
+from appliance.daemon.mute import Mute
+from appliance.records import ApplianceState, ApplianceStats, Transcription
+from appliance.store.store import Store
+
+
+@dataclass
+class Appliance:
+    """What the commands are about."""
+
+    folder: Path
+    settings: Settings
+    store: Store
+    mute: Mute
+    said: Transcription | Exception | None = HEARD
+    """The model's answer; None: it is too busy to be asked."""
+    microphone: str = "USB microphone"
+    reloads: int = 0
+    asked: list[Request] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.controls = Controls(
+            self.settings,
+            store=self.store,
+            mute=self.mute,
+            read=self.read,
+            state=self.state,
+            stats=lambda: ApplianceStats({"transcripts": 1}, 5.0),
+            gates=FakeTranscriber().gates,
+            window_s=10.0,
+            ask=self.ask,
+            reload=self.reload,
+            publisher=None,
+        )
+
+    def read(self, chosen: Mapping[str, Mapping[str, Any]] | None) -> config.Reading:
+        return config.read(self.folder / "roomscribe.toml", chosen)
+
+    def state(self) -> ApplianceState:
+        return ApplianceState(
+            status="muted" if self.mute.on else "running",
+            reasons=() if self.microphone else ("no microphone is plugged in",),
+            encoder="cpu",
+            model="fake",
+            microphone=self.microphone or "none",
+            microphone_online=bool(self.microphone) and not self.mute.on,
+            queue_depth=0,
+            uptime_s=5.0,
+            version="0",
+            muted=self.mute.on,
+        )
+
+    def ask(self, request: Request) -> bool:
+        self.asked.append(request)
+        if self.said is None:
+            return False
+        request.answer(self.said)
+        return True
+
+    def reload(self) -> None:
+        self.reloads += 1
+
+
+@contextmanager
+def appliance(folder: Path, texts: tuple[str, ...] = ("turn on the light",)) -> Iterator[Appliance]:
+    """One whose log has `texts`, and whose configuration is `folder`/roomscribe.toml."""
+    state = folder / "state"
+    written = f'[store]\npath = "{state}"\n\n[mqtt]\nenabled = false\n'
+    (folder / "roomscribe.toml").write_text(written, encoding="utf-8")
+    settings = config.load(folder / "roomscribe.toml")
+    with Store.open(settings.store) as store:
+        for text in texts:
+            store.append(transcript(text))
+        yield Appliance(folder, settings, store, Mute(state))

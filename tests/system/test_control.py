@@ -1,0 +1,129 @@
+"""The control socket of a running daemon, as its readers see it; through kill -9, too."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+from rigs.checkout import ROOT, TESTS
+from rigs.command import errors, following, roomscribe
+from rigs.daemon import READY_WITHIN_S, daemon, log_of, write_config
+from rigs.waiting import until
+
+from appliance import config as configuration
+from appliance.control.client import Client
+from appliance.errors import DaemonError
+from appliance.store.folders import runtime_folders
+
+jsonschema = pytest.importorskip("jsonschema")
+SCHEMA = json.loads((ROOT / "config" / "schemas" / "control" / "line.json").read_text("utf-8"))
+SENTENCE = TESTS / "speech" / "00.flac"
+
+
+def check(line: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator(SCHEMA).validate(line)
+
+
+def place_of(config: Path) -> Path:
+    return runtime_folders(configuration.load(config))[0] / "control"
+
+
+def hear(client: Client, event: str, within_s: float = 20.0) -> dict[str, Any]:
+    """The data of the next `event`."""
+    while found := client.next(within_s):
+        check({"event": found[0], "data": found[1]})
+        if found[0] == event:
+            return found[1]
+    raise AssertionError(f"no {event} came")
+
+
+def test_what_is_said_is_heard_over_the_socket_and_the_daemon_obeys(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    sound, _ = soundfile.read(SENTENCE, dtype="int16")
+    place = place_of(config)
+    with daemon(config, "--recording", "-", stdin=-1) as running:
+        assert running.stdin
+        running.stdin.write(bytes(32_000 * 3))
+        running.stdin.flush()
+        until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
+        with Client([place]) as client, following(config) as (_, line):
+            client.subscribe("transcript", "speech", "level", "state", "stats", "discarded")
+            assert hear(client, "state")["status"] == "running"
+            running.stdin.write(sound.tobytes() + bytes(32_000 * 2))
+            running.stdin.flush()
+            while not hear(client, "speech")["speaking"]:
+                pass
+            assert hear(client, "level")["rms_db"] is None or hear(client, "level")["peak_db"] < 0
+            told = hear(client, "transcript")
+            assert (told["seq"], told["text"]) == (1, line().strip())
+            assert client.ask("history", query="weather")["transcripts"] == [told]
+            changed = client.ask("configure", set={"segmenter.hang_over_ms": 900})["changed"]
+            assert changed["segmenter.hang_over_ms"]["value"] == 900
+            with pytest.raises(DaemonError, match="it has ended"):
+                while client.next(20):
+                    pass
+        until(lambda: "the configuration has changed" in log_of(config))
+    assert configuration.load(config).segmenter.hang_over_ms == 900
+
+
+def test_a_killed_daemon_leaves_a_socket_that_the_next_one_replaces(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    place = place_of(config)
+    with Path("/dev/zero").open("rb") as zero:
+        with daemon(config, "--recording", "-", stdin=zero) as first:
+            until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
+            second = roomscribe("run", "--config", config, "--recording", "-")
+            assert (second.returncode, len(errors(second))) == (74, 1)
+            with Client([place]) as client:
+                assert client.ask("state")["model"] == "home-en"
+            first.send_signal(signal.SIGKILL)
+            first.wait(10)
+        assert place.is_socket()
+        with pytest.raises(DaemonError, match="nobody who listens"):
+            Client([place])
+        before = log_of(config).count("ready after")
+        with daemon(config, "--recording", "-", stdin=zero) as again:
+            until(lambda: log_of(config).count("ready after") > before, READY_WITHIN_S)
+            idle = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
+            for one in idle:
+                one.connect(str(place))
+            with Client([place]) as client:
+                client.subscribe("level", "transcript")
+                assert client.next(10)
+                again.terminate()
+                assert again.wait(10) == 0
+                with pytest.raises(DaemonError, match="it has ended"):
+                    while client.next(5):
+                        pass
+            for one in idle:
+                one.close()
+    assert not place.exists()
+
+
+def test_without_a_folder_for_the_socket_the_daemon_listens_all_the_same(tmp_path: Path) -> None:
+    config = write_config(tmp_path, spool={"path": str(tmp_path / "none"), "enabled": False})
+    (tmp_path / "taken").write_text("a file")
+    runtime = {"RUNTIME_DIRECTORY": str(tmp_path / "taken")}
+    with (
+        Path("/dev/zero").open("rb") as zero,
+        daemon(config, "--recording", "-", stdin=zero, environment=runtime),
+    ):
+        until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
+        assert "no control socket" in log_of(config)
+
+
+def test_the_examples_of_the_documentation_are_as_the_schema_says() -> None:
+    text = (ROOT / "docs" / "control.md").read_text("utf-8")
+    for name in SCHEMA["oneOf"][0]["properties"]["command"]["enum"]:
+        assert f"`{name}`" in text
+    for name in SCHEMA["$defs"]["event"]["enum"]:
+        assert f"| `{name}` |" in text
+    check({"id": 1, "command": "history", "query": "light"})
+    for wrong in ({"id": 1}, {"event": "level", "data": {}}, {"id": [], "command": "state"}):
+        with pytest.raises(jsonschema.ValidationError):
+            check(wrong)
