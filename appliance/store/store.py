@@ -25,6 +25,7 @@ from appliance.store import repair, standin, tables
 from appliance.store.database import Access, Database
 from appliance.store.files import plain_errors
 from appliance.store.folders import FILE_NAME, MemoryFolder
+from appliance.store.said import NEWEST, Said, Sentence
 from appliance.store.standin import LIMITS, LastingDatabase, Limits
 from appliance.store.tables import StoredTranscript, Wanted, where
 
@@ -51,6 +52,9 @@ class Store:
         self.path = database.path
         self._database = database
         self._settings = settings
+        self._said = Said()
+        self._said_in: tuple[sqlite3.Connection, int] | None = None
+        """The connection that `_said` was read from and its file's version then; None: not read."""
 
     @classmethod
     def open_lasting(
@@ -100,6 +104,11 @@ class Store:
         self._database.known.raise_to(highest=stored.seq)
         if self._database.awaited:
             self._database.known.undelivered.append((stored.seq, *values))
+        if self._said_in:
+            one = stored.transcript
+            self._said.add(
+                Sentence(one.utterance_id, one.window, one.windows, one.text, one.continues)
+            )
         return stored
 
     def after(self, seq: int, limit: int = 100) -> list[StoredTranscript]:
@@ -156,6 +165,7 @@ class Store:
             "delete transcripts",
             lambda found: tables.forget(found, *where(wanted, tables.version(found) > 1)),
         )
+        self._forget_said()
         gone = self._database.scrub(_DELETE_WAIT_S)
         if wanted.everything:
             with plain_errors(self.path, "delete the set-aside files"):
@@ -179,6 +189,22 @@ class Store:
             "read the log",
             lambda found: [row[0] for row in found.execute(sql, (tables.iso(since), limit))],
         )
+
+    def said(self, text: str) -> tuple[int, int]:
+        """How many of the newest sentences in the log were this text, and how many more only began
+        with it, whatever their case and punctuation. One thread's, with `append`.
+
+        They are kept in memory from the first question on; what is deleted, by whomever, counts no
+        more. Raises StoreError.
+        """
+
+        def look(connection: sqlite3.Connection) -> tuple[int, int]:
+            now = connection, tables.number(connection, "PRAGMA data_version")
+            if self._said_in != now:
+                self._said, self._said_in = Said(_sentences(connection)), now
+            return self._said.counts(text)
+
+        return self._database.read("read the log", look)
 
     def cursor(self) -> int:
         """Number of the last transcript that the broker has, 0 at first. Raises StoreError."""
@@ -220,18 +246,30 @@ class Store:
             "delete old transcripts",
             lambda found: tables.expire(found, self._settings, now),
         )
+        if count:
+            self._forget_said()
         self._database.scrub()
         with plain_errors(self.path, "delete old set-aside files"):
             repair.prune(self.path, self._settings.retention_days, now)
         return count
 
     def look_after(self) -> None:
-        """Goes back to the file, of a lasting store, once it can be written again. Raises nothing.
+        """Goes back to the file, of a lasting store, once it can be written again, and forgets what
+        another process has deleted. Raises nothing.
 
         Seldom does anything; for when there is time.
         """
         if isinstance(self._database, LastingDatabase):
             self._database.look_after()
+        if self._said_in:
+            try:
+                self.said("")
+            except StoreError:
+                self._forget_said()
+
+    def _forget_said(self) -> None:
+        """What was said is read again when somebody asks."""
+        self._said, self._said_in = Said(), None
 
     def close(self) -> None:
         """Closes the file; the store is of no use afterwards."""
@@ -356,3 +394,14 @@ def _quick_check(connection: sqlite3.Connection) -> str:
         return repair.quick_check(connection)
     except sqlite3.DatabaseError as error:
         return str(error)
+
+
+def _sentences(connection: sqlite3.Connection) -> list[Sentence]:
+    """The newest sentences of the file, in order; what cannot be read is passed over."""
+    continues = "continues" if tables.version(connection) > 3 else "NULL"
+    rows = connection.execute(
+        f'SELECT utterance_id, "window", windows, text, {continues} FROM transcripts '
+        "WHERE typeof(text) = 'text' ORDER BY seq DESC LIMIT ?",
+        (NEWEST,),
+    )
+    return [Sentence(*row) for row in rows][::-1]
