@@ -799,6 +799,15 @@ def keys() -> Iterator[tuple[str, Field[Any]]]:
             yield section, entry
 
 
+def page_url(web: WebSettings) -> str:
+    """The page's address for browsers in the house; empty while it is off, or local alone."""
+    host = {"0.0.0.0": "", "::": ""}.get(web.listen, web.listen)
+    host = host or f"{socket.gethostname().split('.')[0]}.local"
+    if not web.enabled or web.url or host.startswith(("/", "127.", "::1")):
+        return web.url if web.enabled else ""
+    return f"http://{f'[{host}]' if ':' in host else host}:{web.port}/"
+
+
 def node_name(settings: Settings) -> str:
     """The configured node, or a slug of the host name: [a-z0-9_], never empty."""
     host = socket.gethostname().split(".")[0]

@@ -19,11 +19,15 @@ from rigs.checkout import ROOT, TESTS
 PACKAGE = ROOT / "appliance"
 EVERYWHERE = {"config", "errors", "records", "system"}
 MAY_IMPORT = {
-    "cli": {"control", "daemon", "lab", "mqtt", "store", "capture", "infer", "model", "wyoming"},
+    "cli": {
+        *{"control", "daemon", "lab", "mqtt", "store", "capture", "infer", "model"},
+        *{"web", "wyoming"},
+    },
     "control": set(),
     "daemon": {"control", "mqtt", "store", "capture", "infer", "model", "wyoming"},
     "lab": {"mqtt", "store", "capture", "infer", "model"},
     "mqtt": {"store"},
+    "web": set(),
     "wyoming": {"capture", "infer", "model"},
     "store": set(),
     "capture": set(),
@@ -56,6 +60,7 @@ OWNERS = {
     "sqlite3": ("store/",),
     "paho": ("mqtt/client.py",),
     "systemd": ("daemon/journal.py",),
+    "tornado": ("web/",),
 }
 """A library, and the file or the folder that alone may import it."""
 HEAVY = ("numpy", "onnxruntime", "onnx", "paho", "sqlite3", "sounddevice", "soundfile", "requests")

@@ -75,7 +75,7 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
         ('[mqtt]\nport = "1883"', "found '1883'; write it without quotes: 1883"),
         ('[mqtt]\ntls = "True"', "found 'True'; write it without quotes: true"),
         ("[mqtt]\nhost = broker", "not valid TOML: Invalid value (at line 2, column 8); a text"),
-        ("port = 1883", "port is a key: write it below [mqtt]"),
+        ("keepalive_s = 30", "keepalive_s is a key: write it below [mqtt]"),
         ('[mqtt]\nnode = "x"', "mqtt: unknown key node; it belongs below [appliance]"),
         ("[MQTT]", "unknown section [MQTT]; did you mean mqtt?"),
         ("[voice]\nclose_score = 0.9", "voice.close_score: expected at most voice.open_score"),

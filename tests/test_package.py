@@ -61,7 +61,7 @@ def test_the_unit_gives_the_daemon_the_time_that_it_takes(unit: dict[str, list[s
 
 def test_speech_that_waits_outlives_a_restart_and_not_a_stop(unit: dict[str, list[str]]) -> None:
     assert unit["RuntimeDirectory"] == ["roomscribe"]
-    assert unit["RuntimeDirectoryMode"] == ["0700"]
+    assert unit["RuntimeDirectoryMode"] == ["0750"]
     assert unit["RuntimeDirectoryPreserve"] == ["restart"]
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from appliance import __version__, config
-from appliance.cli import hardware, log, model, mqtt, run, transcribe
+from appliance.cli import hardware, log, model, mqtt, run, transcribe, web
 from appliance.config import Settings
 from appliance.errors import ConfigError, RoomscribeError, StoreError
 from appliance.lab import add_benchmark_arguments
@@ -187,6 +187,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_mute(add)
     mqtt.add_mqtt(names, common)
     model.add_model(names, common)
+    web.add_web(names, common)
     _add_benchmark(add)
     _add_doctor(add)
     hardware.add_hardware_check(add)

@@ -23,7 +23,14 @@ from typing import Generic, TypeVar
 
 from appliance import __version__, system
 from appliance.capture import Segmenter, VoiceDetector, open_source
-from appliance.config import Reading, SegmenterSettings, Settings, node_name, store_folder
+from appliance.config import (
+    Reading,
+    SegmenterSettings,
+    Settings,
+    node_name,
+    page_url,
+    store_folder,
+)
 from appliance.control import SOCKET_NAME, Server
 from appliance.daemon.backlog import Backlog, Guess, Lease, Request
 from appliance.daemon.claims import claims
@@ -193,6 +200,7 @@ class Pipeline:
                     self._store,
                     self.state,
                     home_assistant=settings.homeassistant,
+                    page=page_url(settings.web),
                     stats_source=self.stats,
                     subscriptions=subscriptions(settings.history, node, self._store, self.mute),
                 )

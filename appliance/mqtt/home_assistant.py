@@ -31,10 +31,15 @@ def topic(prefix: str, node: str) -> str:
 
 
 def discovery(
-    node: str, state: ApplianceState, former: Mapping[str, str] = FORMER, *, area: str = ""
+    node: str,
+    state: ApplianceState,
+    former: Mapping[str, str] = FORMER,
+    *,
+    area: str = "",
+    page: str = "",
 ) -> dict[str, Any]:
     """The message; `former` components are removed by it. With an `area`, a new device gets that
-    room."""
+    room; `page` is an address that the device's page links to."""
     return {
         "device": {
             "identifiers": [f"roomscribe_{node}"],
@@ -44,6 +49,7 @@ def discovery(
             "sw_version": state.version,
             "serial_number": node,
             **({"suggested_area": area} if area else {}),
+            **({"configuration_url": page} if page else {}),
         },
         "origin": {"name": "roomscribe", "sw_version": state.version, "support_url": HOMEPAGE},
         "availability": [{"topic": events.topic(node, events.AVAILABILITY)}],

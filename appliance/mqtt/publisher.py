@@ -296,6 +296,7 @@ class Publisher:
         subscriptions: Mapping[str, Subscription] | None = None,
         stats_source: Callable[[], ApplianceStats] | None = None,
         home_assistant: HomeAssistantSettings | None = None,
+        page: str = "",
         delays: Delays = DELAYS,
     ) -> None:
         """Connects nowhere yet. The sources are called in the thread of `run`; they must not wait.
@@ -311,6 +312,7 @@ class Publisher:
         self._state_source = state_source
         self._delays = delays
         self._home_assistant = home_assistant or HomeAssistantSettings()
+        self._page = page
         self._knows_subscribers = settings.protocol == "5"
         self._presence = Presence(self._home_assistant, settings.expiry_s, delays)
         self._wake = threading.Event()
@@ -473,7 +475,7 @@ class Publisher:
     def _announce(self) -> int:
         """Publishes the discovery message; its number. Raises BrokerError."""
         area = self._home_assistant.area
-        message = discovery(self._node, self._state_source(), area=area)
+        message = discovery(self._node, self._state_source(), area=area, page=self._page)
         topic = discovery_topic(self._home_assistant.prefix, self._node)
         return self._connection.send(Outgoing(topic, events.encode(message), retain=True))
 

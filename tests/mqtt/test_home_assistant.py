@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -22,7 +23,13 @@ from rigs.proxy import Proxy
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
-from appliance.config import HomeAssistantSettings, MqttSettings, StoreSettings
+from appliance.config import (
+    HomeAssistantSettings,
+    MqttSettings,
+    StoreSettings,
+    WebSettings,
+    page_url,
+)
 from appliance.mqtt import events, home_assistant
 from appliance.mqtt.client import Message
 from appliance.mqtt.connection import Delays
@@ -73,6 +80,46 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
     assert accepted["origin"]["support_url"].startswith("https://")
     accepted["origin"]["support_url"] = home_assistant.HOMEPAGE
     assert home_assistant.discovery("kitchen", PI) == accepted
+
+
+@needs_broker
+def test_the_devices_page_links_to_the_appliances_own_where_others_can_reach_that(
+    store: Store,
+) -> None:
+    plain = home_assistant.discovery("kitchen", PI)["device"]
+    at = page_url(WebSettings(enabled=True, listen="192.168.1.7", port=8100))
+    linked = home_assistant.discovery("kitchen", PI, page=at)["device"]
+    assert linked == plain | {"configuration_url": "http://192.168.1.7:8100/"}
+    told = ("homeassistant/#",)
+    with (
+        Broker() as broker,
+        Subscriber(broker.port, topics=told) as heard,
+        running(settings(broker), store, page=at),
+    ):
+        until(lambda: heard.messages)
+        assert json.loads(heard.messages[0].payload)["device"]["configuration_url"] == at
+
+
+@pytest.mark.parametrize(
+    ("web", "address"),
+    [
+        (WebSettings(), ""),
+        (WebSettings(enabled=True), ""),
+        (WebSettings(enabled=True, listen="::1"), ""),
+        (WebSettings(enabled=True, listen="/run/page.sock"), ""),
+        (WebSettings(enabled=True, url="https://page.example/"), "https://page.example/"),
+        (WebSettings(url="https://page.example/"), ""),
+        (WebSettings(enabled=True, listen="fd00::7"), "http://[fd00::7]:8099/"),
+        (
+            WebSettings(enabled=True, listen="0.0.0.0"),
+            f"http://{socket.gethostname().partition('.')[0]}.local:8099/",
+        ),
+    ],
+)
+def test_there_is_no_link_to_a_page_that_the_house_cannot_open(
+    web: WebSettings, address: str
+) -> None:
+    assert page_url(web) == address
 
 
 @needs_broker

@@ -1,0 +1,264 @@
+"""A control socket with a log in memory behind it, for the page: what a daemon would tell."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from rigs.command import start
+from rigs.daemon import write_config
+from rigs.waiting import until
+
+from appliance.config import WebSettings
+from appliance.control import SOCKET_NAME, Command, RefusalError, Server
+from appliance.records import new_id
+from appliance.web import Access
+
+STATE = {
+    "status": "running", "reasons": [], "encoder": "hailo8", "model": "tiny",
+    "microphone": "USB microphone", "queue_depth": 0, "outbox_depth": 0, "version": "0.1.0",
+    "uptime_s": 95_000,
+}  # fmt: skip
+STATS = {
+    "uptime_s": 95_000, "transcripts": 112, "recovered": 0, "frames_dropped": 0,
+    "lost_overload": 0, "lost_store_refused": 0, "set_aside": 0, "expired": 0, "passed_over": 0,
+    "guesses": 141, "guesses_used": 138, "discarded": {"no_speech": 31, "too_short": 9},
+    "latency_ms_p50": 430, "latency_ms_p95": 880, "npu_temperature_c": 51.2,
+    "soc_temperature_c": 58.9, "throttling": [],
+}  # fmt: skip
+
+
+class Feed:
+    """A log in a list, and every command that was obeyed, in `asked`."""
+
+    def __init__(self) -> None:
+        self.log: list[dict[str, Any]] = []
+        self.seq = 0
+        self.appliance = dict(STATE)
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.chosen: dict[str, Any] = {
+            "capture.device": "", "appliance.node": "kitchen", "homeassistant.area": "Kitchen",
+            "model.bundle": "tiny", "segmenter.hang_over_ms": 600, "mqtt.enabled": True,
+            "decoder.preset": "bundle", "store.retention_days": 30,
+        }  # fmt: skip
+        names = (
+            "state", "stats", "mute", "history", "delete", "devices", "microphone_test",
+            "settings", "configure",
+        )  # fmt: skip
+        self.commands: Mapping[str, Command] = {name: self._command(name) for name in names}
+
+    def say(self, text: str, ago: timedelta = timedelta(), **more: Any) -> dict[str, Any]:
+        """Puts a sentence into the log; the server is to be told with `notify`."""
+        self.seq += 1
+        end = datetime.now(UTC) - ago
+        times = {"start": end - timedelta(seconds=2), "end": end, "published": end}
+        shown = {name: f"{at:%Y-%m-%dT%H:%M:%S}.000Z" for name, at in times.items()}
+        one = {
+            "schema": 1, "event_type": "transcript", "id": new_id(), "seq": self.seq,
+            "node": "kitchen", "utterance_id": new_id(), "window": 1, "windows": 1, **shown,
+            "text": text, "language": "en", "confidence": 0.86, "avg_logprob": -0.15,
+            "no_speech_prob": 0.03, "compression_ratio": 0.68, "flags": [], "duration_s": 2.0,
+            "model": "tiny", "encoder": "hailo8", "latency_ms": 430, "encode_ms": 95,
+            "decode_ms": 310, "queue_ms": 20, "late": False, **more,
+        }  # fmt: skip
+        self.log.append(one)
+        return one
+
+    def state(self) -> dict[str, Any]:
+        return self.appliance
+
+    def stats(self) -> dict[str, Any]:
+        return STATS
+
+    def speaking(self) -> bool:
+        return False
+
+    def transcripts(self, after: int, limit: int) -> list[dict[str, Any]]:
+        return [one for one in self.log if one["seq"] > after][:limit]
+
+    def highest(self) -> int:
+        return self.seq
+
+    def look_after(self) -> None:
+        pass
+
+    def _command(self, name: str) -> Command:
+        def obey(request: Mapping[str, Any]) -> Mapping[str, Any]:
+            self.asked.append((name, dict(request)))
+            answer: Mapping[str, Any] = getattr(self, f"on_{name}")(**request)
+            return answer
+
+        return obey
+
+    def on_state(self) -> dict[str, Any]:
+        return self.appliance
+
+    def on_stats(self) -> dict[str, Any]:
+        return STATS
+
+    def on_mute(self, on: bool) -> dict[str, Any]:
+        self.appliance["status"] = "muted" if on else "running"
+        return {"on": on}
+
+    def _wanted(self, query: str = "", since: str = "", until: str = "~") -> list[dict[str, Any]]:
+        return [
+            one
+            for one in self.log
+            if all(word.lower() in one["text"].lower() for word in query.split())
+            and since <= one["start"] < until
+        ]
+
+    def on_history(self, limit: int = 50, before: int = 1 << 62, **wanted: str) -> dict[str, Any]:
+        every = self._wanted(**wanted)
+        found = [one for one in reversed(every) if one["seq"] < before]
+        more = len(found) > limit
+        return {"transcripts": found[:limit], "total": len(every), "more": more}
+
+    def on_delete(self, ids: list[str] | None = None, **wanted: str) -> dict[str, Any]:
+        gone = [one for one in self._wanted(**wanted) if ids is None or one["id"] in ids]
+        self.log = [one for one in self.log if one not in gone]
+        return {"deleted": len(gone), "gone": True}
+
+    def on_devices(self) -> dict[str, Any]:
+        names = ("USB microphone", "Camera")
+        shown = [
+            {"name": one, "channels": 1, "rate_hz": 48000.0, "default": one == names[0]}
+            for one in names
+        ]
+        return {"devices": shown, "current": names[0]}
+
+    def on_microphone_test(self, seconds: float) -> dict[str, Any]:
+        if self.appliance["status"] == "muted":
+            raise RefusalError("unavailable", "the microphone is closed")
+        return {
+            "rms_db": -51.0, "peak_db": -33.5, "clipped_share": 0.0, "digital_silence": False,
+            "verdict": "too_quiet", "words": "turn on the light",
+        }  # fmt: skip
+
+    def on_settings(self) -> dict[str, Any]:
+        shown = {name: {"value": value, "from": None} for name, value in self.chosen.items()}
+        return {"settings": shown}
+
+    def on_configure(self, set: dict[str, Any]) -> dict[str, Any]:
+        mistakes = {
+            name: f"expected 200 to 3000 ms, found {value}"
+            for name, value in set.items()
+            if name == "segmenter.hang_over_ms" and not 200 <= value <= 3000
+        }
+        if mistakes:
+            return {"mistakes": mistakes}
+        self.chosen.update(set)
+        return {"changed": {name: {"value": value, "from": "x"} for name, value in set.items()}}
+
+
+@contextmanager
+def serving(feed: Feed, path: Path) -> Iterator[Server]:
+    """The feed behind a control socket at `path`."""
+    with Server(path, feed, idle_s=0.1) as server:
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+            thread.join(10)
+
+
+PASSWORD = "correct horse"
+
+
+class Page:
+    """`roomscribe web serve`, and one who is logged in there."""
+
+    def __init__(self, config: Path, port: int, process: subprocess.Popen[bytes]) -> None:
+        self.config, self.port, self.process = config, port, process
+        self.url = f"http://localhost:{port}/"
+        self.access = Access(WebSettings(path=str(config.parent / "page")))
+        self.cookie = self.token = ""
+
+    def log_in(self) -> None:
+        """The cookie and the token of a new session."""
+        _, headers, _ = self.post("api/login", {"link": self.access.new_link()}, token="")
+        self.cookie = headers["Set-Cookie"].partition(";")[0]
+        self.token = json.loads(self.get("api/session")[2])["token"]
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, **headers: str | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers and body; a header's _ stands for -, None leaves it out."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        given: dict[str, str | None] = {"Host": f"localhost:{self.port}", "Cookie": self.cookie}
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        shown = {name: value for name, value in given.items() if value is not None}
+        try:
+            connection.request(method, f"/{path}", body, shown)
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str | None) -> tuple[int, Mapping[str, str], bytes]:
+        return self.request("GET", path, **headers)
+
+    def post(
+        self, path: str, body: object, token: str | None = None, **headers: str | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """JSON as the page sends it."""
+        sent = {
+            "Content_Type": "application/json",
+            "X_Roomscribe_Token": self.token if token is None else token,
+            "Origin": f"http://localhost:{self.port}",
+        }
+        return self.request("POST", path, json.dumps(body).encode(), **{**sent, **headers})
+
+    def ask(self, command: str, **arguments: object) -> Any:
+        """A command's result."""
+        status, _, body = self.post("api/command", {"command": command, **arguments})
+        assert status == 200, body
+        return json.loads(body)["result"]
+
+
+@contextmanager
+def page(folder: Path, *arguments: str, **web: object) -> Iterator[Page]:
+    """The page beside a control socket in `folder`, with its guest logged in."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    given = {"enabled": True, "port": port, "path": str(folder / "page")}
+    config = write_config(folder, web=given | web, store={"path": ""})
+    with (
+        (folder / "page.log").open("ab") as log,
+        start(
+            *("web", "serve", "--config", config, *arguments),
+            stderr=log,
+            environment={"RUNTIME_DIRECTORY": str(folder), "STATE_DIRECTORY": ""},
+        ) as process,
+    ):
+        found = Page(config, port, process)
+        try:
+            until(lambda: process.poll() is not None or _listens(port), 30)
+            assert process.poll() is None, (folder / "page.log").read_text("utf-8")
+            found.log_in()
+            yield found
+        finally:
+            process.kill()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def house(folder: Path, **web: object) -> Iterator[tuple[Page, Feed, Server]]:
+    """The page, the log behind it, and the control socket between them."""
+    feed = Feed()
+    with serving(feed, folder / SOCKET_NAME) as server, page(folder, **web) as found:
+        yield found, feed, server
