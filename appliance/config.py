@@ -205,7 +205,7 @@ class TranscriberSettings:
         "model",
         "What makes texts of sound. model: a model on this machine; wyoming: a Wyoming "
         "speech-to-text server in the house, such as another Roomscribe or wyoming-faster-whisper, "
-        "which is sent what is said, unencrypted. While it is away what is said waits, see [spool].",
+        "is sent what is said, unencrypted. While it is away what is said waits: see [spool].",
         choices=("model", "wyoming"),
     )
     host: str = key(
@@ -575,6 +575,11 @@ class WyomingSettings:
         form="addresses or ranges such as 192.168.0.0/16",
         fits=is_network,
     )  # fmt: skip
+    zeroconf: bool = key(
+        True,
+        "Tell the network of it, so that Home Assistant finds it by itself: through avahi-daemon, "
+        "or the library zeroconf.",
+    )
     log: bool = key(
         False,
         "Write these transcripts down and publish them as if they were said here, with the source "
@@ -585,6 +590,12 @@ class WyomingSettings:
         "Home Assistant decides when a command has ended; false: Roomscribe does, as at its own "
         "microphone, which only versions that know of it wait for.",
     )
+
+
+    @property
+    def announced(self) -> bool:
+        """True when the network is to be told: not of what this machine alone can reach."""
+        return self.zeroconf and not self.listen.startswith(("127.", "::1"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ from appliance.wyoming import (
     RefusedError,
     Server as WyomingServer,
     ServerError,
+    advertise,
     open_transcriber,
 )
 
@@ -173,6 +174,7 @@ class Pipeline:
         self.sounding = threading.Event()
         """Set once sound has come from the source."""
         self._settings, self._machine = settings, system.machine()
+        self._unannounced = ""
         self._idle_s = idle_s
         self._retry = functools.partial(retry, within_s=retry_within_s, transcriber=transcriber)
         self._stopping = False
@@ -307,7 +309,10 @@ class Pipeline:
         muted = closed and (True if known and self.mute.on else None)
         return ApplianceState(
             status="muted" if muted else "degraded" if troubles or not known else "running",
-            reasons=(*troubles.values(), *filter(None, [self.mute.unread, self.mute.unsaved])),
+            reasons=(
+                *troubles.values(),
+                *filter(None, [self.mute.unread, self.mute.unsaved, self._unannounced]),
+            ),
             encoder=self._scribe.encoder,
             model=self._scribe.model,
             microphone=microphone or "none",
@@ -372,6 +377,9 @@ class Pipeline:
         if not self._settings.wyoming.enabled:
             return None
 
+        async def announce(port: int) -> None:
+            await advertise(f"roomscribe-{node}"[:63], port, self._tell_announced)
+
         def ask(window: Window, answer: Answer) -> Request | None:
             request = Request(window, answer)
             return request if self.ask(request) else None
@@ -385,6 +393,7 @@ class Pipeline:
             keep=self._scribe.keep if self._settings.wyoming.log else None,
             count=self.health.count,
             trouble=functools.partial(self.health.trouble, "wyoming"),
+            advertise=announce if self._settings.wyoming.announced else None,
         )
 
     def _serve_house(self, stage: Stage) -> bool:
@@ -392,6 +401,13 @@ class Pipeline:
         if self._wyoming:
             self._wyoming.run(stage.moved)
         return self._stopping
+
+    def _tell_announced(self, trouble: str) -> None:
+        """Why the house is not told of the server, or ""; no trouble of the appliance's."""
+        if trouble != self._unannounced:
+            self._unannounced = trouble
+            log.info("%s", trouble or "the Wyoming server is announced to the network")
+            self._tell_change()
 
     def _tell_change(self) -> None:
         """The state has changed."""

@@ -85,6 +85,10 @@ def spooled(config: Path) -> list[Path]:
     return sorted(Path("/dev/shm/roomscribe-test-" + config.parent.name).glob("*.window"))
 
 
+def wait_for_spooled(config: Path, number: int) -> None:
+    until(lambda: len(spooled(config)) == number, WITHIN_S)
+
+
 def texts(config: Path) -> list[dict[str, Any]]:
     """What the log has, the oldest first."""
     done = roomscribe("log", "--json", "--config", config)
@@ -97,13 +101,13 @@ def test_what_is_said_while_the_server_is_away_is_written_down_in_order_when_it_
     config = configure(tmp_path, server)
     with hearing(config) as (running, say):
         say("00.flac")
-        until(lambda: len(spooled(config)) == 1, WITHIN_S)
+        wait_for_spooled(config, 1)
         running.terminate()
         assert running.wait(10) == 0
     for number in (2, 3):  # killed twice: a window that did that would be tried apart
         with hearing(config) as (running, say):
             say(f"0{number}.flac")
-            until(lambda number=number: len(spooled(config)) == number, WITHIN_S)
+            wait_for_spooled(config, number)
             until(lambda: "what is said waits" in log_of(config), WITHIN_S)
             running.send_signal(signal.SIGKILL)
             running.wait(10)
@@ -127,7 +131,7 @@ def test_the_daemon_that_waits_for_a_dumb_server_ends_in_time_and_goes_on_when_i
     try:
         with hearing(config) as (running, say):
             say("00.flac")
-            until(lambda: len(spooled(config)) == 1, WITHIN_S)
+            wait_for_spooled(config, 1)
             running.terminate()
             assert running.wait(8) == 0
     finally:

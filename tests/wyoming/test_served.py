@@ -42,7 +42,7 @@ def server() -> Iterator[SpeechServer]:
 
 
 def settings_for(server: SpeechServer, **more: Any) -> Settings:
-    chosen = {"backend": "wyoming", "host": "127.0.0.1", "port": server.port}
+    chosen: dict[str, Any] = {"backend": "wyoming", "host": "127.0.0.1", "port": server.port}
     return Settings(transcriber=TranscriberSettings(**(chosen | more)))
 
 
