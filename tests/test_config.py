@@ -77,6 +77,17 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
         ("[mqtt]\nhost = broker", "not valid TOML: Invalid value (at line 2, column 8); a text"),
         ("keepalive_s = 30", "keepalive_s is a key: write it below [mqtt]"),
         ('[mqtt]\nnode = "x"', "mqtt: unknown key node; it belongs below [appliance]"),
+        (
+            '[wyoming]\nlisten = "localhost"',
+            "wyoming.listen: expected an address of this machine such as 0.0.0.0, :: or 127.0.0.1, "
+            "found 'localhost'; did you mean 127.0.0.1?",
+        ),
+        ('[wyoming]\nallow = "10.0.0.0/8"', "wyoming.allow: expected a list of texts, found '10."),
+        (
+            '[wyoming]\nallow = ["10.0.0.0/8", "10.0.0.0/33"]',
+            "wyoming.allow: expected addresses or ranges such as 192.168.0.0/16, found '10.0.0.0/3",
+        ),
+        ("[wyoming]\nallow = [10]", "wyoming.allow: expected a text, found 10"),
         ("[MQTT]", "unknown section [MQTT]; did you mean mqtt?"),
         ("[voice]\nclose_score = 0.9", "voice.close_score: expected at most voice.open_score"),
         ('[mqtt]\npassword_file = "/x"', "expected mqtt.username beside it"),
@@ -161,6 +172,12 @@ def test_the_shipped_file_shows_every_key_with_its_default() -> None:
     )
     assert config.parse("\n".join(lines), "shipped") == Settings()
     assert config.load(ROOT / "config" / "roomscribe.toml") == Settings()
+
+
+def test_a_list_of_texts_is_read() -> None:
+    allow = config.parse('[wyoming]\nallow = ["10.1.2.3/8", "fd00::1"]', "x").wyoming.allow
+    assert allow == ("10.1.2.3/8", "fd00::1")
+    assert config.parse("[wyoming]\nallow = []", "x").wyoming.allow == ()
 
 
 def test_the_node_is_a_slug_of_the_host_name(monkeypatch: pytest.MonkeyPatch) -> None:

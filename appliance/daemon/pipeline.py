@@ -44,7 +44,14 @@ from appliance.daemon.scribe import EncodedWindow, Scribe
 from appliance.errors import DeviceError
 from appliance.infer import AnyTranscriber
 from appliance.mqtt import Publisher, subscriptions
-from appliance.records import ApplianceState, ApplianceStats, Frame, Window
+from appliance.records import (
+    ApplianceState,
+    ApplianceStats,
+    Discarded,
+    Frame,
+    Transcription,
+    Window,
+)
 from appliance.store import Store, remove_empty, runtime_folder
 from appliance.wyoming import (
     Answer,
@@ -81,6 +88,7 @@ class Sentinel(enum.Enum):
     """A mark in a queue, between the items that came before it and those that come after."""
 
     LOST = "the source was lost in mid-stream"
+    KEPT = "a text of others waits to be stored"
     END = "nothing follows"
 
 
@@ -384,13 +392,17 @@ class Pipeline:
             request = Request(window, answer)
             return request if self.ask(request) else None
 
+        def keep(window: Window, result: Transcription, queue_ms: float) -> None:
+            self._scribe.keep(window, result, queue_ms)
+            self._states.mark(Sentinel.KEPT)
+
         return WyomingServer(
             self._settings,
             node,
             lambda: model.bundle,
             model.gates,
             ask,
-            keep=self._scribe.keep if self._settings.wyoming.log else None,
+            keep=keep if self._settings.wyoming.log else None,
             count=self.health.count,
             trouble=functools.partial(self.health.trouble, "wyoming"),
             advertise=announce if self._settings.wyoming.announced else None,
@@ -551,10 +563,10 @@ class Pipeline:
 
     def _transcribe(self, stage: Stage) -> bool:
         """Encoder states -> stored transcripts, until the end of the path."""
-        while not isinstance(item := self._states.next(self._idle_s), Sentinel):
+        while (item := self._states.next(self._idle_s)) is not Sentinel.END:
             stage.moved()
             self._store.look_after()
-            if item is None:
+            if item is None or isinstance(item, Sentinel):
                 self._scribe.tidy()
             elif isinstance(item, Guess):
                 self._scribe.write_ahead(item)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,18 +17,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rigs.recordings import sentences
 from rigs.sources import FakeSource, silence
 from rigs.systemd import Systemd
 from rigs.transcriber import HEARD, FakeEncoder, FakeTranscriber
 from rigs.waiting import until
 from rigs.windows import a_window
+from rigs.wyoming import Talk, free_port, sound_of
 
 from appliance.config import (
     ApplianceSettings,
     CaptureSettings,
+    MqttSettings,
     Settings,
     SpoolSettings,
     StoreSettings,
+    WyomingSettings,
 )
 from appliance.daemon import service
 from appliance.daemon.backlog import Request
@@ -324,6 +329,51 @@ def test_a_request_is_answered_whatever_becomes_of_it_and_none_is_stored(tmp_pat
     pipeline.check()
     assert [one.text for one in answers if isinstance(one, Transcription)] == ["", "", ""]
     assert pipeline.health.counters() == {}
+
+
+def test_the_speech_of_others_is_transcribed_and_stored_at_once_if_that_is_wanted(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path)
+    house = WyomingSettings(enabled=True, listen="127.0.0.1", port=free_port(), log=True)
+    transcriber: Any = FakeTranscriber()
+    pipeline = Pipeline(
+        replace(rig.settings, wyoming=house, mqtt=MqttSettings(enabled=False)),
+        source=lambda *_: FakeSource(silence(0.01)),
+        transcriber=lambda _: transcriber,
+        idle_s=60,  # no stage looks for something to do by itself
+    )
+    assert pipeline.state().wyoming is None
+    pipeline.start()
+    try:
+        until(lambda: pipeline.state().wyoming)
+        assert pipeline.state().wyoming == f"127.0.0.1:{house.port}"
+        with Talk(house.port) as talk:
+            talk.speak(sound_of(sentences()[0].file))
+            assert talk.text() == HEARD.text
+        until(lambda: pipeline.health.counters().get("transcripts") == 1)
+    finally:
+        pipeline.stop()
+    pipeline.check()
+    assert pipeline.state().wyoming is None
+    assert pipeline.health.counters() == {"wyoming_requests": 1, "transcripts": 1}
+
+
+def test_a_port_that_is_taken_is_a_reason_and_all_else_goes_on(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        house = WyomingSettings(enabled=True, listen="127.0.0.1", port=port)
+        pipeline = rig.pipeline(replace(rig.settings, wyoming=house))
+        pipeline.start()
+        try:
+            until(lambda: pipeline.state().reasons)
+            assert pipeline.state().status == "degraded"
+            assert "another program has that port" in pipeline.state().reasons[0]
+            until(lambda: len(rig.segmenter.taken) > 3)
+        finally:
+            pipeline.stop()
+    pipeline.check()
 
 
 @pytest.mark.parametrize("stuck", STAGES)

@@ -17,7 +17,7 @@ from rigs.windows import a_window
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.backlog import FAILURES_IN_A_ROW, Backlog, Request
 from appliance.daemon.health import Health
-from appliance.daemon.scribe import Scribe
+from appliance.daemon.scribe import TRANSCRIPTS_WAITING, Scribe
 from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Discarded, Partial, Transcript, Transcription, Window
@@ -241,3 +241,22 @@ def test_a_request_that_fails_is_told_so_and_no_device_is_broken_for_it(
     assert answers == [fault] * (FAILURES_IN_A_ROW + 1)
     assert rig.listener.reasons == []
     assert rig.texts() == []
+
+
+def test_a_text_of_others_is_kept_with_its_source_and_told_like_any_other(rig: Rig) -> None:
+    rig.scribe.keep(a_window(), HEARD, 12.0)
+    assert rig.texts() == []
+    rig.scribe.tidy()
+    [kept] = [row.transcript for row in rig.store.query()]
+    assert (kept.text, kept.source, kept.queue_ms) == (HEARD.text, "wyoming", 12.0)
+    assert rig.listener.seen == [1]
+
+
+def test_texts_of_others_that_a_full_disk_does_not_take_are_bounded(rig: Rig) -> None:
+    rig.store.full = True
+    for _ in range(TRANSCRIPTS_WAITING + 3):
+        rig.scribe.keep(a_window(seconds=0.01), HEARD, 0.0)
+    assert rig.health.counters() == {"lost_store_refused": 3}
+    rig.say()
+    assert rig.health.counters() == {"lost_store_refused": 4}
+    assert rig.scribe.flush() == TRANSCRIPTS_WAITING

@@ -118,6 +118,14 @@ def test_the_state_has_exactly_the_fields_of_the_contract() -> None:
     }
 
 
+@pytest.mark.parametrize(("where", "told"), [("0.0.0.0:10300", "0.0.0.0:10300"), (None, None)])
+def test_the_state_says_where_the_speech_of_others_is_transcribed_if_it_is_to_be(
+    where: str | None, told: str | None
+) -> None:
+    assert events.state(replace(STATE, wyoming=where), 0)["wyoming"] == told
+    assert "wyoming" not in events.state(STATE, 0)
+
+
 def test_discarded_speech_is_told_without_a_text() -> None:
     assert events.discarded(Discarded("no_speech", "01J1", 1.23456)) == {
         "reason": "no_speech",

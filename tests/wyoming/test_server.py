@@ -7,7 +7,6 @@ import struct
 import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -346,7 +345,7 @@ def test_a_port_that_is_taken_is_a_trouble_and_is_had_when_it_is_free() -> None:
     settings = replace(
         Settings(), wyoming=WyomingSettings(enabled=True, listen="127.0.0.1", port=port)
     )
-    model: Any = SimpleNamespace(name="fake", language="en", languages=("en",), window_s=10.0)
+    model: Any = FakeTranscriber().bundle
     with socket.create_server(("127.0.0.1", port)):
         server = Server(
             settings, "kitchen", lambda: model, Settings().gates, worker.ask, trouble=told.append,

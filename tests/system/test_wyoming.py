@@ -1,0 +1,125 @@
+"""The daemon serves the house, for real: who asks knows what becomes of it, and it comes back."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+from rigs.daemon import daemon, log_of, write_config
+from rigs.recordings import sentences
+from rigs.waiting import until
+from rigs.wyoming import AUDIO_16K, Talk, free_port, sound_of, wait_for_port
+
+from appliance.config import StoreSettings
+from appliance.store.store import Store
+
+SENTENCE = next(one for one in sentences() if one.demo)
+SOUND = sound_of(SENTENCE.file)
+
+
+class House:
+    def __init__(self, folder: Path, **keys: object) -> None:
+        self.port = free_port()
+        self.folder = folder
+        chosen = {"enabled": True, "listen": "127.0.0.1", "port": self.port, **keys}
+        self.config = write_config(folder, wyoming=chosen, spool={"enabled": False})
+
+    @contextmanager
+    def daemon(self) -> Iterator[Popen[bytes]]:
+        """`roomscribe run` in silence."""
+        with (
+            Path("/dev/zero").open("rb") as silence,
+            daemon(self.config, "--recording", "-", stdin=silence) as running,
+        ):
+            yield running
+
+    def stored(self) -> list[tuple[str, str]]:
+        """Text and source of each transcript in the log."""
+        with Store.open(StoreSettings(path=str(self.folder / "state")), read_only=True) as store:
+            return [(row.transcript.text, row.transcript.source) for row in store.query()]
+
+    def has_stored(self, number: int) -> bool:
+        return len(self.stored()) == number
+
+    def text(self) -> str:
+        with Talk(self.port) as talk:
+            talk.speak(SOUND)
+            return talk.text()
+
+
+def test_a_daemon_that_is_killed_in_mid_request_serves_again_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    house = House(tmp_path, log=True)
+    for number in (1, 2):
+        with house.daemon() as running:
+            wait_for_port(house.port)
+            assert house.text() == SENTENCE.text
+            until(partial(house.has_stored, number))
+            talk = Talk(house.port)
+            talk.send("audio-start", **AUDIO_16K)
+            talk.sound(SOUND[: len(SOUND) // 2])
+            talk.send("describe")
+            assert talk.event()
+            running.send_signal(signal.SIGKILL)
+            with pytest.raises(ConnectionResetError):
+                assert talk.events() == []
+                raise ConnectionResetError  # the kernel closes in order where nothing was unread
+            talk.close()
+            running.wait(20)
+    with house.daemon() as running:
+        wait_for_port(house.port)
+        assert house.text() == SENTENCE.text
+        until(partial(house.has_stored, 3))
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 0
+    assert house.stored() == [(SENTENCE.text, "wyoming")] * 3
+
+
+def test_the_mute_leaves_the_server_alone_and_nothing_of_others_is_stored(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    with house.daemon() as running:
+        wait_for_port(house.port)
+        running.send_signal(signal.SIGUSR1)
+        until(lambda: "the microphone is closed" in log_of(house.config), 20)
+        assert house.text() == SENTENCE.text
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 0
+    assert house.stored() == []
+    assert SENTENCE.text not in log_of(house.config)
+
+
+def test_a_port_that_is_taken_is_said_and_the_daemon_goes_on(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    with socket.create_server(("127.0.0.1", house.port)), house.daemon() as running:
+        until(lambda: "another program has that port" in log_of(house.config), 30)
+        until(lambda: "listening to" in log_of(house.config), 30)
+        assert running.poll() is None
+
+
+def test_an_appliance_that_was_not_asked_to_listens_on_no_port(tmp_path: Path) -> None:
+    config = write_config(tmp_path, spool={"enabled": False})
+    with (
+        Path("/dev/zero").open("rb") as zeros,
+        daemon(config, "--recording", "-", stdin=zeros) as running,
+    ):
+        until(lambda: "listening to" in log_of(config), 30)
+        sockets = {
+            link.readlink().name
+            for link in Path(f"/proc/{running.pid}/fd").iterdir()
+            if link.is_symlink() and link.readlink().name.startswith("socket:")
+        }
+        listening = {
+            f"socket:[{line.split()[9]}]"
+            for name in ("tcp", "tcp6")
+            for line in Path(f"/proc/{running.pid}/net/{name}").read_text("ascii").splitlines()[1:]
+            if line.split()[3] == "0A"
+        }
+        assert sockets
+        assert not sockets & listening
