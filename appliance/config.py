@@ -159,6 +159,14 @@ class SegmenterSettings:
         "Transcribe after 300 ms of silence what is thrown away if speech goes on, so that the "
         "text is there when the utterance ends.",
     )
+    early_ms: int = key(
+        350,
+        "Silence that ends an utterance whose text, made after 300 ms, is surely a whole sentence; "
+        "one that is plainly unfinished is waited for 400 ms longer than hang_over_ms, to 1000 ms "
+        "at most. What is said after all is the next transcript, which `continues` the one before. "
+        "0: hang_over_ms for all; needs speculate.",
+        unit="ms", low=0, high=1000,
+    )  # fmt: skip
     min_speech_ms: int = key(
         90, "Utterances with less speech than this are discarded.", unit="ms", low=0, high=2000
     )

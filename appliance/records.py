@@ -7,7 +7,6 @@ otherwise). A transcript carries wall-clock times in UTC, for people and other m
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Mapping
@@ -155,11 +154,9 @@ class Transcription:
     """How likely the text is right word for word, 0..1, by the model's calibration; without one
     the geometric mean probability of the tokens."""
     flags: tuple[str, ...] = ()
-    end_prob: float = 0.0
-    """Probability of end-of-text where the text ends; 0 where the token limit ended it."""
-    end_prior: float = -math.inf
-    """Natural log-probability that the text ends there by the language alone, nothing heard; minus
-    infinity where nobody asked (`Encoded.ahead`)."""
+    finished: bool | None = None
+    """Whether the text is a whole sentence, by what the decoder knows; None where that does not
+    tell, and where nobody asked (`Encoded.ahead`)."""
     model: str = ""
     """What wrote it, where that may be another than the transcriber's bundle."""
 

@@ -73,6 +73,8 @@ class Guess:
     window: it is encoded again if it comes."""
     transcription: Transcription | None = None
     """The same of the decoder."""
+    silence_ms: int = 0
+    """So much silence ends its utterance, by what the text is; 0: not known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -243,6 +245,12 @@ class Backlog:
         likely any more. As `guess`."""
         if self._guess and self._guess.window.id != window_id:
             self.guess(None)
+
+    def expected(self) -> tuple[str, int] | None:
+        """Id of the guess and the silence, ms, that ends its utterance, once its text has told. The
+        thread's of `guess`."""
+        guess = self._guess
+        return (guess.window.id, guess.silence_ms) if guess and guess.silence_ms else None
 
     def push(self, window: Window) -> None:
         """Keeps a window over a crash, then queues it; drops the oldest of too many."""

@@ -454,10 +454,7 @@ class Pipeline:
             stage.moved()
             if item is None:
                 continue
-            if isinstance(item, Frame):
-                found = self._segmenter.push(item)
-            else:
-                found = self._segmenter.flush(interrupted=item is Sentinel.LOST)
+            found = self._decided(item)
             if self._segmenter.speaking != speaking:
                 speaking = not speaking
                 if self._publisher:
@@ -476,6 +473,18 @@ class Pipeline:
                 self._partials.follow(self._segmenter, item.end_s)
         self._backlog.complete()
         return True
+
+    def _decided(self, item: Frame | Sentinel) -> list[Window | Discarded]:
+        """What a frame decides, or the end of the sound; what is known of the guess meanwhile says
+        how long its utterance waits."""
+        if not isinstance(item, Frame):
+            return self._segmenter.flush(interrupted=item is Sentinel.LOST)
+        if expected := self._backlog.expected():
+            self._segmenter.expect(*expected)
+        found = self._segmenter.push(item)
+        if found and self._segmenter.closed_early:
+            self.health.count("closed_early")
+        return found
 
     def _encode(self, stage: Stage) -> bool:
         """Windows -> encoder states, one window ahead of the transcriber."""

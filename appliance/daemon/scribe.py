@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -18,7 +19,7 @@ from appliance.daemon import journal
 from appliance.daemon.backlog import Guess, Lease, Request
 from appliance.daemon.health import Health
 from appliance.errors import StoreError
-from appliance.infer import AnyTranscriber, Encoded, Gates
+from appliance.infer import AnyTranscriber, Encoded, Gates, silence_ms
 from appliance.records import (
     Discarded,
     Partial,
@@ -102,7 +103,8 @@ class Scribe:
         """Encodes a window that is likely to come; whether it worked. Never raises: what fails is
         tried again if the window comes."""
         try:
-            guess.encoded = self._transcriber.encode(guess.window)
+            encoded = self._transcriber.encode(guess.window)
+            guess.encoded = replace(encoded, ahead=self._settings.segmenter.early_ms > 0)
         except Exception as error:
             log.info("a window could not be encoded ahead: %s", error)
         return guess.encoded is not None
@@ -115,6 +117,23 @@ class Scribe:
             guess.transcription = self._transcriber.write(guess.encoded)
         except Exception as error:
             log.info("a window could not be decoded ahead: %s", error)
+            return
+        if self._settings.segmenter.early_ms:
+            guess.silence_ms = self._silence_ms(guess.window, guess.transcription)
+
+    def _silence_ms(self, window: Window, result: Transcription) -> int:
+        """So much silence ends the utterance of a guess. Who has paused before, in this sentence
+        or in a long one, is given the hang-over at least."""
+        settings = self._settings.segmenter
+        whole = longer = 0
+        first = window.index == 1 and not window.continues
+        if first:
+            with suppress(StoreError):
+                whole, longer = self._store.said(result.text)
+        wanted_ms = silence_ms(
+            result, settings, self._transcriber.gates, whole=whole, longer=longer
+        )
+        return wanted_ms if first else max(wanted_ms, settings.hang_over_ms)
 
     def encode_asked(self, request: Request) -> bool:
         """Encodes a request's window; False when that failed, which it is told. Never raises."""
@@ -192,6 +211,8 @@ class Scribe:
             if lease:
                 lease.done()
             self._health.count("transcripts")
+            if transcript.continues and transcript.window == 1:
+                self._health.count("resumed")
             journal.log_transcript(stored, self._settings.journal)
             for listener in self._listeners:
                 listener.notify()

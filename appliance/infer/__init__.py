@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from appliance.infer.joining import is_unspaced as is_unspaced
     from appliance.infer.mel import log_mel as log_mel, window_mel as window_mel
     from appliance.infer.sessions import onnxruntime as onnxruntime
+    from appliance.infer.sureness import silence_ms as silence_ms
     from appliance.infer.tokenizer import Tokenizer as Tokenizer
     from appliance.infer.transcriber import (
         AnyTranscriber as AnyTranscriber,

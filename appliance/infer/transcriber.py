@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,12 +14,13 @@ from appliance.errors import ModelError, RoomscribeError
 from appliance.infer.arithmetic import Products, warn_of_trouble
 from appliance.infer.decoder import Decoded, Decoder, choose_guards
 from appliance.infer.encoder import CpuEncoder, Encoder, Unit
-from appliance.infer.gates import compression_ratio, is_failed
+from appliance.infer.gates import compression_ratio, is_doubtful, is_failed
 from appliance.infer.hailo import errors
 from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
 from appliance.infer.mel import window_mel
+from appliance.infer.sureness import is_finished
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model import ENCODER_FILE, HEF_FILE, Bundle, bundled_hef, load_bundle
 from appliance.records import HOP, States, Transcription, Window
@@ -163,10 +163,17 @@ class Transcriber:
             transcription = self._describe(text, decoded, encoded, decode_ms)
             if not is_failed(transcription, self.gates):
                 break
-        if encoded.ahead:
-            prior = self._decoder.end_prior(transcription.tokens)
-            return replace(transcription, end_prior=prior)
+        if encoded.ahead and self.bundle.endings and decoded.ended:
+            transcription = replace(
+                transcription, finished=self._is_finished(transcription, decoded)
+            )
         return transcription
+
+    def _is_finished(self, transcription: Transcription, decoded: Decoded) -> bool | None:
+        prior = self._decoder.end_prior(decoded.tokens)
+        doubtful = is_doubtful(transcription, self.gates)
+        assert self.bundle.endings is not None
+        return is_finished(decoded.logprobs[-1], prior, self.bundle.endings, doubtful=doubtful)
 
     def warm_up(self) -> None:
         """Transcribes a window of silence, so that the first real one is not slower."""
@@ -200,7 +207,6 @@ class Transcriber:
             decode_ms=decode_ms,
             confidence=self.bundle.confidence(decoded.logprobs),
             flags=tuple(flag for flag, raised in flags.items() if raised),
-            end_prob=math.exp(decoded.logprobs[-1]) if decoded.ended else 0.0,
         )
 
 

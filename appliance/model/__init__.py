@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         TOKEN_TABLE as TOKEN_TABLE,
         VOCABULARY_FILE as VOCABULARY_FILE,
         Bundle as Bundle,
+        Endings as Endings,
         Guards as Guards,
         chosen_model as chosen_model,
         identify as identify,

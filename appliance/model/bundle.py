@@ -116,6 +116,18 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
+class Endings:
+    """What the model's own words tell of a text being a whole sentence: limits of the natural
+    log-probability that it ends there, nothing heard. From sentences with pauses in them
+    (scripts/measure pauses)."""
+
+    sure: float
+    """From here on it is one."""
+    open: float
+    """Below it plainly goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Bundle:
     """A verified model folder. But for `folder`, the manifest's keys are the names of these fields;
     no_speech_sure and no_speech_lone stand in its table guards."""
@@ -166,6 +178,8 @@ class Bundle:
     calibration: Calibration | None
     """None where the manifest says nothing: no recordings were compared."""
     files: tuple[str, ...] = ()
+    endings: Endings | None = None
+    """None where the manifest says nothing: no pauses were measured."""
 
     @property
     def frames(self) -> int:
@@ -485,7 +499,16 @@ def _parse(table: _Table, folder: Path) -> Bundle:
         no_speech_lone=guards.number("no_speech_lone", 0.0, 1.0, absent=1.0),
         calibration=_parse_calibration(table),
         files=tuple(table.table("files")),
+        endings=_parse_endings(table),
     )
+
+
+def _parse_endings(table: _Table) -> Endings | None:
+    if "endings" not in table or table.is_null("endings"):
+        return None
+    values = table.table("endings")
+    sure = values.number("sure", -1000.0, 0.0)
+    return Endings(sure=sure, open=values.number("open", -1000.0, sure))
 
 
 def _parse_calibration(table: _Table) -> Calibration | None:

@@ -19,8 +19,8 @@ TRANSCRIPT, LAST, SPEECH, DISCARDED = "transcript", "last", "speech", "discarded
 MUTE, STATS, PARTIAL = "mute", "stats", "partial"
 COUNTERS = (
     "transcripts", "recovered", "frames_dropped", "lost_overload", "lost_store_refused",
-    "set_aside", "expired", "passed_over", "guesses", "guesses_used", "partials",
-    "wyoming_requests", "wyoming_refused", "wyoming_failed",
+    "set_aside", "expired", "passed_over", "guesses", "guesses_used", "closed_early",
+    "resumed", "partials", "wyoming_requests", "wyoming_refused", "wyoming_failed",
 )  # fmt: skip
 """Of the `stats` message, with 0 for what never happened."""
 ONLINE, OFFLINE = b"online", b"offline"

@@ -71,7 +71,7 @@ class Gate:
 class FakeSegmenter:
     """Makes a window of every frame, if it is to."""
 
-    speaking, guess = False, None
+    speaking, guess, closed_early = False, None, False
 
     def __init__(self, gate: Gate, windows: bool) -> None:
         self._gate, self._windows = gate, windows

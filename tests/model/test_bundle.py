@@ -17,7 +17,7 @@ import pytest
 from appliance.errors import ModelError
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import CpuEncoder
-from appliance.model.bundle import Bundle, installed_bundles, load_bundle
+from appliance.model.bundle import Bundle, Endings, installed_bundles, load_bundle
 
 FILES = ("encoder.onnx", "cross.onnx", "step.onnx", "embedding.bin", "vocabulary.json")
 
@@ -76,6 +76,13 @@ def test_a_calibration_weighs_mean_and_sum(folder: Path) -> None:
     assert bundle.low_confidence == 0.4
     assert bundle.confidence([-math.inf]) < 1e-300
     assert 0 < bundle.confidence([-9.0] * 100) < 1e-9
+
+
+def test_of_a_model_whose_pauses_were_not_measured_nothing_is_told(folder: Path) -> None:
+    edit(folder, endings=None)
+    assert load_bundle(folder).endings is None
+    edit(folder, endings={"sure": -2.0, "open": -5.0})
+    assert load_bundle(folder).endings == Endings(-2.0, -5.0)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -155,6 +162,8 @@ def test_a_manifest_cannot_name_files_elsewhere(folder: Path) -> None:
         ),
         ({"guards__repetition_penalty": 9}, "repetition_penalty: expected a number from 0.5 to 2"),
         ({"calibration": 1}, "calibration: expected a table, found 1"),
+        ({"endings": {"sure": 1}}, "endings.sure: expected a number from -1000 to 0"),
+        ({"endings": {"sure": -9, "open": -8}}, "endings.open: expected a number from -1000 to -9"),
         ({"calibration": {"offset": 0}}, "calibration.mean: expected a number from 0 to 1000"),
     ],
 )

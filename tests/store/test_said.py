@@ -24,9 +24,8 @@ from appliance.store.tables import Wanted
 _IDS = count()
 
 
-def sentence(text: str, continues: str = "", **fields: int | None) -> Sentence:
-    plain = Sentence(f"utterance {next(_IDS)}", 1, 1, text, continues)
-    return plain._replace(**fields)
+def sentence(text: str, continues: str = "", window: int = 1, windows: int | None = 1) -> Sentence:
+    return Sentence(f"utterance {next(_IDS)}", window, windows, text, continues)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""How long to wait in silence for more of a sentence: whether its text so far is a whole one.
+
+Three things tell: what the decoder knows (`is_finished`), how the text ends (`is_open`), and what
+this house has said before. All of it is about a guess, the window that ends the utterance if nobody
+says more. Pure functions.
+"""
+
+from __future__ import annotations
+
+import math
+
+from appliance.config import GateSettings, SegmenterSettings
+from appliance.infer.gates import judge
+from appliance.model import Endings
+from appliance.records import Transcription
+
+SURE_LOGPROB = math.log(0.9)
+"""Natural log-probability of end-of-text below which no text is surely whole."""
+LONGEST_MS, MORE_MS = 1000, 400
+"""What is plainly unfinished is waited for so long, or so much beyond the hang-over if that is
+shorter."""
+MOSTLY = 4
+"""Said as a whole sentence so many times as often as it was the beginning of a longer one, a text
+is taken for a whole one."""
+
+OPEN_WORDS = {
+    "en": "a an the these those my your his our their its of to for from with at by about into "
+    "onto between under than as and or but nor because if when while which whose what how is are "
+    "am was were be i'm it's half past quarter",
+    "de": "der die den dem des eine einen einem einer eines und oder aber dass weil wenn für von "
+    "vom zum zur beim im ins am ans bei ohne gegen mein meine meinen meinem meiner dein deine "
+    "deinen deinem deiner unser unsere unseren sehr als ist sind",
+    "fr": "le la les un une des du de d' l' à au aux et ou mais dans sur pour par avec sans chez "
+    "mon ma mes ta tes sa ses notre votre nos vos que car très est sont",
+    "es": "el la los las un una unos unas de del a al y e o u pero en con sin por para mi tu su "
+    "mis tus sus que muy sobre entre hasta desde es son",
+    "it": "il lo la i gli le un uno una di del dello della dei degli delle a al allo alla ai agli "
+    "alle da dal dalla in nel nello nella con sul sulla per tra fra e ed o ma che mio mia tuo tua "
+    "suo sua è sono",
+    "nl": "de een en of omdat mijn jouw onze hun te heel naar bij met is zijn",
+    "pt": "o a os as um uma uns umas de do da dos das em no na nos nas por pelo pela para pra com "
+    "sem e ou mas que meu minha teu tua seu sua ao à é são",
+}
+"""Words that end hardly any sentence: articles, possessives, conjunctions, prepositions that do not
+end one ("lights on", "mach das Licht an" do)."""
+_OPEN = {language: frozenset(words.split()) for language, words in OPEN_WORDS.items()}
+_GOES_ON = (*",;:-\u2013\u2014\u2026\u3001\u060c", "...")
+
+
+def is_open(text: str, language: str) -> bool:
+    """True where a text plainly goes on: it ends with a comma, a dash or dots, or with a word that
+    ends hardly any sentence of its language (none are known of most languages)."""
+    text = text.rstrip()
+    if text.endswith(_GOES_ON):
+        return True
+    last = text.casefold().rpartition(" ")[2].strip(".!?¿¡\"'«»“”„")
+    return last in _OPEN.get(language, ())
+
+
+def is_finished(
+    end_logprob: float, end_prior: float, endings: Endings, *, doubtful: bool
+) -> bool | None:
+    """What the decoder knows of a text: True where it surely is whole, False where it plainly is
+    not, None between.
+
+    `end_logprob` is the natural log-probability of end-of-text where the text ends, `end_prior`
+    the same where nothing is heard (`Decoder.end_prior`). Of a `doubtful` text it is not said that
+    it is unfinished: the language has nothing to say about words that were misheard.
+    """
+    if end_logprob >= SURE_LOGPROB and end_prior >= endings.sure:
+        return True
+    return False if end_prior < endings.open and not doubtful else None
+
+
+def silence_ms(
+    result: Transcription,
+    settings: SegmenterSettings,
+    gates: GateSettings,
+    *,
+    whole: int = 0,
+    longer: int = 0,
+) -> int:
+    """So much silence ends an utterance whose guess has this transcription: `early_ms` where it is
+    surely whole, more than `hang_over_ms` where it plainly is not.
+
+    `whole` and `longer` say how often the house has said this text and nothing more, and how often
+    it has gone on after it. A guess that would be discarded says nothing.
+    """
+    hang_over_ms = settings.hang_over_ms
+    early_ms = min(settings.early_ms, hang_over_ms)
+    late_ms = max(hang_over_ms, min(LONGEST_MS, hang_over_ms + MORE_MS))
+    if judge(result, gates):
+        return hang_over_ms
+    if whole and whole >= MOSTLY * longer:
+        return early_ms
+    if longer > whole or result.finished is False or is_open(result.text, result.language):
+        return late_ms
+    return early_ms if result.finished else hang_over_ms

@@ -1,0 +1,123 @@
+"""How long a sentence is waited for: by its text, the decoder, and what was said before."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from rigs.transcriber import HEARD
+
+from appliance.config import GateSettings, SegmenterSettings
+from appliance.infer.sureness import OPEN_WORDS, is_finished, is_open, silence_ms
+from appliance.model.bundle import Endings
+
+EARLY = SegmenterSettings(early_ms=350)
+ENDINGS = Endings(sure=-3.5, open=-6.0)
+
+
+@pytest.mark.parametrize(
+    "language, text",
+    [
+        ("en", "Turn on the"),
+        ("en", "set the volume to"),
+        ("en", "turn on the kitchen light, "),
+        ("en", "Turn off the..."),
+        ("en", "the lamp and the—"),
+        ("de", "Mach das Licht an und"),
+        ("de", "stell den Timer für"),
+        ("fr", "allume la"),
+        ("es", "enciende la luz del"),
+        ("it", "accendi la luce della"),
+        ("nl", "zet de lamp in de"),
+        ("pt", "acende a luz da"),
+        ("ja", "電気を、"),
+    ],
+)
+def test_a_text_is_open_that_ends_as_no_sentence_does(language: str, text: str) -> None:
+    assert is_open(text, language)
+
+
+@pytest.mark.parametrize(
+    "language, text",
+    [
+        ("en", "turn the lights on"),
+        ("en", "Turn it off."),
+        ("en", "turn it off please"),
+        ("en", ""),
+        ("de", "mach das Licht an"),
+        ("de", "schalte die Heizung ein"),
+        ("fr", "monte le son"),
+        ("it", "tira su"),
+        ("nl", "doe het licht uit"),
+        ("xx", "turn on the"),
+        ("ja", "電気をつけて"),
+    ],
+)
+def test_a_text_that_may_be_a_sentence_is_not(language: str, text: str) -> None:
+    assert not is_open(text, language)
+
+
+def test_every_table_is_of_words_that_texts_are_compared_with() -> None:
+    for words in OPEN_WORDS.values():
+        assert words.split() == words.casefold().split()
+        assert len(set(words.split())) == len(words.split())
+
+
+@pytest.mark.parametrize(
+    "end, prior, doubtful, expected",
+    [
+        (0.95, -2.0, False, True),
+        (0.95, -3.5, True, True),
+        (0.89, -2.0, False, None),
+        (0.95, -3.6, False, None),
+        (0.95, -6.1, False, False),
+        (0.95, -6.1, True, None),
+        (0.95, -math.inf, False, False),
+    ],
+)
+def test_the_decoders_numbers_have_limits(
+    end: float, prior: float, doubtful: bool, expected: bool | None
+) -> None:
+    assert is_finished(math.log(end), prior, ENDINGS, doubtful=doubtful) is expected
+
+
+@pytest.mark.parametrize(
+    "text, finished, whole, longer, expected",
+    [
+        ("turn on the light", None, 0, 0, 600),
+        ("turn on the light", True, 0, 0, 350),
+        ("turn on the light", False, 0, 0, 1000),
+        ("turn on the", None, 0, 0, 1000),
+        ("turn on the", True, 0, 0, 1000),
+        ("turn on the light", None, 1, 0, 350),
+        ("turn on the light", False, 4, 1, 350),
+        ("turn on the light", None, 3, 1, 600),
+        ("turn on the light", True, 3, 3, 350),
+        ("turn on the light", True, 0, 1, 1000),
+        ("turn it up to", False, 2, 0, 350),
+    ],
+)
+def test_what_was_said_before_goes_before_what_the_words_look_like(
+    text: str, finished: bool | None, whole: int, longer: int, expected: int
+) -> None:
+    result = replace(HEARD, text=text, finished=finished)
+    assert silence_ms(result, EARLY, GateSettings(), whole=whole, longer=longer) == expected
+
+
+@pytest.mark.parametrize("text, no_speech_prob", [("", 0.0), ("turn on the", 0.99)])
+def test_a_guess_that_would_be_discarded_says_nothing(text: str, no_speech_prob: float) -> None:
+    result = replace(
+        HEARD, text=text, no_speech_prob=no_speech_prob, avg_logprob=-2.0, finished=True
+    )
+    assert silence_ms(result, EARLY, GateSettings(), whole=9) == 600
+
+
+@pytest.mark.parametrize(
+    "hang_over_ms, early, late", [(200, 200, 600), (700, 350, 1000), (3000, 350, 3000)]
+)
+def test_the_limits_go_with_the_hang_over(hang_over_ms: int, early: int, late: int) -> None:
+    settings = replace(EARLY, hang_over_ms=hang_over_ms)
+    gates = GateSettings()
+    assert silence_ms(replace(HEARD, finished=True), settings, gates) == early
+    assert silence_ms(replace(HEARD, text="on the"), settings, gates) == late
