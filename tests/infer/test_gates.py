@@ -153,6 +153,17 @@ def test_the_window_before_is_recalled_where_another_process_wrote_it_down() -> 
     assert (heard.text, reason) == ("please", None)
 
 
+def test_a_preview_is_what_follows_and_leaves_no_trace() -> None:
+    verdicts = Gates(GATES)
+    verdicts.on(window(1), result("turn on the light in the"))
+    for text in ("in the hall and", "in the hall and the kitchen"):
+        assert verdicts.preview(window(2, 1.0), result(text)) == text.removeprefix("in the ")
+    heard, _ = verdicts.on(window(2, 1.0), result("in the hall and the kitchen"))
+    assert heard.text == "hall and the kitchen"
+    assert verdicts.preview(window(3, 1.0), result("the kitchen")) == ""
+    assert verdicts.preview(window(3), result("")) == ""
+
+
 def test_marks_follow_one_another() -> None:
     doubtful = result("thank you", (5,) * 7, avg_logprob=-1.2)
     assert gates.marks(doubtful, GATES) == ("low_confidence", "repetition", "known_hallucination")
