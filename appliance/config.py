@@ -314,6 +314,13 @@ class DecoderSettings:
         "Decode again at temperatures 0.2, 0.4 .. 1.0 while the text is a repetition or of low "
         "confidence by the [gates], as Whisper does; up to six times as long.",
     )
+    drafts: bool = key(
+        True,
+        "What was said before with the same beginning is verified in one pass of the decoder: the "
+        "same text, bit by bit, in less time. For models of 8-bit weights, those from before this "
+        "key once they are added again; the others decode as without. The last 400 sentences stay "
+        "in the process's memory, and of the decoder a quarter more.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         find_trouble as find_trouble,
     )
     from appliance.infer.decoder import Decoder as Decoder, preset_guards as preset_guards
+    from appliance.infer.drafts import Drafts as Drafts
     from appliance.infer.encoder import Encoder as Encoder, Unit as Unit
     from appliance.infer.gates import Gates as Gates, compression_ratio as compression_ratio
     from appliance.infer.hailo import device as device, errors as errors

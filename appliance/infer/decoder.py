@@ -6,7 +6,9 @@ token stands among the logits.
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,9 +17,12 @@ from numpy.typing import NDArray
 
 from appliance.config import DecoderSettings
 from appliance.errors import ConfigError, ModelError
+from appliance.infer.drafts import Drafts
 from appliance.infer.network import Network, Step, StepNetwork
-from appliance.model import STEP_FILE, Bundle, Guards
+from appliance.model import JOINT, JOINT_FILE, STEP_FILE, Bundle, Guards
 from appliance.records import Logits, States
+
+log = logging.getLogger("roomscribe.infer")
 
 TOKENS_PER_SECOND = 15
 TOKENS_AT_LEAST = 24
@@ -29,6 +34,8 @@ SEED = 0
 """Of the draws at a temperature above 0, afresh for each decode: the same sound, the same text."""
 BALANCED_SHARE = 0.2
 """Of the positions that the model was trained on and the window does not fill."""
+PASSES, TRIES = (1, 2, 4, 8, JOINT), 5
+"""Tokens in the passes whose cost is measured, and how often each one is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +137,17 @@ def log_sum(logits: Logits) -> float:
 class Decoder:
     """The decoder with its network on the CPU. One thread."""
 
-    def __init__(self, bundle: Bundle, rules: Guards, threads: int) -> None:
-        """Loads both graphs; `threads` 0 is one for each core. Raises ModelError."""
+    def __init__(
+        self, bundle: Bundle, rules: Guards, threads: int, drafts: Drafts | None = None
+    ) -> None:
+        """Loads the graphs; `threads` 0 is one for each core. `drafts` are used, where the bundle
+        has what verifies them, once `warm_up` has found that it does. Raises ModelError.
+        """
         self.rules = rules
         """May be changed between windows: every choice costs the same time."""
-        self._bundle, self._network = bundle, Network(bundle, threads)
+        self._drafts = drafts if drafts and JOINT_FILE in bundle.files else None
+        self._bundle, self._threads = bundle, threads
+        self._network = Network(bundle, threads, joint=self._drafts is not None)
         self._kept, self._left_out = bundle.kept, bundle.left_out
         self._end = int(self._columns_of([bundle.tokens.end_of_text])[0])
         self._barred_first = self._columns_of(bundle.suppressed_first)
@@ -155,16 +168,20 @@ class Decoder:
         """
         network = network or self._network
         self._cache = Cache()  # whatever cache `start` gave is over
+        drafts = self._drafts if network is self._network and temperature == 0.0 else None
         rng = np.random.Generator(np.random.PCG64(SEED))
         network.begin(states, self.rules.positions)
         prompt = self._bundle.prompt
-        step = network.advance(prompt, (self._start, len(prompt) - 1), (0,))
+        step, row = network.advance(prompt, (self._start, len(prompt) - 1), (0,)), 1
         no_speech_prob = self._no_speech_prob(step)
         columns: list[int] = []
+        tokens: list[int] = []
         logprobs: list[float] = []
+        draft: tuple[int, ...] = ()
+        missed = 0
         limit = min(network.capacity - len(prompt), self.token_limit(duration_s))
         for _ in range(limit):
-            offer = self._offer(step, columns, everything=temperature > 0)
+            offer = self._offer(step, row, columns, everything=temperature > 0)
             scores = penalise(offer.logits, offer.written, self.rules.repetition_penalty)
             scores = boost_end(scores, offer.end, self.rules.eot_boost)
             place = sample(scores, temperature, rng)
@@ -173,10 +190,15 @@ class Decoder:
             if column == self._end:
                 break
             columns.append(column)
-            if len(columns) < limit:
-                step = network.advance((int(self._kept[column]),), (0,))
-        tokens = tuple(int(self._kept[column]) for column in columns)
-        return Decoded(tokens, tuple(logprobs), no_speech_prob, len(logprobs) > len(tokens))
+            tokens.append(int(self._kept[column]))
+            if draft and draft[0] == tokens[-1]:
+                row, draft = row + 1, draft[1:]
+            elif len(columns) < limit:
+                missed += len(draft) > 0
+                if drafts:
+                    draft = drafts.propose(tokens, limit - len(tokens) - 1, missed)
+                step, row = self._pass(network, len(prompt) + len(tokens) - 1, tokens[-1], draft), 0
+        return Decoded(tuple(tokens), tuple(logprobs), no_speech_prob, len(logprobs) > len(tokens))
 
     def end_prior(self, tokens: Sequence[int]) -> float:
         """Natural log-probability of end-of-text after `tokens` where nothing is heard (states of
@@ -193,8 +215,48 @@ class Decoder:
         length = min(-(-len(written) // PRIOR_STEP) * PRIOR_STEP, self._network.capacity)
         behind = [written[-1]] * (length - len(written))
         step = self._network.advance((*written, *behind), (len(written) - 1,))
-        offer = self._offer(step, [0], everything=True)
+        offer = self._offer(step, 0, [0], everything=True)
         return self._finite(float(offer.logits[offer.end]) - offer.total)
+
+    def warm_up(self) -> None:
+        """Finds what passes of several tokens cost, and that they give what single ones give, bit
+        by bit; without it, and where they do not, nothing is drafted. Raises ModelError.
+        """
+        if not self._drafts:
+            return
+        network, bundle = self._network, self._bundle
+        rng = np.random.Generator(np.random.PCG64(SEED))
+        network.begin(
+            rng.standard_normal((bundle.positions, bundle.d_model), np.float32),
+            self.rules.positions,
+        )
+        network.advance(bundle.prompt, (0,))
+        known = network.length
+        sizes = [size for size in PASSES if known + size <= network.capacity]
+        tokens = [int(token) for token in rng.choice(self._kept, max(sizes, default=0))]
+        alone = [network.advance((token,), (0,)).logits[0].copy() for token in tokens]
+        network.rewind(known)
+        if not np.array_equal(network.verify(tokens).logits, np.array(alone)):
+            log.info("%s: does not give the same here: nothing is drafted", JOINT_FILE)
+            self._network, self._drafts = Network(bundle, self._threads), None
+            return
+        costs: dict[int, float] = {}
+        for _ in range(TRIES):
+            for size in sizes:
+                begun_s = time.perf_counter()
+                self._pass(network, known, tokens[0], tokens[1:size])
+                cost = time.perf_counter() - begun_s
+                costs[size] = min(cost, costs.get(size, math.inf))
+        self._drafts.price(costs)
+
+    def _pass(self, network: StepNetwork, known: int, token: int, draft: Sequence[int]) -> Step:
+        """The steps of a token, the one behind the `known`, and of a draft after it."""
+        if network is not self._network:
+            return network.advance((token,), (0,))
+        self._network.rewind(known)
+        if not draft:
+            return self._network.advance((token,), (0,))
+        return self._network.verify((token, *draft))
 
     def token_limit(self, duration_s: float) -> int:
         """The most tokens that `duration_s` of sound may give."""
@@ -209,6 +271,27 @@ class Decoder:
         self._network.begin(states, self.rules.positions)
         self._cache = Cache()
         return self._cache
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a text can have, prompt included."""
+        return self._network.capacity
+
+    def again(self) -> Cache:
+        """A fresh cache for the states that `decode` or `start` had last on the CPU; the cache
+        before is over."""
+        self._network.length = 0
+        self._cache = Cache()
+        return self._cache
+
+    def rewind(self, cache: Cache, length: int) -> None:
+        """Makes a cache what it was when it had `length` tokens.
+
+        Raises ValueError for the cache of an earlier window, and for a length it never had.
+        """
+        if cache is not self._cache or not 0 <= length <= cache.length:
+            raise ValueError(f"expected the newest cache and at most {cache.length} tokens")
+        cache.length = self._network.length = length
 
     def step(self, cache: Cache, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits (n, vocabulary) float32 after each of n tokens; the cache grows by them.
@@ -225,33 +308,33 @@ class Decoder:
         logits[:, self._left_out] = step.left_out
         return logits
 
-    def _offer(self, step: Step, columns: Sequence[int], *, everything: bool) -> Offer:
-        """What may follow the last token; `columns` are written already.
+    def _offer(self, step: Step, row: int, columns: Sequence[int], *, everything: bool) -> Offer:
+        """What may follow the token of a step's `row`; `columns` are written already.
 
         Unless `everything` is wanted, only tokens that can be the best: those that the rules
         change, and the best of the others; or, of a rough scan, the best and end-of-text.
         """
         penalised = self.rules.repetition_penalty != 1.0
         written = np.unique(np.array(columns if penalised else (), np.intp))
-        logits: Logits = step.logits[-1]
+        logits: Logits = step.logits[row]
         if first := not columns and len(self._barred_first) > 0:
             logits = suppress(logits, self._barred_first)
         if step.best.size:
-            return self._rescored(logits, step, written, first=first)
+            return self._rescored(logits, step, row, written, first=first)
         if everything:
             return Offer(self._every, logits, written, self._end, log_sum(logits))
         changed = np.append(written, self._end)
         offered = np.append(changed, best_besides(logits, changed))
         values = logits[offered]
-        total = log_sum(logits) if first else _total(values, step.odds[-1, offered])
+        total = log_sum(logits) if first else _total(values, step.odds[row, offered])
         return Offer(offered, values, np.arange(len(written)), len(written), total)
 
     def _rescored(
-        self, logits: Logits, step: Step, written: NDArray[np.intp], *, first: bool
+        self, logits: Logits, step: Step, row: int, written: NDArray[np.intp], *, first: bool
     ) -> Offer:
         """The best of rough logits with what is right there."""
-        best, exact, rough = step.best[-1], step.exact[-1], logits[step.best[-1]]
-        total = log_sum(logits) if first else _total(rough, step.odds[-1, best])
+        best, exact, rough = step.best[row], step.exact[row], logits[step.best[row]]
+        total = log_sum(logits) if first else _total(rough, step.odds[row, best])
         exact = np.where(np.isneginf(rough), rough, exact)
         change = np.exp(exact - total) - np.exp(rough - total)
         once = change[:-1] if self._end in best[:-1] else change

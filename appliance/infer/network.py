@@ -1,8 +1,10 @@
 """The decoder's network on the CPU: encoder states and token ids in, logits out.
 
 cross.onnx makes keys and values of the encoder states, once a window; step.onnx makes logits of
-tokens and adds their keys and values to those of the tokens before (the KV cache). All arrays are
-allocated once. The token embedding stays in its file, from which a step reads one row.
+tokens and adds their keys and values to those of the tokens before (the KV cache). Where likely
+tokens are to be verified together, step.onnx's two halves are loaded in its place, layers.onnx and
+words.onnx, and joint.onnx beside the first. All arrays are allocated once. The token embedding
+stays in its file, from which a step reads one row.
 """
 
 from __future__ import annotations
@@ -19,7 +21,17 @@ from numpy.typing import NDArray
 
 from appliance.errors import ModelError
 from appliance.infer.sessions import Bound, Session, Shape
-from appliance.model import BEST, CROSS_FILE, EMBEDDING_FILE, STEP_FILE, Bundle
+from appliance.model import (
+    BEST,
+    CROSS_FILE,
+    EMBEDDING_FILE,
+    JOINT,
+    JOINT_FILE,
+    LAYERS_FILE,
+    STEP_FILE,
+    WORDS_FILE,
+    Bundle,
+)
 from appliance.records import States
 
 NONE_PADDED = np.float32(-1e9)
@@ -106,18 +118,20 @@ class _Bound:
 
     embedded: NDArray[np.float32]
     """(1, n, d_model)."""
-    places: NDArray[np.int64]
-    wanted: NDArray[np.int64]
-    started: NDArray[np.int64]
-    run: Bound
+    feeds: dict[str, NDArray[np.int64]]
+    """places (n,), wanted (w,) and started (s,)."""
+    runs: tuple[Bound, ...]
+    """One after the other."""
     step: Step
 
 
 class Network:
     """The decoder without its rules, on the CPU. One thread; one window at a time."""
 
-    def __init__(self, bundle: Bundle, threads: int) -> None:
-        """Loads both graphs; `threads` 0 is one for each core. Raises ModelError."""
+    def __init__(self, bundle: Bundle, threads: int, *, joint: bool = False) -> None:
+        """Loads its graphs, with `joint` those for `verify`, which the bundle must have; `threads`
+        0 is one for each core. Raises ModelError.
+        """
         self.capacity = bundle.max_tokens
         self._embedding = Embedding(bundle)
         self._bundle, self._best = bundle, BEST + 1 if bundle.vocabulary_scan == "int4" else 0
@@ -126,53 +140,54 @@ class Network:
         cross = _layered(bundle, "cross", (heads, size, virtual), (heads, virtual, size))
         known = _layered(bundle, "self", *2 * [(1, heads, bundle.max_tokens, size)])
         states = (1, virtual, bundle.d_model)
-        precise = bundle.zero_points
-        once = Session(
-            bundle.folder / CROSS_FILE,
-            threads,
-            {"states": states},
-            cross,
-            arena=False,
-            precise=precise,
-        )
-        self._step = Session(
-            bundle.folder / STEP_FILE,
-            threads,
-            {
-                "embedded": (1, None, bundle.d_model),
-                "places": (None,),
-                "last": (1,),
-                "count": (),
-                "wanted": (None,),
-                "started": (None,),
-                "offsets": (virtual,),
-            }
-            | cross
-            | known,
-            {
-                "logits": (None, self._kept),
-                "odds": (None, self._kept),
-                "left_out": (None, self._left_out),
-            }
-            | (dict.fromkeys(("best", "exact"), (None, self._best)) if self._best else {})
-            | {f"grown_{name}": shape for name, shape in known.items()},
-            arena=False,
-            precise=precise,
-        )
+
+        def load(file: str, inputs: dict[str, Shape], outputs: dict[str, Shape]) -> Session:
+            arena = file == WORDS_FILE  # of many rows at once: without one its peak is 20 MB more
+            precise = bundle.zero_points
+            return Session(
+                bundle.folder / file, threads, inputs, outputs, arena=arena, precise=precise
+            )
+
+        once = load(CROSS_FILE, {"states": states}, cross)
+        step: dict[str, Shape] = {
+            "embedded": (1, None, bundle.d_model),
+            "places": (None,),
+            "last": (1,),
+            "count": (),
+            "wanted": (None,),
+            "offsets": (virtual,),
+        }
+        step |= cross | known
+        grown = {f"grown_{name}": shape for name, shape in known.items()}
+        words: dict[str, Shape] = {
+            "logits": (None, self._kept),
+            "odds": (None, self._kept),
+            "left_out": (None, self._left_out),
+        }
+        final: dict[str, Shape] = {"final": (None, bundle.d_model)}
+        scales: dict[str, Shape] = {"steps": (None, 1), "zeros": (None, 1)}
+        if joint:
+            self._first = load(LAYERS_FILE, step, final | grown)
+            for name in ("last", "count", "wanted"):
+                del step[name]
+            each = {f"{name}_{row}": grown[name] for name in grown for row in range(JOINT)}
+            self._joint = load(JOINT_FILE, step, final | scales | each)
+            inputs = final | scales | {"apart": (), "started": (None,)}
+            self._words: Session | None = load(WORDS_FILE, inputs, words)
+        else:
+            rough: dict[str, Shape] = dict.fromkeys(("best", "exact"), (None, self._best))
+            step["started"] = (None,)
+            self._first = load(STEP_FILE, step, words | (rough if self._best else {}) | grown)
+            self._words = None
         self._states = np.zeros(states, np.float32)
         crossed = {name: _zeros(shape) for name, shape in cross.items()}
         self._cross = once.bind({"states": self._states}, crossed)
         self._known = {name: _zeros(shape) for name, shape in known.items()}
         self._last, self._count = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._offsets = np.zeros(virtual, np.float32)
-        self._fixed: dict[str, NDArray[Any]] = {
-            "last": self._last,
-            "count": self._count,
-            "offsets": self._offsets,
-            **crossed,
-            **self._known,
-        }
+        self._fixed: dict[str, NDArray[Any]] = {"offsets": self._offsets, **crossed, **self._known}
         self._steps: dict[tuple[int, ...], _Bound] = {}
+        self._answers = self._answers_of(JOINT if joint else 2)
         self.length = 0
         """Tokens so far."""
 
@@ -207,37 +222,121 @@ class Network:
             raise ValueError(f"expected at most {self.capacity} tokens, found more")
         sizes = len(tokens), len(wanted), len(started)
         bound = self._steps.get(sizes) or self._bind(*sizes)
+        bound.feeds["wanted"][:], bound.feeds["started"][:] = wanted, started
+        return self._run(bound, tokens)
+
+    def verify(self, tokens: Sequence[int]) -> Step:
+        """The steps of at most JOINT token ids in one pass, all wanted: bit by bit those that
+        `advance` gives for one after the other. Raises ModelError when the run fails."""
+        bound = self._steps.get((len(tokens),)) or self._bind_joint(len(tokens))
+        return self._run(bound, tokens)
+
+    def rewind(self, length: int) -> None:
+        """Forgets the tokens behind the first `length`: their keys and values are overwritten by
+        the next step, and none sees them."""
+        self.length = length
+
+    def _run(self, bound: _Bound, tokens: Sequence[int]) -> Step:
         self._embedding.look_up(tokens, bound.embedded[0])
-        bound.places[:] = range(self.length, self.length + len(tokens))
-        bound.wanted[:], bound.started[:] = wanted, started
+        bound.feeds["places"][:] = range(self.length, self.length + len(tokens))
         self.length += len(tokens)
         self._last[0], self._count[()] = self.length - 1, self.length
-        bound.run.run()
+        for run in bound.runs:
+            run.run()
         return bound.step
 
     def _bind(self, count: int, wanted: int, started: int) -> _Bound:
         """Arrays for steps of `count` tokens and so many answers."""
-        feeds: dict[str, NDArray[Any]] = {
-            "embedded": np.zeros((1, count, self._bundle.d_model), np.float32),
+        feeds = {
             "places": np.zeros(count, np.int64),
             "wanted": np.zeros(wanted, np.int64),
             "started": np.zeros(started, np.int64),
         }
-        exact: dict[str, NDArray[Any]] = {
-            "logits": np.zeros((wanted, self._kept), np.float32),
-            "odds": np.zeros((wanted, self._kept), np.float32),
-            "left_out": np.zeros((started, self._left_out), np.float32),
-        }
-        rough: dict[str, NDArray[Any]] = {
-            "best": np.zeros((wanted, self._best), np.int64),
-            "exact": np.zeros((wanted, self._best), np.float32),
-        }
+        embedded = np.zeros((1, count, self._bundle.d_model), np.float32)
+        inputs: dict[str, NDArray[Any]] = {"last": self._last, "count": self._count}
+        inputs |= self._fixed | feeds | {"embedded": embedded}
+        answers = (
+            self._answers if wanted <= len(self._answers["logits"]) else (self._answers_of(wanted))
+        )
+        results = {name: array[:wanted] for name, array in answers.items()}
+        results["left_out"] = np.zeros((started, self._left_out), np.float32)
+        bound_step = Step(**results)
         grown = {f"grown_{name}": array for name, array in self._known.items()}
-        results = exact | grown | (rough if self._best else {})
-        run = self._step.bind(feeds | self._fixed, results)
-        bound = _Bound(**feeds, run=run, step=Step(**exact, **rough))
-        self._steps[count, wanted, started] = bound
-        return bound
+        if not self._best:
+            del results["best"], results["exact"]
+        if self._words is None:
+            runs: tuple[Bound, ...] = (self._first.bind(inputs, results | grown),)
+        else:
+            del inputs["started"]
+            final = np.zeros((wanted, self._bundle.d_model), np.float32)
+            runs = (
+                self._first.bind(inputs, {"final": final} | grown),
+                self._bind_words(self._words, {"final": final}, feeds["started"], results),
+            )
+        return self._keep((count, wanted, started), embedded, feeds, runs, bound_step)
+
+    def _bind_joint(self, count: int) -> _Bound:
+        """Arrays for `verify` of `count` tokens."""
+        if self._words is None:
+            raise ValueError("expected a network loaded with joint")
+        places, started = np.zeros(count, np.int64), np.zeros(0, np.int64)
+        embedded = np.zeros((1, count, self._bundle.d_model), np.float32)
+        final = {
+            "final": np.zeros((count, self._bundle.d_model), np.float32),
+            "steps": np.zeros((count, 1), np.float32),
+            "zeros": np.zeros((count, 1), np.float32),
+        }
+        results = {name: array[:count] for name, array in self._answers.items()}
+        results["left_out"] = np.zeros((0, self._left_out), np.float32)
+        bound_step = Step(**results)
+        del results["best"], results["exact"]
+        grown = {
+            f"grown_{name}_{row}": array
+            for name, array in self._known.items()
+            for row in range(JOINT)
+        }
+        runs = (
+            self._joint.bind(self._fixed | {"places": places, "embedded": embedded}, final | grown),
+            self._bind_words(self._words, final, started, results),
+        )
+        return self._keep((count,), embedded, {"places": places}, runs, bound_step)
+
+    def _bind_words(
+        self,
+        words: Session,
+        final: dict[str, NDArray[Any]],
+        started: NDArray[np.int64],
+        results: dict[str, NDArray[Any]],
+    ) -> Bound:
+        rows = len(final["final"])
+        inputs: dict[str, NDArray[Any]] = {
+            "apart": np.array("steps" in final),
+            "steps": np.zeros((rows, 1), np.float32),
+            "zeros": np.zeros((rows, 1), np.float32),
+            "started": started,
+        }
+        return words.bind(inputs | final, results)
+
+    def _keep(
+        self,
+        key: tuple[int, ...],
+        embedded: NDArray[np.float32],
+        feeds: dict[str, NDArray[np.int64]],
+        runs: tuple[Bound, ...],
+        step: Step,
+    ) -> _Bound:
+        self._steps[key] = _Bound(embedded, feeds, runs, step)
+        return self._steps[key]
+
+    def _answers_of(self, rows: int) -> dict[str, NDArray[Any]]:
+        """Arrays for the answers of steps with so many wanted. Steps of few share them: one for
+        each number of tokens would take 100 MB. Rows that no step writes are never touched."""
+        return {
+            "logits": np.zeros((rows, self._kept), np.float32),
+            "odds": np.zeros((rows, self._kept), np.float32),
+            "best": np.zeros((rows, self._best), np.int64),
+            "exact": np.zeros((rows, self._best), np.float32),
+        }
 
 
 def _layered(bundle: Bundle, kind: str, keys: Shape, values: Shape) -> dict[str, Shape]:

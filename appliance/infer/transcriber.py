@@ -13,6 +13,7 @@ from appliance.config import EncoderSettings, GateSettings, Settings
 from appliance.errors import ModelError, RoomscribeError
 from appliance.infer.arithmetic import Products, warn_of_trouble
 from appliance.infer.decoder import Decoded, Decoder, choose_guards
+from appliance.infer.drafts import Drafts
 from appliance.infer.encoder import CpuEncoder, Encoder, Unit
 from appliance.infer.gates import compression_ratio, is_doubtful, is_failed
 from appliance.infer.hailo import errors
@@ -40,6 +41,8 @@ class Encoded:
     encode_ms: float
     ahead: bool = False
     """True for a guess, of which it is asked, too, whether the text is whole."""
+    owner: tuple[str, int] = ("", 0)
+    """Utterance and index of the window, whose text may have been guessed before."""
 
 
 class Model(Protocol):
@@ -121,8 +124,11 @@ class Transcriber:
         *,
         fallback: bool = False,
         trouble: str = "",
+        drafts: Drafts | None = None,
     ) -> None:
+        """`drafts` are the decoder's."""
         self.bundle, self.encoder = bundle, encoder
+        self._drafts = drafts
         self._decoder, self._tokenizer = decoder, tokenizer
         self._temperatures = TEMPERATURES if fallback else TEMPERATURES[:1]
         self.gates = gates
@@ -150,11 +156,14 @@ class Transcriber:
         begun_s = time.perf_counter()
         states = self.encoder.encode(mel)
         encode_ms = 1000 * (time.perf_counter() - begun_s)
-        return Encoded(states, window.duration_s, self.encoder.name, encode_ms)
+        owner = window.utterance_id, window.index
+        return Encoded(states, window.duration_s, self.encoder.name, encode_ms, owner=owner)
 
     def write(self, encoded: Encoded) -> Transcription:
         """The second half of `transcribe`; at higher temperatures too, where that is wanted."""
         decode_ms = 0.0
+        if self._drafts:
+            self._drafts.expect(encoded.owner)
         for temperature in self._temperatures:
             begun_s = time.perf_counter()
             decoded = self._decoder.decode(encoded.states, encoded.duration_s, temperature)
@@ -163,6 +172,8 @@ class Transcriber:
             transcription = self._describe(text, decoded, encoded, decode_ms)
             if not is_failed(transcription, self.gates):
                 break
+        if self._drafts:
+            self._drafts.add(decoded.tokens)
         if encoded.ahead and self.bundle.endings and decoded.ended:
             transcription = replace(
                 transcription, finished=self._is_finished(transcription, decoded)
@@ -179,6 +190,8 @@ class Transcriber:
         """Transcribes a window of silence, so that the first real one is not slower."""
         length = self.bundle.frames * HOP
         self.transcribe(Window("", 1, True, np.zeros(length, np.int16), 0.0, 0.0, 0.0))
+        if isinstance(self._decoder, Decoder):
+            self._decoder.warm_up()
 
     def close(self) -> None:
         """Frees the encoder's device."""
@@ -221,7 +234,10 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
     rules = choose_guards(bundle, settings.decoder)
     tokenizer = Tokenizer.open(bundle)
     encoder: Encoder
-    decoder: Decoder | HailoDecoder = (cpu := Decoder(bundle, rules, settings.decoder.threads))
+    on_cpu = settings.decoder.backend == "cpu"
+    drafts = Drafts() if settings.decoder.drafts and on_cpu else None
+    cpu = Decoder(bundle, rules, settings.decoder.threads, drafts)
+    decoder: Decoder | HailoDecoder = cpu
     if settings.decoder.backend == "hailo":
         encoder, decoder = open_on_npu(bundle, settings.encoder, cpu)
     else:
@@ -236,7 +252,14 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
     fallback = settings.decoder.temperature_fallback
     trouble = warn_of_trouble(bundle, products)
     return Transcriber(
-        bundle, encoder, decoder, tokenizer, gates, fallback=fallback, trouble=trouble
+        bundle,
+        encoder,
+        decoder,
+        tokenizer,
+        gates,
+        fallback=fallback,
+        trouble=trouble,
+        drafts=drafts,
     )
 
 

@@ -41,7 +41,13 @@ from appliance.model.library import drafted
 from appliance.model.shapes import WhisperConfig
 from appliance.model.tensors import Weights
 from appliance.model.vocabulary import Decoding, read_decoding
-from appliance.model.whisper import write_cross, write_embedding, write_encoder, write_step
+from appliance.model.whisper import (
+    write_cross,
+    write_embedding,
+    write_encoder,
+    write_joint,
+    write_step,
+)
 from appliance.system import lacks_vnni
 
 
@@ -136,7 +142,10 @@ def build_bundle(
             zero_points=zero_points,
             inline=inline,
         )
-        write_step(checkpoint, bundle, draft / STEP_FILE, inline=inline)
+        # what verifies several tokens at once takes its matrices from this graph's file
+        shared = int8 and bundle.vocabulary_scan == "exact"
+        step = write_step(checkpoint, bundle, draft / STEP_FILE, inline=0 if shared else inline)
+        write_joint(checkpoint, bundle, step, draft)
         write_json(draft / VOCABULARY_FILE, decoding.vocabulary)
         write_manifest(bundle, draft)
 

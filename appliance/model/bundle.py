@@ -35,6 +35,10 @@ SCHEMA = 2
 MANIFEST = "bundle.json"
 ENCODER_FILE, CROSS_FILE, STEP_FILE = "encoder.onnx", "cross.onnx", "step.onnx"
 EMBEDDING_FILE, VOCABULARY_FILE = "embedding.bin", "vocabulary.json"
+LAYERS_FILE, JOINT_FILE, WORDS_FILE = "layers.onnx", "joint.onnx", "words.onnx"
+"""The step in three parts, of which JOINT_FILE has tokens verified together."""
+JOINT = 12
+"""The most of them."""
 ALWAYS = (ENCODER_FILE, CROSS_FILE, STEP_FILE, EMBEDDING_FILE, VOCABULARY_FILE)
 HEF_FILE = "encoder.hef"
 DECODER_FILES = DECODER_HEF, TOKEN_TABLE, PLACE_TABLE = (

@@ -31,7 +31,7 @@ from appliance.lab.benchmark.clock import CLOCKS
 from appliance.lab.benchmark.main import run_benchmark
 from appliance.lab.benchmark.measure import RowProcess, measure
 from appliance.lab.benchmark.options import add_benchmark_arguments
-from appliance.lab.benchmark.ours import OurRunner
+from appliance.lab.benchmark.ours import DraftRunner, OurRunner
 from appliance.lab.benchmark.rows import (
     KEYS,
     LABELS,
@@ -174,6 +174,31 @@ def test_json_holds_every_figure_of_every_row(
     assert found["ratios"]["reference"].keys() == {
         "decoder", "first_token", "later_tokens", "utterance", "peak_memory", "decoder_memory",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_row_with_drafts_writes_the_same_tokens(
+    seen: bool, checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    subject = make_subject("", checkpoint_folder, 4.0, tmp_path, quantize="int8")
+    folder = subject.bundle.folder
+    drafted = DraftRunner(folder, "balanced", 1, encoder=True, seen=seen)
+    states = states_of(drafted, subject)
+    expected = OurRunner(folder, "balanced", 1, encoder=False).decode(states, COUNT).tokens
+    assert [drafted.decode(states, COUNT).tokens for _ in range(3)] == 3 * [expected]
+
+
+def test_rows_with_drafts_are_compared_with_the_one_without(
+    checkpoint_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.json"
+    given = options(
+        "--checkpoint", str(checkpoint_folder), "--rows", "balanced,repeated",
+        "--repeats", "2", "--tokens", "4", "--window", "4", "--json", str(file),
+    )  # fmt: skip
+    assert run_benchmark(given, Settings()) == 0
+    assert json.loads(file.read_text())["plain_over_drafted"].keys() == {"repeated"}
+    assert "decoder without drafts / with them" in capsys.readouterr().out
 
 
 def test_a_row_without_its_hailo_says_so(benchmarked: tuple[dict[str, Any], Path]) -> None:

@@ -22,7 +22,15 @@ from appliance.errors import DeviceError
 from appliance.infer import find_chip
 from appliance.lab.benchmark import baselines, exporter, ours
 from appliance.lab.benchmark.subject import Subject
-from appliance.model import BEST, FRAMES_PER_POSITION, STEP_FILE, Bundle, Recipe, build_bundle
+from appliance.model import (
+    BEST,
+    FRAMES_PER_POSITION,
+    JOINT_FILE,
+    STEP_FILE,
+    Bundle,
+    Recipe,
+    build_bundle,
+)
 from appliance.system import one_line
 
 ARRAY_BYTES = 256 << 20
@@ -43,12 +51,16 @@ LABELS = {
     "balanced": "Roomscribe, CPU, balanced",
     "aggressive": "Roomscribe, CPU, aggressive",
     "balanced-int4": "Roomscribe, CPU, balanced, INT4 scan of the vocabulary",
+    "repeated": "Roomscribe, CPU, balanced, a command said before",
+    "unseen": "Roomscribe, CPU, balanced, a command never said before",
     "hybrid": "Roomscribe, hybrid: HEF encoder, CPU decoder",
     "npu": "Roomscribe, full NPU: HEF encoder, HEF decoder",
 }
 KEYS = tuple(LABELS)
 OURS = "balanced"
-"""The row that the others are compared with."""
+"""The row that the others are compared with, and its preset."""
+DRAFTED = "repeated", "unseen"
+"""The rows with drafts."""
 
 
 def memory_speed(
@@ -188,14 +200,17 @@ class RowMaker:
         return Row(key, LABELS[key], plan, "", token_bytes, decoder_alone=alone)
 
     def _ours(self, key: str) -> Row:
-        preset, _, scan = key.partition("-")
+        preset, _, scan = (OURS, "", "") if key in DRAFTED else key.partition("-")
         folder = self.rough_bundle() if scan else self._subject.bundle.folder
         # what no token of a text can be is scored at the prompt alone
         read = bytes_of_graph(folder / STEP_FILE, unread=".left_out")
         if scan:
             read += BEST * self._bundle.d_model * HALF_BYTES
         read += bytes_of_cross_cache(self._bundle, self._bundle.positions + 1)
-        return self._row(key, "ours", read, folder=str(folder), preset=preset)
+        if key in DRAFTED and JOINT_FILE not in self._bundle.files:
+            return Row(key, LABELS[key], absent=f"the model has no {JOINT_FILE}")
+        kind, more = ("drafts", {"seen": key == DRAFTED[0]}) if key in DRAFTED else ("ours", {})
+        return self._row(key, kind, read, folder=str(folder), preset=preset, **more)
 
     def rough_bundle(self) -> Path:
         """The bundle that scans the vocabulary with 4 bits."""

@@ -52,6 +52,11 @@ def open_runner(plan: Plan, *, encoder: bool) -> Runner:
             from appliance.lab.benchmark.ours import OurRunner
 
             return OurRunner(Path(plan["folder"]), plan["preset"], threads, encoder=encoder)
+        case "drafts":
+            from appliance.lab.benchmark.ours import DraftRunner
+
+            folder, preset = Path(plan["folder"]), plan["preset"]
+            return DraftRunner(folder, preset, threads, encoder=encoder, seen=plan["seen"])
         case "hybrid" | "npu":
             from appliance.lab.benchmark.ours import NpuRunner
 
