@@ -69,7 +69,7 @@ class Database:
         self._wal: Identity | None = None
         self._carried: list[tables.Row] = []
         self._scrub_s = math.inf
-        self._closed = self._unchanging = False
+        self._closed = self._unchanging = self._rewrite = False
         self._sudo = "" if access is Access.OWNER else files.SUDO
         with plain_errors(path, "open the log", self._sudo):
             self._open()
@@ -92,17 +92,23 @@ class Database:
                 self.scrub()
             return result
 
-    def scrub(self, wait_s: float = 0.0) -> bool:
+    def scrub(self, wait_s: float = 0.0, *, rewrite: bool = False) -> bool:
         """Moves the -wal file's pages into the file and empties it; False when a reader is in the
-        way, and until then deleted text may be read in one of the two.
+        way, or the disk is full, and until then deleted text may be read in one of the two.
 
-        It is tried again with a later write then. Raises nothing.
+        `rewrite` makes a new file of what is there: rows that moved when others were deleted leave
+        copies in their former pages, which secure_delete does not know of. What was not done is
+        tried again with a later write. Raises nothing.
         """
         with self._lock, suppress(sqlite3.Error, StoreError):
             self._scrub_s = time.monotonic() + _SCRUB_AGAIN_S
+            self._rewrite |= rewrite
             connection = self._ready()
             connection.execute(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}")
             try:
+                if self._rewrite:
+                    connection.execute("VACUUM")
+                    self._rewrite = False
                 done = tables.number(connection, "PRAGMA wal_checkpoint(TRUNCATE)") == 0
             finally:
                 connection.execute(f"PRAGMA busy_timeout = {self._busy_s * 1000:.0f}")

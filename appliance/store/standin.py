@@ -257,10 +257,10 @@ class LastingDatabase:
             self._refusing.pop(doing, None)
             return result
 
-    def scrub(self, wait_s: float = 0.0) -> bool:
-        """Empties the -wal file of what was deleted; False when a reader is in the way."""
+    def scrub(self, wait_s: float = 0.0, *, rewrite: bool = False) -> bool:
+        """Empties file and -wal file of what was deleted; False when a reader is in the way."""
         with self._lock:
-            return self._present.scrub(wait_s)
+            return self._present.scrub(wait_s, rewrite=rewrite)
 
     def is_current(self) -> bool:
         """True while the file that is open is the one of its name."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ PAGE = 500
 """So many transcripts are in memory at a time where all are asked for."""
 _DELETE_WAIT_S = 5.0
 """A person who deletes waits so long for readers to let go of the -wal file."""
+_REWRITE_EVERY_S = 86_400.0
+"""The retention rewrites the whole file at most so often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Store:
         self._database = database
         self._settings = settings
         self._said = Said()
+        self._rewrite_s = 0.0
+        """When the retention may rewrite the file again, on time.monotonic()'s clock."""
         self._said_in: tuple[sqlite3.Connection, int] | None = None
         """The connection that `_said` was read from and its file's version then; None: not read."""
 
@@ -166,7 +171,7 @@ class Store:
             lambda found: tables.forget(found, *where(wanted, tables.version(found) > 1)),
         )
         self._forget_said()
-        gone = self._database.scrub(_DELETE_WAIT_S)
+        gone = self._database.scrub(_DELETE_WAIT_S, rewrite=count > 0)
         if wanted.everything:
             with plain_errors(self.path, "delete the set-aside files"):
                 repair.delete_asides(self.path)
@@ -248,7 +253,10 @@ class Store:
         )
         if count:
             self._forget_said()
-        self._database.scrub()
+        rewrite = count > 0 and time.monotonic() >= self._rewrite_s
+        if rewrite:
+            self._rewrite_s = time.monotonic() + _REWRITE_EVERY_S
+        self._database.scrub(rewrite=rewrite)
         with plain_errors(self.path, "delete old set-aside files"):
             repair.prune(self.path, self._settings.retention_days, now)
         return count
