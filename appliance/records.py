@@ -131,6 +131,19 @@ class Partial:
 
 
 @dataclass(frozen=True, slots=True)
+class Phrase:
+    """One of the sentences that are expected, as what a window says."""
+
+    sentence: str
+    """In lower case, with the optional words and alternatives that were said."""
+    name: str
+    """Of its group in the file of sentences."""
+    slots: Mapping[str, str | int]
+    confidence: float
+    """How likely this is what was said, 0..1; that it was none of the sentences is allowed for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Transcription:
     """What the model made of one window; no times but the milliseconds that it took."""
 
@@ -159,6 +172,8 @@ class Transcription:
     tell, and where nobody asked (`Encoded.ahead`)."""
     model: str = ""
     """What wrote it, where that may be another than the transcriber's bundle."""
+    phrase: Phrase | None = None
+    """The likeliest of the sentences that are expected, where any are and one was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +208,8 @@ class Transcript:
     empty for nearly all."""
     source: str = HEARD_HERE
     """Where the sound came from: the appliance's own microphone, or who sent it (wyoming)."""
+    phrase: Phrase | None = None
+    """As in Transcription; None for a part of a longer utterance."""
 
 
 def utc_from_monotonic(moment_s: float) -> datetime:

@@ -336,8 +336,8 @@ def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
     print(f"deleted {_transcripts(count)}")
     if deleted and not deleted.gone:
         print(
-            "roomscribe: another program is reading the log: the words leave the -wal file once it "
-            "has ended, within an hour at most",
+            "roomscribe: another program is reading the log, or the disk is full: the words leave "
+            "the files once that is over, within an hour at most",
             file=sys.stderr,
         )
     return 0 if count else 1

@@ -83,7 +83,9 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
         )
 
 
-def _write_down(options: argparse.Namespace, settings: Settings, transcriber: AnyTranscriber) -> int:
+def _write_down(
+    options: argparse.Namespace, settings: Settings, transcriber: AnyTranscriber
+) -> int:
     """Prints what is said in each file; the status of the last failing one."""
     from appliance.records import Window
 
@@ -193,6 +195,7 @@ def _as_json(
     file: str, window: Window | Discarded, result: Transcription | None, reason: str | None
 ) -> dict[str, object]:
     """One window as `--json` prints it; the text of a discarded one is shown, nothing is kept."""
+    from appliance.mqtt import events
     from appliance.records import Window
 
     shown: dict[str, object] = {
@@ -220,6 +223,8 @@ def _as_json(
             "encode_ms": round(result.encode_ms, 1),
             "decode_ms": round(result.decode_ms, 1),
         }
+        if result.phrase and isinstance(window, Window) and window.last and window.index == 1:
+            shown |= events.phrase(result.phrase)
     return shown
 
 

@@ -181,7 +181,9 @@ class Scribe:
         if reason:
             lease.discard(reason)
             return
-        self._waiting.append((lease, compose(window, result, result.model or self.model, encoded.queue_ms)))
+        self._waiting.append(
+            (lease, compose(window, result, result.model or self.model, encoded.queue_ms))
+        )
         if len(self._waiting) > TRANSCRIPTS_WAITING:
             oldest = self._waiting.popleft()[0]
             if oldest:
@@ -294,6 +296,7 @@ def compose(window: Window, result: Transcription, model: str, queue_ms: float) 
         queue_ms=queue_ms,
         latency_ms=(time.monotonic() - window.speech_end_s) * 1000,
         confidence=result.confidence,
+        phrase=result.phrase if window.index == 1 and window.last else None,
         flags=(*window.flags, *result.flags),
         continues=window.continues,
     )

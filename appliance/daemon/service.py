@@ -167,8 +167,8 @@ def _supervise(
             pipeline.mute.toggle("SIGUSR1")
         if asked.reload.is_set() or pipeline.reload.is_set():
             asked.reload.clear()
-            renewed = _read_again(settings, reread, announcer)
             pipeline.reload.clear()
+            renewed = _read_again(settings, reread, announcer)
             if renewed is not None:
                 return renewed
         memory_mb = resident_mb()
@@ -199,6 +199,9 @@ def _read_again(
     else:
         if renewed != settings:
             log.info("the configuration has changed: starting again with it")
+            return renewed
+        if renewed.phrases.file not in ("", "bundle"):
+            log.info("starting again with the sentences of %s", renewed.phrases.file)
             return renewed
         log.info("the configuration is the one in use")
     notify("READY=1")

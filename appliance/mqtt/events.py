@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from appliance.records import HEARD_HERE, ApplianceState, ApplianceStats, Discarded, Partial
+from appliance.records import (
+    HEARD_HERE,
+    ApplianceState,
+    ApplianceStats,
+    Discarded,
+    Partial,
+    Phrase,
+)
 from appliance.store import StoredTranscript
 
 SCHEMA = 1
@@ -65,11 +72,23 @@ def transcript(
         "queue_ms": _rounded(one.queue_ms),
         "late": late,
     }
+    if one.phrase:
+        event |= phrase(one.phrase)
     if one.continues:
         event["continues"] = one.continues
     if one.source != HEARD_HERE:
         event["source"] = one.source
     return event
+
+
+def phrase(found: Phrase) -> dict[str, Any]:
+    """What a transcript's event says of the expected sentence that was found."""
+    return {
+        "phrase": found.sentence,
+        "phrase_name": found.name,
+        "slots": dict(found.slots),
+        "phrase_confidence": _rounded(found.confidence, 3),
+    }
 
 
 def state(

@@ -15,16 +15,16 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
-from appliance.records import HEARD_HERE, Transcript
+from appliance.records import HEARD_HERE, Phrase, Transcript
 from appliance.system import boot_id
 
-SCHEMA = 4
+SCHEMA = 5
 """Number of the layout, kept in the file's user_version; a higher one is refused."""
 
 _TRANSCRIPTS = (
@@ -93,7 +93,10 @@ _ORIGIN = (
 )
 """NULL in rows that were stored before: they continue nothing and came from the microphone."""
 
-MIGRATIONS = {1: _TRANSCRIPTS, 2: _SEARCH, 3: _CONFIDENCE, 4: _ORIGIN}
+_PHRASE = ("ALTER TABLE transcripts ADD COLUMN phrase TEXT",)
+"""The fields of Phrase as JSON; NULL where none was found."""
+
+MIGRATIONS = {1: _TRANSCRIPTS, 2: _SEARCH, 3: _CONFIDENCE, 4: _ORIGIN, 5: _PHRASE}
 """What makes each layout of the one before it; a new file goes through all of them."""
 
 TABLES = {
@@ -101,6 +104,7 @@ TABLES = {
     2: {"transcripts", "outbox", "search"},
     3: {"transcripts", "outbox", "search"},
     4: {"transcripts", "outbox", "search"},
+    5: {"transcripts", "outbox", "search"},
 }
 """What a file of each layout holds at least."""
 
@@ -170,7 +174,7 @@ _RECORD = tuple(entry.name for entry in fields(Transcript))
 _FLOATS = tuple(entry.name for entry in fields(Transcript) if entry.type == "float")
 _TEXTS = tuple(entry.name for entry in fields(Transcript) if entry.type == "str")
 _NAMES = (*_RECORD, "stored", "boot", "boot_s")
-_ADDED = {"confidence": 3, "continues": 4, "source": 4}
+_ADDED = {"confidence": 3, "continues": 4, "source": 4, "phrase": 5}
 """The layout that brought a column; the others were in the first."""
 CURSOR = "SELECT cursor FROM outbox"
 HIGHEST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence"
@@ -265,6 +269,7 @@ def to_row(transcript: Transcript) -> tuple[Any, ...]:
     values["start"] = iso(transcript.start)
     values["end"] = iso(transcript.end)
     values["flags"] = json.dumps(transcript.flags)
+    values["phrase"] = json.dumps(asdict(transcript.phrase)) if transcript.phrase else None
     for name in _FLOATS:  # SQLite takes "not a number" for NULL, which the tables refuse
         values[name] = math.inf if math.isnan(values[name]) else float(values[name])
     text = transcript.text.replace("\0", "\N{REPLACEMENT CHARACTER}")  # ends a text for the index
@@ -281,6 +286,8 @@ def from_row(row: Row) -> StoredTranscript:
         named["start"] = datetime.fromisoformat(named["start"])
         named["end"] = datetime.fromisoformat(named["end"])
         named["flags"] = tuple(json.loads(named["flags"]))
+        if named["phrase"] is not None:
+            named["phrase"] = Phrase(**json.loads(named["phrase"]))
         moment = datetime.fromisoformat(stored)
         if named["confidence"] is None:
             named["confidence"] = math.exp(min(0.0, named["avg_logprob"]))

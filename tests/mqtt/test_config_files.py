@@ -179,6 +179,24 @@ def test_the_blueprint_runs_for_nothing_late_twice_or_unsure() -> None:
     assert not runs(said, confidence=None)
 
 
+def test_the_blueprint_takes_a_sentence_that_the_appliance_expected_and_is_sure_of() -> None:
+    expected = {"phrase": "turn on the light", "phrase_confidence": 0.8}
+    doubtful = {"confidence": 0.01, "flags": ["low_confidence"]}
+    assert runs("torn of a height", **expected, **doubtful)
+    assert runs("torn of a height", **expected, **doubtful, given={"whole": True})
+    assert not runs("torn of a height", **doubtful)
+    assert not runs("torn of a height", **expected | {"phrase_confidence": 0.69}, **doubtful)
+    assert not runs("torn of a height", **expected | {"phrase_confidence": None}, **doubtful)
+    assert not runs("turn on the light", **expected | {"phrase": "stop"})
+    assert not runs("torn of a height", **expected, **doubtful | {"flags": ["demo_model"]})
+    assert runs(
+        "torn of a height",
+        **expected,
+        **doubtful | {"flags": ["demo_model", "low_confidence"]},
+        given={"doubtful": ["demo_model"]},
+    )
+
+
 DOUBTS = ["demo_model", "low_confidence", "repetition", "known_hallucination"]
 
 

@@ -24,7 +24,7 @@ from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.mqtt import commands, events
-from appliance.records import ApplianceStats, Discarded, Partial, Transcript, new_id
+from appliance.records import ApplianceStats, Discarded, Partial, Phrase, Transcript, new_id
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
 
@@ -74,6 +74,18 @@ def test_what_goes_on_and_what_others_sent_say_so_and_nothing_else_does() -> Non
     event = event_of(transcript(utterance_id=new_id(), continues=new_id(), source="wyoming"))
     assert set(event) - set(plain) == {"continues", "source"}
     assert event["source"] == "wyoming"
+
+
+def test_an_expected_sentence_has_its_name_slots_and_confidence() -> None:
+    phrase = Phrase("dim the hall to five percent", "light", {"area": "hall", "level": 5}, 0.7512)
+    event = event_of(transcript(phrase=phrase))
+    assert {name: event[name] for name in PHRASE} == {
+        "phrase": "dim the hall to five percent",
+        "phrase_name": "light",
+        "slots": {"area": "hall", "level": 5},
+        "phrase_confidence": 0.751,
+    }
+    assert set(event) - set(event_of(transcript())) == {*PHRASE}
 
 
 def test_flags_lateness_and_an_unfinished_utterance_are_told() -> None:
@@ -147,7 +159,8 @@ REGISTRY = referencing.Registry().with_resources(
     (f"{name}.json", referencing.Resource.from_contents(schema)) for name, schema in SCHEMAS.items()
 )
 
-OPTIONAL = ("continues", "source")
+PHRASE = ("phrase", "phrase_name", "slots", "phrase_confidence")
+OPTIONAL = ("continues", "source", *PHRASE)
 TEXTS = {"availability", "microphone", "speech", "mute", "mute-set"}
 
 
@@ -185,14 +198,16 @@ def test_a_schema_is_one_and_says_what_it_is_of(name: str) -> None:
         {"avg_logprob": -math.inf, "no_speech_prob": math.nan, "latency_ms": math.inf},
         {"text": "“Grüße”, 日本 🎤\n", "language": "de", "encoder": "cpu"},
         {"continues": new_id(), "source": "wyoming"},
+        {"phrase": Phrase("turn on the light", "light", {"area": "hall", "level": 5}, math.nan)},
     ],
-    ids=["plain", "unfinished", "not numbers", "beyond ascii", "going on, from elsewhere"],
+    ids=["plain", "unfinished", "not numbers", "beyond ascii", "from elsewhere", "phrase"],
 )
 def test_a_transcript_is_as_its_schema_says(changes: dict[str, Any]) -> None:
     stored = StoredTranscript(7, transcript(**changes), MOMENT, "", 0.0)
     event = events.transcript(stored, "kitchen", MOMENT, late=True)
     check("transcript", events.encode(event))
-    assert set(event) == {*SCHEMAS["transcript"]["required"], *changes.keys() & {*OPTIONAL}}
+    more = {*changes, *(PHRASE if "phrase" in changes else ())} & {*OPTIONAL}
+    assert set(event) == {*SCHEMAS["transcript"]["required"], *more}
 
 
 def test_state_stats_and_discarded_are_as_their_schemas_say() -> None:

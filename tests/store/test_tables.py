@@ -21,7 +21,7 @@ from rigs.publishing import transcript
 
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
-from appliance.records import Transcript
+from appliance.records import Phrase, Transcript
 from appliance.store import tables
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
@@ -102,7 +102,7 @@ def test_a_file_of_the_first_version_goes_on_with_all_that_it_holds(
         assert [one.seq for one in store.query(grep="NUMBER 21")] == [22]
         assert store.append(transcript("a new one")).seq == 31
         assert [one.seq for one in store.query(grep="new one")] == [31]
-    assert layout(old) == SCHEMA == 4
+    assert layout(old) == SCHEMA == 5
 
 
 def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(
@@ -222,6 +222,21 @@ def test_confidence_is_stored_beside_what_an_older_version_stored_without_it(
         assert store.append(transcript("new", confidence=0.3)).transcript.confidence == 0.3
         found = [one.transcript.confidence for one in store.after(0)]
         assert found == pytest.approx([math.exp(-0.21), 0.3])
+
+
+def test_an_expected_sentence_is_stored_and_its_damage_is_found(settings: StoreSettings) -> None:
+    phrase = Phrase("dim the hall to 5 percent", "light", {"area": "hall", "level": 5}, 0.75)
+    said = [transcript("old", id="01A"), transcript("new", id="01B", phrase=phrase)]
+    path = Path(settings.path) / FILE_NAME
+    with Store.open(settings) as store:
+        assert [store.append(one).transcript for one in said] == said
+        assert [one.transcript.phrase for one in store.after(0)] == [None, phrase]
+    for broken in ("[]", "{}", "5", "x"):
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("UPDATE transcripts SET phrase = ? WHERE seq = 2", (broken,))
+            row = connection.execute(f"{tables.select(connection)} WHERE seq = 2").fetchone()
+            with pytest.raises(tables.DamagedRowError):
+                tables.from_row(row)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

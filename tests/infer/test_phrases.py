@@ -1,0 +1,300 @@
+"""Sentences that are expected: how they are written, and which of them a window says."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from rigs.recordings import Sentence, sentences
+from rigs.vocabularies import letters_of
+
+from appliance.config import DecoderSettings, PhrasesSettings, Settings
+from appliance.errors import ConfigError
+from appliance.infer import phrases as subject
+from appliance.infer.decoder import Decoded, Decoder, choose_guards
+from appliance.infer.phrases import FLOOR, Network, Phrases, in_words, plain, read_phrases
+from appliance.infer.tokenizer import Tokenizer
+from appliance.infer.transcriber import open_transcriber
+from appliance.model.bundle import Bundle, load_bundle
+from appliance.records import SAMPLE_RATE, States, Window
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "phrases.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def network(folder: Path, *templates: str, slots: str = "") -> Network:
+    table = f"{slots}\n[phrases]\nall = {json.dumps(templates)}\n"
+    return read_phrases(written(folder, table))
+
+
+SLOTS = """
+[slots]
+area = ["kitchen", "living room"]
+device = {tv = ["tv", "television"], "media_player.hifi" = "stereo"}
+level = {from = 0, to = 100, step = 25}
+"""
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "slots"),
+    [
+        ("turn on the light", "turn on the light", {}),
+        ("turn (on|off) [the] light", "turn off light", {}),
+        ("turn on [all [of]] the lights", "turn on all of the lights", {}),
+        ("[please] lights on", "lights on", {}),
+        ("light in the {area}", "light in the living room", {"area": "living room"}),
+        ("turn on the {device}", "turn on the television", {"device": "tv"}),
+        ("turn on the {device}", "turn on the stereo", {"device": "media_player.hifi"}),
+        ("dim to {level} percent", "dim to seventy five percent", {"level": 75}),
+        ("dim to {level} percent", "dim to 75 percent", {"level": 75}),
+        ("(dim|set) {area} [to] {level}", "set kitchen 0", {"area": "kitchen", "level": 0}),
+        ("What's the Time", "what's the time", {}),
+    ],
+)
+def test_a_sentence_means_its_slots(
+    tmp_path: Path, template: str, said: str, slots: dict[str, object]
+) -> None:
+    words = network(tmp_path, template, slots=SLOTS)
+    assert words.meaning(said.split()) == slots | {"": "all"}
+
+
+@pytest.mark.parametrize("said", ["", "turn", "turn on", "turn on the light now", "on the light"])
+def test_what_is_no_sentence_means_nothing(tmp_path: Path, said: str) -> None:
+    assert network(tmp_path, "turn on [the] light").meaning(said.split()) is None
+
+
+def test_of_two_sentences_that_are_the_same_the_first_counts(tmp_path: Path) -> None:
+    table = '[phrases]\nfirst = ["stop (it|that)"]\nsecond = ["stop it"]\n'
+    assert read_phrases(written(tmp_path, table)).meaning(["stop", "it"]) == {"": "first"}
+
+
+@pytest.mark.parametrize(
+    ("table", "trouble"),
+    [
+        ("", "expected sentences, found none"),
+        ("[phrases]\n", "expected sentences, found none"),
+        ("[phrases]\na = []\n", "expected sentences, found none"),
+        ('[phrases]\na = "stop"\n', "phrases.a: expected a list of sentences"),
+        ("[phrases]\na = [5]\n", "phrases.a: expected a list of sentences"),
+        ('[phrase]\na = ["stop"]\n', "expected the tables [phrases] and [slots], found [phrase]"),
+        ("phrases = 5\n", "expected the tables [phrases] and [slots]"),
+        ('[phrases]\na = ["ok", "turn (on|off"]\n', "phrases.a, sentence 2: expected ) for what"),
+        ('[phrases]\na = ["turn on]"]\n', "sentence 1: expected nothing to close, found ']'"),
+        ('[phrases]\na = ["turn [on)"]\n', "expected ] for what was opened, found ')'"),
+        ('[phrases]\na = ["turn {on"]\n', "expected a slot as {area}, found '{' as piece 2"),
+        (
+            '[phrases]\na = ["stop!"]\n',
+            "expected letters, digits, ' and - in a word, found 'stop!'",
+        ),
+        ('[phrases]\na = ["[stop]"]\n', "found one that is optional as a whole"),
+        ('[phrases]\na = ["in {rom}"]\n[slots]\nroom = ["hall"]\n', "found {rom}; room?"),
+        ('[phrases]\na = ["in {x}"]\n', "found {x}; add x to [slots]"),
+        ('[phrases]\na = ["in {x}"]\n[slots]\nx = []\n', "slots.x: expected values"),
+        ('[phrases]\na = ["in {x}"]\n[slots]\nx = {}\n', "slots.x: expected values"),
+        ('[phrases]\na = ["in {x}"]\n[slots]\nx = 5\n', "slots.x: expected values"),
+        ('[phrases]\na = ["in {x}"]\n[slots]\nx = [""]\n', "slots.x, value 1: expected words"),
+        ('[phrases]\na = ["in {x}"]\n[slots]\nx = ["a b", "(c)"]\n', "slots.x, value 2: expected"),
+        ("[slots]\nx = {from = 5, to = 1}\n", "slots.x: expected numbers from 0 to 999"),
+        ("[slots]\nx = {from = 0, to = 9, stop = 1}\n", "slots.x: expected {from = 0, to = 100"),
+        ("[slots]\nx = {from = 0}\n", "slots.x: expected {from = 0, to = 100"),
+        ("[phrases\n", "expected TOML in UTF-8, found: "),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, table: str, trouble: str) -> None:
+    file = written(tmp_path, table)
+    with pytest.raises(ConfigError) as error:
+        read_phrases(file)
+    assert str(error.value).startswith(f"{file}: ")
+    assert trouble in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_file_bytes_and_too_many_sentences_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="found No such file"):
+        read_phrases(tmp_path / "none.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="expected TOML in UTF-8"):
+        read_phrases(tmp_path / "bytes.toml")
+    many = json.dumps([f"sentence {number}" for number in range(100_000)])
+    with pytest.raises(ConfigError, match="at most 20000 sentences in all, found more; put what"):
+        read_phrases(written(tmp_path, f"[phrases]\na = {many}\n"))
+    with pytest.raises(ConfigError, match="expected at most 4 MB of sentences, found 5 MB"):
+        read_phrases(written(tmp_path, "#" * (5 << 20)))
+
+
+def test_numbers_are_spelled() -> None:
+    assert [in_words(one) for one in (0, 13, 40, 99, 100, 342)] == [
+        "zero",
+        "thirteen",
+        "forty",
+        "ninety nine",
+        "one hundred",
+        "three hundred forty two",
+    ]
+
+
+def test_a_text_is_compared_without_capitals_and_marks() -> None:
+    assert plain(" Set the Light to 50%, please! ") == "set the light to 50 percent please"
+    assert plain("It's 21°.") == "it's 21 degrees"
+
+
+@pytest.fixture(scope="module")
+def home() -> Bundle:
+    return load_bundle("home-en")
+
+
+@pytest.fixture(scope="module")
+def decoder(home: Bundle) -> Decoder:
+    return Decoder(home, choose_guards(home, DecoderSettings()), 1)
+
+
+def window_of(sentence: Sentence, *, last: bool = True) -> Window:
+    sound, rate = soundfile.read(sentence.file, dtype="int16")
+    assert rate == SAMPLE_RATE
+    return Window("", 1, last, sound[: 10 * SAMPLE_RATE], 0.0, 0.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def heard(home: Bundle, decoder: Decoder) -> list[tuple[str, States, float]]:
+    """Texts, states and durations of recorded sentences that home-en hears rightly."""
+    with open_transcriber(Settings(phrases=PhrasesSettings(file=""))) as transcriber:
+        found = []
+        for one in sentences():
+            encoded = transcriber.encode(window_of(one))
+            if transcriber.write(encoded).text == one.text:
+                found.append((one.text, encoded.states, encoded.duration_s))
+    assert len(found) >= 8
+    return found
+
+
+def exactly(decoder: Decoder, home: Bundle, states: States, text: str) -> float:
+    """The log-probability of a text, asked for token by token and apart from the search."""
+    tokens = [*Tokenizer.open(home).tokenize(f" {text}"), home.tokens.end_of_text]
+    logits = decoder.step(decoder.start(states), [*home.prompt, *tokens[:-1]])
+    logits = logits[len(home.prompt) - 1 :].astype(np.float64)
+    logits[:, list(home.suppressed)] = -np.inf
+    totals = np.logaddexp.reduce(logits, axis=1)
+    return float(sum(row[token] for row, token in zip(logits, tokens, strict=True)) - totals.sum())
+
+
+def test_the_likeliest_sentence_is_found_with_its_probability(
+    tmp_path: Path, home: Bundle, decoder: Decoder, heard: list[tuple[str, States, float]]
+) -> None:
+    texts = [text for text, _, _ in heard]
+    templates = [*texts, "turn (on|off) the light", "what (is|was) that [thing]", "stop"]
+    found = Phrases(network(tmp_path, *templates), home, Tokenizer.open(home), decoder)
+    for text, states, duration_s in heard:
+        written = decoder.decode(states, duration_s)
+        phrase = found.find(written)
+        assert phrase and phrase.sentence == plain(text) and phrase.name == "all"
+        score = exactly(decoder, home, states, text)
+        length = len(written.logprobs)
+        assert 0 < phrase.confidence <= math.exp(score / length) + 1e-6
+        assert phrase.confidence >= math.exp(score / length) * 0.5
+
+
+def test_of_sentences_that_nobody_said_the_best_is_the_one_that_an_exhaustive_search_finds(
+    tmp_path: Path, home: Bundle, decoder: Decoder, heard: list[tuple[str, States, float]]
+) -> None:
+    said = [text for text, _, _ in heard]
+    others = ["lights on", "good morning", "lock the front door", "stop", "what time is it"]
+    wrong = sorted({*others, *(" ".join(text.split()[:-1]) or "no" for text in said)} - {*said})
+    found = Phrases(network(tmp_path, *wrong), home, Tokenizer.open(home), decoder)
+    for _, states, duration_s in heard:
+        decoder.decode(states, duration_s)
+        scores = found._search(-math.inf)
+        best = max(scores, key=scores.__getitem__)
+        whole = {text: exactly(decoder, home, states, text) for text in wrong}
+        text = max(whole, key=whole.__getitem__)
+        assert Tokenizer.open(home).detokenize(best).strip() == text
+        assert scores[best] == pytest.approx(whole[text], abs=1e-3)
+
+
+def test_a_sentence_that_was_not_said_is_not_spoken_of(
+    tmp_path: Path, home: Bundle, decoder: Decoder, heard: list[tuple[str, States, float]]
+) -> None:
+    words = network(tmp_path, "abracadabra")
+    found = Phrases(words, home, Tokenizer.open(home), decoder)
+    for _, states, duration_s in heard:
+        assert found.find(decoder.decode(states, duration_s)) is None
+
+
+def test_a_search_takes_no_more_steps_than_it_may(
+    tmp_path: Path, home: Bundle, decoder: Decoder, heard: list[tuple[str, States, float]]
+) -> None:
+    words = network(tmp_path, "{a} {a} {a} {a}", slots='[slots]\na = ["one", "two", "ten", "six"]')
+    found = Phrases(words, home, Tokenizer.open(home), decoder)
+    found.steps = 7
+    _, states, duration_s = heard[0]
+    written = decoder.decode(states, duration_s)
+    nothing = Decoded((), (-1000.0,), 0.0, True)
+    assert found.find(nothing) is None
+    assert decoder.decode(states, duration_s) == written
+    found.warm_up()
+    assert subject.STEPS_AT_LEAST <= found.steps <= subject.STEPS_AT_MOST
+
+
+@pytest.mark.parametrize("word", ["свет", "光", "φως"])
+def test_a_word_in_another_script_than_the_models_is_refused(
+    tmp_path: Path, home: Bundle, decoder: Decoder, word: str
+) -> None:
+    words = network(tmp_path, word)
+    with pytest.raises(ConfigError, match=f"model home-en can write \\(en\\), found '{word}'"):
+        Phrases(words, home, Tokenizer.open(home), decoder)
+
+
+class Writer(Tokenizer):
+    """A vocabulary with capitals."""
+
+    def __init__(self) -> None:
+        single = [bytes([byte]) for byte in range(256)]
+        pieces = [*single, b" T", b" t", b"on", b" Ki", b" ki"]
+        super().__init__({letters_of(one): at for at, one in enumerate(pieces)}, len(pieces))
+
+
+def test_models_that_write_capitals_may_write_them(
+    tmp_path: Path, home: Bundle, decoder: Decoder
+) -> None:
+    words = network(tmp_path, "turn on Kitchen 50 percent")
+    found = Phrases(words, home, Writer(), decoder)
+    written = {
+        word: {Writer().detokenize(one) for one in found._write(word, first)}
+        for word, first in (("turn", True), ("on", False), ("Kitchen", False), ("percent", False))
+    }
+    assert written == {
+        "turn": {" turn", " Turn"},
+        "on": {" on"},
+        "Kitchen": {" Kitchen", " kitchen"},
+        "percent": {" percent", "%"},
+    }
+
+
+def test_the_models_own_sentences_are_the_default_and_can_be_left_out() -> None:
+    heard = {}
+    for file in ("bundle", ""):
+        with open_transcriber(Settings(phrases=PhrasesSettings(file=file))) as transcriber:
+            heard[file] = [
+                transcriber.transcribe(window_of(sentences()[1], last=last))
+                for last in (True, False)
+            ]
+            assert (transcriber._phrases is None) is (file == "")
+    assert {one.text for both in heard.values() for one in both} == {heard[""][0].text}
+    assert heard["bundle"][1].phrase is None, "a part of an utterance is no sentence"
+    for one in heard["bundle"]:
+        assert one.phrase is None or FLOOR <= one.phrase.confidence <= 1
+
+
+def test_sentences_are_refused_where_the_decoder_cannot_compare_them(tmp_path: Path) -> None:
+    settings = Settings(
+        phrases=PhrasesSettings(file=str(written(tmp_path, '[phrases]\na = ["stop"]\n'))),
+        decoder=DecoderSettings(backend="hailo"),
+    )
+    with pytest.raises(ConfigError, match=r"\[phrases\] file: expected \[decoder\] backend = cpu"):
+        open_transcriber(settings)
