@@ -106,7 +106,7 @@ async def _announced_by_avahi(
 ) -> None:
     """Keeps an entry group of avahi-daemon's, which ends with the connection. Raises _AwayError
     when avahi-daemon ends."""
-    from jeepney import DBusAddress, HeaderFields, MatchRule, Message, message_bus, new_method_call
+    from jeepney import DBusAddress, HeaderFields, MatchRule, message_bus, new_method_call
     from jeepney.io.asyncio import Proxy
     from jeepney.wrappers import unwrap_msg
 
@@ -116,13 +116,11 @@ async def _announced_by_avahi(
         message = new_method_call(address, method, form or None, body)
         return unwrap_msg(await asyncio.wait_for(router.send_and_get_reply(message), WITHIN_S))
 
-    signals: asyncio.Queue[Message] = asyncio.Queue(16)
     state_changed = MatchRule(type="signal", interface=f"{AVAHI}.EntryGroup")
     owner_changed = MatchRule(type="signal", member="NameOwnerChanged")
     owner_changed.add_arg_condition(0, AVAHI)
-    rules = (state_changed, owner_changed)
-    with router.filter(rules[0], queue=signals), router.filter(rules[1], queue=signals):
-        for rule in rules:
+    with router.filter(MatchRule(type="signal"), bufsize=16) as signals:
+        for rule in (state_changed, owner_changed):
             await asyncio.wait_for(Proxy(message_bus, router).AddMatch(rule), WITHIN_S)
         (group,) = await call("/", "Server", "EntryGroupNew")
         service: tuple[Any, ...] = (ANY, ANY, NO_FLAGS, instance, SERVICE, "", "", port, [])

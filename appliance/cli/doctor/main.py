@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance import __version__, config
-from appliance.cli.doctor import hearing, machine, npu, publishing, storage, transcribing
+from appliance.cli.doctor import hearing, house, machine, npu, publishing, storage, transcribing
 from appliance.cli.doctor.daemon import beside_daemon
 from appliance.cli.doctor.outcome import (
     FAILED,
@@ -48,9 +48,10 @@ ONLY_THERE = frozenset({"appliance", "capture", "mqtt", "store"})
 GROUPS: dict[str, tuple[Check, ...]] = {
     "machine": machine.CHECKS,
     "hearing": hearing.CHECKS,
-    "transcribing": transcribing.CHECKS,
+    "transcribing": (*transcribing.CHECKS, house.SERVED),
     "NPU": npu.CHECKS,
     "publishing": storage.CHECKS + publishing.CHECKS,
+    "for the house": house.CHECKS,
     "service": publishing.SERVICE_CHECKS,
 }
 """All checks, in the order of the page."""

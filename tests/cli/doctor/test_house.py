@@ -1,0 +1,84 @@
+"""The servers that transcribe for us and for the house are asked what they are, and a sentence."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rigs.stt_server import SpeechServer, says
+from rigs.wyoming import running
+
+from appliance.cli.doctor import house
+from appliance.cli.doctor.daemon import Daemon
+from appliance.cli.doctor.main import look
+from appliance.cli.doctor.outcome import Check, Surroundings
+from appliance.cli.doctor.transcribing import TEXT
+from appliance.config import Settings, TranscriberSettings, WyomingSettings
+from appliance.infer.transcriber import open_transcriber
+
+DAEMON = Daemon(os.getpid(), "roomscribe", service=False)
+
+
+def around(**keys: Any) -> Surroundings:
+    """[wyoming] with `keys`, and a daemon that runs."""
+    return Surroundings(Settings(wyoming=WyomingSettings(enabled=True, **keys)), daemon=DAEMON)
+
+
+def served(server: SpeechServer) -> Surroundings:
+    chosen = TranscriberSettings(backend="wyoming", host="127.0.0.1", port=server.port)
+    return Surroundings(Settings(transcriber=chosen))
+
+
+def test_without_a_server_there_is_nothing_to_ask() -> None:
+    for check in (house.SERVED, *house.CHECKS):
+        assert check.look(Surroundings(Settings())).status == "skipped"
+
+
+def test_the_server_that_transcribes_for_us_is_tried_with_a_sentence() -> None:
+    with SpeechServer(says("Turn off the cellar fan.")) as server:
+        found = look(house.SERVED, served(server))
+        assert found.status == "ok", found.found
+        assert "large (en, de)" in found.found
+        assert "'Turn off the cellar fan.'" in found.found
+        server.answer = says("")
+        assert look(house.SERVED, served(server)).status == "failed"
+
+
+def test_a_server_that_is_away_is_a_failure_with_the_cure() -> None:
+    found = look(house.SERVED, served(SpeechServer()))
+    assert found.status == "failed"
+    assert "refused" in found.found
+    assert "[transcriber] host" in found.cure
+
+
+def test_our_own_server_is_tried_with_a_sentence() -> None:
+    with open_transcriber(Settings()) as brain, running(brain) as server:
+        found = look(house.CHECKS[0], around(listen="127.0.0.1", port=server.port))
+    assert found.status == "ok", found.found
+    assert f"is read as '{TEXT}'" in found.found.lower()
+
+
+def test_our_own_server_is_looked_for_where_the_house_sees_it() -> None:
+    everywhere = ("0.0.0.0/0",)
+    with running(listen="0.0.0.0", allow=everywhere) as server:
+        found = look(house.CHECKS[1], around(port=server.port, allow=everywhere))
+        assert found.status == "ok", found.found
+        alone = look(house.CHECKS[1], around(port=server.port, listen="127.0.0.1"))
+        assert "this machine alone" in alone.found
+
+
+def test_nobody_listening_is_a_failure_and_no_daemon_is_none() -> None:
+    port = SpeechServer().port
+    for check in house.CHECKS:
+        there = around(port=port, allow=("0.0.0.0/0",))
+        found = look(check, there)
+        assert found.status == "failed"
+        assert "journalctl" in found.cure
+        assert look(check, replace(there, daemon=None)).status == "skipped"
+
+
+@pytest.mark.parametrize("check", house.CHECKS)
+def test_a_server_that_leaves_this_machine_out_is_not_asked(check: Check) -> None:
+    assert "wyoming.allow" in check.look(around(allow=("203.0.113.7",))).found
