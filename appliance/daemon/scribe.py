@@ -122,18 +122,12 @@ class Scribe:
             guess.silence_ms = self._silence_ms(guess.window, guess.transcription)
 
     def _silence_ms(self, window: Window, result: Transcription) -> int:
-        """So much silence ends the utterance of a guess. Who has paused before, in this sentence
-        or in a long one, is given the hang-over at least."""
-        settings = self._settings.segmenter
+        """So much silence ends the utterance of a guess."""
         whole = longer = 0
-        first = window.index == 1 and not window.continues
-        if first:
-            with suppress(StoreError):
-                whole, longer = self._store.said(result.text)
-        wanted_ms = silence_ms(
-            result, settings, self._transcriber.gates, whole=whole, longer=longer
-        )
-        return wanted_ms if first else max(wanted_ms, settings.hang_over_ms)
+        with suppress(StoreError):
+            whole, longer = self._store.said(result.text)
+        settings, gates = self._settings.segmenter, self._transcriber.gates
+        return silence_ms(window, result, settings, gates, whole=whole, longer=longer)
 
     def encode_asked(self, request: Request) -> bool:
         """Encodes a request's window; False when that failed, which it is told. Never raises."""

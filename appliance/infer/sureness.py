@@ -12,7 +12,7 @@ import math
 from appliance.config import GateSettings, SegmenterSettings
 from appliance.infer.gates import judge
 from appliance.model import Endings
-from appliance.records import Transcription
+from appliance.records import Transcription, Window
 
 SURE_LOGPROB = math.log(0.9)
 """Natural log-probability of end-of-text below which no text is surely whole."""
@@ -73,6 +73,7 @@ def is_finished(
 
 
 def silence_ms(
+    window: Window,
     result: Transcription,
     settings: SegmenterSettings,
     gates: GateSettings,
@@ -80,19 +81,21 @@ def silence_ms(
     whole: int = 0,
     longer: int = 0,
 ) -> int:
-    """So much silence ends an utterance whose guess has this transcription: `early_ms` where it is
-    surely whole, more than `hang_over_ms` where it plainly is not.
+    """So much silence ends an utterance whose guess is this window, with this transcription:
+    `early_ms` where it is surely whole, more than `hang_over_ms` where it plainly is not.
 
     `whole` and `longer` say how often the house has said this text and nothing more, and how often
-    it has gone on after it. A guess that would be discarded says nothing.
+    it has gone on after it. A guess that would be discarded says nothing. Who has paused in this
+    sentence before, or speaks for long, is given the hang-over at least.
     """
     hang_over_ms = settings.hang_over_ms
-    early_ms = min(settings.early_ms, hang_over_ms)
+    first = window.index == 1 and not window.continues
+    early_ms = min(settings.early_ms, hang_over_ms) if first else hang_over_ms
     late_ms = max(hang_over_ms, min(LONGEST_MS, hang_over_ms + MORE_MS))
     if judge(result, gates):
         return hang_over_ms
-    if whole and whole >= MOSTLY * longer:
+    if first and whole and whole >= MOSTLY * longer:
         return early_ms
-    if longer > whole or result.finished is False or is_open(result.text, result.language):
+    if (first and longer > whole) or result.finished is False or is_open(result.text, result.language):
         return late_ms
     return early_ms if result.finished else hang_over_ms

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from rigs.transcriber import HEARD
+from rigs.windows import a_window
 
 from appliance.config import GateSettings, SegmenterSettings
 from appliance.infer.sureness import OPEN_WORDS, is_finished, is_open, silence_ms
@@ -102,7 +103,18 @@ def test_what_was_said_before_goes_before_what_the_words_look_like(
     text: str, finished: bool | None, whole: int, longer: int, expected: int
 ) -> None:
     result = replace(HEARD, text=text, finished=finished)
-    assert silence_ms(result, EARLY, GateSettings(), whole=whole, longer=longer) == expected
+    waited_ms = silence_ms(a_window(), result, EARLY, GateSettings(), whole=whole, longer=longer)
+    assert waited_ms == expected
+
+
+@pytest.mark.parametrize("paused", [{"index": 2}, {"continues": "01J0"}])
+def test_who_has_paused_before_is_given_the_hang_over(paused: dict[str, object]) -> None:
+    window = a_window(**paused)  # type: ignore[arg-type]
+    for result in (replace(HEARD, finished=True), HEARD):
+        assert silence_ms(window, result, EARLY, GateSettings(), whole=9) == 600
+        assert silence_ms(window, result, EARLY, GateSettings(), longer=9) == 600
+    unfinished = replace(HEARD, text="and the")
+    assert silence_ms(window, unfinished, EARLY, GateSettings()) == 1000
 
 
 @pytest.mark.parametrize("text, no_speech_prob", [("", 0.0), ("turn on the", 0.99)])
@@ -110,7 +122,7 @@ def test_a_guess_that_would_be_discarded_says_nothing(text: str, no_speech_prob:
     result = replace(
         HEARD, text=text, no_speech_prob=no_speech_prob, avg_logprob=-2.0, finished=True
     )
-    assert silence_ms(result, EARLY, GateSettings(), whole=9) == 600
+    assert silence_ms(a_window(), result, EARLY, GateSettings(), whole=9) == 600
 
 
 @pytest.mark.parametrize(
@@ -118,6 +130,6 @@ def test_a_guess_that_would_be_discarded_says_nothing(text: str, no_speech_prob:
 )
 def test_the_limits_go_with_the_hang_over(hang_over_ms: int, early: int, late: int) -> None:
     settings = replace(EARLY, hang_over_ms=hang_over_ms)
-    gates = GateSettings()
-    assert silence_ms(replace(HEARD, finished=True), settings, gates) == early
-    assert silence_ms(replace(HEARD, text="on the"), settings, gates) == late
+    window, gates = a_window(), GateSettings()
+    assert silence_ms(window, replace(HEARD, finished=True), settings, gates) == early
+    assert silence_ms(window, replace(HEARD, text="on the"), settings, gates) == late
