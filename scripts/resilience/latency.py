@@ -163,7 +163,7 @@ def people(folder: Path) -> list[tuple[Sound, int]]:
     for file, row in manifest(folder):
         if row["category"] in PEOPLE and float(row["duration_s"]) <= LONGEST_S:
             sound = to_int16(read_any(file))
-            quiet = np.tile(_quietest(sound), int(2.0 / QUIET_S) + 1)
+            quiet = np.tile(quietest(sound), int(2.0 / QUIET_S) + 1)
             found.append((np.concatenate((quiet[: RATE // 2], sound, quiet)), word_ends(sound)))
     return [(sound, RATE // 2 + end) for sound, end in found]
 
@@ -184,7 +184,7 @@ def word_ends(sound: Sound) -> int:
     return last * STEP + STEP
 
 
-def _quietest(sound: Sound) -> Sound:
+def quietest(sound: Sound) -> Sound:
     """The softest QUIET_S of it, forth and back, so that its ends meet."""
     size = int(QUIET_S / 2 * RATE)
     energy = np.convolve(sound.astype(np.float64) ** 2, np.ones(size), "valid")

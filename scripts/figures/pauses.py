@@ -1,0 +1,339 @@
+"""How soon a text is there after the last word, and how many sentences are cut in two.
+
+    scripts/measure pauses FOLDER [--recordings FOLDER] [--early 0 300 350 ...] [--plot FILE.svg]
+
+FOLDER is what scripts/measure pause_set made. With --recordings people's recordings of that
+folder's MANIFEST.tsv are heard, too: commands, whose last word ends where scripts/torture latency
+finds it, and readings. --segmenter KEY=VALUE ... takes other settings than the defaults, --early
+several values of early_ms, one after the other; --plot draws them. With --log the house has heard
+each sentence before: the same one, in the set's other conditions.
+
+Nothing waits for real time: frames pass one after the other, and a transcription takes --decode-ms
+of their clock (0: what it took here). Printed for each group, condition and what follows the word:
+
+cut       sentences of which an utterance ended before their last word did; of those without a pause
+lost      sentences whose last word is in no window that came out within 2.5 s; ends: those of which
+          the last 100 ms are in none
+latency   p50/p95 from the end of the last word to the text, of the sentences that are whole
+closed    the same to the moment when the utterance ends
+early     sentences whose utterance ended before the hang-over was over, of all
+guesses   transcriptions ahead for each sentence
+WER       of the texts joined
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from figures.pause_set import rows_of
+from figures.voice import samples_of
+from resilience.latency import PEOPLE, QUIET_S, quietest, word_ends
+from rigs.recordings import manifest
+from rigs.word_errors import word_error_rate
+
+from appliance.capture.frames import Framer
+from appliance.capture.segmenter import Segmenter
+from appliance.capture.voice import VoiceDetector
+from appliance.config import Settings
+from appliance.infer.gates import Gates
+from appliance.infer.sureness import silence_ms
+from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
+from appliance.store.said import Said, Sentence
+
+CUT_MS, LOST_MS = 50, 100
+"""An utterance that ends so long before its last word does cuts it; what misses so much of it loses
+it."""
+LEAD_S, REST_S = 3.5, 2.5
+"""Around people's recordings."""
+GROUPS = {"tuning", "reporting", "people's commands", "people's readings"}
+"""That the plot shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A sentence to hear."""
+
+    name: str
+    groups: tuple[str, ...]
+    """Of the table's lines that it counts for."""
+    samples: Samples
+    begin_s: float
+    end_s: float
+    """Of the speech."""
+    text: str
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """An utterance's last window."""
+
+    window: Window
+    when_s: float
+    text_s: float
+    """When its text was there."""
+
+
+@dataclass
+class Heard:
+    """What became of a case."""
+
+    windows: list[Window] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    closed: list[Closed] = field(default_factory=list)
+    guesses: int = 0
+    early: int = 0
+    """Utterances that ended before the hang-over was over."""
+
+
+class Reader:
+    """A transcriber that reads each sound once."""
+
+    def __init__(self, transcriber: Transcriber, decode_ms: float) -> None:
+        self.transcriber, self._decode_ms = transcriber, decode_ms
+        self._read: dict[bytes, Transcription] = {}
+
+    def read(self, window: Window) -> tuple[Transcription, float]:
+        """The transcription, and the seconds that it takes."""
+        key = sha256(window.samples.tobytes()).digest()
+        if key not in self._read:
+            encoded = replace(self.transcriber.encode(window), ahead=True)
+            self._read[key] = self.transcriber.write(encoded)
+        found = self._read[key]
+        took_ms = self._decode_ms or found.encode_ms + found.decode_ms
+        return found, took_ms / 1000
+
+
+def hear(case: Case, settings: Settings, reader: Reader, said: Said) -> Heard:
+    """Runs one sound through detector, segmenter, model and gates, in a house that has `said`."""
+    window_s = reader.transcriber.bundle.window_s
+    segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
+    gates, heard = Gates(reader.transcriber.gates), Heard()
+    ahead, ready_s = "", 0.0
+    for frame in Framer().push(case.samples, 0.0):
+        guess = segmenter.guess
+        if settings.segmenter.early_ms and guess and frame.end_s >= ready_s:
+            result, _ = reader.read(guess)
+            whole, longer = said.counts(result.text)
+            waits_ms = silence_ms(
+                guess,
+                result,
+                settings.segmenter,
+                reader.transcriber.gates,
+                whole=whole,
+                longer=longer,
+            )
+            segmenter.expect(guess.id, waits_ms)
+        for one in segmenter.push(frame):
+            if not isinstance(one, Window):
+                continue
+            written, took_s = reader.read(one)
+            text_s = max(frame.end_s, ready_s if one.id == ahead else frame.end_s + took_s)
+            result, reason = gates.on(one, written)
+            heard.windows.append(one)
+            heard.texts.append("" if reason else result.text)
+            if one.last:
+                heard.early += segmenter.closed_early
+                heard.closed.append(Closed(one, frame.end_s, text_s))
+        guess = segmenter.guess
+        if settings.segmenter.speculate and guess and guess.id != ahead:
+            ahead, ready_s = guess.id, frame.end_s + reader.read(guess)[1]
+            heard.guesses += 1
+    return heard
+
+
+def cases_of(folder: Path, groups: Sequence[str]) -> Iterator[Case]:
+    """The set of pauses."""
+    for row in rows_of(folder):
+        if row.group in groups:
+            names = row.group, f"{row.group}, {row.condition}", f"{row.group}, then {row.after}"
+            samples = samples_of(folder / row.file)
+            yield Case(
+                row.file, names, samples, row.begin_s, row.end_s, row.text, bool(row.pause_ms)
+            )
+
+
+def people(folder: Path) -> Iterator[Case]:
+    """People's recordings, in their own quiet; where speech begins in them is not looked for."""
+    for file, row in manifest(folder):
+        kind = row["category"]
+        if kind in PEOPLE or (kind == "speech" and row["transcript"]):
+            sound = samples_of(file)
+            rest = np.tile(quietest(sound), int(LEAD_S / QUIET_S) + 1)
+            around = [rest[: int(seconds * SAMPLE_RATE)] for seconds in (LEAD_S, REST_S)]
+            end_s = LEAD_S + word_ends(sound) / SAMPLE_RATE
+            name = "people's commands" if kind in PEOPLE else "people's readings"
+            text = "" if row["transcript"].startswith("SLOTS") else row["transcript"]
+            yield Case(
+                row["path"], (name,), np.concatenate((around[0], sound, around[1])),
+                LEAD_S, end_s, text, kind == "speech" or not text,
+            )  # fmt: skip
+
+
+@dataclass
+class Tally:
+    """The figures of a group."""
+
+    said: int = 0
+    cut: int = 0
+    cut_unpaused: int = 0
+    unpaused: int = 0
+    lost: int = 0
+    ends: int = 0
+    guesses: int = 0
+    early: int = 0
+    text_ms: list[float] = field(default_factory=list)
+    closed_ms: list[float] = field(default_factory=list)
+    texts: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, case: Case, heard: Heard) -> str:
+        """Counts a case; what is wrong with it."""
+        self.said += 1
+        self.unpaused += not case.paused
+        mine = [one for one in heard.closed if _end_s(one.window) > case.begin_s + 0.05]
+        cut = any(one.when_s < case.end_s - CUT_MS / 1000 for one in mine)
+        reached = [one for one in mine if one.when_s >= case.end_s - CUT_MS / 1000]
+        reached = [one for one in reached if one.window.start_s < case.end_s - 0.03]
+        covered_s = max(
+            (_end_s(one) for one in heard.windows if one.start_s < case.end_s), default=0
+        )
+        lost = not reached or covered_s < case.end_s - 0.5
+        end_lost = not lost and covered_s < case.end_s - LOST_MS / 1000
+        self.cut += cut
+        self.cut_unpaused += cut and not case.paused
+        self.lost, self.ends = self.lost + lost, self.ends + end_lost
+        self.guesses += heard.guesses
+        self.early += bool(heard.early)
+        if not cut and not lost:
+            self.text_ms.append(1000 * (reached[0].text_s - case.end_s))
+            self.closed_ms.append(1000 * (reached[0].when_s - case.end_s))
+        if case.text:
+            self.texts.append((case.text, " ".join(filter(None, heard.texts))))
+        return "cut" * cut or "lost" * lost or "end lost" * end_lost
+
+    def __str__(self) -> str:
+        if not self.text_ms:
+            return f"{self.said} said, none whole"
+        error = word_error_rate(*zip(*self.texts, strict=True)) if self.texts else float("nan")
+        return (
+            f"{self.said} said, cut {self.cut} ({self.cut / self.said:.1%}; without a pause "
+            f"{self.cut_unpaused} of {self.unpaused}), lost {self.lost}, ends {self.ends}; latency "
+            f"{_spread(self.text_ms)} ms, closed {_spread(self.closed_ms)} ms; early "
+            f"{self.early / self.said:.0%}, guesses {self.guesses / self.said:.2f}; "
+            f"WER {error:.1f} %"
+        )
+
+
+def _end_s(window: Window) -> float:
+    return window.start_s + window.duration_s
+
+
+def _spread(values: Sequence[float]) -> str:
+    """p50/p95."""
+    return "/".join(f"{one:.0f}" for one in np.percentile(values, (50, 95)))
+
+
+def tallies(
+    cases: Sequence[Case],
+    settings: Settings,
+    reader: Reader,
+    told: Callable[[str], object] | None = None,
+    log: dict[str, str] | None = None,
+) -> dict[str, Tally]:
+    """The figures of every group, of one setting; `log`: the text of each case's name."""
+    found: dict[str, Tally] = {}
+    for case in cases:
+        others = (text for name, text in (log or {}).items() if name != case.name)
+        said = Said(Sentence(f"{at}", 1, 1, text, "") for at, text in enumerate(others))
+        heard = hear(case, settings, reader, said)
+        wrong = ""
+        for name in case.groups:
+            wrong = found.setdefault(name, Tally()).add(case, heard)
+        if told:
+            late_ms = 1000 * (heard.closed[-1].when_s - case.end_s) if heard.closed else 0.0
+            told(f"{case.name}: {late_ms:.0f} ms {wrong} {heard.texts}")
+    return found
+
+
+def log_of(cases: Sequence[Case], settings: Settings, reader: Reader) -> dict[str, str]:
+    """What a house has in its log that says each sentence without a pause of more than 1.5 s."""
+    patient = replace(settings.segmenter, hang_over_ms=1500, early_ms=0)
+    log: dict[str, str] = {}
+    for case in cases:
+        texts = hear(case, replace(settings, segmenter=patient), reader, Said()).texts
+        if len(texts) == 1:
+            log[case.name] = texts[0]
+    return log
+
+
+def draw(file: Path, curves: dict[str, list[tuple[float, Tally]]]) -> None:
+    """Latency over early_ms, and beside it the share of sentences that are cut."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    late, cut = figure.subplots(1, 2, sharex=True)
+    for name, points in curves.items():
+        early_ms = [ms or float("nan") for ms, _ in points]
+        whole = [tally for _, tally in points]
+        colour = late.plot(early_ms, [np.median(one.text_ms) for one in whole], label=name)[0]
+        style = {"color": colour.get_color(), "linestyle": ":"}
+        late.plot(early_ms, [np.percentile(one.text_ms, 95) for one in whole], **style)
+        cut.plot(early_ms, [100 * one.cut / one.said for one in whole], label=name)
+        for ms, one in points:
+            if not ms:
+                cut.axhline(100 * one.cut / one.said, **style)
+    late.set(xlabel="early_ms", ylabel="ms from the last word to the text: p50, p95 dotted")
+    cut.set(xlabel="early_ms", ylabel="% of sentences cut; without early_ms dotted")
+    late.legend(fontsize="small")
+    for axes in (late, cut):
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> int:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--recordings", type=Path)
+    parser.add_argument("--groups", nargs="+", default=("tuning", "reporting"))
+    parser.add_argument("--decode-ms", type=float, default=30.0)
+    parser.add_argument("--early", type=int, nargs="+", metavar="MS")
+    parser.add_argument("--segmenter", nargs="+", default=(), metavar="KEY=VALUE")
+    parser.add_argument("--log", action="store_true", help="said before, in the other conditions")
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--verbose", action="store_true", help="one line per sentence")
+    options = parser.parse_args()
+    cases = list(cases_of(options.folder, options.groups)) if options.folder else []
+    cases += list(people(options.recordings)) if options.recordings else []
+    keys = {
+        key: float(value) for key, _, value in (one.partition("=") for one in options.segmenter)
+    }
+    segmenter = replace(Settings().segmenter, **keys)  # type: ignore[arg-type]
+    curves: dict[str, list[tuple[float, Tally]]] = {}
+    with open_transcriber(Settings()) as transcriber:
+        reader = Reader(transcriber, options.decode_ms)
+        log = log_of(cases, replace(Settings(), segmenter=segmenter), reader) if options.log else {}
+        for early_ms in options.early or (segmenter.early_ms,):
+            settings = replace(Settings(), segmenter=replace(segmenter, early_ms=early_ms))
+            found = tallies(cases, settings, reader, print if options.verbose else None, log)
+            for name in sorted(found):
+                print(f"early_ms {early_ms}: {name}: {found[name]}", flush=True)
+            for name in GROUPS & set(found):
+                curves.setdefault(name, []).append((early_ms, found[name]))
+    if options.plot:
+        draw(options.plot, dict(sorted(curves.items())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
