@@ -2,10 +2,10 @@
 
 The detector's score falls slowly: it finds the end 100 to 250 ms after the last word, and later
 still where a room's tail, a breath or a click follows. What is no louder than the noise, or far
-softer than the voice was while the score sinks, is no speech any more, see `Endpoint.heard`.
+softer than the voice was while the score sinks, is no speech any more, see `Endpoint.heard`. Nor is
+what is no louder than what went on before somebody spoke up: a television's voice.
 
-Among voices from a television the detector finds speech without end. Two things end an utterance
-then: its level has sunk to that of the noise (a running estimate of how loud it is when nobody
+Where the detector finds speech without end all the same, two things end an utterance: its level has sunk to that of the noise (a running estimate of how loud it is when nobody
 speaks), which the detector is known to take for speech; or little of the last seconds was voiced.
 An utterance of one window that was no louder than the noise, or hardly voiced, is no speech.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 
@@ -63,9 +64,13 @@ class NoiseFloor:
         """Energy and samples of the frames that `level` is made of."""
         self._energy, self._samples = 0.0, 0
         self._lowest: deque[float] = deque(maxlen=PARTS)
+        self._highest: deque[float] = deque(maxlen=PARTS)
         self._part_left = 0
         self.power = QUIETEST
         """The noise floor, at least QUIETEST."""
+        self.usual = 0.0
+        """The median of the highest levels of the parts of KEPT_S: so loud is what goes on here; 0
+        while it is not known."""
 
     @property
     def known(self) -> bool:
@@ -87,11 +92,14 @@ class NoiseFloor:
             return
         if self._part_left <= 0:
             self._part_left = PART
+            self.usual = median(self._highest) if self.known else 0.0
+            self._highest.append(self.level)
             self._lowest.append(self.level)
             self.power = max(QUIETEST, min(self._lowest))
         elif self.level < self._lowest[-1]:
             self._lowest[-1] = self.level
             self.power = max(QUIETEST, min(self.power, self.level))
+        self._highest[-1] = max(self._highest[-1], self.level)
         self._part_left -= samples
 
     def reset(self) -> None:
@@ -99,7 +107,8 @@ class NoiseFloor:
         self._newest.clear()
         self._energy, self._samples = 0.0, 0
         self._lowest.clear()
-        self._part_left, self.power = 0, QUIETEST
+        self._highest.clear()
+        self._part_left, self.power, self.usual = 0, QUIETEST, 0.0
 
 
 SUNK = ratio_of(8.0)
@@ -112,6 +121,9 @@ SURELY_NOISE = ratio_of(3.0)
 FOOLED_S, FOOLED_SHARE = 1.0, 0.6
 """The detector takes noise for speech when it did so in that share of about so long a time of
 noise. In hiss, where it does not, a weak word must not end an utterance."""
+ABOVE_USUAL, AT_USUAL, BELOW_VOICE = ratio_of(10.0), ratio_of(3.0), ratio_of(8.0)
+"""Who speaks up so much louder than what went on before, such as a television, has ended where the
+level is no louder than this above that, and so far below the voice, whatever the score."""
 STEADY_SLACK_S = 0.05
 """More than any frame's length."""
 HEARD, CLEAR = ratio_of(8.0), ratio_of(14.0)
@@ -141,6 +153,8 @@ class Endpoint:
         """For so long the score has been under FADING."""
         self._low_enough_s = settings.hang_over_ms / 1000 - SMOOTHED_S
         self._loudest = 0.0
+        self._behind = 0.0
+        """How loud it was before a louder voice spoke up in the open utterance; 0: none did."""
         self._low_s = 0.0
         """For so long the level has been at the floor."""
         self._recent: deque[tuple[float, float]] = deque()
@@ -151,7 +165,7 @@ class Endpoint:
 
     def open(self, loudest: float) -> None:
         """An utterance begins; `loudest` is the greatest level in its pre-roll."""
-        self._loudest, self._low_s = loudest, 0.0
+        self._loudest, self._low_s, self._behind = loudest, 0.0, 0.0
         self._recent.clear()
         self._recent_s = self._voiced_s = 0.0
 
@@ -175,12 +189,17 @@ class Endpoint:
             over = recent <= noise * AT_NOISE and (fading or self._loudest >= noise * CLEAR)
             tail = recent <= noise * NEAR_NOISE and recent * FALLEN <= self._loudest
             over = over or (tail and judgement.score < SURE)
+        if not over and self._behind:
+            level = self._floor.level
+            over = level <= self._behind * AT_USUAL and level * BELOW_VOICE <= self._loudest
         return replace(judgement, speech=False) if over else judgement
 
     def follow(self, judgement: Judgement, length_s: float) -> None:
         """Takes in a frame, of so many seconds, of an open utterance."""
-        level = self._floor.level
+        level, usual = self._floor.level, self._floor.usual
         self._loudest = max(self._loudest, level)
+        if usual and not self._behind and level >= usual * ABOVE_USUAL:
+            self._behind = usual
         near = level <= self._floor.power * self._margin
         low = near and level * SUNK <= self._loudest
         self._low_s = self._low_s + length_s if low else 0.0

@@ -116,6 +116,24 @@ def test_a_soft_voice_that_the_detector_is_unsure_of_all_along_is_left_to_it() -
     assert found == pytest.approx(6.06, abs=0.04)
 
 
+def test_who_speaks_up_beside_a_television_has_ended_when_that_alone_is_left() -> None:
+    talk = [noise(0.3, level, seed) for seed, level in enumerate([300, 150, 15, 250] * 10)]
+    command = noise(1.5, 2500)
+    found = room(DeafVoice(0.5), *talk[:20], command, *talk[20:])
+    when_s, window = found[0]
+    assert isinstance(window, Window)
+    assert 7.5 + 0.5 <= when_s < 7.5 + 0.95
+    assert window.start_s <= 6.0 and window.start_s + window.duration_s > 7.5
+    assert room(DeafVoice(0.5), *talk[:20], command, *talk[20:], settings=BY_DETECTOR)[0][0] > 9
+
+
+def test_louder_and_softer_words_of_one_talker_are_one_utterance() -> None:
+    loud, soft = noise(0.4, 1500), noise(0.4, 250)
+    talk = [noise(0.4, 20), loud, soft, soft, loud, soft, soft]
+    ((_, window),) = room(DeafVoice(4.4, until_s=9.6), noise(4, 20), *talk, *talk, noise(1, 20))
+    assert isinstance(window, Window) and window.duration_s > 5
+
+
 def test_a_soft_word_in_loud_noise_is_left_to_a_detector_that_is_sure() -> None:
     word, soft = noise(0.99, 900), noise(0.6, 320)
     lead, rest = noise(4, 300), noise(3, 300)
