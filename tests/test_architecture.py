@@ -59,6 +59,8 @@ OWNERS = {
     "pyxrt": ("lab/xrt.py",),
     "sqlite3": ("store/",),
     "paho": ("mqtt/client.py",),
+    "rich": ("cli/",),
+    "tomlkit": ("cli/",),
     "jeepney": ("wyoming/advertise.py",),
     "zeroconf": ("wyoming/advertise.py",),
     "systemd": ("daemon/journal.py",),

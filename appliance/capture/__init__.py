@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         list_microphones as list_microphones,
         open_source as open_source,
     )
-    from appliance.capture.recorder import Recorder as Recorder
+    from appliance.capture.recorder import EndError as EndError, Recorder as Recorder
     from appliance.capture.recording import Recording as Recording
     from appliance.capture.segmenter import Segmenter as Segmenter
     from appliance.capture.voice import VoiceDetector as VoiceDetector

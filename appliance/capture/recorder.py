@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
@@ -143,6 +143,21 @@ class Recorder:
                 return message
             raise EndError(json.loads(message.data)["lost"])
         return None
+
+    def waiting(self) -> Iterator[Message]:
+        """The blocks that are there by now; does not wait. Raises EndError."""
+        while self._process and self._process.stdout:
+            output = self._process.stdout.fileno()
+            if not select.select([output], [], [], 0)[0]:
+                break
+            data = os.read(output, 1 << 16)
+            if not data:
+                raise EndError(self._last_words())
+            self._inbox.push(data)
+        while (message := self._inbox.next()) is not None:
+            if message.kind != SOUND:
+                raise EndError(json.loads(message.data)["lost"])
+            yield message
 
     def interrupt(self) -> None:
         """Makes every wait end at once, until `resume`. Any thread."""

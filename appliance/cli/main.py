@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from appliance import __version__, config
-from appliance.cli import hardware, log, model, mqtt, run, transcribe, web
+from appliance.cli import hardware, log, model, mqtt, run, setup, transcribe, web
 from appliance.config import Settings
 from appliance.errors import ConfigError, RoomscribeError, StoreError
 from appliance.lab import add_benchmark_arguments
@@ -181,6 +181,7 @@ def parser() -> argparse.ArgumentParser:
     names = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add = functools.partial(names.add_parser, parents=[common])
     run.add_run(add)
+    setup.add_setup(add)
     transcribe.add_transcribe(add)
     run.add_devices(add)
     log.add_log(add)

@@ -25,6 +25,7 @@ from appliance.mqtt.client import (
     Subscribed,
     Untrusted,
 )
+from appliance.mqtt.outbox import NOBODY_SUBSCRIBES
 
 ANSWER_S = 3.0
 """Longest wait for an answer of a broker that let us in."""
@@ -70,6 +71,13 @@ class Probe:
         self._wait(lambda: number in self._answers)
         code = self._answers[number]
         return code if code >= FIRST_FAILURE else 0
+
+    def reaches(self, topic: str) -> bool:
+        """True when somebody subscribes to `topic`, or the broker does not say: an empty message
+        goes there. Raises BrokerError."""
+        number = self._link.publish(Outgoing(topic, b""))
+        self._wait(lambda: number in self._answers)
+        return self._answers[number] != NOBODY_SUBSCRIBES
 
     def receive(self, within_s: float = ANSWER_S, count: float = math.inf) -> list[Message]:
         """Messages on the topics listened on: all that come within the time, or once `count` have.

@@ -1,0 +1,83 @@
+"""A command on a terminal of its own, as a person drives it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from rigs.checkout import ROOT, environment as environment_of
+from rigs.command import PROGRAM
+
+
+class Terminal:
+    """A running `roomscribe ARGUMENTS`; use with `with`."""
+
+    def __init__(
+        self, *arguments: str | Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._master, slave = pty.openpty()
+        self.shown = ""
+        """All that it has shown so far, without colours and movements of the cursor."""
+        self._seen = 0
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", sys.executable, *PROGRAM, *map(str, arguments)],
+            stdin=slave, stdout=slave, stderr=slave, cwd=ROOT,
+            env=environment_of(**{"TERM": "xterm", "COLUMNS": "120", **dict(environment or {})}),
+        )  # fmt: skip
+        os.close(slave)
+
+    def until(self, text: str, within_s: float = 30.0) -> str:
+        """Waits until `text` is shown, behind what was waited for before; what came up to it."""
+        deadline_s = time.monotonic() + within_s
+        while (at := self.shown.find(text, self._seen)) < 0:
+            left_s = deadline_s - time.monotonic()
+            assert left_s > 0, f"{text!r} is not shown in {within_s:g} s, but:\n{self.shown}"
+            assert self._read(left_s), f"it ended before {text!r} was shown, behind:\n{self.shown}"
+        found = self.shown[self._seen : at + len(text)]
+        self._seen = at + len(text)
+        return found
+
+    def enter(self, text: str = "") -> None:
+        """Types a line."""
+        os.write(self._master, f"{text}\n".encode())
+
+    def press(self, letter: str) -> None:
+        """Types a letter, or Ctrl-C as \\x03."""
+        os.write(self._master, letter.encode())
+
+    def wait(self, within_s: float = 60.0) -> int:
+        """Reads to the end; the exit status."""
+        deadline_s = time.monotonic() + within_s
+        while self._read(max(0.0, deadline_s - time.monotonic())):
+            pass
+        return self.process.wait(max(0.1, deadline_s - time.monotonic()))
+
+    def _read(self, within_s: float) -> bool:
+        """Takes what is there; False at the end, or when nothing came."""
+        if not select.select([self._master], [], [], within_s)[0]:
+            return False
+        try:
+            data = os.read(self._master, 1 << 16)
+        except OSError:  # all ends of the terminal are closed
+            return False
+        text = data.decode("utf-8", "replace").replace("\r\n", "\n")
+        self.shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        with contextlib.suppress(OSError):
+            os.close(self._master)
