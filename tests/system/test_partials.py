@@ -8,13 +8,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from figures.model import quiet, read, to_int16
+from rigs.recordings import SHARED_AUDIO, manifest, sentences
 from rigs.speaking import Account, WordTranscriber, broken_rules, hear, sound_of, talk
+from rigs.waiting import holds
 
+from appliance.capture.frames import FRAME_SAMPLES
 from appliance.capture.segmenter import Segmenter
-from appliance.config import SegmenterSettings
+from appliance.capture.voice import VoiceDetector
+from appliance.config import SegmenterSettings, Settings
+from appliance.daemon.pipeline import Pipeline
+from appliance.infer.transcriber import open_transcriber
 from appliance.records import Discarded, Frame, Samples, Window
 
 
@@ -46,6 +55,35 @@ class SlowSegmenter(Segmenter):
         return super().guess
 
 
+class Pace:
+    """Far faster than it was spoken, but for the time that a guess takes: it is there when the
+    next frame comes, as on a fast machine."""
+
+    _pipeline: Pipeline | None = None
+
+    def watch(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def __call__(self) -> None:
+        time.sleep(0.0005)
+        guess = self._pipeline._backlog._guess if self._pipeline else None
+        if guess:
+            holds(lambda: guess.transcription or not guess.wanted, within_s=0.5, every_s=0.002)
+
+
+def recorded() -> Iterator[Samples]:
+    """The frames of tests/speech, and of some people, noise and music where there are any."""
+    files = [one.file for one in sentences()][::2]
+    if (SHARED_AUDIO / "MANIFEST.tsv").exists():
+        shared = [file for file, row in manifest(SHARED_AUDIO) if float(row["duration_s"]) <= 20]
+        files += shared[::12]
+    rng = np.random.default_rng(1)
+    for file in files:
+        sound = to_int16(np.concatenate((quiet(rng, 0.5), read(file), quiet(rng, 1.5))))
+        whole = len(sound) // FRAME_SAMPLES * FRAME_SAMPLES
+        yield from sound[:whole].reshape(-1, FRAME_SAMPLES)
+
+
 def sleep_up_to(rng: random.Random, seconds: float) -> Callable[..., None]:
     return lambda *_: time.sleep(rng.uniform(0, seconds))
 
@@ -55,14 +93,16 @@ def test_the_rule_holds_and_no_word_is_lost_whatever_the_pauses(tmp_path: Path) 
     for seed in range(4):
         rng = random.Random(seed)
         account, slow = Account(), sleep_up_to(rng, 0.006)
-        transcriber = WordTranscriber(before_encode=slow, before_write=slow)
-        sound = sound_of(talk(rng, 60, (4, 30)))
+        transcriber = WordTranscriber(before_encode=slow, before_write=slow, sure=seed % 2 == 0)
+        sound = sound_of(talk(rng, 40, (4, 30)))
         seen.update(hear(tmp_path / str(seed), sound, account, transcriber))
         assert broken_rules(account.told) == []
-        assert account.words == said(60)
+        assert account.words == said(40)
         for one in account.partials:
-            seen.update(eager=one.eager, resumed=one.resumed, in_speech=not one.eager)
-    assert min(seen["partials"], seen["eager"], seen["resumed"], seen["in_speech"]) > 0, seen
+            kinds = {"eager": one.eager, "resumed": one.resumed, "goes_on": bool(one.continues)}
+            seen.update(kinds | {"in_speech": not one.eager})
+    happened = ("partials", "closed_early", "eager", "resumed", "goes_on", "in_speech")
+    assert min(seen[name] for name in happened) > 0, seen
 
 
 def test_where_nobody_wants_them_nothing_is_done(tmp_path: Path) -> None:
@@ -76,7 +116,7 @@ def test_where_nobody_wants_them_nothing_is_done(tmp_path: Path) -> None:
 
 def test_ten_minutes_of_speech_and_silence_in_turn(tmp_path: Path) -> None:
     """Silences of 270 to 660 ms: a guess in most, and speech again just before, at and just after
-    the end."""
+    the end, be it early or not."""
     account = Account()
     sound = list(sound_of(talk(random.Random(2), 500, (9, 22))))
     assert len(sound) >= 20_000
@@ -136,7 +176,7 @@ def test_an_eager_text_is_withdrawn_before_the_transcript_comes(tmp_path: Path) 
     """The window is full with the first frame that is said after the guess."""
     account = Account()
     sound = sound_of([(0, 20), (1, 45), (0, 12), (2, 30), (0, 40)])
-    hear(tmp_path, sound, account, WordTranscriber(2.0), cutter=SlowSegmenter)
+    hear(tmp_path, sound, account, WordTranscriber(2.0, sure=False), cutter=SlowSegmenter)
     assert broken_rules(account.told) == []
     assert [one.resumed for one in account.partials if one.window == 1][-2:] == [False, True]
     assert account.words == said(2)
@@ -164,3 +204,25 @@ def test_a_partial_text_that_fails_is_none_and_harms_nothing(tmp_path: Path) -> 
     assert account.words == said(30)
     assert counters["partials"] > 1, "it is asked for again"
     assert all(one.eager or one.resumed for one in account.partials)
+
+
+@pytest.mark.parametrize("early_ms", [0, 350])
+def test_the_rule_holds_on_recordings(tmp_path: Path, early_ms: int) -> None:
+    settings = replace(Settings().segmenter, early_ms=early_ms)
+    account, pace = Account(), Pace()
+    counters = hear(
+        tmp_path,
+        recorded(),
+        account,
+        open_transcriber(Settings()),
+        voice=lambda: VoiceDetector(Settings().voice),
+        segmenter=settings,
+        before_each=pace,
+        more=pace.watch,
+    )
+    assert broken_rules(account.told) == []
+    assert len(account.transcripts) >= 20
+    eager = {(one.utterance_id, one.window) for one in account.partials if one.eager}
+    assert len(eager) >= len(account.transcripts) / 2
+    assert counters["partials"] >= len(account.transcripts) / 2
+    assert bool(counters.get("closed_early")) is bool(early_ms)
