@@ -37,7 +37,7 @@ FILE_AT_MOST = 4 << 20
 """Bytes."""
 WITHIN_S = 0.06
 STEPS_AT_LEAST, STEPS_AT_MOST = 24, 200
-"""Steps of a search; between them as many as fit into WITHIN_S on this machine."""
+"""Tokens that a search may try; between these as many as fit into WITHIN_S on this machine."""
 WORSE_BY = 6.0
 """A beginning that is so much less likely (natural logarithm) than a whole sentence, or than what
 was written freely, is left."""
@@ -349,7 +349,8 @@ class Phrases:
         self._tokens: dict[tuple[str, bool], list[tuple[int, ...]]] = {}
         self._followers: dict[Items, tuple[dict[int, Items], bool]] = {}
         self.steps = STEPS_AT_MOST
-        """Of the decoder, for a window."""
+        """Tokens given to the decoder for a window, those that are repeated for another beginning
+        counted, too."""
         kept = set(bundle.kept.tolist())
         latin = set(bundle.languages) <= {"en"}
         for word in {word for words in network.words for word, _ in words}:
@@ -424,9 +425,8 @@ class Phrases:
         odds = self._odds(decoder.step(cache, prompt)[-1])
         follow((), frozenset([(START, ())]), 0.0, odds)
         held: tuple[int, ...] = ()
-        for _ in range(self.steps):
-            if not waiting:
-                break
+        left = self.steps
+        while waiting and left > 0:
             cost, _, tokens, items = heapq.heappop(waiting)
             if -cost < max(free, max(found.values(), default=free)) - WORSE_BY:
                 break
@@ -435,6 +435,7 @@ class Phrases:
                 same += 1
             if len(prompt) + len(tokens) >= decoder.capacity:
                 continue
+            left -= len(tokens) - same
             decoder.rewind(cache, len(prompt) + same)
             odds = self._odds(decoder.step(cache, tokens[same:])[-1])
             held = tokens
