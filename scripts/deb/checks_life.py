@@ -7,10 +7,9 @@ import re
 import time
 
 from deb.checks import SPEAK_FIRST, expect, hears, is_up, listens
-from deb.checks_user import MODELS, OWN_CONFIG, USER, does, is_well, quiet_room, refused
+from deb.checks_user import CONFIG, MODELS, OWN_CONFIG, USER, does, is_well, quiet_room, refused
 from deb.container import CheckError, Container
 
-CONFIG = "/etc/roomscribe/roomscribe.toml"
 STATE = "/var/lib/roomscribe"
 MODEL = "homely"
 """The built-in model under another name, installed as the first versions did."""
@@ -122,6 +121,27 @@ def reloads(box: Container) -> str:
     box.run(f"cp -p /root/kept {CONFIG}; systemctl reload roomscribe")
     box.wait("listening again", lambda: listens(box), 10)
     return ""
+
+
+def opens_its_port(box: Container) -> str:
+    """With [wyoming] on the unit may listen on that port, and answers there; off it may on none.
+    (That the kernel forbids the others is tried in the virtual machine: a container's may not.)"""
+    allowed = "systemctl show -P SocketBindAllow roomscribe"
+    expect(not box.run(allowed).strip(), "a port is open before anybody asked for it")
+    box.run(f"printf '\\n[wyoming]\\nenabled = true\\nport = 10399\\n' >> {CONFIG}")
+    box.run("systemctl daemon-reload; systemctl restart roomscribe")
+    found = box.run(allowed)
+    expect("10399" in found and "10300" not in found, f"the unit may listen on {found!r}")
+    (box.share / "ask.sh").write_text(ASK, encoding="utf-8")
+    answer = "timeout 5 bash /share/ask.sh 10399"
+    box.wait("an answer", lambda: '"info"' in box.run(answer, check=False), 20)
+    report = box.run("systemd-analyze security --no-pager roomscribe.service")
+    score = float(re.findall(r"roomscribe\.service: ([\d.]+)", report)[0])
+    expect(score <= 1.3, f"with the port open systemd-analyze security says {score}:\n{report}")
+    box.run(f"cp -p /root/kept {CONFIG}; systemctl daemon-reload; systemctl restart roomscribe")
+    expect(not box.run(allowed).strip(), "the port is still open")
+    box.wait("listening again", lambda: listens(box), 10)
+    return f"systemd-analyze security {score} with the port open"
 
 
 def has_password(box: Container) -> str:

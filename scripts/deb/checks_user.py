@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deb.checks import SPOKEN, expect, hears, is_alike
+from deb.checks import SPOKEN, expect, hears, is_alike, listens
 from deb.container import SPEAK, Container
 from rigs.checkout import ROOT, TESTS
 
 USER = "edna"
+CONFIG = "/etc/roomscribe/roomscribe.toml"
 MODELS = "/var/lib/roomscribe-models"
 HUB = Path(__file__).with_name("hub.py")
 OWN_CONFIG = f"/home/{USER}/own.toml"
@@ -109,6 +110,7 @@ def serves_a_user(box: Container) -> str:
     expect(is_alike(said, heard), f"said {said!r}, written {heard!r}")
     for command in ("log", "log --follow", "log --delete --all --yes", "mute", "mute on"):
         refused(box, f"roomscribe {command}", 74, "sudo")
+    refused(box, "roomscribe setup --yes --node keller", 78, "sudo")
     for command in ("add tiny", "use home-en"):
         refused(box, f"roomscribe model {command}", 78, "sudo")
     expect("watching" in does(box, "timeout 3 roomscribe mqtt watch", 124), "mqtt watch")
@@ -125,6 +127,30 @@ def serves_a_user(box: Container) -> str:
     box.run(f"rm -r /home/{USER}/log {OWN_CONFIG}")
     table = does(box, "roomscribe benchmark --random-weights tiny --repeats 1")
     expect("Roomscribe, CPU, balanced" in table, f"the benchmark: {table}")
+    return ""
+
+
+def sets_up(box: Container) -> str:
+    """`sudo roomscribe setup` by its options: the running daemon takes the new name, and the
+    configuration keeps its comments, owner and mode; the socket is for the daemon's group."""
+    socket = box.run("stat -c '%F %a %U %G' /run/roomscribe/control").strip()
+    expect(socket == "socket 660 roomscribe roomscribe", f"the control socket: {socket}")
+    before = box.run(f"stat -c '%a %U %G' {CONFIG}; grep -c '#' {CONFIG}; cp -p {CONFIG} /root/was")
+    process = box.status()["MainPID"]
+    with quiet_room(box):
+        said = does(box, "sudo roomscribe setup --yes --node Keller --broker localhost --device ''")
+        expect('+node = "keller"' in said and "the daemon has read it" in said, said)
+        hears(box)
+    event = box.heard()[-1]
+    expect(event["node"] == "keller", f"the node is {event['node']}")
+    expect(box.status()["MainPID"] == process, "it was restarted")
+    after = box.run(f"stat -c '%a %U %G' {CONFIG}; grep -c '#' {CONFIG}")
+    same = before.split()[:3] == after.split()[:3]
+    expect(same and int(before.split()[3]) - int(after.split()[3]) <= 1, f"{before} -> {after}")
+    again = does(box, "sudo roomscribe setup --yes --node Keller")
+    expect("nothing is to be changed" in again, again)
+    box.run(f"cp -p /root/was {CONFIG}; systemctl reload roomscribe")
+    box.wait("listening again", lambda: listens(box), 10)
     return ""
 
 
