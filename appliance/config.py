@@ -149,11 +149,6 @@ class SegmenterSettings:
         "Date the end of speech by the sound, too (level, and how the detector's score falls); "
         "false: by the detector alone, 100 to 250 ms later.",
     )
-    end_by_sound: bool = key(
-        True,
-        "Date the end of speech by the sound, too (level, and how the detector's score falls); "
-        "false: by the detector alone, 100 to 250 ms later.",
-    )
     speculate: bool = key(
         True,
         "Transcribe after 300 ms of silence what is thrown away if speech goes on, so that the "
@@ -320,6 +315,18 @@ class DecoderSettings:
         "same text, bit by bit, in less time. For models of 8-bit weights, those from before this "
         "key once they are added again; the others decode as without. The last 400 sentences stay "
         "in the process's memory, and of the decoder a quarter more.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PhrasesSettings:
+    """[phrases]"""
+
+    file: str = key(
+        "bundle",
+        "File of sentences that are expected, see docs/phrases.md: which of them was said, with "
+        "its slots, stands beside the text in each event. bundle: those that come with the model, "
+        "if any do; empty: none.",
     )
 
 
@@ -606,7 +613,6 @@ class WyomingSettings:
         "microphone, which only versions that know of it wait for.",
     )
 
-
     @property
     def announced(self) -> bool:
         """True when the network is to be told: not of what this machine alone can reach."""
@@ -635,6 +641,7 @@ class Settings:
     transcriber: TranscriberSettings = field(default_factory=TranscriberSettings)
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
     decoder: DecoderSettings = field(default_factory=DecoderSettings)
+    phrases: PhrasesSettings = field(default_factory=PhrasesSettings)
     gates: GateSettings = field(default_factory=GateSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     spool: SpoolSettings = field(default_factory=SpoolSettings)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
 
 from appliance.config import EncoderSettings, GateSettings, Settings
-from appliance.errors import ModelError, RoomscribeError
+from appliance.errors import ConfigError, ModelError, RoomscribeError
 from appliance.infer.arithmetic import Products, warn_of_trouble
 from appliance.infer.decoder import Decoded, Decoder, choose_guards
 from appliance.infer.drafts import Drafts
@@ -21,9 +22,17 @@ from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
 from appliance.infer.mel import window_mel
+from appliance.infer.phrases import Phrases, read_phrases
 from appliance.infer.sureness import is_finished
 from appliance.infer.tokenizer import Tokenizer
-from appliance.model import ENCODER_FILE, HEF_FILE, Bundle, bundled_hef, load_bundle
+from appliance.model import (
+    ENCODER_FILE,
+    HEF_FILE,
+    PHRASES_FILE,
+    Bundle,
+    bundled_hef,
+    load_bundle,
+)
 from appliance.records import HOP, States, Transcription, Window
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -41,6 +50,8 @@ class Encoded:
     encode_ms: float
     ahead: bool = False
     """True for a guess, of which it is asked, too, whether the text is whole."""
+    whole: bool = False
+    """True for an utterance of one window, in which an expected sentence is looked for."""
     owner: tuple[str, int] = ("", 0)
     """Utterance and index of the window, whose text may have been guessed before."""
 
@@ -124,11 +135,13 @@ class Transcriber:
         *,
         fallback: bool = False,
         trouble: str = "",
+        phrases: Phrases | None = None,
         drafts: Drafts | None = None,
     ) -> None:
         """`drafts` are the decoder's."""
         self.bundle, self.encoder = bundle, encoder
         self._drafts = drafts
+        self._phrases = phrases
         self._decoder, self._tokenizer = decoder, tokenizer
         self._temperatures = TEMPERATURES if fallback else TEMPERATURES[:1]
         self.gates = gates
@@ -156,8 +169,10 @@ class Transcriber:
         begun_s = time.perf_counter()
         states = self.encoder.encode(mel)
         encode_ms = 1000 * (time.perf_counter() - begun_s)
+        whole = window.index == 1 and window.last
         owner = window.utterance_id, window.index
-        return Encoded(states, window.duration_s, self.encoder.name, encode_ms, owner=owner)
+        name = self.encoder.name
+        return Encoded(states, window.duration_s, name, encode_ms, whole=whole, owner=owner)
 
     def write(self, encoded: Encoded) -> Transcription:
         """The second half of `transcribe`; at higher temperatures too, where that is wanted."""
@@ -174,6 +189,11 @@ class Transcriber:
                 break
         if self._drafts:
             self._drafts.add(decoded.tokens)
+        if self._phrases and encoded.whole and transcription.text:
+            begun_s = time.perf_counter()
+            phrase = self._phrases.find(decoded)
+            decode_ms += 1000 * (time.perf_counter() - begun_s)
+            transcription = replace(transcription, phrase=phrase, decode_ms=decode_ms)
         if encoded.ahead and self.bundle.endings and decoded.ended:
             transcription = replace(
                 transcription, finished=self._is_finished(transcription, decoded)
@@ -192,6 +212,8 @@ class Transcriber:
         self.transcribe(Window("", 1, True, np.zeros(length, np.int16), 0.0, 0.0, 0.0))
         if isinstance(self._decoder, Decoder):
             self._decoder.warm_up()
+        if self._phrases:
+            self._phrases.warm_up()
 
     def close(self) -> None:
         """Frees the encoder's device."""
@@ -237,6 +259,7 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
     on_cpu = settings.decoder.backend == "cpu"
     drafts = Drafts() if settings.decoder.drafts and on_cpu else None
     cpu = Decoder(bundle, rules, settings.decoder.threads, drafts)
+    phrases = _open_phrases(settings, bundle, tokenizer, cpu)
     decoder: Decoder | HailoDecoder = cpu
     if settings.decoder.backend == "hailo":
         encoder, decoder = open_on_npu(bundle, settings.encoder, cpu)
@@ -259,8 +282,28 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
         gates,
         fallback=fallback,
         trouble=trouble,
+        phrases=phrases,
         drafts=drafts,
     )
+
+
+def _open_phrases(
+    settings: Settings, bundle: Bundle, tokenizer: Tokenizer, decoder: Decoder
+) -> Phrases | None:
+    """The sentences that are expected; None without any. Raises ConfigError."""
+    name = settings.phrases.file
+    own = name == "bundle"
+    if not name or (own and PHRASES_FILE not in bundle.files):
+        return None
+    if settings.decoder.backend == "hailo":
+        if own:
+            return None
+        raise ConfigError(
+            "[phrases] file: expected [decoder] backend = cpu, found hailo, which has no cache in "
+            "which sentences could be compared"
+        )
+    file = bundle.folder / PHRASES_FILE if own else Path(name)
+    return Phrases(read_phrases(file), bundle, tokenizer, decoder)
 
 
 def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:

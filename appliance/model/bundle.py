@@ -41,6 +41,8 @@ JOINT = 12
 """The most of them."""
 ALWAYS = (ENCODER_FILE, CROSS_FILE, STEP_FILE, EMBEDDING_FILE, VOCABULARY_FILE)
 HEF_FILE = "encoder.hef"
+PHRASES_FILE = "phrases.toml"
+"""Sentences that come with the model; few models have any."""
 DECODER_FILES = DECODER_HEF, TOKEN_TABLE, PLACE_TABLE = (
     "decoder.hef",
     "token_embedding_weight.npy",
@@ -217,6 +219,12 @@ class Bundle:
         if self.calibration is not None:
             return self.calibration.confidence(logprobs)
         return math.exp(min(0.0, sum(logprobs)) / max(1, len(logprobs)))
+
+    def phrase_confidence(self, share: float, mean: float) -> float:
+        """How likely an expected sentence is what was said, 0..1: by its `share` of the probability
+        of all answers that were found, and by the `mean` natural log-probability of its tokens;
+        without a calibration the product of share and geometric mean."""
+        return share * math.exp(min(0.0, mean))
 
     @property
     def low_confidence(self) -> float:
