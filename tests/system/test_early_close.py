@@ -1,0 +1,224 @@
+"""Utterances that end early, or late, in a running appliance: nothing is lost, nothing is told
+twice, the order stays, and what goes on says what it continues."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rigs.speaking import Account, WordTranscriber, broken_rules, hear, sound_of, talk
+
+from appliance.capture.segmenter import Segmenter
+from appliance.config import SegmenterSettings
+from appliance.daemon.pipeline import Pipeline
+from appliance.infer.transcriber import Encoded
+from appliance.records import Discarded, Frame, Transcript, Transcription, Window
+
+PATIENCE_S = 0.2
+"""So long a frame waits at most for what is thought of the guess before it."""
+
+
+class SureTranscriber(WordTranscriber):
+    """Takes texts for whole sentences or for unfinished ones, by their last word; by default for
+    whole."""
+
+    def __init__(
+        self,
+        window_s: float = 4.0,
+        *,
+        opinion: Callable[[int], bool | None] = lambda _: True,
+        before_encode: Callable[[Window], object] = lambda _: None,
+        before_write: Callable[[], object] = lambda: None,
+    ) -> None:
+        super().__init__(window_s, before_encode=before_encode, before_write=before_write)
+        self._opinion = opinion
+
+    def write(self, encoded: Encoded) -> Transcription:
+        result = super().write(encoded)
+        finished = self._opinion(int(encoded.states[0][-1])) if encoded.ahead else None
+        return replace(result, finished=finished)
+
+
+class ClosedFrames(Segmenter):
+    """Notes the silence, ms, after which each utterance was closed."""
+
+    silences_ms: list[float]
+
+    def push(self, frame: Frame) -> list[Window | Discarded]:
+        found = super().push(frame)
+        self.silences_ms += [
+            1000 * (frame.end_s - one.speech_end_s)
+            for one in found
+            if isinstance(one, Window) and one.last
+        ]
+        return found
+
+
+def said(words: int) -> list[str]:
+    return [f"w{word}" for word in range(1, words + 1)]
+
+
+class Pace:
+    """Lets the sound go on when all before it was taken in and the guess, if any, is judged: a
+    model that takes no time, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self._pipeline: Pipeline | None = None
+
+    def begin(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def __call__(self) -> None:
+        until_s = time.monotonic() + PATIENCE_S
+        while self._behind() and time.monotonic() < until_s:
+            time.sleep(0.0002)
+
+    def _behind(self) -> bool:
+        if self._pipeline is None:
+            return True
+        backlog = self._pipeline._backlog
+        guessed = backlog._guess is not None and backlog.expected() is None
+        return guessed or self._pipeline._frames.qsize() > 0
+
+
+def chains_of(transcripts: list[Transcript]) -> int:
+    """How many utterances go on with another; each with the one just before it."""
+    utterances = {one.utterance_id: one.continues for one in transcripts}
+    before = ["", *utterances]
+    for number, (utterance_id, continues) in enumerate(utterances.items()):
+        assert continues in ("", before[number]), f"{utterance_id} continues {continues}"
+    return sum(map(bool, utterances.values()))
+
+
+def check(account: Account, counters: dict[str, int], words: int) -> None:
+    assert broken_rules(account.told) == []
+    assert account.words == said(words)
+    assert chains_of(account.transcripts) == counters.get("resumed", 0)
+    assert counters.get("resumed", 0) <= counters.get("closed_early", 0)
+
+
+def test_sentences_that_are_whole_end_early_and_those_that_are_not_late(tmp_path: Path) -> None:
+    """Every third word ends a sentence, every third is in the middle of one, of the others nobody
+    knows."""
+    opinions: dict[int, bool | None] = {0: True, 1: False, 2: None}
+    silences_ms: list[float] = []
+    cutter = type("Cutter", (ClosedFrames,), {"silences_ms": silences_ms})
+    account = Account(wants_partials=False)
+    transcriber = SureTranscriber(opinion=lambda word: opinions[word % 3])
+    counters = hear(
+        tmp_path,
+        sound_of(talk(random.Random(1), 18, (60, 60))),
+        account,
+        transcriber,
+        cutter=cutter,
+        before_each=(pace := Pace()),
+        more=pace.begin,
+    )
+    check(account, counters, 18)
+    assert counters["closed_early"] >= 5
+    assert chains_of(account.transcripts) == 0, "1.8 s are no pause"
+    by_kind = [silences_ms[kind::3] for kind in range(3)]  # words 1, 4, .. are of opinion False
+    assert min(by_kind[0]) > 990
+    assert sorted(by_kind[1])[3] == pytest.approx(600, abs=31)
+    assert sorted(by_kind[2])[3] < 550
+
+
+@pytest.mark.parametrize("silence", [11, 12, 13])
+def test_speech_that_starts_again_with_the_frame_after_an_early_close(
+    tmp_path: Path, silence: int
+) -> None:
+    account = Account()
+    words = [one for word in range(1, 31) for one in ((word, 20), (0, silence))]
+    sound = sound_of([(0, 20), *words, (0, 40)])
+    counters = hear(
+        tmp_path, sound, account, SureTranscriber(), before_each=(pace := Pace()), more=pace.begin
+    )
+    check(account, counters, 30)
+    assert counters.get("resumed", 0) == (silence >= 12), "who pauses once is given more time"
+
+
+def test_whatever_is_thought_of_the_sentences_no_word_is_lost(tmp_path: Path) -> None:
+    for seed in range(3):
+        rng = random.Random(seed)
+        account = Account()
+
+        def slow(*_: object, rng: random.Random = rng) -> None:
+            time.sleep(rng.uniform(0, 0.006))
+
+        opinions = {word: rng.choice([True, True, False, None]) for word in range(-1, 61)}
+        transcriber = SureTranscriber(
+            opinion=opinions.__getitem__, before_encode=slow, before_write=slow
+        )
+        sound = sound_of(talk(rng, 60, (4, 40)))
+        check(account, hear(tmp_path / str(seed), sound, account, transcriber), 60)
+
+
+def test_a_decoder_slower_than_the_hang_over_ends_nothing_early(tmp_path: Path) -> None:
+    account = Account()
+    transcriber = SureTranscriber(before_write=lambda: time.sleep(0.03))  # 60 frames
+    counters = hear(tmp_path, sound_of(talk(random.Random(3), 40, (9, 25))), account, transcriber)
+    check(account, counters, 40)
+
+
+def test_an_encoder_that_hangs_in_a_speculative_encode(tmp_path: Path) -> None:
+    hung = threading.Event()
+
+    def hang_once(window: Window) -> None:
+        if window.last and not hung.is_set():
+            hung.set()
+            time.sleep(0.5)
+
+    account = Account()
+    transcriber = SureTranscriber(60.0, before_encode=hang_once)
+    counters = hear(
+        tmp_path, sound_of(talk(random.Random(4), 30, (9, 40))), account, transcriber,
+        before_each=(pace := Pace()), more=pace.begin,
+    )  # fmt: skip
+    assert hung.is_set()
+    check(account, counters, 30)
+    assert counters["closed_early"] > 0, "the next ones are early again"
+
+
+def test_what_the_house_has_said_before_ends_early(tmp_path: Path) -> None:
+    """The same word again and again: whole from the second time on."""
+    account = Account(wants_partials=False)
+    sound = sound_of([(0, 20), *(said for _ in range(8) for said in ((7, 20), (0, 60)))])
+    counters = hear(
+        tmp_path,
+        sound,
+        account,
+        SureTranscriber(opinion=lambda _: None),
+        before_each=(pace := Pace()),
+        more=pace.begin,
+    )
+    assert account.words == ["w7"] * 8
+    assert 3 <= counters["closed_early"] <= 7
+
+
+def test_turned_off_every_utterance_waits_for_the_hang_over(tmp_path: Path) -> None:
+    asked: list[bool] = []
+
+    class Watched(SureTranscriber):
+        def write(self, encoded: Encoded) -> Transcription:
+            asked.append(encoded.ahead)
+            return super().write(encoded)
+
+    account, silences_ms = Account(wants_partials=False), list[float]()
+    cutter = type("Cutter", (ClosedFrames,), {"silences_ms": silences_ms})
+    counters = hear(
+        tmp_path,
+        sound_of(talk(random.Random(5), 8, (30, 40))),
+        account,
+        Watched(),
+        cutter=cutter,
+        segmenter=SegmenterSettings(early_ms=0),
+    )
+    assert account.words == said(8)
+    assert asked and not any(asked)
+    assert silences_ms == pytest.approx([600] * 8)
+    assert "closed_early" not in counters
