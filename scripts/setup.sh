@@ -28,6 +28,16 @@ install_packages() {
         --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# For the page's tests, where the distribution has one as a package (Ubuntu has none)
+install_browser() {
+    command -v chromedriver >/dev/null && return
+    apt-cache show chromium-driver >/dev/null 2>&1 || as_root apt-get update -qq
+    say "installing a browser for the page's tests"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        chromium chromium-driver fonts-dejavu-core >/dev/null \
+        || say "no chromium-driver: the page's tests in a browser are skipped"
+}
+
 find_python() {
     local candidate
     for candidate in ${ROOMSCRIBE_PYTHON:-python3 python3.13 python3.12 python3.11 /usr/bin/python3}; do
@@ -54,6 +64,7 @@ set_up() {
     local kind=$1 base stamp extras=''
     [ "$kind" = dev ] && extras='[dev]' && PACKAGES+=(ffmpeg)
     install_packages
+    [ "$kind" != dev ] || install_browser
     base=$(find_python)
     stamp=.venv/.set-up-$kind
     if [ "$("$base" -VV)" != "$(cat .venv/.python 2>/dev/null)" ]; then

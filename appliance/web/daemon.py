@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class Daemon:
 
     async def events(
         self, wanted: list[str], after: int | None
-    ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
         """Each event's name and data; transcripts from after the number `after` on.
 
         ("", {}) once the daemon listens, and after each ALIVE_S without an event. Raises AwayError

@@ -354,13 +354,15 @@ class _Events(_Guarded):
         told = ""
         while True:
             try:
-                async for name, data in self.page.daemon.events(wanted, after):
-                    if told != "up":
-                        told = "up"
-                        await self._say("daemon", {"up": True})
-                    if name == "transcript":
-                        after = data["seq"]
-                    await self._say(name, data, after if name == "transcript" else None)
+                # closed at once: a reader that has gone leaves its place at the daemon
+                async with contextlib.aclosing(self.page.daemon.events(wanted, after)) as events:
+                    async for name, data in events:
+                        if told != "up":
+                            told = "up"
+                            await self._say("daemon", {"up": True})
+                        if name == "transcript":
+                            after = data["seq"]
+                        await self._say(name, data, after if name == "transcript" else None)
             except (AwayError, RefusedError) as error:
                 if told != str(error):
                     told = str(error)

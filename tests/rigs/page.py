@@ -192,7 +192,7 @@ class Page:
 
     def request(
         self, method: str, path: str, body: bytes | None = None, **headers: str | None
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
         """Status, headers and body; a header's _ stands for -, None leaves it out."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         given: dict[str, str | None] = {"Host": f"localhost:{self.port}", "Cookie": self.cookie}
@@ -205,19 +205,20 @@ class Page:
         finally:
             connection.close()
 
-    def get(self, path: str, **headers: str | None) -> tuple[int, Mapping[str, str], bytes]:
+    def get(self, path: str, **headers: str | None) -> tuple[int, http.client.HTTPMessage, bytes]:
         return self.request("GET", path, **headers)
 
     def post(
         self, path: str, body: object, token: str | None = None, **headers: str | None
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
         """JSON as the page sends it."""
-        sent = {
+        sent: dict[str, Any] = {
             "Content_Type": "application/json",
             "X_Roomscribe_Token": self.token if token is None else token,
             "Origin": f"http://localhost:{self.port}",
         }
-        return self.request("POST", path, json.dumps(body).encode(), **{**sent, **headers})
+        sent |= headers
+        return self.request("POST", path, json.dumps(body).encode(), **sent)
 
     def ask(self, command: str, **arguments: object) -> Any:
         """A command's result."""
@@ -236,7 +237,7 @@ def page(folder: Path, *arguments: str, **web: object) -> Iterator[Page]:
     with (
         (folder / "page.log").open("ab") as log,
         start(
-            *("web", "serve", "--config", config, *arguments),
+            *("web", "serve", "--config", str(config), *arguments),
             stderr=log,
             environment={"RUNTIME_DIRECTORY": str(folder), "STATE_DIRECTORY": ""},
         ) as process,

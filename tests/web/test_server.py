@@ -337,7 +337,8 @@ def test_it_takes_the_socket_that_systemd_hands_over(tmp_path: Path) -> None:
             pass_fds=[listener.fileno()],
             cwd=ROOT,
         ) as process:
-            connection = http.client.HTTPConnection(*listener.getsockname(), timeout=20)
+            host, port = listener.getsockname()
+            connection = http.client.HTTPConnection(host, port, timeout=20)
             connection.request("GET", "/")
             assert connection.getresponse().status == 200
             connection.close()

@@ -52,26 +52,28 @@ async function call(path, body) {
 
 const ask = async (command, given = {}) => (await call("api/command", { command, ...given })).result;
 
-// a stream of events while the page is seen; `after` tells from where sentences are wanted
+// the one stream of events while the page is seen (a browser opens six connections to a host, for
+// all its tabs together); `after` tells from where sentences are wanted
 function useStream(events, after, told) {
-  const latest = useRef(told);
+  const latest = useRef(told), last = useRef(null);
   latest.current = told;
   useEffect(() => {
     if (after === undefined) return undefined;
-    let source, timer, last = after;
+    if (last.current === null) last.current = after;
+    let source, timer;
     const open = () => {
       if (source && source.readyState !== 2) return;
-      const query = new URLSearchParams({ events, ...(last === null ? {} : { after: last }) });
+      const query = new URLSearchParams({ events, ...(last.current === null ? {} : { after: last.current }) });
       source = new EventSource(`api/events?${query}`);
       for (const name of [...events.split(","), "daemon"])
         source.addEventListener(name, (event) => {
           const data = JSON.parse(event.data);
-          if (name === "transcript") last = data.seq;
+          if (name === "transcript") last.current = data.seq;
           latest.current(name, data);
         });
       source.onerror = () => {
         latest.current("daemon", { up: false, why: "The page's server does not answer." });
-        if (source.readyState === 2) {
+        if (source && source.readyState === 2) {
           clearTimeout(timer);
           timer = setTimeout(open, 3000); // refused: there may be a place later
           call("api/session").catch(() => {});
@@ -85,9 +87,10 @@ function useStream(events, after, told) {
       else open();
     };
     seen();
-    document.addEventListener("visibilitychange", seen);
+    const on = [[document, "visibilitychange", seen], [window, "pagehide", close], [window, "pageshow", seen]];
+    for (const [where, name, how] of on) where.addEventListener(name, how);
     return () => {
-      document.removeEventListener("visibilitychange", seen);
+      for (const [where, name, how] of on) where.removeEventListener(name, how);
       clearTimeout(timer);
       close();
     };
@@ -129,13 +132,13 @@ function Sentence({ one, onDelete }) {
   </li>`;
 }
 
-// the level of the microphone, from a stream of its own: the daemon measures it only for readers
+const meters = new Set(); // are told each level
+
 function Meter() {
   const canvas = useRef(), now = useRef({ rms: -90, peak: -90 });
   const [shown, setShown] = useState(null);
   const said = useRef(0);
-  useStream("level", null, (name, data) => {
-    if (name !== "level") return;
+  const hear = (data) => {
     const rms = data.rms_db ?? -90, peak = data.peak_db ?? -90;
     now.current = { rms, peak: Math.max(peak, now.current.peak - 1.5), clipped: data.clipped };
     draw(canvas.current, now.current);
@@ -143,7 +146,8 @@ function Meter() {
       said.current = Date.now();
       setShown({ rms, clipped: data.clipped });
     }
-  });
+  };
+  useEffect(() => (meters.add(hear), () => meters.delete(hear)), []);
   const text = shown === null ? "no sound yet" : shown.rms <= -89 ? "silence" : `${Math.round(shown.rms)} dB`;
   return html`<div class="meter">
     <div role="meter" aria-label="Level of the microphone" aria-valuemin="-70" aria-valuemax="0"
@@ -191,14 +195,14 @@ function Live({ live, onMute }) {
     </section>
     <section class="card" aria-labelledby="said">
       <h2 id="said">What was said</h2>
-      <ul class="said" role="log" aria-live="polite" aria-label="Sentences, the newest first">
+      <div role="log" aria-label="Sentences, the newest first"><ul class="said">
         ${live.partial && html`<li class="coming" key="coming"><time>now</time><p dir="auto">${live.partial.text} …</p></li>`}
         ${live.lines.map((one) =>
           one.text !== undefined
             ? html`<${Sentence} key=${`s${one.seq}`} one=${one} />`
             : html`<li class="none" key=${`d${one.key}`}><time>${clock(one.time)}</time><p>No text: ${REASONS[one.reason] || words(one.reason)}${one.duration_s ? ` (${one.duration_s.toFixed(1)} s)` : ""}</p></li>`
         )}
-      </ul>
+      </ul></div>
       ${!live.lines.length && !live.partial && html`<p class="empty">Say something: it stands here a moment later.</p>`}
     </section>`;
 }
@@ -417,7 +421,7 @@ function Health({ live }) {
         ["lost: too much at once", stats.lost_overload], ["not told in time", stats.expired],
         ["memory", stats.memory_mb === undefined ? undefined : `${Math.round(stats.memory_mb)} MB`],
         ["processor", degrees(stats.soc_temperature_c)], ["NPU", degrees(stats.npu_temperature_c)],
-        ["power", stats.throttling ? stats.throttling.join(", ") || "as it should be" : undefined]]} />
+        ["power", stats.throttling ? stats.throttling.join(", ") || "good" : undefined]]} />
     </section>`}
     <p class="soft small">On the machine <code>sudo roomscribe doctor</code> looks at everything and names the cure of each fault.</p>`;
 }
@@ -430,7 +434,7 @@ const SETUP = [
   ["Log", ["store.retention_days", "store.retention_count", "store.retention_mb"]],
 ];
 const NAMES = {
-  "capture.device": "Microphone", "appliance.node": "Name in topics and events", "homeassistant.area": "Room in Home Assistant",
+  "capture.device": "Device", "appliance.node": "Name in topics and events", "homeassistant.area": "Room in Home Assistant",
   "model.bundle": "Model", "decoder.preset": "Against running on", "mqtt.enabled": "Publish to MQTT",
   "homeassistant.enabled": "Announce to Home Assistant", "mqtt.partials": "Tell what somebody says so far",
   "mqtt.retain_last": "Leave the last sentence on the broker", "store.retention_days": "Days that sentences are kept",
@@ -536,7 +540,7 @@ function Setup({ live }) {
         <div class="row"><button type="button" disabled=${test?.busy || !live.up} onClick=${listen}>${test?.busy ? "Say a sentence …" : "Test for 5 seconds"}</button></div>
         <div role="status">${test && !test.busy && html`<p>${test.trouble || VERDICTS[test.verdict]}${test.peak_db !== undefined && test.peak_db !== null ? html` <span class="soft number">Loudest ${Math.round(test.peak_db)} dB.</span>` : ""}</p>
           ${test.words && html`<p class="soft">It heard: “${test.words}”</p>`}`}</div>`}
-      ${title === "Model" && html`<p class="soft small">In use: ${live.state?.model}. <code>roomscribe model list</code> shows the installed ones, <code>sudo roomscribe model add tiny</code> brings another.</p>`}
+      ${title === "Model" && html`<p class="soft small">In use: ${live.state?.model}. <code>roomscribe model list</code> shows the installed ones, <code>sudo roomscribe model add tiny</code> brings one.</p>`}
       ${title === "Broker" && html`<p class="soft small">Host and login of the broker are for <code>sudo roomscribe setup</code> on the appliance.</p>`}
     </fieldset>`)}
     <details class="card"><summary><h2>Everything else</h2></summary>${rest.map(field)}</details>
@@ -579,7 +583,7 @@ const viewOf = () => {
 function App() {
   const [view, setView] = useState(viewOf());
   const [live, setLive] = useState({ up: true, why: "", state: null, stats: null, speaking: false, partial: null, lines: [] });
-  const [from, setFrom] = useState(undefined), main = useRef(), number = useRef(0);
+  const [from, setFrom] = useState(undefined), main = useRef(), number = useRef(0), away = useRef(false);
   const change = (how) => setLive((before) => ({ ...before, ...how(before) }));
   const fill = async () => {
     try {
@@ -591,6 +595,7 @@ function App() {
       return newest.length ? newest[0].seq : 0;
     } catch (error) {
       change(() => ({ up: false, why: error.message }));
+      away.current = true;
       return null;
     }
   };
@@ -603,10 +608,14 @@ function App() {
   useEffect(() => {
     document.title = `${VIEWS[view]} · Roomscribe ${session.node}`;
   }, [view]);
-  useStream("transcript,discarded,state,stats,speech,partial", from, (name, data) => {
-    if (name === "daemon") {
+  // the daemon measures the level for those alone who show it
+  const level = view === "live" || view === "setup" ? ",level" : "";
+  useStream(`transcript,discarded,state,stats,speech,partial${level}`, from, (name, data) => {
+    if (name === "level") for (const hear of meters) hear(data);
+    else if (name === "daemon") {
       change(() => (data.up ? { up: true, why: "" } : { up: false, why: data.why, speaking: false, partial: null }));
-      if (data.up) fill();
+      if (data.up && away.current) fill();
+      away.current = !data.up;
     } else if (name === "transcript")
       change((before) => ({
         lines: [data, ...before.lines.filter((one) => one.seq !== data.seq)].slice(0, SHOWN),

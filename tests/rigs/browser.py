@@ -1,0 +1,154 @@
+"""A real browser without a window, as a phone or a desk has it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rigs.page import Page
+from rigs.waiting import until
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+needs_browser = pytest.mark.skipif(
+    not shutil.which("chromedriver"), reason="not installed: chromium-driver"
+)
+PHONE, DESK = (390, 844), (1280, 800)
+WITHIN_S = 15.0
+AXE = "axe-core@4.10.3"
+
+
+class Browser:
+    """One tab; `errors` is what its console complains of."""
+
+    def __init__(self) -> None:
+        options = webdriver.ChromeOptions()
+        for switch in (
+            *("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"),
+            *("hide-scrollbars", "disable-background-networking", "no-first-run"),
+        ):
+            options.add_argument(f"--{switch}")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        # the driver is Debian's: Selenium would look for one in the internet
+        service = Service(shutil.which("chromedriver"))
+        self.driver: Any = webdriver.Chrome(options, service)
+
+    def resize(self, size: tuple[int, int], theme: str = "light") -> None:
+        """The window's size in CSS pixels, and what the system prefers."""
+        width, height = size
+        self._order(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == PHONE},
+        )
+        features = [{"name": "prefers-color-scheme", "value": theme}]
+        self._order("Emulation.setEmulatedMedia", {"features": features})
+
+    def _order(self, command: str, arguments: dict[str, Any]) -> Any:
+        return self.driver.execute_cdp_cmd(command, arguments)
+
+    def forget(self) -> None:
+        """Takes cookies and what a page has kept away."""
+        self._order("Network.clearBrowserCookies", {})
+        self.driver.get("about:blank")
+
+    def enter(self, page: Page, view: str = "live") -> None:
+        """Opens the view with the page's session."""
+        self.forget()
+        name, _, value = page.cookie.partition("=")
+        cookie = {"name": name, "value": value, "url": page.url, "httpOnly": True}
+        self._order("Network.setCookie", cookie)
+        self.driver.get(f"{page.url}#{view}" if view != "live" else page.url)
+        until(lambda: self.text(".pill") not in ("", "…"), WITHIN_S)
+
+    def show(self, view: str) -> None:
+        """Another view, as its link shows it."""
+        self.run("location.hash = arguments[0]", view)
+        name = view.partition("?")[0]
+        until(
+            lambda: self.run("return document.querySelector('[aria-current]').hash") == f"#{name}"
+        )
+
+    def run(self, script: str, *arguments: object) -> Any:
+        """What JavaScript returns."""
+        return self.driver.execute_script(script, *arguments)
+
+    def text(self, selector: str) -> str:
+        """The visible text of the first such element; "" without one."""
+        found = "const found = document.querySelector(arguments[0]); "
+        return str(self.run(f"{found}return found ? found.innerText : ''", selector))
+
+    def texts(self, selector: str) -> list[str]:
+        """Of each."""
+        every = "[...document.querySelectorAll(arguments[0])]"
+        return list(self.run(f"return {every}.map((one) => one.innerText)", selector))
+
+    def press(self, selector: str, text: str = "") -> None:
+        """Clicks the first such element with that text or label, where a finger would."""
+        from selenium.webdriver.common.by import By
+
+        def find() -> Any:
+            for one in self.driver.find_elements(By.CSS_SELECTOR, selector):
+                shown = one.text or one.get_attribute("aria-label") or ""
+                if text in shown and one.is_displayed() and one.is_enabled():
+                    return one
+            return None
+
+        until(lambda: find() is not None, WITHIN_S)
+        one = find()
+        self.run("arguments[0].scrollIntoView({block: 'center'})", one)
+        one.click()
+
+    def type(self, selector: str, text: str) -> None:
+        """Puts `text` in place of what the field has, as a keyboard does."""
+        from selenium.webdriver.common.by import By
+
+        field = self.driver.find_element(By.CSS_SELECTOR, selector)
+        field.clear()
+        field.send_keys(text)
+
+    def errors(self) -> list[str]:
+        """What the console complained of since the last time, but for requests that failed."""
+        entries: list[dict[str, str]] = self.driver.get_log("browser")
+        found = [one["message"] for one in entries if one["level"] == "SEVERE"]
+        return [one for one in found if "Failed to load resource" not in one]
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """A browser of its own, with nothing kept."""
+    one = Browser()
+    try:
+        yield one
+    finally:
+        one.driver.quit()
+
+
+def axe(folder: Path) -> str:
+    """The source of axe-core, from npm; skips the test where that is out of reach."""
+    npm = shutil.which("npm")
+    if not npm:
+        pytest.skip("not installed: npm, which brings axe-core")
+    order = [npm, "pack", "--silent", "--pack-destination", str(folder), AXE]
+    done = subprocess.run(order, capture_output=True, cwd=folder, timeout=60, check=False)
+    if done.returncode:
+        pytest.skip("npm brings no axe-core here")
+    (archive,) = folder.glob("axe-core-*.tgz")
+    shutil.unpack_archive(archive, folder, filter="data")
+    return (folder / "package" / "axe.min.js").read_text("utf-8")
+
+
+def faults(one: Browser, source: str) -> list[str]:
+    """What axe-core finds wrong with what is shown, one line each."""
+    one.run(source)
+    found = one.driver.execute_async_script(
+        "const done = arguments[arguments.length - 1];"
+        "axe.run(document, {resultTypes: ['violations']}).then((found) => done(JSON.stringify("
+        "found.violations.map((one) => [one.id, one.nodes.map((node) => node.html)]))))"
+    )
+    return [f"{name}: {shown[0][:200]}" for name, shown in json.loads(found)]

@@ -1,0 +1,266 @@
+"""The page in a real browser, at a phone's and a desk's size: what somebody sees and does there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from rigs.broker import Broker
+from rigs.browser import DESK, PHONE, WITHIN_S, Browser, axe, browser, faults, needs_browser
+from rigs.checkout import SPEECH
+from rigs.daemon import daemon, write_config
+from rigs.mqtt_client import Subscriber
+from rigs.needs import needs_broker
+from rigs.page import PASSWORD, Feed, Page, house, page, serving
+from rigs.waiting import until
+
+from appliance.control import SOCKET_NAME, Server
+
+pytestmark = needs_browser
+HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+Found = tuple[Page, Feed, Server]
+SENTENCES = ".said li[data-seq] p"
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Browser]:
+    with browser() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
+    with house(tmp_path_factory.mktemp("page")) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def fresh(found: Found, tab: Browser) -> Iterator[None]:
+    """A log with three days in it, a desk's size, and a console without a complaint in the end."""
+    _, feed, _ = found
+    feed.log.clear()
+    feed.appliance |= {"status": "running", "reasons": []}
+    for hours in (50, 49, 26, 2, 1):
+        feed.say(f"said {hours} hours ago", timedelta(hours=hours))
+    tab.resize(DESK)
+    tab.errors()
+    yield
+    assert tab.errors() == []
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK])
+def test_a_sentence_appears_as_it_is_said_and_hostile_text_stays_text(
+    found: Found, tab: Browser, size: tuple[int, int]
+) -> None:
+    home, feed, server = found
+    tab.resize(size)
+    tab.enter(home)
+    until(lambda: tab.texts(SENTENCES)[:1] == ["said 1 hours ago"], WITHIN_S)
+    feed.say(HOSTILE, flags=["low_confidence"])
+    server.notify()
+    until(lambda: tab.texts(SENTENCES)[0] == HOSTILE, WITHIN_S)
+    assert "unsure" in tab.text(".said li[data-seq]")
+    assert tab.run("return document.title") == "Live · Roomscribe kitchen"
+    assert not tab.run("return document.querySelectorAll('.said script, .said img').length")
+    server.tell("discarded", {"reason": "too_short", "utterance_id": "x", "duration_s": 0.3})
+    until(lambda: "No text: too short (0.3 s)" in tab.text(".said li.none"), WITHIN_S)
+    wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    for view in ("live", "history", "health", "setup"):
+        tab.show(view)
+        until(lambda: tab.text("main .card"), WITHIN_S)
+        assert tab.run(wide) <= 0, f"{view} is wider than the window"
+
+
+def test_speech_level_and_what_comes_are_shown_while_they_last(found: Found, tab: Browser) -> None:
+    home, feed, server = found
+    tab.enter(home)
+    until(lambda: {"level", "speech", "partial"} <= server.wanted, WITHIN_S)
+    server.tell("speech", {"speaking": True})
+    server.tell("partial", {"utterance_id": "u", "text": "turn on", "final": False})
+    server.tell("level", {"rms_db": -31.4, "peak_db": -20.0, "clipped": False})
+    until(lambda: tab.text(".now strong") == "Somebody speaks", WITHIN_S)
+    until(lambda: tab.texts(".coming p") == ["turn on …"], WITHIN_S)
+    value = "return document.querySelector('[role=meter]').ariaValueText"
+    until(lambda: tab.run(value) == "-31 dB", WITHIN_S)
+    feed.say("turn on the light", utterance_id="u")
+    server.notify()
+    server.tell("speech", {"speaking": False})
+    until(lambda: tab.texts(".said li p")[0] == "turn on the light", WITHIN_S)
+    assert not tab.texts(".coming p")
+    until(lambda: tab.text(".now strong") == "Listening", WITHIN_S)
+    tab.show("history")
+    until(lambda: "level" not in server.wanted, WITHIN_S)
+
+
+def test_mute_closes_the_microphone_and_a_degraded_appliance_says_why(
+    found: Found, tab: Browser
+) -> None:
+    home, feed, server = found
+    tab.enter(home)
+    tab.press("button", "Mute")
+    until(lambda: tab.text(".now strong") == "The microphone is closed", WITHIN_S)
+    assert feed.appliance["status"] == "muted"
+    assert tab.text(".pill") == "Muted"
+    assert not tab.texts("[role=meter]")
+    tab.press("button", "Unmute")
+    until(lambda: tab.text(".pill") == "Listening", WITHIN_S)
+    feed.appliance |= {"status": "degraded", "reasons": ["no broker: start it"]}
+    server.change()
+    until(lambda: "no broker: start it" in tab.text(".banner"), WITHIN_S)
+    tab.press(".banner a")
+    until(lambda: tab.texts(".reasons li") == ["no broker: start it"], WITHIN_S)
+    assert "112" in tab.texts(".figures")[-1]
+
+
+def test_the_history_is_searched_as_one_types_and_a_reload_keeps_the_place(
+    found: Found, tab: Browser
+) -> None:
+    home, feed, _ = found
+    for number in range(60):
+        feed.say(f"line {number}", timedelta(hours=3))
+    tab.enter(home, "history")
+    until(lambda: len(tab.texts(SENTENCES)) == 50, WITHIN_S)
+    tab.press("button", "Show older")
+    until(lambda: len(tab.texts(SENTENCES)) == 65, WITHIN_S)
+    tab.run("scrollTo(0, 1500)")
+    until(lambda: tab.run("return JSON.parse(sessionStorage.history).y") == 1500)
+    tab.driver.refresh()
+    until(lambda: len(tab.texts(SENTENCES)) == 65, WITHIN_S)
+    until(lambda: tab.run("return scrollY") == 1500)
+    tab.type("#query", "49 ago")
+    until(lambda: tab.texts(SENTENCES) == ["said 49 hours ago"], WITHIN_S)
+    tab.driver.refresh()
+    until(lambda: tab.texts(SENTENCES) == ["said 49 hours ago"], WITHIN_S)
+    assert tab.run("return document.querySelector('#query').value") == "49 ago"
+    tab.type("#query", "never said")
+    until(lambda: tab.text(".empty") == "Nothing in the log is like that.", WITHIN_S)
+
+
+def test_what_is_deleted_is_asked_for_once_more_and_gone(found: Found, tab: Browser) -> None:
+    home, feed, _ = found
+    tab.enter(home, "history")
+    tab.press("button", "Delete: said 2 hours ago")
+    until(lambda: "said 2 hours ago" in tab.text("dialog"), WITHIN_S)
+    tab.press("dialog button", "Keep")
+    assert len(feed.log) == 5
+    tab.press("button", "Delete: said 2 hours ago")
+    tab.press("dialog button", "Delete for good")
+    until(lambda: "1 sentence is gone" in tab.text("[role=status].soft"), WITHIN_S)
+    assert [one["text"] for one in feed.log].count("said 2 hours ago") == 0
+    days = len(tab.texts(".day"))
+    before = len(feed.log)
+    tab.press(".day button")
+    tab.press("dialog button", "Delete for good")
+    until(lambda: len(tab.texts(".day")) == days - 1, WITHIN_S)
+    assert len(feed.log) < before
+
+
+def test_settings_are_chosen_and_a_mistake_stands_at_its_field(found: Found, tab: Browser) -> None:
+    home, feed, _ = found
+    tab.enter(home, "setup")
+    tab.press("summary")
+    tab.type("[id='key-segmenter.hang_over_ms']", "5")
+    tab.press(".keep button", "Save")
+    wrong = "[id='key-segmenter.hang_over_ms-wrong']"
+    until(lambda: tab.text(wrong) == "expected 200 to 3000 ms, found 5", WITHIN_S)
+    focused = "return document.activeElement.id"
+    assert tab.run(focused) == "key-segmenter.hang_over_ms"
+    tab.type("[id='key-segmenter.hang_over_ms']", "700")
+    tab.type("[id='key-homeassistant.area']", "Bath & <b>sauna</b>")
+    tab.press(".keep button", "Save")
+    until(lambda: "Saved." in tab.text(".keep"), WITHIN_S)
+    given = [arguments["set"] for name, arguments in feed.asked if name == "configure"]
+    assert given == [
+        {"segmenter.hang_over_ms": 5},
+        {"segmenter.hang_over_ms": 700, "homeassistant.area": "Bath & <b>sauna</b>"},
+    ]
+    tab.press("button", "Test for 5 seconds")
+    until(lambda: "too quiet" in tab.text("main"), WITHIN_S)
+
+
+def test_a_daemon_that_goes_is_told_of_and_its_return_catches_up(
+    tmp_path: Path, tab: Browser
+) -> None:
+    feed = Feed()
+    feed.say("before")
+    with page(tmp_path) as home:
+        with serving(feed, tmp_path / SOCKET_NAME):
+            tab.enter(home)
+            until(lambda: tab.texts(SENTENCES) == ["before"], WITHIN_S)
+        until(lambda: tab.text(".pill") == "Away", WITHIN_S)
+        until(lambda: "systemctl status roomscribe" in tab.text(".banner"), WITHIN_S)
+        feed.say("meanwhile")
+        with serving(feed, tmp_path / SOCKET_NAME):
+            until(lambda: tab.texts(SENTENCES) == ["meanwhile", "before"], WITHIN_S)
+            until(lambda: tab.text(".pill") == "Listening", WITHIN_S)
+            assert not tab.text(".banner")
+
+
+def test_a_password_lets_in_and_a_used_link_does_not(tmp_path: Path, tab: Browser) -> None:
+    with page(tmp_path) as home:
+        word = home.access.new_link()
+        assert home.access.take_link(word)
+        tab.forget()
+        tab.driver.get(f"{home.url}#link={word}")
+        until(lambda: "was used or is too old" in tab.text(".login"), WITHIN_S)
+        assert word not in tab.driver.current_url
+        home.access.set_password(PASSWORD)
+        tab.driver.refresh()
+        until(lambda: tab.texts("#password"), WITHIN_S)
+        tab.type("#password", "not the password")
+        tab.press("form button")
+        until(lambda: tab.text(".wrong") == "this is not the password", WITHIN_S)
+        tab.type("#password", PASSWORD)
+        tab.press("form button")
+        until(lambda: tab.text("nav"), WITHIN_S)
+        tab.press("button", "Log out")
+        until(lambda: tab.texts("#password"), WITHIN_S)
+
+
+def test_the_keyboard_reaches_everything_in_order(found: Found, tab: Browser) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    home = found[0]
+    tab.enter(home)
+    until(lambda: tab.texts(SENTENCES), WITHIN_S)
+    reached = []
+    for _ in range(6):
+        tab.driver.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+        reached.append(tab.run("return document.activeElement.innerText"))
+    assert reached == ["To the content", "Live", "History", "Health", "Setup", "Mute"]
+
+
+def test_axe_finds_nothing_wrong_in_either_theme(
+    found: Found, tab: Browser, tmp_path: Path
+) -> None:
+    source, home = axe(tmp_path), found[0]
+    found[1].say("a doubtful one", flags=["low_confidence"])
+    tab.enter(home)
+    troubles: dict[tuple[str, str], list[str]] = {}
+    for theme, size in (("light", PHONE), ("dark", DESK)):
+        tab.resize(size, theme)
+        for view in ("live", "history", "health", "setup"):
+            tab.show(view)
+            until(lambda: tab.text("main .card"), WITHIN_S)
+            if wrong := faults(tab, source):
+                troubles[theme, view] = wrong
+    assert troubles == {}
+
+
+@needs_broker
+def test_a_real_daemons_sentence_is_there_and_its_end_is_told_of(
+    tmp_path: Path, tab: Browser
+) -> None:
+    environment = {"RUNTIME_DIRECTORY": str(tmp_path), "STATE_DIRECTORY": str(tmp_path / "state")}
+    with Broker() as broker, Subscriber(broker.port) as heard, page(tmp_path) as home:
+        beside = tmp_path / "daemon"
+        beside.mkdir()
+        config = write_config(beside, broker.port, store={"path": ""})
+        with daemon(config, "--recording", SPEECH / "00.flac", environment=environment):
+            tab.enter(home)
+            until(lambda: tab.texts(SENTENCES), 60)
+            assert tab.texts(SENTENCES)[0] == heard.texts()[0]
+        until(lambda: tab.text(".pill") == "Away", WITHIN_S)
