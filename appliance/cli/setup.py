@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import getpass
 import json
 import math
@@ -113,10 +114,16 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
 
     from appliance.store import runtime_folders
 
+    class Terminal(Console):
+        """Rich's own ends the command with status 1 when nobody reads any more."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
     file = options.config or DEFAULT_PATH
     _require_writable(file)
     places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
-    return _Setup(options, settings, file, places, Console(highlight=False)).run()
+    return _Setup(options, settings, file, places, Terminal(highlight=False)).run()
 
 
 def _require_writable(file: Path) -> None:

@@ -23,6 +23,7 @@ from appliance.store.store import Store
 
 COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "run": lambda folder: ("--recording", folder / "talk.flac"),
+    "setup": lambda _folder: ("--yes", "--node", "!!!"),
     "transcribe": lambda folder: (folder / "talk.flac", folder / "nothing.wav"),
     "devices": lambda _folder: (),
     "log": lambda _folder: ("--export", "csv"),
