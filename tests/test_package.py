@@ -25,6 +25,8 @@ from appliance.model.bundle import INSTALLED
 from appliance.mqtt.tls import PASSWORD_CREDENTIAL
 
 DEBIAN = ROOT / "debian"
+STATE_SETTINGS = "var/lib/roomscribe/settings"
+"""What was chosen while the daemon runs; the unit's StateDirectory has it."""
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +90,37 @@ def test_nothing_that_the_sandbox_needs_was_taken_out(unit: dict[str, list[str]]
     assert families == {"AF_INET", "AF_INET6", "AF_UNIX"}
     assert unit["Wants"][0] in unit["After"][0].split(), "char-alsa is unknown before snd is loaded"
     assert "ProcSubset" not in unit, "onnxruntime reads /proc/cpuinfo"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "chosen", "opened"),
+    [
+        ("", "", []),
+        ("[wyoming]\nport = 10301\n", "", []),
+        ("[wyoming]\nenabled = true\n", "", ["tcp:10300", "udp:5353"]),
+        ("wyoming.enabled = true\nwyoming.port = 7\nwyoming.zeroconf = false", "", ["tcp:7"]),
+        ("[wyoming]\nport = 10301\n", "[wyoming]\nenabled = true", ["tcp:10301", "udp:5353"]),
+        ("[wyoming]\nenabled = true\n", "[wyoming]\nenabled = false", []),
+        ("[wyoming]\nenabled = true\nport = 'any'\n", "", []),
+        ("wyoming = 7", "", []),
+        ("[wyoming\nenabled = true", "\x00", []),
+    ],
+)
+def test_the_unit_may_listen_on_the_ports_that_the_configuration_wants_and_no_other(
+    unit: dict[str, list[str]], tmp_path: Path, configuration: str, chosen: str, opened: list[str]
+) -> None:
+    assert unit["SocketBindDeny"] == ["1-65535"]
+    for place, text in (("etc/roomscribe/roomscribe", configuration), (STATE_SETTINGS, chosen)):
+        file = tmp_path / f"{place}.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text(text, encoding="utf-8")
+    folders = [str(tmp_path / name) for name in ("normal", "early", "late")]
+    program = ROOT / "systemd" / "roomscribe-generator"
+    subprocess.run([sys.executable, "-IS", program, *folders, tmp_path], check=True)
+    made = sorted((tmp_path / "normal").rglob("*"))
+    lines = made[-1].read_text(encoding="utf-8").splitlines() if made else []
+    assert [line.partition("=")[2] for line in lines if "=" in line] == opened
+    assert [path.name for path in made] == ["roomscribe.service.d", "50-ports.conf"][: len(made)]
 
 
 def test_the_package_has_the_programs_version() -> None:

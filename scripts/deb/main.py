@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from deb import checks as daily, checks_life as life, checks_user as user
+from deb import checks as daily, checks_life as life, checks_user as user, checks_web as web
 from deb.container import CheckError, Container
 from rigs.checkout import ROOT
 
@@ -58,6 +58,7 @@ def plan(deb: str, newer: str, version: str) -> dict[str, Callable[[Container], 
         user.sets_up,
         user.keeps_to_readme,
         user.reads_models,
+        web.shows_a_page,
         daily.outlives_broker,
         daily.outlives_microphone,
         daily.outlives_kill,
@@ -69,6 +70,7 @@ def plan(deb: str, newer: str, version: str) -> dict[str, Callable[[Container], 
         life.tries_again,
         life.refuses_a_second,
         life.reloads,
+        life.opens_its_port,
         life.has_password,
         life.respects_state,
     ]

@@ -69,6 +69,14 @@ grep -q CapEff:.0000000000000000 "/proc/$(systemctl show -P MainPID roomscribe)/
 # the device filter of the unit is real here: under it even root opens the card and not the disk
 systemd-run -q --pipe --wait -p DevicePolicy=closed -p DeviceAllow='char-alsa rw' \
     bash -c 'true < /dev/snd/timer && ! true < /dev/vda' 2> /dev/null || give_up "the device filter"
+# so is its filter of ports: it may listen on what the configuration wants, and on what the kernel chooses
+may_listen() {
+    systemd-run -q --pipe --wait -p SocketBindDeny=1-65535 "$@" 2> /dev/null
+}
+bind='import socket, sys; socket.create_server(("", int(sys.argv[1])))'
+may_listen python3 -c "$bind" 0 || give_up "paho could not talk to itself"
+! may_listen python3 -c "$bind" 10300 || give_up "the filter of ports is open"
+may_listen -p SocketBindAllow=tcp:10300 python3 -c "$bind" 10300 || give_up "the port that is wanted is closed"
 tell "memory: $(systemctl show -P MemoryCurrent roomscribe) bytes, ceiling $(systemctl show -P MemoryMax roomscribe)"
 systemctl stop roomscribe || give_up "stop"
 tell "passed"
