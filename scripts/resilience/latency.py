@@ -17,7 +17,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -87,6 +87,8 @@ class Outcome:
     """Sentences whose text was there when their utterance ended."""
     early: int = 0
     """Utterances that ended within a recording, before its speech did."""
+    passes: int = 0
+    """Windows transcribed for partial texts."""
     trouble: str = ""
 
     @property
@@ -100,6 +102,7 @@ class Outcome:
         shares = ", ".join(f"{name} {_spread([one[name] for one in self.parts])}" for name in PARTS)
         early = f", {self.ahead} transcribed ahead"
         early += f", {self.early} ended in a pause" if self.early else ""
+        early += f", {self.passes} passes for partial texts" if self.passes else ""
         return (
             f"latency, ms (p50/p95/p99) from the last sample of speech to the subscriber, "
             f"{len(self.wholes)} of {self.said} sentences{early}: {_spread(self.wholes)}; {shares}"
@@ -216,7 +219,7 @@ class TimedTranscriber(Transcriber):
         vars(self).update(vars(plain))
         self._clock = clock
         self._owners: dict[int, str] = {}
-        """Ids of windows by those of what the encoder made of them."""
+        """Ids of windows by those of the states that the encoder made of them."""
 
     def encode(self, window: Window) -> Encoded:
         """As the transcriber does."""
@@ -225,12 +228,12 @@ class TimedTranscriber(Transcriber):
         self._clock.note(window.id, "encoded")
         at = self._clock.moments[window.id]
         at["mel"] = at["encoded"] - encoded.encode_ms / 1000
-        self._owners[id(encoded)] = window.id
+        self._owners[id(encoded.states)] = window.id
         return encoded
 
     def write(self, encoded: Encoded) -> Transcription:
         """As the transcriber does."""
-        window_id = self._owners.pop(id(encoded), "")
+        window_id = self._owners.pop(id(encoded.states), "")
         self._clock.note(window_id, "decoding")
         written = super().write(encoded)
         self._clock.note(window_id, "decoded")
@@ -283,14 +286,16 @@ def synthetic(count: int) -> list[tuple[Sound, int]]:
     return [(sound, speech_ends(sound)) for sound in sounds]
 
 
-def run(sounds: list[tuple[Sound, int]], least: int) -> Outcome:
-    """Says the sentences, of which so many at least must be heard, in real time."""
+def run(sounds: list[tuple[Sound, int]], least: int, *, partials: bool = False) -> Outcome:
+    """Says the sentences, of which so many at least must be heard, in real time; with `partials`
+    their partial texts are told, too."""
     player, clock, outcome = Player(sounds), Clock(), Outcome(said=len(sounds), least=least)
     with Broker() as broker, Place() as place, ExitStack() as stack:
         place.configure(broker.port)
         heard = stack.enter_context(Subscriber(broker.port))
+        settings = config.load(place.config)
         pipeline = Pipeline(
-            config.load(place.config),
+            replace(settings, mqtt=replace(settings.mqtt, partials=partials)),
             source=lambda *_: player,
             segmenter=functools.partial(TimedSegmenter, clock),
             transcriber=lambda settings: TimedTranscriber(clock, open_transcriber(settings)),
@@ -300,6 +305,7 @@ def run(sounds: list[tuple[Sound, int]], least: int) -> Outcome:
         pipeline.ended.wait(60 + 15 * len(sounds))
         pipeline.stop()
         time.sleep(1.0)
+    outcome.passes = pipeline.health.counters().get("partials", 0)
     events = {
         json.loads(message.payload)["id"]: message.timestamp
         for message in heard.messages

@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument(
         "--recordings", type=Path, help="latency: people's commands in a folder with MANIFEST.tsv"
     )
+    parser.add_argument("--partials", action="store_true", help="latency: with partial texts")
     parser.add_argument("--out", type=Path, help="soak: folder of its measures and picture")
     given = parser.parse_args()
     unknown = set(given.ordeals) - set(ORDEALS)
@@ -149,10 +150,10 @@ def latency(given: argparse.Namespace) -> bool:
     from resilience import latency as ordeal
 
     if given.recordings:
-        outcome = ordeal.run(ordeal.people(given.recordings), 1)
+        outcome = ordeal.run(ordeal.people(given.recordings), 1, partials=given.partials)
     else:
         count = 3 if given.short else 40
-        outcome = ordeal.run(ordeal.synthetic(count), count)
+        outcome = ordeal.run(ordeal.synthetic(count), count, partials=given.partials)
     print(outcome, flush=True)
     return not outcome.broken
 
