@@ -38,6 +38,14 @@ install_browser() {
         || say "no chromium-driver: the page's tests in a browser are skipped"
 }
 
+# For the test that the network is told of the Wyoming server
+install_avahi() {
+    command -v avahi-daemon >/dev/null && return
+    say "installing avahi-daemon for a test"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        avahi-daemon >/dev/null || say "no avahi-daemon: its tests are skipped"
+}
+
 find_python() {
     local candidate
     for candidate in ${ROOMSCRIBE_PYTHON:-python3 python3.13 python3.12 python3.11 /usr/bin/python3}; do
@@ -65,6 +73,7 @@ set_up() {
     [ "$kind" = dev ] && extras='[dev]' && PACKAGES+=(ffmpeg)
     install_packages
     [ "$kind" != dev ] || install_browser
+    [ "$kind" != dev ] || install_avahi
     base=$(find_python)
     stamp=.venv/.set-up-$kind
     if [ "$("$base" -VV)" != "$(cat .venv/.python 2>/dev/null)" ]; then
