@@ -5,8 +5,9 @@ still where a room's tail, a breath or a click follows. What is no louder than t
 softer than the voice was while the score sinks, is no speech any more, see `Endpoint.heard`. Nor is
 what is no louder than what went on before somebody spoke up: a television's voice.
 
-Where the detector finds speech without end all the same, two things end an utterance: its level has sunk to that of the noise (a running estimate of how loud it is when nobody
-speaks), which the detector is known to take for speech; or little of the last seconds was voiced.
+Where the detector finds speech without end all the same, two things end an utterance: its level has
+sunk to that of the noise (a running estimate of how loud it is when nobody speaks), which the
+detector is known to take for speech; or little of the last seconds was voiced.
 An utterance of one window that was no louder than the noise, or hardly voiced, is no speech.
 """
 

@@ -166,7 +166,7 @@ def pink(rng: np.random.Generator, size: int) -> Sound:
     spectrum[1:] /= np.sqrt(np.arange(1, len(spectrum)))
     spectrum[0] = 0
     sound: Sound = np.fft.irfft(spectrum, size)
-    return sound / sound.std()
+    return np.asarray(sound / sound.std())
 
 
 def in_room(rng: np.random.Generator, sound: Sound, decay_s: float, below_db: float) -> Sound:
@@ -178,7 +178,7 @@ def in_room(rng: np.random.Generator, sound: Sound, decay_s: float, below_db: fl
     tail[0] = 1.0
     padded = 1 << (len(sound) + size).bit_length()
     both: Sound = np.fft.irfft(np.fft.rfft(sound, padded) * np.fft.rfft(tail, padded), padded)
-    return both[: len(sound)]
+    return np.asarray(both[: len(sound)])
 
 
 def speech_power(sound: Sound) -> float:
@@ -189,7 +189,7 @@ def speech_power(sound: Sound) -> float:
 
 def scaled(sound: Sound, power: float) -> Sound:
     """That sound with such a mean square of its loud parts."""
-    return sound * np.sqrt(power / speech_power(sound))
+    return np.asarray(sound * np.sqrt(power / speech_power(sound)))
 
 
 def sentences(group: str, seed: int) -> Iterator[str]:
