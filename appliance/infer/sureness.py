@@ -96,6 +96,10 @@ def silence_ms(
         return hang_over_ms
     if first and whole and whole >= MOSTLY * longer:
         return early_ms
-    if (first and longer > whole) or result.finished is False or is_open(result.text, result.language):
+    if (
+        (first and longer > whole)
+        or result.finished is False
+        or is_open(result.text, result.language)
+    ):
         return late_ms
     return early_ms if result.finished else hang_over_ms
