@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
 from rigs.checkout import SPEECH
@@ -110,6 +111,26 @@ def test_what_a_killed_daemon_had_heard_is_transcribed_once_and_in_order(house: 
     assert kills >= 1
     assert house.stored() == heard
     assert not list(house.spool.glob("*")), "nothing of the sound is left"
+
+
+def test_killed_between_guess_and_early_end_a_sentence_is_told_once(house: House) -> None:
+    sound, rate = soundfile.read(SPEECH / "00.flac", dtype="int16")
+    quiet = np.random.default_rng(1).integers(-3, 4, rate).astype(np.int16)
+    ends = np.flatnonzero(np.abs(sound.astype(int)) > 500)[-1] + 1
+    spoken = np.concatenate((quiet, sound[:ends], quiet[: int(0.4 * rate)]))
+    with daemon(house.config, "--recording", "-", stdin=subprocess.PIPE) as running:
+        assert running.stdin
+        running.stdin.write(spoken.tobytes())
+        running.stdin.flush()
+        until(lambda: house.waiting() == 1 or house.stored() != [], WITHIN_S)
+        running.send_signal(signal.SIGKILL)
+        running.wait(WITHIN_S)
+    with house.daemon():
+        until(lambda: house.waiting() == 0, WITHIN_S)
+    with Store.open(StoreSettings(path=str(house.state)), read_only=True) as store:
+        assert [row.transcript.text for row in store.after(0)] == [
+            "what is the weather like in chicago"
+        ]
 
 
 PROGRAM_WITH = """
