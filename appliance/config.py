@@ -931,6 +931,15 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
             "transcriber.host: expected the server's host name or address, as transcriber.backend "
             '= "wyoming" wants it, found none',
         )
+    to_itself = settings.transcriber.host.lower() in ("localhost", "127.0.0.1", "::1")
+    both = settings.transcriber.backend == "wyoming" and settings.wyoming.enabled
+    if both and to_itself and settings.transcriber.port == settings.wyoming.port:
+        yield (
+            ("transcriber.host", "transcriber.port", "wyoming.enabled", "wyoming.port"),
+            "transcriber.host: expected another server than this machine's own, which "
+            f"wyoming.enabled switches on, found {settings.transcriber.host}, port "
+            f"{settings.transcriber.port}; each would wait for the other",
+        )
     if voice.close_score > voice.open_score:
         yield (
             ("voice.close_score", "voice.open_score"),

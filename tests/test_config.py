@@ -222,3 +222,11 @@ def test_a_mistake_in_what_was_chosen_names_its_file(tmp_path: Path) -> None:
     assert config.read(file).troubles == (
         f"{over}: voice.open_score: expected 0.05 to 0.99, found 7",
     )
+
+
+def test_a_server_is_not_asked_to_be_its_own_and_a_remote_one_needs_a_name() -> None:
+    served = '[transcriber]\nbackend = "wyoming"\n'
+    assert "transcriber.host: expected the server's host name" in mistakes(served)[0]
+    own = served + 'host = "localhost"\n[wyoming]\nenabled = true\n'
+    assert "expected another server than this machine's own" in mistakes(own)[0]
+    config.parse(own + "port = 10301\n", "house.toml")
