@@ -357,16 +357,17 @@ function Plot({ sentences }) {
   const at = (part) => sorted[Math.max(0, Math.ceil(sorted.length * part) - 1)];
   const steps = [250, 500, 1000, 2000, 3000, 5000, 10000, 20000, 50000, 1e5];
   const top = steps.find((step) => step >= at(0.99)) || at(1);
-  const x = (ms) => 46 + (1 - (now - ms) / DAY_MS) * 660, y = (ms) => 10 + (1 - Math.min(ms, top) / top) * 160;
+  const wide = innerWidth < 768 ? 340 : 720; // letters of a readable size on a phone, too
+  const x = (ms) => 46 + (1 - (now - ms) / DAY_MS) * (wide - 60), y = (ms) => 10 + (1 - Math.min(ms, top) / top) * 160;
   const dots = known.map((one) => `M${x(new Date(one.end)).toFixed(1)} ${y(one.latency_ms).toFixed(1)}h0`).join("");
-  const hours = [24, 18, 12, 6, 0].map((ago) => ({ ago, at: now - ago * 3600e3 }));
+  const hours = (wide < 720 ? [24, 12, 0] : [24, 18, 12, 6, 0]).map((ago) => ({ ago, at: now - ago * 3600e3 }));
   const label = `Latency of ${sorted.length} sentences in the last 24 hours: half of them at most ${seconds(at(0.5))}, 95 of 100 at most ${seconds(at(0.95))}, the slowest ${seconds(at(1))}.`;
   return html`<figure class="plot">
-    <svg viewBox="0 0 720 200" role="img" aria-label=${label}>
-      ${[0, 0.5, 1].map((part) => html`<g key=${part}><line class="grid" x1="46" x2="710" y1=${y(top * part)} y2=${y(top * part)} />
+    <svg viewBox=${`0 0 ${wide} 200`} role="img" aria-label=${label}>
+      ${[0, 0.5, 1].map((part) => html`<g key=${part}><line class="grid" x1="46" x2=${wide - 10} y1=${y(top * part)} y2=${y(top * part)} />
         <text x="38" y=${y(top * part) + 4} text-anchor="end">${(top * part) / 1000} s</text></g>`)}
       ${hours.map((one) => html`<text key=${one.ago} x=${x(one.at)} y="194" text-anchor=${one.ago === 24 ? "start" : one.ago ? "middle" : "end"}>${one.ago ? clock(one.at, false) : "now"}</text>`)}
-      <line class="middle" x1="46" x2="710" y1=${y(at(0.5))} y2=${y(at(0.5))} />
+      <line class="middle" x1="46" x2=${wide - 10} y1=${y(at(0.5))} y2=${y(at(0.5))} />
       <path class="dots" d=${dots} />
     </svg>
     <figcaption class="soft small">${label}</figcaption>
