@@ -13,7 +13,7 @@ from typing import NamedTuple
 NEWEST = 2000
 """So many sentences are known, a month of commands..."""
 LONGEST = 120
-"""... of at most so many letters: 0.4 MB at most, 0.2 MB of commands."""
+"""... of at most so many letters: 0.6 MB at most, 0.4 MB of commands."""
 _WORDS = re.compile(r"[\w']+")
 
 
