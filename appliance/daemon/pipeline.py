@@ -233,11 +233,12 @@ class Pipeline:
             listeners = (*([self._publisher] if self._publisher else ()), self._controls)
             self._scribe = Scribe(settings, model, self._store, self.health, listeners)
             self._backlog = opened.enter_context(
-                Backlog(
-                    settings, self.health, self._scribe.discard, in_process=model.in_process
-                )
+                Backlog(settings, self.health, self._scribe.discard, in_process=model.in_process)
             )
-            self._partials = Partials(self._backlog.ask, self._scribe.preview, listeners)
+            # a server is the whole house's, and a window waits for the answer that it owes us
+            here = settings.transcriber.backend != "wyoming"
+            ask = self._backlog.ask if here else lambda _: False
+            self._partials = Partials(ask, self._scribe.preview, listeners)
             self._wyoming = self._house_server(model, node)
             lose = functools.partial(self._frames.mark, Sentinel.LOST)
             self._supervisor = CaptureSupervisor(

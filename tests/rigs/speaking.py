@@ -28,6 +28,7 @@ from appliance.config import (
     Settings,
     SpoolSettings,
     StoreSettings,
+    TranscriberSettings,
 )
 from appliance.daemon.pipeline import Pipeline
 from appliance.infer.transcriber import Encoded
@@ -219,6 +220,7 @@ def hear(
     voice: Any = LevelVoice,
     cutter: type[Segmenter] = Segmenter,
     segmenter: SegmenterSettings | None = None,
+    backend: str = "model",
     before_each: Callable[[], object] = lambda: time.sleep(0.0005),
     more: Callable[[Pipeline], object] = lambda _: None,
 ) -> dict[str, int]:
@@ -229,6 +231,7 @@ def hear(
         store=StoreSettings(path=str(folder)),
         spool=SpoolSettings(enabled=False, path=str(folder / "none")),
         segmenter=segmenter or SegmenterSettings(),
+        transcriber=TranscriberSettings(backend=backend),
     )
     settings = replace(settings, capture=replace(settings.capture, recording="made up"))
     begun_s = time.monotonic()

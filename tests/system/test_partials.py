@@ -114,6 +114,15 @@ def test_where_nobody_wants_them_nothing_is_done(tmp_path: Path) -> None:
     assert "partials" not in counters
 
 
+def test_a_server_on_the_network_is_asked_for_no_passes(tmp_path: Path) -> None:
+    account = Account()
+    sound = sound_of(talk(random.Random(1), 10, (4, 30)))
+    counters = hear(tmp_path, sound, account, WordTranscriber(), backend="wyoming")
+    assert account.words == said(10)
+    assert "partials" not in counters
+    assert any(one.eager for one in account.partials)
+
+
 def test_ten_minutes_of_speech_and_silence_in_turn(tmp_path: Path) -> None:
     """Silences of 270 to 660 ms: a guess in most, and speech again just before, at and just after
     the end, be it early or not."""
