@@ -9,9 +9,12 @@ import logging
 import os
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 from appliance.config import JournalSettings
-from appliance.store import StoredTranscript
+
+if TYPE_CHECKING:  # with numpy and sqlite3 behind it, which most commands do without
+    from appliance.store import StoredTranscript
 
 log = logging.getLogger("roomscribe.daemon")
 

@@ -316,6 +316,12 @@ def test_a_page_that_nobody_looks_at_ends_and_one_that_is_read_does_not(tmp_path
         assert home.process.wait(10) == 0
 
 
+def test_its_memory_holds_neither_numpy_nor_a_database(found: Found) -> None:
+    found[0].ask("state")
+    mapped = Path(f"/proc/{found[0].process.pid}/maps").read_text("utf-8")
+    assert not re.findall(r"numpy|sqlite|onnxruntime|portaudio", mapped)
+
+
 def test_it_ends_at_once_when_it_is_told_to(tmp_path: Path) -> None:
     with page(tmp_path) as home, Reader(home, "events=state") as reader:
         reader.next("daemon")
