@@ -180,8 +180,8 @@ def test_the_blueprint_runs_for_nothing_late_twice_or_unsure() -> None:
 
 
 def test_the_blueprint_takes_a_sentence_that_the_appliance_expected_and_is_sure_of() -> None:
-    expected = {"phrase": "turn on the light", "phrase_confidence": 0.8}
-    doubtful = {"confidence": 0.01, "flags": ["low_confidence"]}
+    expected: dict[str, Any] = {"phrase": "turn on the light", "phrase_confidence": 0.8}
+    doubtful: dict[str, Any] = {"confidence": 0.01, "flags": ["low_confidence"]}
     assert runs("torn of a height", **expected, **doubtful)
     assert runs("torn of a height", **expected, **doubtful, given={"whole": True})
     assert not runs("torn of a height", **doubtful)
