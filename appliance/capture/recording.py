@@ -87,6 +87,11 @@ class Recording:
 
     silence = trouble = ""
 
+    @property
+    def duration_s(self) -> float:
+        """How long it is, as far as a file's header says; else 0."""
+        return getattr(self._sound, "duration_s", 0.0)
+
     def frames(self) -> Iterator[Frame]:
         """All frames, the last one filled up with silence; raises as `__init__` does."""
         framer = Framer()
@@ -162,6 +167,7 @@ class _File:
         self.description = f"{Path(name).name} ({rate_hz} Hz, {channels} ch)"
         self._weights = channel_weights(channels, ogg=self._file.format == "OGG")
         self._promised = _promised_frames(self._file)
+        self.duration_s = self._promised / rate_hz
 
     def blocks(self, stopped: threading.Event) -> Iterator[Samples]:
         """The whole file, resampled; a damaged or short one as far as it goes, with a warning."""

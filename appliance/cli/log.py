@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from appliance.cli.terminal import DIM, YELLOW, coloured
 from appliance.config import Settings, node_name
 from appliance.control import SOCKET_NAME, Client
 from appliance.errors import DaemonError, StoreError
@@ -141,8 +142,11 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
         found = read_newest(settings, wanted, options.limit or 0)
         count = write(found, options.export, options.output)
     else:
-        found = read_newest(settings, wanted, SHOWN if options.limit is None else options.limit)
+        limit = SHOWN if options.limit is None else options.limit
+        found = read_newest(settings, wanted, limit)
         count = sum(1 for _ in map(_printer(options, settings), found))
+        if 0 < limit <= count and not (options.json or options.quiet):
+            _say_total(settings, wanted, count)
     return 0 if count else 1
 
 
@@ -211,10 +215,27 @@ def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[Store
             print(events.encode(event).decode(), flush=options.follow)
         else:
             start = one.start.astimezone()
-            line = f"{start:%Y-%m-%d %H:%M:%S}  {one.confidence:4.0%}  {one.text}"
+            doubt = YELLOW if "low_confidence" in one.flags else DIM
+            known = math.isfinite(one.confidence)  # a server does not tell
+            sure = coloured(f"{one.confidence:4.0%}" if known else "   ?", doubt)
+            line = f"{coloured(f'{start:%Y-%m-%d %H:%M:%S}', DIM)}  {sure}  {one.text}"
             print(line, flush=options.follow)
 
     return show
+
+
+def _say_total(settings: Settings, wanted: Wanted, count: int) -> None:
+    """Says so when there are more than are shown."""
+    from appliance.store import Store, open_stand_in
+
+    total = 0
+    with suppress(StoreError), open_stand_in(settings) as kept:
+        if kept:
+            return  # what is in memory and what is in the file overlap
+        with Store.open(settings.store, read_only=True) as store:
+            total = store.count(wanted)
+    if total > count:
+        print(f"roomscribe: {count} of {total} shown; --limit 0 shows all", file=sys.stderr)
 
 
 def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:

@@ -10,15 +10,18 @@ from __future__ import annotations
 import argparse
 import codecs
 import contextlib
+import difflib
 import functools
 import io
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO, cast
 
 from appliance import __version__, config
 from appliance.cli import hardware, log, model, mqtt, run, setup, transcribe, web
@@ -45,6 +48,15 @@ examples:
 """
 
 
+GROUPS = {
+    "to begin": ("setup", "devices", "model", "doctor"),
+    "day by day": ("log", "mute", "transcribe", "web"),
+    "the broker": ("mqtt",),
+    "for systemd, and to try": ("run", "benchmark", "hardware-check"),
+}
+"""Every command, as `roomscribe` alone shows them."""
+
+
 def main(
     arguments: Sequence[str] | None = None,
     command: Callable[[argparse.Namespace, Settings], int] | None = None,
@@ -65,11 +77,12 @@ def _obey(
 ) -> int:
     """Runs one command; its exit status, behind a line for each error."""
     try:
-        options = parser().parse_args(arguments)
+        options = parse(arguments)
         from appliance.daemon import journal
 
         settings = _settings(options)
-        journal.set_up(settings.journal)
+        level = "debug" if options.verbose else "error" if options.quiet else settings.journal.level
+        journal.set_up(replace(settings.journal, level=level))
         return int((command or options.command)(options, settings))
     except RoomscribeError as error:
         for message in error.messages if isinstance(error, ConfigError) else [error]:
@@ -162,23 +175,93 @@ def _settings(options: argparse.Namespace) -> Settings:
     return reading.settings if getattr(options, "lenient", False) else reading.sure()
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    top = argparse.ArgumentParser(
-        prog="roomscribe",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    top.add_argument("--version", action="version", version=f"roomscribe {__version__}")
+class _Parser(argparse.ArgumentParser):
+    """Names what is nearest to what nobody knows, below the usage of the command meant."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse's, but the command itself refuses what it does not know."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            first = unknown[0].partition("=")[0]
+            known = [one for action in self._actions for one in action.option_strings]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{_nearest(first, known)}")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Usage, the mistake, and the nearest right word; status 2."""
+        if found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            message += _nearest(found[1], re.findall(r"[^\s,']+", found[2]))
+        super().error(message)
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of one command; those of all commands may stand before its name, too.
+
+    Raises SystemExit behind a help text or a wrong usage, and for no command at all.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    top = parser()
+    if not given:
+        print(_overview(top), file=sys.stderr)
+        raise SystemExit(2)
+    options = top.parse_args(given)
+    for name in ("config", "quiet", "verbose"):
+        setattr(options, name, getattr(options, name) or getattr(options, f"{name}_before"))
+    return options
+
+
+def _overview(top: argparse.ArgumentParser) -> str:
+    """The commands by group, each with its line of help."""
+    (names,) = (one for one in top._actions if isinstance(one, argparse._SubParsersAction))
+    helps = {one.dest: one.help or "" for one in names._choices_actions}
+    lines = ["usage: roomscribe COMMAND ...", "", DESCRIPTION, ""]
+    for title, commands in GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:15} {helps[name]}" for name in commands), ""]
+    return "\n".join([*lines, "`roomscribe COMMAND --help` says more of each."])
+
+
+def _common(suffix: str = "") -> argparse.ArgumentParser:
+    """What every command takes."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--config",
+        dest=f"config{suffix}",
         type=Path,
         metavar="FILE",
         help=f"configuration in TOML (default: {config.DEFAULT_PATH} if it is there)",
     )
-    names = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    loudness = common.add_mutually_exclusive_group()
+    loudness.add_argument(
+        "-q", "--quiet", dest=f"quiet{suffix}", action="store_true", help="say errors alone"
+    )
+    loudness.add_argument(
+        "-v", "--verbose", dest=f"verbose{suffix}", action="store_true", help="say what is done"
+    )
+    return common
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = _Parser(
+        prog="roomscribe",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[_common("_before")],
+    )
+    top.add_argument("--version", action="version", version=f"roomscribe {__version__}")
+    common = _common()
+    names = cast(
+        "argparse._SubParsersAction[argparse.ArgumentParser]",
+        top.add_subparsers(title="commands", metavar="COMMAND", required=True),
+    )
     add = functools.partial(names.add_parser, parents=[common])
     run.add_run(add)
     setup.add_setup(add)

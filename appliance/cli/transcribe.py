@@ -6,6 +6,7 @@ Heavy rooms are imported when the command runs.
 from __future__ import annotations
 
 import argparse
+import html
 import json
 import math
 import sys
@@ -16,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from appliance.cli.terminal import Progress
 from appliance.config import Settings
 from appliance.errors import RoomscribeError, StoreError
 from appliance.system import legible, shorten, writing
@@ -46,11 +48,12 @@ def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
     form = sub.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object a window")
     form.add_argument("--srt", action="store_true", help="SubRip subtitles")
+    form.add_argument("--vtt", action="store_true", help="WebVTT subtitles, for a web page")
     sub.add_argument(
         "--output-dir",
         type=Path,
         metavar="FOLDER",
-        help="write FOLDER/NAME.txt (.jsonl, .srt) for each file in place of standard output",
+        help="write FOLDER/NAME.txt (.jsonl, .srt, .vtt) for each file in place of standard output",
     )
     sub.add_argument("--model", metavar="BUNDLE", help="model bundle: a name or a folder")
     sub.set_defaults(command=transcribe, usage_error=sub.error)
@@ -77,9 +80,10 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
         places = [_place(file, options) for file in options.files]
         if twice := [place for place in places if places.count(place) > 1]:
             options.usage_error(f"several of the files would be written to {legible(twice[0])}")
-    elif options.srt and len(options.files) > 1:
+    elif (options.srt or options.vtt) and len(options.files) > 1:
         options.usage_error(
-            "--srt: the subtitles of several files are several files: add --output-dir FOLDER"
+            f"--{'srt' if options.srt else 'vtt'}: the subtitles of several files are several "
+            "files: add --output-dir FOLDER"
         )
 
 
@@ -89,7 +93,7 @@ def _write_down(
     """Prints what is said in each file; the status of the last failing one."""
     from appliance.records import Window
 
-    if transcriber.bundle.demo_model and not options.json:
+    if transcriber.bundle.demo_model and not (options.json or options.quiet):
         print(
             f"roomscribe: {transcriber.bundle.name} is a demonstration model that knows a few "
             "hundred home words; `roomscribe model add tiny` brings a real one",
@@ -97,22 +101,30 @@ def _write_down(
         )
     status = 0
     for file in options.files:
-        number = 0
+        number = heard = 0
         try:
-            with _page(file, options) as page:
-                for window, result, reason in _transcribed(file, transcriber, settings):
+            with _page(file, options) as page, _progress(file, options) as progress:
+                if options.vtt:
+                    print("WEBVTT\n", file=page, flush=True)
+                for window, result, reason in _transcribed(file, transcriber, settings, progress):
+                    heard += reason is None
                     if options.json:
                         shown = [json.dumps(_as_json(file, window, result, reason))]
                     elif reason is not None or not isinstance(window, Window) or result is None:
                         continue
-                    elif options.srt:
+                    elif options.srt or options.vtt:
                         begin_s, end_s = window.start_s + window.overlap_s, window.speech_end_s
-                        shown = list(_subtitles(result.text, begin_s, end_s, number + 1))
+                        shown = list(
+                            _subtitles(result.text, begin_s, end_s, number + 1, vtt=options.vtt)
+                        )
                         number += len(shown)
                     else:
                         shown = [_as_text(file, result, options)]
+                    progress.clear()
                     for part in shown:
                         print(part, file=page, flush=True)
+            if not (heard or options.json or options.quiet):
+                print(f"roomscribe: {legible(file)}: no speech was heard in it", file=sys.stderr)
         except RoomscribeError as error:
             print(f"roomscribe: {shorten(error, 1000)}", file=sys.stderr)
             status = error.exit_status
@@ -142,13 +154,23 @@ def _page(file: str, options: argparse.Namespace) -> Iterator[TextIO]:
 
 def _place(file: str, options: argparse.Namespace) -> Path:
     """FOLDER/NAME.srt"""
-    ending = "jsonl" if options.json else "srt" if options.srt else "txt"
+    ending = "jsonl" if options.json else "srt" if options.srt else "vtt" if options.vtt else "txt"
     name = "standard-input" if file == "-" else Path(file).stem
     return Path(options.output_dir) / f"{name}.{ending}"
 
 
+@contextmanager
+def _progress(file: str, options: argparse.Namespace) -> Iterator[Progress]:
+    """How far a long file is, on standard error."""
+    progress = Progress(shorten(file), quiet=options.quiet)
+    try:
+        yield progress
+    finally:
+        progress.clear()
+
+
 def _transcribed(
-    file: str, transcriber: AnyTranscriber, settings: Settings
+    file: str, transcriber: AnyTranscriber, settings: Settings, progress: Progress
 ) -> Iterator[tuple[Window | Discarded, Transcription | None, str | None]]:
     """Each window of a file with what the model made of it and why it is discarded, if it is."""
     from appliance.capture import Recording, Segmenter, VoiceDetector
@@ -162,6 +184,7 @@ def _transcribed(
     def windows() -> Iterator[Window | Discarded]:
         with Recording(file, real_time=False) as recording:
             for frame in recording.frames():
+                progress.at(frame.end_s, recording.duration_s)
                 yield from segmenter.push(frame)
             yield from segmenter.flush()
 
@@ -178,15 +201,22 @@ def _as_text(file: str, result: Transcription, options: argparse.Namespace) -> s
     return f"{file}: {result.text}" if named else result.text
 
 
-def _subtitles(text: str, begin_s: float, end_s: float, number: int) -> Iterator[str]:
-    """The SubRip entries of one window, from `number` on: what fits onto a screen, one after the
-    other, each for as long as its share of the letters."""
+def _subtitles(
+    text: str, begin_s: float, end_s: float, number: int, *, vtt: bool = False
+) -> Iterator[str]:
+    """The SubRip, or WebVTT, entries of one window, from `number` on: what fits onto a screen, one
+    after the other, each for as long as its share of the letters."""
     lines = textwrap.wrap(text, LINE)
     per_letter_s = max(0.0, end_s - begin_s) / max(1, sum(map(len, lines)))
     for at in range(0, len(lines), LINES):
         entry = lines[at : at + LINES]
         entry_end_s = begin_s + per_letter_s * sum(map(len, entry))
         times = f"{_srt_time(begin_s)} --> {_srt_time(entry_end_s)}"
+        if vtt:
+            times, entry = (
+                times.replace(",", "."),
+                [html.escape(line, quote=False) for line in entry],
+            )
         yield "\n".join((str(number + at // LINES), times, *entry, ""))
         begin_s = entry_end_s
 

@@ -9,7 +9,9 @@ import csv
 import io
 import json
 import logging
+import math
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -19,6 +21,7 @@ import pytest
 from rigs.command import LINE_WITHIN_S, OBEYING_MODES, errors, following, roomscribe, start
 from rigs.daemon import write_config
 from rigs.publishing import transcript
+from rigs.terminal import Terminal
 
 from appliance.cli import main
 from appliance.cli.log import SHOWN, columns, moment, write
@@ -91,6 +94,12 @@ def test_what_was_heard_is_shown_by_time_and_text(house: House, store: Store, sh
     assert shown() == []
 
 
+def test_what_a_server_wrote_has_no_confidence(house: House, store: Store, shown: Shown) -> None:
+    store.append(transcript("told by a server", confidence=math.nan))
+    house.log("--limit", "1")
+    assert shown()[0].split()[-5:] == ["?", "told", "by", "a", "server"]
+
+
 def test_the_newest_are_shown_and_with_limit_0_all(
     house: House, store: Store, shown: Shown
 ) -> None:
@@ -107,6 +116,23 @@ def test_the_newest_are_shown_and_with_limit_0_all(
     for limit in ("0", str(10**30)):
         house.log("--limit", limit)
         assert len(shown()) == PAGE + 5
+
+
+def test_it_says_how_many_there_are_where_not_all_are_shown(house: House, store: Store) -> None:
+    found = roomscribe("log", "--config", house.config, "--limit", "2", "--grep", "light")
+    assert errors(found) == ["roomscribe: 2 of 3 shown; --limit 0 shows all"]
+    for more in ("--json", "-q", "--limit=0", "--limit=9", "--limit=5"):
+        assert roomscribe("log", "--config", house.config, "--limit=2", more).stderr == "", more
+
+
+def test_a_terminal_has_colours_unless_it_is_told_not_to(house: House, store: Store) -> None:
+    config = house.config
+    for environment, there in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
+        with Terminal("log", "--config", config, environment=environment) as terminal:
+            assert terminal.wait() == 0
+            assert ("\x1b[2m" in terminal.raw) is there
+            assert re.search(r"\d\d:\d\d:\d\d  +\d+%  hall light", terminal.shown)
+    assert "\x1b" not in roomscribe("log", "--config", config).stdout
 
 
 def test_an_export_has_every_field_of_every_transcript(

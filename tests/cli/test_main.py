@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -21,7 +22,7 @@ from rigs.recordings import sentences
 from rigs.waiting import until
 
 from appliance import __version__
-from appliance.cli.main import parser
+from appliance.cli.main import GROUPS, parse, parser
 from appliance.daemon.listening import REOPEN_PAUSE_S
 
 
@@ -47,6 +48,54 @@ def test_no_command_is_a_usage_error() -> None:
     done = roomscribe()
     assert done.returncode == 2
     assert "usage: roomscribe" in done.stderr
+
+
+def test_no_command_shows_all_of_them_by_group() -> None:
+    shown = roomscribe().stderr
+    assert shown.index("day by day:") < shown.index("  log  ") < shown.index("the broker:")
+    (names,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
+    grouped = [name for group in GROUPS.values() for name in group]
+    assert sorted(grouped) == sorted(names.choices)
+    assert all(f"  {name} " in shown for name in grouped)
+
+
+@pytest.mark.parametrize(
+    ("typed", "usage", "said"),
+    [
+        ("log --sinse 2h", "usage: roomscribe log", "--sinse 2h; did you mean --since?"),
+        ("log --zzz", "usage: roomscribe log", "unrecognized arguments: --zzz\n"),
+        ("model add tiny --widow=3", "usage: roomscribe model add", "did you mean --window?"),
+        ("model ad tiny", "usage: roomscribe model", "did you mean add?"),
+        ("mute onn", "usage: roomscribe mute", "did you mean on?"),
+        ("transribe x.wav", "usage: roomscribe", "did you mean transcribe?"),
+        ("-q -v log", "usage: roomscribe", "not allowed with"),
+    ],
+)
+def test_a_wrong_word_shows_its_commands_usage_and_the_nearest_right_one(
+    typed: str, usage: str, said: str
+) -> None:
+    done = roomscribe(*typed.split())
+    assert done.returncode == 2
+    assert usage in done.stderr
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [("--config", "FILE", "log"), ("log", "--config", "FILE"), ("-q", "log", "--config=FILE")],
+)
+def test_what_every_command_takes_may_stand_before_it_or_behind(typed: tuple[str, ...]) -> None:
+    done = roomscribe(*(word.replace("FILE", "/no/such.toml") for word in typed))
+    assert (done.returncode, "/no/such.toml" in errors(done)[0]) == (78, True)
+
+
+def test_verbose_and_quiet_set_what_is_said(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    sound = SPEECH / "00.flac"
+    quiet = roomscribe("run", "-q", "--config", config, "--recording", sound)
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    assert parse(["-v", "run"]).verbose
+    assert parse(["run", "-v"]).verbose
 
 
 def test_every_command_has_a_sentence_in_the_general_help() -> None:

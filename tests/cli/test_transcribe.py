@@ -1,9 +1,18 @@
-"""Subtitles that people can read."""
+"""`roomscribe transcribe`: subtitles that people can read, and what a terminal is told."""
 
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
+import numpy as np
+import pytest
+import soundfile
+from rigs.checkout import SPEECH
+from rigs.command import errors, roomscribe
+
+from appliance.cli.terminal import Progress
 from appliance.cli.transcribe import _subtitles
 
 TALK = (
@@ -38,3 +47,59 @@ def test_letters_without_spaces_are_broken_and_no_entry_ends_before_it_begins() 
         begin, end = re.findall(r"\d\d:\d\d:\d\d,\d{3}", entry)
         assert begin <= end
         assert max(map(len, entry.split("\n")[2:])) <= 42
+
+
+def test_webvtt_has_points_for_commas_and_no_markup() -> None:
+    (entry,) = _subtitles("if a < b & c --> d", 1.0, 2.5, 3, vtt=True)
+    assert entry == "3\n00:00:01.000 --> 00:00:02.500\nif a &lt; b &amp; c --&gt; d\n"
+
+
+@pytest.mark.parametrize("ending", ["srt", "vtt"])
+def test_each_of_several_files_has_subtitles_of_its_own(tmp_path: Path, ending: str) -> None:
+    files = [SPEECH / "00.flac", SPEECH / "01.flac"]
+    refused = roomscribe("transcribe", f"--{ending}", *files)
+    assert (refused.returncode, "add --output-dir" in refused.stderr) == (2, True)
+    done = roomscribe("transcribe", f"--{ending}", "--output-dir", tmp_path, *files)
+    assert done.returncode == 0
+    for name in ("00", "01"):
+        head, *blocks = (tmp_path / f"{name}.{ending}").read_text("utf-8").split("\n\n")
+        blocks = [head, *blocks] if ending == "srt" else blocks
+        assert head == "WEBVTT" or ending == "srt"
+        assert blocks[0].startswith("1\n00:00:0")
+
+
+def test_sound_on_standard_input_is_read_whatever_it_is(tmp_path: Path) -> None:
+    sound, rate_hz = soundfile.read(SPEECH / "00.flac", dtype="int16")
+    soundfile.write(tmp_path / "talk.wav", sound, rate_hz)
+    for file in (SPEECH / "00.flac", tmp_path / "talk.wav"):
+        done = roomscribe("transcribe", "-", stdin=file.read_bytes())
+        assert (done.returncode, done.stdout) == (0, "what is the weather like in chicago\n")
+
+
+def test_a_file_without_speech_says_so_and_not_to_programs(tmp_path: Path) -> None:
+    quiet = tmp_path / "quiet.wav"
+    soundfile.write(quiet, np.zeros(32_000, np.int16), 16_000)
+    done = roomscribe("transcribe", quiet)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert errors(done)[-1] == f"roomscribe: {quiet}: no speech was heard in it"
+    assert roomscribe("transcribe", "-q", quiet).stderr == ""
+    assert "no speech" not in roomscribe("transcribe", "--json", quiet).stderr
+
+
+def test_a_terminal_sees_how_far_a_long_file_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    progress = Progress("talk.flac", quiet=False)
+    progress.at(1.0, 100.0)
+    assert capsys.readouterr().err == "", "what is soon done needs none"
+    progress._next_s, progress._begun_s = 0.0, progress._begun_s - 10.0
+    progress.at(25.0, 4000.0)
+    said = capsys.readouterr().err
+    assert re.search(r"talk.flac: 1% of 1:06:40, \d+:\d\d left", said)
+    progress.clear()
+    assert capsys.readouterr().err.strip() == ""
+    silent = Progress("talk.flac", quiet=True)
+    silent._next_s = 0.0
+    silent.at(1.0, 4000.0)
+    assert capsys.readouterr().err == ""

@@ -27,6 +27,8 @@ class Terminal:
         self._master, slave = pty.openpty()
         self.shown = ""
         """All that it has shown so far, without colours and movements of the cursor."""
+        self.raw = ""
+        """The same with them."""
         self._seen = 0
         self.process = subprocess.Popen(
             ["setsid", "--ctty", sys.executable, *PROGRAM, *map(str, arguments)],
@@ -70,6 +72,7 @@ class Terminal:
         except OSError:  # all ends of the terminal are closed
             return False
         text = data.decode("utf-8", "replace").replace("\r\n", "\n")
+        self.raw += text
         self.shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
         return True
 

@@ -29,6 +29,7 @@ from appliance.cli.doctor.outcome import (
     failed,
     skipped,
 )
+from appliance.cli.terminal import DIM, GREEN, RED, coloured
 from appliance.config import Settings
 from appliance.errors import RoomscribeError
 from appliance.system import Child, ChildDiedError, one_line
@@ -38,6 +39,7 @@ SCHEMA = 1
 MARKS = {OK: "\u2713", FAILED: "\u2717", SKIPPED: "\u2013"}
 PLAIN_MARKS = {OK: "ok", FAILED: "XX", SKIPPED: "--"}
 """Where the terminal does not show the others."""
+COLOURS = {OK: GREEN, FAILED: RED, SKIPPED: DIM}
 NAME_WIDTH, WIDEST = 21, 120
 MOST_FAILED = 63
 """The exit status counts no further; from 64 on it would mean something else (sysexits.h)."""
@@ -171,6 +173,7 @@ def lines(finding: Finding, shown: dict[str, str], width: int) -> list[str]:
     """A check's line, and below it, when it failed, its cure."""
     mark = f"  {shown[finding.outcome.status]} "
     found = _wrapped(f"{mark}{finding.name:<{NAME_WIDTH}} ", finding.outcome.found, width)
+    found[0] = coloured(mark, COLOURS[finding.outcome.status]) + found[0][len(mark) :]
     if not finding.outcome.cure:
         return found
     return found + _wrapped(" " * (len(mark) + 2), f"cure: {finding.outcome.cure}", width)

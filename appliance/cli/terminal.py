@@ -1,0 +1,61 @@
+"""What a terminal is shown and a file or a pipe is not: colour, and how far a command is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TextIO
+
+DIM, RED, GREEN, YELLOW = "2", "31", "32", "33"
+EVERY_S, FIRST_AFTER_S = 0.5, 2.0
+"""From one line of progress to the next; what is done sooner needs none."""
+
+
+def coloured(text: str, colour: str, stream: TextIO | None = None) -> str:
+    """`text` in a colour where `stream` (standard output) is a terminal that has any.
+
+    NO_COLOR turns it off (no-color.org).
+    """
+    shown = stream or sys.stdout
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return text if plain or not shown.isatty() else f"\x1b[{colour}m{text}\x1b[0m"
+
+
+class Progress:
+    """One line on standard error that is written over, where that is a terminal."""
+
+    def __init__(self, name: str, *, quiet: bool) -> None:
+        """Shows nothing yet, with `quiet` never."""
+        self._name = name
+        self._on = sys.stderr.isatty() and not quiet
+        self._begun_s = time.monotonic()
+        self._next_s = self._begun_s + FIRST_AFTER_S
+        self._width = 0
+
+    def at(self, position_s: float, total_s: float) -> None:
+        """So much of `total_s` of sound is done; 0 when nobody knows how much that is."""
+        now_s = time.monotonic()
+        if not self._on or now_s < self._next_s or not total_s:
+            return
+        self._next_s = now_s + EVERY_S
+        share = min(1.0, max(1e-6, position_s / total_s))
+        left_s = (now_s - self._begun_s) * (1 / share - 1)
+        self._write(f"{self._name}: {share:.0%} of {_clock(total_s)}, {_clock(left_s)} left")
+
+    def clear(self) -> None:
+        """The line is empty, for what is printed now or after it."""
+        if self._width:
+            self._write("")
+            self._width = 0
+
+    def _write(self, text: str) -> None:
+        print(f"\r{text:<{self._width}}\r{text}", end="", file=sys.stderr, flush=True)
+        self._width = len(text)
+
+
+def _clock(seconds: float) -> str:
+    """m:ss, or h:mm:ss"""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
