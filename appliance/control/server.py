@@ -171,26 +171,27 @@ class Server:
         """Sends an event to those who subscribe to it."""
         if event in self.wanted:
             self._told.append((event, data))
-            self._wake()
+            self.wake()
 
     def notify(self) -> None:
         """There is a new transcript."""
         self._news = True
         if "transcript" in self.wanted:
-            self._wake()
+            self.wake()
 
     def change(self) -> None:
         """The state has changed."""
         self._changed = True
         if "state" in self.wanted:
-            self._wake()
+            self.wake()
 
     def stop(self) -> None:
         """Makes `run` end soon."""
         self._stopping = True
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Has the server's thread look around."""
         with contextlib.suppress(OSError):
             self._waker.send(b"!")
 
@@ -315,7 +316,7 @@ class Server:
     def _finish(self, reader: _Reader, number: object, answer: Future[Answer]) -> None:
         """A late answer is there. Any thread."""
         self._done.append((reader, number, answer))
-        self._wake()
+        self.wake()
 
     def _answer_late(self) -> None:
         if self._unanswered:
@@ -358,9 +359,7 @@ class Server:
     def _tell_all(self) -> None:
         """Everything that is new goes into its readers' lines."""
         now_s = time.monotonic()
-        while self._told:
-            event, data = self._told.popleft()
-            self._tell_some(event, data, self._readers.values())
+        self._tell_live()
         if now_s < self._store_s or not self.wanted:
             return
         try:
@@ -374,6 +373,11 @@ class Server:
         except RoomscribeError as error:
             log.debug("the control socket waits for the log: %s", error)
             self._store_s = now_s + 1.0
+
+    def _tell_live(self) -> None:
+        while self._told:
+            event, data = self._told.popleft()
+            self._tell_some(event, data, self._readers.values())
 
     def _tell_some(self, event: str, data: Answer, readers: Any) -> None:
         line = _line({"event": event, "data": data})
@@ -402,6 +406,7 @@ class Server:
         if not due:
             return
         found = self._feed.transcripts(min(one.seq or 0 for one in due), PAGE)
+        self._tell_live()  # no partial text comes after the transcript that it is of
         for event in found:
             behind = [one for one in due if (one.seq or 0) < event["seq"]]
             self._tell_some("transcript", event, behind)
@@ -411,7 +416,7 @@ class Server:
             for reader in due:
                 reader.seq = max(reader.seq or 0, self._highest)
         else:
-            self._wake()
+            self.wake()
 
     def _tell_state(self, now_s: float) -> None:
         """The state, where it is news. Raises StoreError."""

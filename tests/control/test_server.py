@@ -183,6 +183,28 @@ def test_who_names_the_last_one_that_it_has_is_sent_what_came_since_and_nothing_
         assert client.next(0.2) is None
 
 
+class LateFeed(Feed):
+    """A partial text and its transcript come just when the server looks into the log."""
+
+    server: Server | None = None
+
+    def highest(self) -> int:
+        if self.server:
+            self.server.tell("partial", {"text": "turn on"})
+            self.numbers.append(9)
+            self.server = None
+        return super().highest()
+
+
+def test_a_partial_text_comes_before_its_transcript(path: Path) -> None:
+    feed = LateFeed()
+    with serving(path, feed, TIGHT) as server, Client([path]) as client:
+        client.subscribe("transcript", "partial")
+        feed.server = server
+        server.notify()
+        assert [(client.next(5) or ("", {}))[0] for _ in range(2)] == ["partial", "transcript"]
+
+
 def test_a_log_that_was_begun_anew_is_told_from_its_beginning(
     server: Server, path: Path, feed: Feed
 ) -> None:
