@@ -28,6 +28,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +53,9 @@ CUT_MS, LOST_MS = 50, 100
 it."""
 LEAD_S, REST_S = 3.5, 2.5
 """Around people's recordings."""
-GROUPS = {"tuning", "reporting", "people's commands", "people's readings"}
+GROUPS = {"tuning", "reporting", "people's commands"}
 """That the plot shows."""
+SAID = ", said before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +311,7 @@ def main() -> int:
     parser.add_argument("--decode-ms", type=float, default=30.0)
     parser.add_argument("--early", type=int, nargs="+", metavar="MS")
     parser.add_argument("--segmenter", nargs="+", default=(), metavar="KEY=VALUE")
-    parser.add_argument("--log", action="store_true", help="said before, in the other conditions")
+    parser.add_argument("--log", action="store_true", help="with and without a log")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--verbose", action="store_true", help="one line per sentence")
     options = parser.parse_args()
@@ -322,14 +324,16 @@ def main() -> int:
     curves: dict[str, list[tuple[float, Tally]]] = {}
     with open_transcriber(Settings()) as transcriber:
         reader = Reader(transcriber, options.decode_ms)
-        log = log_of(cases, replace(Settings(), segmenter=segmenter), reader) if options.log else {}
-        for early_ms in options.early or (segmenter.early_ms,):
+        logs: dict[str, dict[str, str]] = {"": {}}
+        if options.log:
+            logs[SAID] = log_of(cases, replace(Settings(), segmenter=segmenter), reader)
+        for early_ms, (said, log) in product(options.early or (segmenter.early_ms,), logs.items()):
             settings = replace(Settings(), segmenter=replace(segmenter, early_ms=early_ms))
             found = tallies(cases, settings, reader, print if options.verbose else None, log)
             for name in sorted(found):
-                print(f"early_ms {early_ms}: {name}: {found[name]}", flush=True)
+                print(f"early_ms {early_ms}: {name}{said}: {found[name]}", flush=True)
             for name in GROUPS & set(found):
-                curves.setdefault(name, []).append((early_ms, found[name]))
+                curves.setdefault(name + said, []).append((early_ms, found[name]))
     if options.plot:
         draw(options.plot, dict(sorted(curves.items())))
     return 0

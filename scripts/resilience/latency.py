@@ -8,6 +8,9 @@ end with their last 10 ms within 35 dB of their loudest. In people's commands no
 room's tail and the click of a mouse follow the last word: it ends with the last 60 ms in a row
 that are, in the band of voices or in that of hisses, 10 dB above that band's noise (its tenth
 percentile) and within 30 dB of its loudest. Not all of them give a text.
+
+A sentence's text was there ahead when its utterance ended, or even ended it (early); or neither:
+plain. With --encoder-ms and --decoder-ms their calls take at least so long, as a larger model's do.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from figures.model import read as read_any, to_int16
@@ -68,25 +71,49 @@ class Clock:
     """Moments (time.monotonic()) of each window, by its id; one thread a moment."""
 
     moments: dict[str, dict[str, float]] = field(default_factory=dict)
+    early: set[str] = field(default_factory=set)
+    """Windows that ended their utterance before the hang-over was over."""
+    encodes: int = 0
 
     def note(self, window_id: str, name: str) -> None:
         """It is now."""
         self.moments.setdefault(window_id, {})[name] = time.monotonic()
 
 
+class Utterance(NamedTuple):
+    """A sentence to say."""
+
+    sound: Sound
+    end: int
+    """The sample behind its speech."""
+    group: str
+    """Who says it."""
+
+
+KINDS = ("early", "ahead", "plain")
+
+
+class Measured(NamedTuple):
+    """What became of a sentence, ms."""
+
+    group: str
+    kind: str
+    parts: dict[str, float]
+    whole: float
+
+
 @dataclass
 class Outcome:
     """Milliseconds of each sentence's parts."""
 
-    parts: list[dict[str, float]] = field(default_factory=list)
-    wholes: list[float] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
     said: int = 0
     least: int = 0
     """How many must be heard."""
-    ahead: int = 0
-    """Sentences whose text was there when their utterance ended."""
-    early: int = 0
+    cut: int = 0
     """Utterances that ended within a recording, before its speech did."""
+    windows: int = 0
+    encodes: int = 0
     passes: int = 0
     """Windows transcribed for partial texts."""
     trouble: str = ""
@@ -94,20 +121,33 @@ class Outcome:
     @property
     def broken(self) -> bool:
         """True when a sentence that must be heard has no figures, or they do not add up."""
-        return bool(self.trouble) or len(self.wholes) < self.least
+        return bool(self.trouble) or len(self.measured) < self.least
 
     def __str__(self) -> str:
-        if not self.wholes:
+        if not self.measured:
             return f"latency: nothing arrived {self.trouble}"
-        shares = ", ".join(f"{name} {_spread([one[name] for one in self.parts])}" for name in PARTS)
-        early = f", {self.ahead} transcribed ahead"
-        early += f", {self.early} ended in a pause" if self.early else ""
-        early += f", {self.passes} passes for partial texts" if self.passes else ""
-        return (
-            f"latency, ms (p50/p95/p99) from the last sample of speech to the subscriber, "
-            f"{len(self.wholes)} of {self.said} sentences{early}: {_spread(self.wholes)}; {shares}"
-            + (f"; {self.trouble}" if self.trouble else "")
+        shares = ", ".join(
+            f"{name} {_spread([one.parts[name] for one in self.measured])}" for name in PARTS
         )
+        note = f", {self.cut} ended in a pause" if self.cut else ""
+        note += f", {self.passes} passes for partial texts" if self.passes else ""
+        lines = [
+            f"latency, ms (p50/p95/p99) from the last sample of speech to the subscriber, "
+            f"{len(self.measured)} of {self.said} sentences{note}: "
+            f"{_spread([one.whole for one in self.measured])}; {shares}"
+            + (f"; {self.trouble}" if self.trouble else ""),
+            f"    encodes: {self.encodes} for {self.windows} windows",
+            f"    {'':24}{'all':>18}" + "".join(f"{kind:>24}" for kind in KINDS),
+        ]
+        for group in dict.fromkeys(("", *sorted({one.group for one in self.measured}))):
+            mine = [one for one in self.measured if group in (one.group, "")]
+            columns = [[one.whole for one in mine if one.kind == kind] for kind in KINDS]
+            shown = [f"{len(one)}: {_spread(one)}" if one else "-" for one in columns]
+            lines.append(
+                f"    {group or 'all':24}{_spread([one.whole for one in mine]):>18}"
+                + "".join(f"{one:>24}" for one in shown)
+            )
+        return "\n".join(lines)
 
 
 def _spread(values: list[float]) -> str:
@@ -123,8 +163,7 @@ class Player:
     description = "recorded sentences"
     silence = trouble = ""
 
-    def __init__(self, sounds: list[tuple[Sound, int]]) -> None:
-        """Each sound with the sample behind its speech."""
+    def __init__(self, sounds: Sequence[Utterance]) -> None:
         self._sounds, self._stopped = sounds, False
         self.spans_s: list[tuple[float, float]] = []
         """When the sentences begun so far begin, and end, time.monotonic()."""
@@ -132,7 +171,7 @@ class Player:
     def frames(self) -> Iterator[Frame]:
         """Frames of 30 ms, each when its last sample is due."""
         due_s = time.monotonic()
-        for sound, end in self._sounds:
+        for sound, end, _ in self._sounds:
             self.spans_s.append((due_s, due_s + end / RATE))
             for at in range(0, len(sound), FRAME):
                 if self._stopped:
@@ -159,16 +198,16 @@ def speech_ends(sound: Sound) -> int:
     return (int(np.flatnonzero(level > level.max() - WITHIN_DB)[-1]) + 1) * STEP
 
 
-def people(folder: Path) -> list[tuple[Sound, int]]:
-    """Recordings of people giving commands, quiet around them, and the sample behind the speech of
-    each; `folder` has a MANIFEST.tsv."""
+def people(folder: Path) -> list[Utterance]:
+    """Recordings of people giving commands, quiet around them; `folder` has a MANIFEST.tsv."""
     found = []
     for file, row in manifest(folder):
         if row["category"] in PEOPLE and float(row["duration_s"]) <= LONGEST_S:
             sound = to_int16(read_any(file))
             quiet = np.tile(quietest(sound), int(2.0 / QUIET_S) + 1)
-            found.append((np.concatenate((quiet[: RATE // 2], sound, quiet)), word_ends(sound)))
-    return [(sound, RATE // 2 + end) for sound, end in found]
+            around = np.concatenate((quiet[: RATE // 2], sound, quiet))
+            found.append(Utterance(around, RATE // 2 + word_ends(sound), file.parent.name))
+    return found
 
 
 def word_ends(sound: Sound) -> int:
@@ -209,22 +248,28 @@ class TimedSegmenter(Segmenter):
         for one in found:
             if isinstance(one, Window):
                 self._clock.note(one.id, "window")
+                if self.closed_early:
+                    self._clock.early.add(one.id)
         return found
 
 
 class TimedTranscriber(Transcriber):
-    """Notes when each window is with the encoder and with the decoder."""
+    """Notes when each window is with the encoder and with the decoder, whose calls take at least
+    so many ms."""
 
-    def __init__(self, clock: Clock, plain: Transcriber) -> None:
+    def __init__(self, clock: Clock, plain: Transcriber, least_ms: tuple[float, float]) -> None:
         vars(self).update(vars(plain))
-        self._clock = clock
+        self._clock, self._least_ms = clock, least_ms
         self._owners: dict[int, str] = {}
         """Ids of windows by those of the states that the encoder made of them."""
 
     def encode(self, window: Window) -> Encoded:
         """As the transcriber does."""
         self._clock.note(window.id, "taken")
+        self._clock.encodes += 1
         encoded = super().encode(window)
+        time.sleep(max(0.0, self._least_ms[0] - encoded.encode_ms) / 1000)
+        encoded = replace(encoded, encode_ms=max(self._least_ms[0], encoded.encode_ms))
         self._clock.note(window.id, "encoded")
         at = self._clock.moments[window.id]
         at["mel"] = at["encoded"] - encoded.encode_ms / 1000
@@ -236,6 +281,7 @@ class TimedTranscriber(Transcriber):
         window_id = self._owners.pop(id(encoded.states), "")
         self._clock.note(window_id, "decoding")
         written = super().write(encoded)
+        time.sleep(max(0.0, self._least_ms[1] - written.decode_ms) / 1000)
         self._clock.note(window_id, "decoded")
         return written
 
@@ -279,26 +325,38 @@ def split(moments: dict[str, float], end_s: float, told_s: float) -> dict[str, f
     return {name: 1000 * ways[name] for name in PARTS}
 
 
-def synthetic(count: int) -> list[tuple[Sound, int]]:
-    """Sentences of tests/speech between silences, and the sample behind the speech of each."""
+def synthetic(count: int) -> list[Utterance]:
+    """Sentences of tests/speech between silences."""
     spoken: list[Said] = sentences()[:count]
     sounds = [between_silences(read(SPEECH / f"{one.number:02}.flac")) for one in spoken]
-    return [(sound, speech_ends(sound)) for sound in sounds]
+    return [Utterance(sound, speech_ends(sound), "tests/speech") for sound in sounds]
 
 
-def run(sounds: list[tuple[Sound, int]], least: int, *, partials: bool = False) -> Outcome:
+def run(
+    sounds: Sequence[Utterance],
+    least: int,
+    *,
+    partials: bool = False,
+    least_ms: tuple[float, float] = (0.0, 0.0),
+    early_ms: int | None = None,
+) -> Outcome:
     """Says the sentences, of which so many at least must be heard, in real time; with `partials`
-    their partial texts are told, too."""
+    their partial texts are told, too; encoder and decoder take at least `least_ms`."""
     player, clock, outcome = Player(sounds), Clock(), Outcome(said=len(sounds), least=least)
     with Broker() as broker, Place() as place, ExitStack() as stack:
         place.configure(broker.port)
         heard = stack.enter_context(Subscriber(broker.port))
         settings = config.load(place.config)
+        if early_ms is not None:
+            segmenter = replace(settings.segmenter, early_ms=early_ms)
+            settings = replace(settings, segmenter=segmenter)
         pipeline = Pipeline(
             replace(settings, mqtt=replace(settings.mqtt, partials=partials)),
             source=lambda *_: player,
             segmenter=functools.partial(TimedSegmenter, clock),
-            transcriber=lambda settings: TimedTranscriber(clock, open_transcriber(settings)),
+            transcriber=lambda settings: TimedTranscriber(
+                clock, open_transcriber(settings), least_ms
+            ),
             store=functools.partial(TimedStore.open_timed, clock),
         )
         pipeline.start()
@@ -319,13 +377,16 @@ def run(sounds: list[tuple[Sound, int]], least: int, *, partials: bool = False) 
             continue
         end_s = begun[-1][1]
         if end_s > at["window"]:
-            outcome.early += 1
+            outcome.cut += 1
             continue
         parts = split(at, end_s, told_s)
         whole = 1000 * (told_s - end_s)
         if abs(sum(parts.values()) - whole) > TOLERANCE_MS or min(parts.values()) < -TOLERANCE_MS:
             outcome.trouble = f"the parts do not add up: {parts} are not {whole:.1f} ms"
-        outcome.ahead += at["decoded"] <= at["window"]
-        outcome.parts.append(parts)
-        outcome.wholes.append(whole)
+        ahead = "ahead" if at["decoded"] <= at["window"] else "plain"
+        kind = "early" if window_id in clock.early else ahead
+        group = sounds[len(begun) - 1].group
+        outcome.measured.append(Measured(group, kind, parts, whole))
+    outcome.encodes = clock.encodes
+    outcome.windows = sum("window" in at for at in clock.moments.values())
     return outcome

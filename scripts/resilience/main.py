@@ -47,6 +47,9 @@ def main() -> int:
     parser.add_argument(
         "--recordings", type=Path, help="latency: people's commands in a folder with MANIFEST.tsv"
     )
+    parser.add_argument("--early-ms", type=int, help="latency: other than the default")
+    parser.add_argument("--encoder-ms", type=float, default=0.0, help="latency: at least so long")
+    parser.add_argument("--decoder-ms", type=float, default=0.0, help="latency: at least so long")
     parser.add_argument("--partials", action="store_true", help="latency: with partial texts")
     parser.add_argument("--out", type=Path, help="soak: folder of its measures and picture")
     given = parser.parse_args()
@@ -149,11 +152,12 @@ def latency(given: argparse.Namespace) -> bool:
     """Where the time goes between speech and subscriber."""
     from resilience import latency as ordeal
 
-    if given.recordings:
-        outcome = ordeal.run(ordeal.people(given.recordings), 1, partials=given.partials)
-    else:
-        count = 3 if given.short else 40
-        outcome = ordeal.run(ordeal.synthetic(count), count, partials=given.partials)
+    count = 1 if given.recordings else 3 if given.short else 40
+    sounds = ordeal.people(given.recordings) if given.recordings else ordeal.synthetic(count)
+    least_ms = given.encoder_ms, given.decoder_ms
+    outcome = ordeal.run(
+        sounds, count, partials=given.partials, least_ms=least_ms, early_ms=given.early_ms
+    )
     print(outcome, flush=True)
     return not outcome.broken
 

@@ -171,7 +171,7 @@ def test_no_end_of_a_word_is_cut_and_the_end_is_found_sooner() -> None:
 def test_no_end_of_a_persons_word_is_cut() -> None:
     shared("data", "audio", "MANIFEST.tsv")
     labelled = 0
-    for sound, end in people(SHARED_AUDIO):
+    for sound, end, _ in people(SHARED_AUDIO):
         # else the label is of a noise that comes later
         if last_covered_s(sound, BY_DETECTOR) > end / SAMPLE_RATE + 0.1:
             labelled += 1
