@@ -172,6 +172,8 @@ class Controls:
             if test.count < test.samples_wanted:
                 test.frames.append(frame.samples)
                 test.count += len(frame.samples)
+                if test.count >= test.samples_wanted and self.server:
+                    self.server.wake()
         self._level.append(frame.samples)
         self._level_count += len(frame.samples)
         if self._level_count >= LEVEL_S * SAMPLE_RATE:
