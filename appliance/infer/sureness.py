@@ -85,7 +85,8 @@ def silence_ms(
     `early_ms` where it is surely whole, more than `hang_over_ms` where it plainly is not.
 
     `whole` and `longer` say how often the house has said this text and nothing more, and how often
-    it has gone on after it. A guess that would be discarded says nothing. Who has paused in this
+    it has gone on after it: what was whole once is not waited for any longer, what was only ever
+    the beginning is. A guess that would be discarded says nothing. Who has paused in this
     sentence before, or speaks for long, is given the hang-over at least.
     """
     hang_over_ms = settings.hang_over_ms
@@ -94,12 +95,10 @@ def silence_ms(
     late_ms = max(hang_over_ms, min(LONGEST_MS, hang_over_ms + MORE_MS))
     if judge(result, gates):
         return hang_over_ms
-    if first and whole and whole >= MOSTLY * longer:
-        return early_ms
-    if (
-        (first and longer > whole)
-        or result.finished is False
-        or is_open(result.text, result.language)
-    ):
+    if whole and first:
+        likely = whole >= MOSTLY * longer or (result.finished and whole >= longer)
+        return early_ms if likely else hang_over_ms
+    open_end = result.finished is False or is_open(result.text, result.language)
+    if open_end or (longer and first):
         return late_ms
     return early_ms if result.finished else hang_over_ms

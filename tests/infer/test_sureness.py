@@ -97,6 +97,9 @@ def test_the_decoders_numbers_have_limits(
         ("turn on the light", True, 3, 3, 350),
         ("turn on the light", True, 0, 1, 1000),
         ("turn it up to", False, 2, 0, 350),
+        ("turn it up to", False, 1, 1, 600),
+        ("stop", False, 3, 15, 600),
+        ("stop", True, 3, 15, 600),
     ],
 )
 def test_what_was_said_before_goes_before_what_the_words_look_like(
