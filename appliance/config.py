@@ -533,7 +533,7 @@ class WebSettings:
 
     enabled: bool = key(
         False,
-        "Allow the local page; `sudo roomscribe web enable` starts it then.",
+        "There is a page for browsers; `sudo roomscribe web enable` sets this and starts it.",
     )
     listen: str = key(
         "127.0.0.1",

@@ -436,7 +436,7 @@ class _Setup:
         try:
             if self._password:
                 self._keep_password()
-            _replace(self._file, after)
+            replace_whole(self._file, after)
         except OSError as error:
             raise StoreError(
                 f"{self._file}: cannot be written: {error.strerror}; nothing was changed"
@@ -789,7 +789,7 @@ def _says(text: str, section: str, key: str, value: Any) -> bool:
     return False
 
 
-def _replace(file: Path, text: str) -> None:
+def replace_whole(file: Path, text: str) -> None:
     """Writes the file whole, with the owner and mode that it had. Raises OSError."""
     real = Path(os.path.realpath(file))
     if not real.exists():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from appliance.config import DEFAULT_PATH, Settings, page_url
 from appliance.errors import ConfigError, StoreError
+from appliance.system import write_whole
 
 UNIT = "roomscribe-web.socket"
 DROP_IN = Path("/etc/systemd/system/roomscribe-web.socket.d/listen.conf")
@@ -26,13 +27,16 @@ def add_web(
         "enable",
         parents=[common],
         help="have systemd start the page when somebody looks",
-        description="Has systemd listen as the [web] section of the configuration says and start "
-        "the page when somebody looks; it ends when nobody does. Run it again when the section "
-        "has changed. Needs root.",
+        description="Sets web.enabled, has systemd listen as the [web] section of the "
+        "configuration says and start the page when somebody looks; it ends when nobody does. Run "
+        "it again when the section has changed. Needs root.",
     )
     enable.set_defaults(command=enable_page)
     disable = words.add_parser(
-        "disable", parents=[common], help="end the page", description="Ends the page. Needs root."
+        "disable",
+        parents=[common],
+        help="end the page",
+        description="Takes web.enabled back and ends the page. Needs root.",
     )
     disable.set_defaults(command=disable_page)
     link = words.add_parser(
@@ -136,14 +140,13 @@ def enable_page(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe web enable`. Raises ConfigError, StoreError."""
     from appliance.web import Access, is_local
 
-    _be_on(settings)
     access, web = Access(settings.web), settings.web
-    access.prepare()
     if not is_local(web.listen) and not access.has_password and not web.ingress:
         raise ConfigError(
             f"web.listen: expected a password for a page that others reach, found none for "
             f"{web.listen}; set one with `sudo roomscribe web password`"
         )
+    access.prepare()
     stream = web.listen if web.listen.startswith("/") else f"{_bracketed(web.listen)}:{web.port}"
     # an empty line takes back what the package's unit says
     text = (
@@ -151,12 +154,13 @@ def enable_page(options: argparse.Namespace, settings: Settings) -> int:
     )
     try:
         DROP_IN.parent.mkdir(exist_ok=True)
-        DROP_IN.write_text(text, encoding="utf-8")
+        write_whole(DROP_IN, text, 0o644)
     except OSError as error:
         raise StoreError(
             f"{DROP_IN}: cannot be written: {error.strerror}; run this with sudo, where the "
             "package is installed"
         ) from error
+    _choose(options, settings, True)
     _systemctl("daemon-reload")
     _systemctl("stop", UNIT, "roomscribe-web.service")
     _systemctl("enable", "--now", UNIT)
@@ -164,20 +168,36 @@ def enable_page(options: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def disable_page(_options: argparse.Namespace, _settings: Settings) -> int:
+def disable_page(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe web disable`. Raises StoreError."""
     _systemctl("disable", "--now", UNIT)
     _systemctl("stop", "roomscribe-web.service")
+    _choose(options, settings, False)
     print("the page is off")
     return 0
+
+
+def _choose(options: argparse.Namespace, settings: Settings, on: bool) -> None:
+    """Writes web.enabled into the configuration, and tells the daemon. Raises StoreError."""
+    from appliance.cli.setup import edited, replace_whole
+
+    if settings.web.enabled == on:
+        return
+    file = options.config or DEFAULT_PATH
+    try:
+        before = file.read_text(encoding="utf-8-sig") if file.exists() else ""
+        replace_whole(file, edited(before, {"web.enabled": on}))
+    except OSError as error:
+        raise StoreError(f"{file}: cannot be written: {error.strerror}; use sudo") from error
+    # Home Assistant's link to the page comes and goes with it
+    _systemctl("try-reload-or-restart", "roomscribe.service")
 
 
 def _be_on(settings: Settings) -> None:
     """Raises ConfigError where the configuration does not allow the page."""
     if not settings.web.enabled:
         raise ConfigError(
-            f"web.enabled: expected true, found false; write enabled = true below [web] in "
-            f"{DEFAULT_PATH}, then run `sudo roomscribe web enable`"
+            "web.enabled: expected true, found false; `sudo roomscribe web enable` sets it"
         )
 
 

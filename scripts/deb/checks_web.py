@@ -35,17 +35,11 @@ def shows_a_page(box: Container) -> str:
     """Off until asked for; then its own user shows what was said to who has a link, and it ends."""
     state = box.run(f"systemctl is-enabled {SOCKET}; systemctl is-active {SOCKET}; true").split()
     expect(state == ["disabled", "inactive"], f"the page is {state} after the installation")
-    said = box.run("roomscribe web enable; true")
-    expect("web.enabled: expected true" in said, f"it is switched on without a word: {said}")
-    box.run(f"cp -p {CONFIG} /root/before_page; printf '\\n[web]\\nenabled = true\\n' >> {CONFIG}")
-    try:
-        return _looks(box)
-    finally:
-        box.run(f"roomscribe web disable; mv /root/before_page {CONFIG}; true")
-
-
-def _looks(box: Container) -> str:
+    said = box.run("setpriv --reuid nobody --clear-groups roomscribe web enable; true")
+    expect("sudo" in said, f"a user who may not is not told what to do: {said}")
+    before = box.run(f"sha256sum {CONFIG}; stat -c '%a %U' {CONFIG}")
     box.run("roomscribe web enable")
+    box.run(f"grep -qx 'enabled = true' {CONFIG} && roomscribe web enable")
     expect(not box.status(SERVICE)["MainPID"].strip("0"), "it runs before anybody looks")
     said = box.run("setpriv --reuid nobody --clear-groups roomscribe web open; true")
     expect("sudo" in said, f"a user who may not is not told what to do: {said}")
@@ -80,6 +74,9 @@ def _looks(box: Container) -> str:
     expect(box.status(SERVICE)["Result"] == "success", f"it ended with {box.status(SERVICE)}")
     box.run(f"systemctl is-active {SOCKET}; rm -r {soon}")
     box.run("systemctl daemon-reload; roomscribe web disable")
+    box.run(f"sed -i 's/^enabled = false$/#enabled = false/' {CONFIG}")
+    after = box.run(f"sha256sum {CONFIG}; stat -c '%a %U' {CONFIG}")
+    expect(before == after, f"the configuration is another: {before} {after}")
     state = box.run(f"systemctl is-enabled {SOCKET}; systemctl is-active {SOCKET}; true").split()
     expect(state == ["disabled", "inactive"], f"the page is {state} once it is disabled")
     return f"exposure {exposed}, {own_mb:.0f} MB of its own; idle, it ended after {gone_s:.1f} s"

@@ -206,7 +206,7 @@ class Page:
             connection.close()
 
     def get(self, path: str, **headers: str | None) -> tuple[int, http.client.HTTPMessage, bytes]:
-        return self.request("GET", path, **headers)
+        return self.request("GET", path, None, **headers)
 
     def post(
         self, path: str, body: object, token: str | None = None, **headers: str | None
@@ -218,7 +218,7 @@ class Page:
             "Origin": f"http://localhost:{self.port}",
         }
         sent |= headers
-        return self.request("POST", path, json.dumps(body).encode(), **sent)
+        return self.request("POST", path, body=json.dumps(body).encode(), **sent)
 
     def ask(self, command: str, **arguments: object) -> Any:
         """A command's result."""
