@@ -40,12 +40,12 @@ from rigs.word_errors import word_error_rate
 
 from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
-from appliance.capture.voice import VoiceDetector
-from appliance.config import Settings
+from appliance.capture.voice import Judgement, VoiceDetector
+from appliance.config import Settings, VoiceSettings
 from appliance.infer.gates import Gates
 from appliance.infer.sureness import silence_ms
 from appliance.infer.transcriber import Transcriber, open_transcriber
-from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
+from appliance.records import SAMPLE_RATE, Frame, Samples, Transcription, Window
 from appliance.store.said import Said, Sentence
 
 CUT_MS, LOST_MS = 50, 100
@@ -71,6 +71,26 @@ class Case:
     """Of the speech."""
     text: str
     paused: bool
+    judgements: list[Judgement] = field(default_factory=list)
+    """The detector's, once it was asked: they are the same whatever is made of them."""
+
+
+class Once:
+    """A voice detector that judges a case's frames once."""
+
+    def __init__(self, case: Case, settings: VoiceSettings) -> None:
+        self._found, self._at = case.judgements, 0
+        self._voice = None if self._found else VoiceDetector(settings)
+
+    def push(self, frame: Frame) -> Judgement:
+        """As the detector does."""
+        if self._voice:
+            self._found.append(self._voice.push(frame))
+        self._at += 1
+        return self._found[self._at - 1]
+
+    def reset(self) -> None:
+        """No gap is in a case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +136,7 @@ class Reader:
 def hear(case: Case, settings: Settings, reader: Reader, said: Said) -> Heard:
     """Runs one sound through detector, segmenter, model and gates, in a house that has `said`."""
     window_s = reader.transcriber.bundle.window_s
-    segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
+    segmenter = Segmenter(Once(case, settings.voice), settings.segmenter, window_s)
     gates, heard = Gates(reader.transcriber.gates), Heard()
     ahead, ready_s = "", 0.0
     for frame in Framer().push(case.samples, 0.0):
