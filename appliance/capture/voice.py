@@ -116,6 +116,7 @@ class VoiceDetector:
         self._past.clear()
         self._past_samples = 0
         self._scores.clear()
+        self._waker = webrtcvad.Vad(self._settings.webrtc_mode)  # it has learned a noise
         self._silero.reset()
         self._awake_left_s = 0.0
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture import Framer, Resampler, Segmenter, VoiceDetector
-from appliance.config import GateSettings, SegmenterSettings, VoiceSettings
+from appliance.config import GateSettings, SegmenterSettings
 from appliance.infer import Gates, is_unspaced
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Window
 
@@ -120,6 +120,12 @@ class _Part:
         """Nobody wants it any more."""
         if self.asked:
             self.asked.wanted = False
+        self.forget()
+
+    def forget(self) -> None:
+        """It is over. What was asked for knows whom to answer: the two would keep each other, and
+        the sound, in memory until the garbage collector looks for circles."""
+        self.asked = None
 
 
 class Hearing:
@@ -128,8 +134,8 @@ class Hearing:
     def __init__(
         self,
         form: SoundFormat,
+        detector: VoiceDetector,
         *,
-        voice: VoiceSettings,
         segmenter: SegmenterSettings,
         gates: GateSettings,
         window_s: float,
@@ -138,7 +144,7 @@ class Hearing:
     ) -> None:
         self.form = form
         self._ask, self._keep, self._gates = ask, keep, Gates(gates)
-        self._segmenter = Segmenter(VoiceDetector(voice), segmenter, window_s)
+        self._segmenter = Segmenter(detector, segmenter, window_s)
         self._speculate = segmenter.speculate
         self._resampler, self._framer = Resampler(form.rate), Framer()
         self._carry = b""
@@ -177,7 +183,6 @@ class Hearing:
         await self._take(np.zeros((0, self.form.channels), np.float32), last=True)
         await self._hear(self._framer.rest(self._began_s + self._passed / SAMPLE_RATE))
         await self._ask_for(self._segmenter.flush())
-        del self._segmenter  # and with it the memory of its detector
 
     async def finish(self) -> None:
         """Waits until all of the text is known. Raises RequestError."""
@@ -251,6 +256,7 @@ class Hearing:
         part = self._parts[0]
         result = await part.result
         self._parts.popleft()
+        part.forget()
         if isinstance(result, Exception):
             raise RequestError("failed", "the sound could not be transcribed; see the journal")
         result, reason = self._gates.on(part.window, result)

@@ -20,6 +20,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
 from appliance import HOMEPAGE, __version__
+from appliance.capture import VoiceDetector
 from appliance.config import GateSettings, Settings
 from appliance.infer import Model
 from appliance.system import one_line
@@ -33,7 +34,7 @@ REQUESTS = 8
 CONNECTIONS = 16
 """More are refused: besides the requests there must be room for those who only ask what we are, as
 Home Assistant does every 30 s; it takes a service without an answer for gone."""
-SEGMENTED_AT_ONCE = 4
+SEGMENTED_AT_ONCE = 3
 """A voice detector takes 2.5 MB; the sound of further requests waits in the network."""
 IDLE_S = 15.0
 """A connection from which no whole event comes, or that takes none from us, for so long is over."""
@@ -83,7 +84,6 @@ class Server:
         self.model, self.node, self._advertise = model, node, advertise
         self._hear = functools.partial(
             Hearing,
-            voice=settings.voice,
             segmenter=settings.segmenter,
             gates=gates,
             ask=ask,
@@ -95,6 +95,7 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         """Connections."""
         self._advertising: asyncio.Task[None] | None = None
+        self._voice, self._detectors = settings.voice, list[VoiceDetector]()
         self.requests = 0
         """How many send sound or wait for its text."""
         self._told: set[Address] = set()
@@ -103,16 +104,30 @@ class Server:
         """The thread's body; `moved` is called at least every LOOK_S, unless something hangs."""
         asyncio.run(self._serve(moved))
 
-    def hear(self, form: SoundFormat) -> Hearing:
+    async def detector(self) -> VoiceDetector:
+        """A voice detector for one request, as soon as there is one; see `give_back`.
+
+        They are kept: making and dropping them again and again leaves holes in the memory.
+        """
+        await self._free.acquire()
+        return self._detectors.pop() if self._detectors else VoiceDetector(self._voice)
+
+    def give_back(self, detector: VoiceDetector) -> None:
+        """The request's sound is segmented."""
+        detector.reset()
+        self._detectors.append(detector)
+        self._free.release()
+
+    def hear(self, form: SoundFormat, detector: VoiceDetector) -> Hearing:
         """What takes a request's sound."""
-        return self._hear(form, window_s=self.model().window_s)
+        return self._hear(form, detector, window_s=self.model().window_s)
 
     def stop(self) -> None:
         """Any thread. Who waits for a text is told that there will be none."""
         self._asked_to_stop.set()
 
     async def _serve(self, moved: Callable[[], None]) -> None:
-        self.segmenting = asyncio.Semaphore(SEGMENTED_AT_ONCE)
+        self._free = asyncio.Semaphore(SEGMENTED_AT_ONCE)
         server: asyncio.Server | None = None
         try_s = 0.0
         while not self._asked_to_stop.is_set():
@@ -201,9 +216,10 @@ class Connection:
     ) -> None:
         self._server, self._reader, self._writer = server, reader, writer
         self._hearing: Hearing | None = None
-        self._segmenting = self._begun = self._told = self._answered = False
-        """A request has a place among those that are segmented, and among all; a part of its text
-        was told; all of it was, and what still comes of its sound counts for nothing."""
+        self._detector: VoiceDetector | None = None
+        self._begun = self._told = self._answered = False
+        """There is a request; a part of its text was told; all of it was, and what still comes of
+        its sound counts for nothing."""
         self._until_s = 0.0
         """When the request's sound must have come, on the loop's clock."""
 
@@ -273,9 +289,9 @@ class Connection:
         server.requests += 1
         self._begun = True
         async with _in_time(server.within_s):
-            self._segmenting = await server.segmenting.acquire()
+            self._detector = await server.detector()
         self._until_s = asyncio.get_running_loop().time() + server.within_s
-        self._hearing = server.hear(form)
+        self._hearing = server.hear(form, self._detector)
         return self._hearing
 
     async def _hear(self, event: Event) -> None:
@@ -329,9 +345,9 @@ class Connection:
 
     def _segmented(self) -> None:
         """Somebody else's sound may be segmented."""
-        if self._segmenting:
-            self._segmenting = False
-            self._server.segmenting.release()
+        if self._detector:
+            self._server.give_back(self._detector)
+        self._detector = None
 
     def _end(self) -> None:
         """The request is over, whatever has become of it."""
