@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ from appliance.errors import ConfigError
 from appliance.mqtt import tls
 from appliance.mqtt.connection import Delays
 from appliance.mqtt.publisher import Publisher
-from appliance.records import Discarded
+from appliance.records import Discarded, Partial
 from appliance.store.store import Store
+from appliance.store.tables import StoredTranscript
 
 pytestmark = needs_broker
 
@@ -72,6 +73,58 @@ def test_a_stored_transcript_reaches_subscribers_at_once(store: Store) -> None:
             assert properties is not None
             assert 3590 <= properties.MessageExpiryInterval <= 3600
         until(lambda: subscriber.payloads("availability") == [b"online", b"offline"])
+
+
+class LateStore(Store):
+    """Something happens just when the publisher looks for what is due."""
+
+    happens: Callable[[], object] | None = None
+
+    def after(self, seq: int, limit: int = 100) -> list[StoredTranscript]:
+        happens, self.happens = self.happens, None
+        if happens:
+            happens()
+        return super().after(seq, limit)
+
+
+def test_a_partial_text_comes_before_its_transcript(tmp_path: Path) -> None:
+    said = transcript()
+    with (
+        Broker() as broker,
+        Subscriber(broker.port) as subscriber,
+        LateStore.open(StoreSettings(path=str(tmp_path))) as late,
+        running(settings(broker, partials=True), late) as publisher,
+    ):
+        until(lambda: publisher.wants_partials)
+        until(lambda: subscriber.payloads("state"))
+
+        def say() -> None:
+            publisher.partial(Partial(said.utterance_id, 1, 1, said.text, 0, eager=True))
+            late.append(said)
+
+        late.happens = say
+        publisher.notify()
+        until(subscriber.events)
+        topics = [message.topic.rpartition("/")[2] for message in subscriber.messages]
+        assert [one for one in topics if one in ("partial", "transcript")] == [
+            "partial",
+            "transcript",
+        ]
+        message = next(one for one in subscriber.messages if one.topic.endswith("/partial"))
+        assert (message.qos, message.retain) == (0, False)
+
+
+def test_nobody_is_told_partial_texts_who_did_not_ask_for_them(store: Store) -> None:
+    with Broker() as broker, Subscriber(broker.port) as subscriber:
+        with running(settings(broker), store) as publisher:
+            until(lambda: publisher.status().connected)
+            assert not publisher.wants_partials
+            publisher.partial(Partial("u", 1, 1, "turn on", 0))
+            add(store, publisher, "turn on the light")
+            until(subscriber.events)
+        assert subscriber.payloads("partial") == []
+    with running(settings(broker, partials=True), store) as publisher:
+        assert not publisher.wants_partials, "the broker is away"
 
 
 def test_availability_comes_before_everything_and_state_is_retained(store: Store) -> None:
