@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from appliance.control import server as control
 from appliance.control.server import LIMITS, Command, Limits, RefusalError, Server
 from appliance.errors import StoreError
 
@@ -64,7 +65,7 @@ class Feed:
 
 
 @contextmanager
-def serving(path: Path, feed: Feed, limits: Limits = LIMITS) -> Iterator[Server]:
+def serving(path: Path, feed: control.Feed, limits: Limits = LIMITS) -> Iterator[Server]:
     """A server in a thread of its own; what ends it fails the test."""
     with Server(path, feed, limits, idle_s=0.05) as server:
         ended: list[BaseException] = []
