@@ -61,8 +61,8 @@ OWNERS = {
     "paho": ("mqtt/client.py",),
     "rich": ("cli/",),
     "tomlkit": ("cli/",),
-    "jeepney": ("wyoming/advertise.py",),
-    "zeroconf": ("wyoming/advertise.py",),
+    "jeepney": ("wyoming/announcing.py",),
+    "zeroconf": ("wyoming/announcing.py",),
     "systemd": ("daemon/journal.py",),
     "tornado": ("web/",),
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.wyoming.advertise import advertise as advertise, own_address as own_address
+    from appliance.wyoming.announcing import advertise as advertise, own_address as own_address
     from appliance.wyoming.client import Client as Client, ServerError as ServerError
     from appliance.wyoming.hearing import Answer as Answer
     from appliance.wyoming.served import (

@@ -467,3 +467,18 @@ def test_what_goes_wrong_with_the_encoder_is_told_before_anything_waits(
     said = [record.getMessage() for record in caplog.records]
     assert said.count("NPU: it is broken; mend it") == 1
     assert said.count("the encoder runs on cpu") == 1
+
+
+def test_that_the_network_is_not_told_of_the_server_is_said_and_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path / 'none'}")
+    rig = Rig(tmp_path)
+    wyoming = WyomingSettings(enabled=True, listen="0.0.0.0", port=0)
+    pipeline = rig.pipeline(replace(rig.settings, wyoming=wyoming))
+    pipeline.start()
+    try:
+        until(lambda: any("not announced" in reason for reason in pipeline.state().reasons))
+        assert pipeline.state().status == "running"
+    finally:
+        pipeline.stop()

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from rigs.waiting import until
 
-from appliance.wyoming.advertise import advertise, own_address
+from appliance.wyoming.announcing import advertise, own_address
 
 WITHIN_S = 20.0
 MDNS = ("224.0.0.251", 5353)
