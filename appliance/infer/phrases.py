@@ -354,7 +354,9 @@ class Phrases:
         kept = set(bundle.kept.tolist())
         latin = set(bundle.languages) <= {"en"}
         for word in {word for words in network.words for word, _ in words}:
-            strange = [letter for letter in word if latin and not _is_latin(letter)]
+            strange = latin and any(
+                one.isalpha() and "LATIN" not in unicodedata.name(one, "") for one in word
+            )
             if strange or not all(kept.issuperset(tokens) for tokens in self._write(word, False)):
                 raise ConfigError(
                     f"[phrases] file: expected words that model {bundle.name} can write "
@@ -381,9 +383,11 @@ class Phrases:
         if not scores:
             return None
         sentences: dict[str, float] = {}
+        lengths: dict[str, int] = {}
         for tokens, score in scores.items():
             words = plain(self._tokenizer.detokenize(tokens))
             sentences[words] = float(np.logaddexp(sentences.get(words, -math.inf), score))
+            lengths[words] = min(len(tokens), lengths.get(words, len(tokens)))
         total = np.logaddexp.reduce(list(sentences.values()))
         if plain(self._tokenizer.detokenize(written.tokens)) not in sentences:
             total = np.logaddexp(total, free)
@@ -391,15 +395,11 @@ class Phrases:
         slots = self._network.meaning(best.split())
         if slots is None:
             return None
-        length = min(len(tokens) for tokens in scores if self._says(tokens, best))
         share = min(1.0, math.exp(sentences[best] - float(total)))
-        mean = sentences[best] / (length + 1)
+        mean = sentences[best] / (lengths[best] + 1)
         name = str(slots.pop(""))
         confidence = self._bundle.phrase_confidence(share, mean)
         return Phrase(best, name, slots, confidence) if confidence >= FLOOR else None
-
-    def _says(self, tokens: Sequence[int], sentence: str) -> bool:
-        return plain(self._tokenizer.detokenize(tokens)) == sentence
 
     def _search(self, free: float) -> dict[tuple[int, ...], float]:
         """Tokens of whole sentences with the logarithm of their probability, end-of-text's
@@ -498,7 +498,3 @@ def plain(text: str) -> str:
         text = text.replace(mark, f" {word} ")
     kept = "".join(one if one.isalnum() or one in "'-" else " " for one in text)
     return " ".join(kept.split())
-
-
-def _is_latin(letter: str) -> bool:
-    return not letter.isalpha() or "LATIN" in unicodedata.name(letter, "")
