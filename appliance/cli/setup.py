@@ -471,11 +471,10 @@ class _Setup:
     def _reload(self) -> None:
         try:
             with Client(self._places) as daemon:
-                daemon.ask("reload")
+                changed = daemon.ask("reload")["changed"]
                 with suppress(DaemonError):  # it starts again, and ends every connection
-                    daemon.subscribe("state")
                     deadline_s = time.monotonic() + BACK_S
-                    while time.monotonic() < deadline_s:
+                    while changed and time.monotonic() < deadline_s:
                         daemon.next(1.0)
         except DaemonError as error:
             self._say(f"written; {error}")
