@@ -90,6 +90,17 @@ def test_a_recorded_sentence_is_one_utterance(name: str) -> None:
     assert window.start_s < 3.0
 
 
+def test_a_detector_that_was_reset_judges_as_a_new_one_does() -> None:
+    with Recording(str(SPEECH / "00.flac"), real_time=False) as recording:
+        frames = list(recording.frames())
+    detector = VoiceDetector(VoiceSettings())
+    for frame in Framer().push(noise(3, 3000), 0.0):
+        detector.push(frame)
+    detector.reset()
+    fresh = VoiceDetector(VoiceSettings())
+    assert [detector.push(one) for one in frames] == [fresh.push(one) for one in frames]
+
+
 def test_speech_is_judged_without_threads_and_without_waiting_for_one() -> None:
     """Four OpenMP threads took ten times the CPU, and 165 context switches a window."""
     counted: dict[str, int] = {}

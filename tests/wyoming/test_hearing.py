@@ -43,13 +43,12 @@ def hearing(
     ask: Ask,
     form: SoundFormat = PLAIN,
     keep: Keep | None = None,
-    detector: VoiceDetector | None = None,
 ) -> Hearing:
     settings = Settings()
     gates = replace(settings.gates, no_speech_sure=1.0, no_speech_lone=1.0, low_confidence=0.0)
     return Hearing(
         form,
-        detector or VoiceDetector(settings.voice),
+        VoiceDetector(settings.voice),
         segmenter=settings.segmenter,
         gates=gates,
         window_s=10.0,
@@ -63,13 +62,12 @@ def heard(
     sound: bytes,
     form: SoundFormat = PLAIN,
     chunk: int = 4000,
-    detector: VoiceDetector | None = None,
 ) -> tuple[str, list[Asked]]:
     """The text, and every window that was asked for, of a whole request."""
     worker = Worker(transcriber)
 
     async def request() -> str:
-        one = hearing(worker.ask, form, detector=detector)
+        one = hearing(worker.ask, form)
         for at in range(0, len(sound), chunk):
             await one.push(sound[at : at + chunk])
         await one.stop()
@@ -112,18 +110,6 @@ def test_the_windows_are_the_microphones_sample_for_sample(transcriber: Transcri
         assert [(one.index, one.last) for one in said] == [(one.index, one.last) for one in wanted]
         assert text
     assert len(wanted) > 2
-
-
-def test_a_detector_that_heard_another_request_finds_the_same_speech() -> None:
-    detector = VoiceDetector(Settings().voice)
-    found = []
-    for sound in (noise(0.1, 3), sound_of(OTHER.file), sound_of(LIGHT.file)):
-        _, asked = heard(FakeTranscriber(), sound.tobytes(), detector=detector)
-        detector.reset()
-        found.append([one.window for one in asked if one.wanted])
-    [wanted] = windows_of(sound_of(LIGHT.file))
-    assert [one.samples.tobytes() for one in found[-1]] == [wanted.samples.tobytes()]
-    assert [one.voiced_s for one in found[-1]] == [wanted.voiced_s]
 
 
 def test_a_sentence_is_understood_in_every_form(transcriber: Transcriber) -> None:
