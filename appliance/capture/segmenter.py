@@ -168,9 +168,10 @@ class Segmenter:
         found_voice, power = self._voice.push(frame), power_of(frame.samples)
         length_s = len(frame.samples) / SAMPLE_RATE
         self._floor.push(power, len(frame.samples))
-        judgement = self._endpoint.heard(found_voice, power, length_s)
-        follows = self.speaking or self.closed_early
-        judged = JudgedFrame(frame, judgement if follows else found_voice, power)
+        judgement = found_voice
+        if self.speaking or self.closed_early:
+            judgement = self._endpoint.heard(found_voice, power, length_s)
+        judged = JudgedFrame(frame, judgement, power)
         if not self.speaking:
             self._keep_newest(self._pre_roll)
         self._append(judged)
