@@ -96,7 +96,7 @@ trixie_root() {
         local recipe; recipe=$(printf '%s\n' "$SUITE" "$BASE_PACKAGES" "$@")
         [ "$(cat "$root.recipe" 2>/dev/null)" = "$recipe" ] && exit 0
         say "making $root (once)"
-        rm -rf "$root" "$root.part" "$root.recipe"
+        rm -rf "$root.recipe" "$root" "$root.part" # in this order: half a root has no recipe
         if [ "$name" = base ]; then
             debootstrap --arch="$architecture" --variant=minbase --include="$BASE_PACKAGES" \
                 $SUITE "$root.part" "$(mirror)" > "$root.log" 2>&1 || { tail -n 20 "$root.log" >&2; exit 1; }

@@ -228,12 +228,14 @@ class Page:
 
 
 @contextmanager
-def page(folder: Path, *arguments: str, **web: object) -> Iterator[Page]:
+def page(
+    folder: Path, *arguments: str, mqtt: Mapping[str, Any] | None = None, **web: object
+) -> Iterator[Page]:
     """The page beside a control socket in `folder`, with its guest logged in."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     given = {"enabled": True, "port": port, "path": str(folder / "page")}
-    config = write_config(folder, web=given | web, store={"path": ""})
+    config = write_config(folder, web=given | web, store={"path": ""}, mqtt=mqtt or {})
     with (
         (folder / "page.log").open("ab") as log,
         start(
@@ -258,7 +260,7 @@ def _listens(port: int) -> bool:
 
 
 @contextmanager
-def house(folder: Path, **web: object) -> Iterator[tuple[Page, Feed, Server]]:
+def house(folder: Path, **web: Any) -> Iterator[tuple[Page, Feed, Server]]:
     """The page, the log behind it, and the control socket between them."""
     feed = Feed()
     with serving(feed, folder / SOCKET_NAME) as server, page(folder, **web) as found:

@@ -52,6 +52,18 @@ async function call(path, body) {
 
 const ask = async (command, given = {}) => (await call("api/command", { command, ...given })).result;
 
+// what the history has of it, a page after another
+async function every(wanted, most = Infinity) {
+  const lines = [];
+  for (let before, more = true; more && lines.length < most; ) {
+    const answer = await ask("history", { ...wanted, limit: 200, ...(before ? { before } : {}) });
+    lines.push(...answer.transcripts);
+    before = answer.transcripts.at(-1)?.seq;
+    more = answer.more && before;
+  }
+  return lines;
+}
+
 // the one stream of events while the page is seen (a browser opens six connections to a host, for
 // all its tabs together); `after` tells from where sentences are wanted
 function useStream(events, after, told) {
@@ -221,7 +233,7 @@ function Question({ question, onAnswer }) {
 const placeOf = () => Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] || ""));
 const bounds = (day) => {
   if (!day) return {};
-  const begin = new Date(`${day}T00:00`), end = new Date(begin);
+  const begin = new Date(typeof day === "string" ? `${day}T00:00` : day), end = new Date(begin);
   end.setDate(end.getDate() + 1);
   return { since: begin.toISOString(), until: end.toISOString() };
 };
@@ -280,13 +292,7 @@ function History({ newest }) {
   const exported = async (kind) => {
     setSaid("Collecting …");
     try {
-      const lines = [];
-      for (let before, more = true; more; ) {
-        const answer = await ask("history", { ...wanted(), limit: 200, ...(before ? { before } : {}) });
-        lines.push(...answer.transcripts);
-        before = Math.min(...answer.transcripts.map((one) => one.seq));
-        more = answer.more && answer.transcripts.length > 0;
-      }
+      const lines = await every(wanted());
       lines.sort((one, other) => one.seq - other.seq);
       save(kind, lines);
       setSaid(`${lines.length} sentences are in the file.`);
@@ -302,10 +308,8 @@ function History({ newest }) {
     days.at(-1).lines.push(one);
   }
   const dayQuestion = ({ at }) => {
-    const until = new Date(at);
-    until.setDate(until.getDate() + 1);
-    const given = { since: new Date(at).toISOString(), until: until.toISOString() };
-    setQuestion({ title: "Delete a whole day?", text: `Everything that was said on ${dayName(at).toLowerCase()} leaves the log. Nobody can bring it back.`, given });
+    const given = bounds(at);
+    setQuestion({ title: "Delete a whole day?", text: `Everything that was said on ${dayName(at).toLowerCase()} leaves the log for good.`, given });
   };
   return html`
     <section class="card" aria-label="Search">
@@ -325,7 +329,7 @@ function History({ newest }) {
       ${days.map((one) => html`<div key=${one.at}>
         <div class="day"><h3>${dayName(one.at)}</h3><button class="plain small" onClick=${() => dayQuestion(one)}>Delete this day</button></div>
         <ul class="said">${one.lines.map((line) => html`<${Sentence} key=${line.seq} one=${line}
-          onDelete=${() => setQuestion({ title: "Delete this sentence?", text: `“${line.text}” leaves the log. Nobody can bring it back.`, given: { ids: [line.id] } })} />`)}</ul>
+          onDelete=${() => setQuestion({ title: "Delete this sentence?", text: `“${line.text}” leaves the log for good.`, given: { ids: [line.id] } })} />`)}</ul>
       </div>`)}
       ${!days.length && html`<p class="empty">${query || day ? "Nothing in the log is like that." : "The log is empty."}</p>`}
       ${found.more && html`<button onClick=${() => look(PAGE, found.transcripts.at(-1).seq)}>Show older ones</button>`}
@@ -335,7 +339,7 @@ function History({ newest }) {
 
 // a file made in the browser; a cell that a spreadsheet would compute is written as text
 function save(kind, lines) {
-  const names = ["seq", "id", "start", "end", "text", "language", "confidence", "flags", "duration_s", "model", "encoder", "latency_ms"];
+  const names = Object.keys(lines[0] || {});
   const cell = (value) => {
     const text = String((Array.isArray(value) ? value.join(" ") : value) ?? "");
     return `"${(/^[=+\-@\t\r]/.test(text) && typeof value !== "number" ? `'${text}` : text).replaceAll('"', '""')}"`;
@@ -384,13 +388,7 @@ function Health({ live }) {
     let gone = false;
     const look = async () => {
       try {
-        const since = new Date(Date.now() - DAY_MS).toISOString(), lines = [];
-        for (let before, more = true, turns = 0; more && turns < 10 && !gone; turns++) {
-          const answer = await ask("history", { since, limit: 200, ...(before ? { before } : {}) });
-          lines.push(...answer.transcripts);
-          before = Math.min(...answer.transcripts.map((one) => one.seq));
-          more = answer.more && answer.transcripts.length > 0;
-        }
+        const lines = await every({ since: new Date(Date.now() - DAY_MS).toISOString() }, 2000);
         if (!gone) setDay(lines), setTrouble("");
       } catch (error) {
         if (!gone) setTrouble(error.message);
@@ -405,7 +403,7 @@ function Health({ live }) {
   return html`
     <section class="card" aria-labelledby="state">
       <h2 id="state">State</h2>
-      <p>${live.up ? outcome : "The appliance is away; this is what it said last."}</p>
+      <p>${live.up ? outcome : "It is away; this is what it said last."}</p>
       ${state && state.reasons.length > 0 && html`<ul class="reasons">${state.reasons.map((reason) => html`<li key=${reason}>${reason}</li>`)}</ul>`}
       ${state && html`<${Figures} of=${[
         ["microphone", state.microphone], ["model", state.model], ["encoder", state.encoder], ["version", state.version],
@@ -424,7 +422,7 @@ function Health({ live }) {
         ["processor", degrees(stats.soc_temperature_c)], ["NPU", degrees(stats.npu_temperature_c)],
         ["power", stats.throttling ? stats.throttling.join(", ") || "good" : undefined]]} />
     </section>`}
-    <p class="soft small">On the machine <code>sudo roomscribe doctor</code> looks at everything and names the cure of each fault.</p>`;
+    <p class="soft small"><code>sudo roomscribe doctor</code> looks at everything and names each cure.</p>`;
 }
 
 const SETUP = [
@@ -435,7 +433,7 @@ const SETUP = [
   ["Log", ["store.retention_days", "store.retention_count", "store.retention_mb"]],
 ];
 const NAMES = {
-  "capture.device": "Device", "appliance.node": "Name in topics and events", "homeassistant.area": "Room in Home Assistant",
+  "appliance.node": "Name in topics and events", "homeassistant.area": "Room in Home Assistant",
   "model.bundle": "Model", "decoder.preset": "Against running on", "mqtt.enabled": "Publish to MQTT",
   "homeassistant.enabled": "Announce to Home Assistant", "mqtt.partials": "Tell what somebody says so far",
   "mqtt.retain_last": "Leave the last sentence on the broker", "store.retention_days": "Days that sentences are kept",
@@ -447,7 +445,7 @@ const VERDICTS = {
   digital_silence: "Nothing at all came: the microphone is off, or muted in the mixer.",
 };
 
-function Key({ name, about, value, from, mistake, choices, onInput }) {
+function Key({ name, about, value, mistake, choices, onInput }) {
   const id = `key-${name}`, title = NAMES[name] || `${words(name.split(".")[1])}`;
   const shared = { id, "aria-invalid": Boolean(mistake), "aria-describedby": `${id}-about ${id}-wrong` };
   const number = about.kind === "int" || about.kind === "float";
@@ -461,7 +459,7 @@ function Key({ name, about, value, from, mistake, choices, onInput }) {
   return html`<div class=${`field ${about.kind === "bool" ? "check" : ""}`}>
     ${about.kind === "bool" ? [field, label] : [label, field]}
     ${mistake && html`<p class="wrong" id=${`${id}-wrong`} role="alert">${mistake}</p>`}
-    <p class="soft small" id=${`${id}-about`}>${about.sentence.split("`").map((part, n) => (n % 2 ? html`<code>${part}</code>` : part))}${limits} <code>${name}</code>${from ? " is set." : ""}</p>
+    <p class="soft small" id=${`${id}-about`}>${about.sentence.split("`").map((part, n) => (n % 2 ? html`<code>${part}</code>` : part))}${limits} <code>${name}</code></p>
   </div>`;
 }
 
@@ -522,7 +520,7 @@ function Setup({ live }) {
   };
   const field = (name) => {
     const value = name in drafts ? drafts[name] : settings[name].value;
-    return html`<${Key} key=${name} name=${name} about=${about[name]} value=${value} from=${settings[name].from} mistake=${mistakes[name]}
+    return html`<${Key} key=${name} name=${name} about=${about[name]} value=${value} mistake=${mistakes[name]}
       choices=${choicesOf(name, value)} onInput=${(text) => {
         const { [name]: _, ...others } = drafts;
         setDrafts(text === settings[name].value ? others : { ...others, [name]: text });
@@ -541,8 +539,8 @@ function Setup({ live }) {
         <div class="row"><button type="button" disabled=${test?.busy || !live.up} onClick=${listen}>${test?.busy ? "Say a sentence …" : "Test for 5 seconds"}</button></div>
         <div role="status">${test && !test.busy && html`<p>${test.trouble || VERDICTS[test.verdict]}${test.peak_db !== undefined && test.peak_db !== null ? html` <span class="soft number">Loudest ${Math.round(test.peak_db)} dB.</span>` : ""}</p>
           ${test.words && html`<p class="soft">It heard: “${test.words}”</p>`}`}</div>`}
-      ${title === "Model" && html`<p class="soft small">In use: ${live.state?.model}. <code>roomscribe model list</code> shows the installed ones, <code>sudo roomscribe model add tiny</code> brings one.</p>`}
-      ${title === "Broker" && html`<p class="soft small">Host and login of the broker are for <code>sudo roomscribe setup</code> on the appliance.</p>`}
+      ${title === "Model" && html`<p class="soft small">In use: ${live.state?.model}. <code>roomscribe model list</code> shows the installed ones.</p>`}
+      ${title === "Broker" && html`<p class="soft small"><code>sudo roomscribe setup</code> asks for the broker's host and login.</p>`}
     </fieldset>`)}
     <details class="card"><summary><h2>Everything else</h2></summary>${rest.map(field)}</details>
     <div class=${count || said ? "keep" : "hidden"}><span class="soft" role="status">${said || (count ? `${count} ${count === 1 ? "change" : "changes"}` : "")}</span>
