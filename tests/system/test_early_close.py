@@ -19,9 +19,6 @@ from appliance.daemon.pipeline import Pipeline
 from appliance.infer.transcriber import Encoded
 from appliance.records import Discarded, Frame, Transcript, Transcription, Window
 
-PATIENCE_S = 0.2
-"""So long a frame waits at most for what is thought of the guess before it."""
-
 
 class SureTranscriber(WordTranscriber):
     """Takes texts for whole sentences or for unfinished ones, by their last word; by default for
@@ -67,14 +64,16 @@ class Pace:
     """Lets the sound go on when all before it was taken in and the guess, if any, is judged: a
     model that takes no time, however busy the machine is."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = 10.0) -> None:
+        """A frame waits for `patience_s` at most."""
         self._pipeline: Pipeline | None = None
+        self._patience_s = patience_s
 
     def begin(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
     def __call__(self) -> None:
-        until_s = time.monotonic() + PATIENCE_S
+        until_s = time.monotonic() + self._patience_s
         while self._behind() and time.monotonic() < until_s:
             time.sleep(0.0002)
 
@@ -177,7 +176,7 @@ def test_an_encoder_that_hangs_in_a_speculative_encode(tmp_path: Path) -> None:
     transcriber = SureTranscriber(60.0, before_encode=hang_once)
     counters = hear(
         tmp_path, sound_of(talk(random.Random(4), 30, (9, 40))), account, transcriber,
-        before_each=(pace := Pace()), more=pace.begin,
+        before_each=(pace := Pace(0.01)), more=pace.begin,
     )  # fmt: skip
     assert hung.is_set()
     check(account, counters, 30)
