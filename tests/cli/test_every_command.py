@@ -39,6 +39,12 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "model use": lambda folder: (folder / "nothing",),
     "model export": lambda folder: (folder / "nothing", "--for", "hailo"),
     "model pack": lambda folder: (folder / "nothing",),
+    # these change the machine, or wait: a wrong option ends them
+    "web enable": lambda _folder: ("--no-such-option",),
+    "web disable": lambda _folder: ("--no-such-option",),
+    "web open": lambda _folder: (),
+    "web password": lambda _folder: ("--no-such-option",),
+    "web serve": lambda _folder: ("--idle", "0"),
     "benchmark": lambda folder: ("--checkpoint", folder / "nothing"),
     "doctor": lambda folder: ("--recordings", folder / "nothing"),
     "hardware-check": lambda folder: ("--out", folder / "nowhere" / "report.json"),
