@@ -135,7 +135,7 @@ def opens_its_port(box: Container) -> str:
     allowed = "systemctl show -P SocketBindAllow roomscribe"
     expect(not box.run(allowed).strip(), "a port is open before anybody asked for it")
     box.run(f"cp -p {CONFIG} /root/closed.toml")
-    box.run(f"printf '\\n[wyoming]\\nenabled = true\\nport = 10399\\n' >> {CONFIG}")
+    box.run(f"printf '[wyoming]\\nenabled = true\\nport = 10399\\n' > {CONFIG}")
     box.run("systemctl daemon-reload; systemctl restart roomscribe")
     found = box.run(allowed)
     expect("10399" in found and "10300" not in found, f"the unit may listen on {found!r}")
