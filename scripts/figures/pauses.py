@@ -18,6 +18,7 @@ latency   p50/p95 from the end of the last word to the text, of the sentences th
 closed    the same to the moment when the utterance ends
 early     sentences whose utterance ended before the hang-over was over, of all
 guesses   transcriptions ahead for each sentence
+work      ms of encoder and decoder for each sentence, what is thrown away included
 WER       of the texts joined
 """
 
@@ -113,6 +114,7 @@ class Heard:
     guesses: int = 0
     early: int = 0
     """Utterances that ended before the hang-over was over."""
+    work_ms: float = 0.0
 
 
 class Reader:
@@ -159,6 +161,7 @@ def hear(case: Case, settings: Settings, reader: Reader, said: Said) -> Heard:
             written, took_s = reader.read(one)
             text_s = max(frame.end_s, ready_s if one.id == ahead else frame.end_s + took_s)
             result, reason = gates.on(one, written)
+            heard.work_ms += 0.0 if one.id == ahead else written.encode_ms + written.decode_ms
             heard.windows.append(one)
             heard.texts.append("" if reason else result.text)
             if one.last:
@@ -166,8 +169,10 @@ def hear(case: Case, settings: Settings, reader: Reader, said: Said) -> Heard:
                 heard.closed.append(Closed(one, frame.end_s, text_s))
         guess = segmenter.guess
         if settings.segmenter.speculate and guess and guess.id != ahead:
-            ahead, ready_s = guess.id, frame.end_s + reader.read(guess)[1]
+            written, took_s = reader.read(guess)
+            ahead, ready_s = guess.id, frame.end_s + took_s
             heard.guesses += 1
+            heard.work_ms += written.encode_ms + written.decode_ms
     return heard
 
 
@@ -210,6 +215,7 @@ class Tally:
     lost: int = 0
     ends: int = 0
     guesses: int = 0
+    work_ms: float = 0.0
     early: int = 0
     text_ms: list[float] = field(default_factory=list)
     closed_ms: list[float] = field(default_factory=list)
@@ -232,6 +238,7 @@ class Tally:
         self.cut_unpaused += cut and not case.paused
         self.lost, self.ends = self.lost + lost, self.ends + end_lost
         self.guesses += heard.guesses
+        self.work_ms += heard.work_ms
         self.early += bool(heard.early)
         if not cut and not lost:
             self.text_ms.append(1000 * (reached[0].text_s - case.end_s))
@@ -248,7 +255,8 @@ class Tally:
             f"{self.said} said, cut {self.cut} ({self.cut / self.said:.1%}; without a pause "
             f"{self.cut_unpaused} of {self.unpaused}), lost {self.lost}, ends {self.ends}; latency "
             f"{_spread(self.text_ms)} ms, closed {_spread(self.closed_ms)} ms; early "
-            f"{self.early / self.said:.0%}, guesses {self.guesses / self.said:.2f}; "
+            f"{self.early / self.said:.0%}, guesses {self.guesses / self.said:.2f}, "
+            f"work {self.work_ms / self.said:.0f} ms; "
             f"WER {error:.1f} %"
         )
 
