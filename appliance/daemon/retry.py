@@ -123,6 +123,10 @@ def _transcribe(
         settings,
         encoder=replace(settings.encoder, backend="cpu"),
         decoder=replace(settings.decoder, backend="cpu"),
+        # a server that is slow leaves the time for the model here
+        transcriber=replace(
+            settings.transcriber, timeout_s=min(settings.transcriber.timeout_s, 10)
+        ),
     )
     opened = transcriber(on_cpu)
     parent.send("begun")
