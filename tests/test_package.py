@@ -16,13 +16,14 @@ from rigs.checkout import ROOT, environment
 from rigs.disks import mounted
 
 from appliance import __version__
-from appliance.cli import main
-from appliance.config import DEFAULT_PATH, keys
+from appliance.cli import main, web
+from appliance.config import DEFAULT_PATH, WebSettings, keys
 from appliance.daemon import service
 from appliance.daemon.pipeline import STOP_WITHIN_S
 from appliance.errors import TRY_AGAIN, ConfigError, ModelError
 from appliance.model.bundle import INSTALLED
 from appliance.mqtt.tls import PASSWORD_CREDENTIAL
+from appliance.web import access
 
 DEBIAN = ROOT / "debian"
 STATE_SETTINGS = "var/lib/roomscribe/settings"
@@ -121,6 +122,21 @@ def test_the_unit_may_listen_on_the_ports_that_the_configuration_wants_and_no_ot
     lines = made[-1].read_text(encoding="utf-8").splitlines() if made else []
     assert [line.partition("=")[2] for line in lines if "=" in line] == opened
     assert [path.name for path in made] == ["roomscribe.service.d", "50-ports.conf"][: len(made)]
+
+
+def test_the_pages_unit_reaches_nothing_but_what_it_is_given() -> None:
+    text = (ROOT / "systemd" / "roomscribe-web.service").read_text(encoding="utf-8")
+    lines = set(text.splitlines())
+    assert {"PrivateNetwork=yes", "RestrictAddressFamilies=AF_UNIX", "PrivateDevices=yes"} <= lines
+    assert {"User=roomscribe-web", "SupplementaryGroups=roomscribe"} <= lines
+    (program,) = (line for line in lines if line.startswith("ExecStart="))
+    assert main.parser().parse_args(program.split()[1:]).idle == 600
+    socket = (ROOT / "systemd" / "roomscribe-web.socket").read_text(encoding="utf-8")
+    assert f"ListenStream=127.0.0.1:{WebSettings().port}" in socket.splitlines()
+    script = (DEBIAN / "roomscribe.postrm").read_text(encoding="utf-8")
+    assert f"{access.INSTALLED} {web.DROP_IN.parent}\n" in script
+    users = (DEBIAN / "roomscribe.sysusers").read_text(encoding="utf-8")
+    assert f"m {access.USER} roomscribe\n" in users
 
 
 def test_the_package_has_the_programs_version() -> None:

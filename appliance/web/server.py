@@ -350,13 +350,18 @@ class _Events(_Guarded):
             self._reader.cancel()
 
     async def _tell(self, wanted: list[str], after: int | None) -> None:
-        """Writes events for ever, through the daemon's restarts. Raises StreamClosedError."""
+        """Writes events while the session lasts, through the daemon's restarts.
+
+        Raises StreamClosedError, TimeoutError.
+        """
         told = ""
         while True:
             try:
                 # closed at once: a reader that has gone leaves its place at the daemon
                 async with contextlib.aclosing(self.page.daemon.events(wanted, after)) as events:
                     async for name, data in events:
+                        if name != "level" and not self.get_current_user():
+                            return  # a new password has ended the session
                         if told != "up":
                             told = "up"
                             await self._say("daemon", {"up": True})

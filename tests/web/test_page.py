@@ -149,6 +149,11 @@ def test_what_is_deleted_is_asked_for_once_more_and_gone(found: Found, tab: Brow
     tab.press("dialog button", "Delete for good")
     until(lambda: "1 sentence is gone" in tab.text("[role=status].soft"), WITHIN_S)
     assert [one["text"] for one in feed.log].count("said 2 hours ago") == 0
+    tab.show("live")
+    until(lambda: tab.texts(SENTENCES)[:1] == ["said 1 hours ago"], WITHIN_S)
+    assert "said 2 hours ago" not in tab.texts(SENTENCES)
+    tab.show("history")
+    until(lambda: tab.texts(".day"), WITHIN_S)
     days = len(tab.texts(".day"))
     before = len(feed.log)
     tab.press(".day button")

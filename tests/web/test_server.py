@@ -270,6 +270,15 @@ def test_a_sentence_comes_to_every_reader_with_its_number(found: Found) -> None:
     until(lambda: not server.wanted)
 
 
+def test_a_new_password_ends_the_streams_of_those_who_were_in(tmp_path: Path) -> None:
+    with house(tmp_path) as (home, feed, server), Reader(home, "events=transcript") as reader:
+        reader.next("daemon")
+        home.access.set_password(PASSWORD)
+        feed.say("not for those")
+        server.notify()
+        assert b"not for those" not in reader.answer.read()
+
+
 def test_a_daemon_that_goes_and_comes_is_told_and_nothing_is_missed(tmp_path: Path) -> None:
     feed = Feed()
     with page(tmp_path) as home, Reader(home, "events=transcript&after=0") as reader:

@@ -238,7 +238,7 @@ const bounds = (day) => {
   return { since: begin.toISOString(), until: end.toISOString() };
 };
 
-function History({ newest }) {
+function History({ newest, onDelete }) {
   const kept = useRef(JSON.parse(sessionStorage.getItem("history") || "{}"));
   const [query, setQuery] = useState(placeOf().q || ""), [day, setDay] = useState(placeOf().day || "");
   const [found, setFound] = useState(null), [trouble, setTrouble] = useState("");
@@ -284,6 +284,7 @@ function History({ newest }) {
     try {
       const { deleted } = await ask("delete", given);
       setSaid(`${deleted} ${deleted === 1 ? "sentence is" : "sentences are"} gone for good.`);
+      onDelete();
       await look(Math.min(200, Math.max(PAGE, found.transcripts.length)));
     } catch (error) {
       setTrouble(error.message);
@@ -651,7 +652,7 @@ function App() {
       ${!live.up && html`<p class="banner bad" role="alert">${live.why}</p>`}
       ${live.up && view === "live" && live.state?.status === "degraded" && html`<p class="banner" role="status">${live.state.reasons[0]} <a href="#health">Health</a></p>`}
       ${view === "live" && html`<${Live} live=${live} onMute=${mute} />`}
-      ${view === "history" && html`<${History} newest=${newest} />`}
+      ${view === "history" && html`<${History} newest=${newest} onDelete=${() => (change(() => ({ lines: [] })), fill())} />`}
       ${view === "health" && html`<${Health} live=${live} />`}
       ${view === "setup" && html`<${Setup} live=${live} />`}
       ${session.leaves && html`<div class="row"><button class="plain small push" onClick=${async () => (await call("api/logout", {}), location.reload())}>Log out</button></div>`}
