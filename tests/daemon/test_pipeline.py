@@ -40,6 +40,8 @@ from appliance.daemon.pipeline import FRAMES_WAITING, Pipeline, Sentinel, Stage,
 from appliance.errors import DeviceError
 from appliance.infer.transcriber import Encoded
 from appliance.records import Discarded, Frame, Partial, Transcription, Window
+from appliance.wyoming.client import ServerError
+from appliance.wyoming.served import RefusedError
 
 STAGES = ("capture", "segmenter", "encoder", "transcriber", "publisher")
 FRAME = Frame(np.zeros(480, np.int16), 0.0)
@@ -482,3 +484,61 @@ def test_that_the_network_is_not_told_of_the_server_is_said_and_is_no_trouble(
         assert pipeline.state().status == "running"
     finally:
         pipeline.stop()
+
+
+def served_by(rig: Rig, transcriber: FakeTranscriber) -> Pipeline:
+    """A pipeline whose windows are transcribed elsewhere."""
+    transcriber.in_process = False
+    transcriber.answer = replace(HEARD, text="")
+    fakes: dict[str, Any] = {
+        "source": rig.source,
+        "segmenter": lambda *_: rig.segmenter,
+        "transcriber": lambda _: transcriber,
+        "publisher": lambda *_, **__: FakePublisher(rig.gates["publisher"]),
+    }
+    return Pipeline(rig.settings, **fakes, idle_s=0.05)
+
+
+def test_while_the_server_is_away_the_encoder_waits_with_its_window_and_is_not_stuck(
+    tmp_path: Path,
+) -> None:
+    transcriber = FakeTranscriber()
+    transcriber.fault = ServerError("away")
+    pipeline = served_by(Rig(tmp_path, [iter([FRAME])]), transcriber)
+    pipeline.start()
+    try:
+        encoder = stage(pipeline, "encoder")
+        moves: set[float] = set()
+        until(lambda: moves.add(encoder._moved_s) or len(moves) > 3)
+        assert pipeline.health.counters().get("discarded_failed", 0) == 0
+        transcriber.fault = None
+        until(lambda: pipeline.health.counters().get("discarded_no_speech"))
+        pipeline.check()
+    finally:
+        pipeline.stop()
+
+
+def test_a_window_that_the_server_refuses_is_discarded_and_the_next_is_written(
+    tmp_path: Path,
+) -> None:
+    transcriber = FakeTranscriber()
+    transcriber.fault = RefusedError("not this one")
+    pipeline = served_by(Rig(tmp_path, [iter([FRAME] * 5)]), transcriber)
+    pipeline.start()
+    try:
+        # more than the failures in a row that end a daemon whose device is broken
+        until(lambda: pipeline.health.counters().get("discarded_failed") == 5)
+        pipeline.check()
+    finally:
+        pipeline.stop()
+
+
+def test_a_server_that_is_away_holds_no_stop_up(tmp_path: Path) -> None:
+    transcriber = FakeTranscriber()
+    transcriber.fault = ServerError("away")
+    pipeline = served_by(Rig(tmp_path, [iter([FRAME] * 3)]), transcriber)
+    pipeline.start()
+    until(lambda: len(pipeline._backlog) == 2)
+    pipeline.stop()
+    assert not any(one.is_alive() for one in pipeline._stages)
+    assert pipeline._backlog.lost() == 3  # without a spool; with one the next start finds them
