@@ -509,7 +509,12 @@ def test_while_the_server_is_away_the_encoder_waits_with_its_window_and_is_not_s
     try:
         encoder = stage(pipeline, "encoder")
         moves: set[float] = set()
-        until(lambda: moves.add(encoder._moved_s) or len(moves) > 3)
+
+        def has_moved() -> bool:
+            moves.add(encoder._moved_s)
+            return len(moves) > 3
+
+        until(has_moved)
         assert pipeline.health.counters().get("discarded_failed", 0) == 0
         transcriber.fault = None
         until(lambda: pipeline.health.counters().get("discarded_no_speech"))
