@@ -5,7 +5,7 @@
     |-- ModelError       a model bundle, a checkpoint, or a graph in them              exit 78
     |   `-- MissingModelError   no such bundle                             exit 78, of `run` 75
     |-- AudioError       a recording that cannot be read                               exit 65
-    |-- DeviceError      microphone, NPU: gone, busy, refused                          exit 69
+    |-- DeviceError      microphone, NPU, speech-to-text server: gone, busy, refused   exit 69
     |-- StoreError       the log, or another file that is read or written              exit 74
     |-- BrokerError      the MQTT broker: out of reach, or it refuses                  exit 74
     `-- DaemonError      the daemon: does not run, or it refuses                       exit 69
@@ -22,6 +22,8 @@ Caught are, in the daemon:
 - ModelError and whatever else one window meets: counted, and several in a row are a DeviceError
 - DeviceError of the microphone: it is opened again (daemon/listening); of the NPU: the CPU goes on
   (infer/hailo/failover), unless encoder.backend asks for the NPU alone
+- ServerError, a DeviceError of the speech-to-text server (wyoming/client): this machine's model, or
+  the window waits (daemon/pipeline)
 - StoreError: a stand-in in memory (store/standin), and another try for each transcript
   (daemon/scribe); BrokerError and StoreError: another try (mqtt/publisher)
 
