@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from appliance import HOMEPAGE as HOMEPAGE
+from appliance import HOMEPAGE
 from appliance.mqtt import events
 from appliance.records import ApplianceState
 

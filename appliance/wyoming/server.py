@@ -90,6 +90,7 @@ class Server:
             keep=keep,
         )
         self._asked_to_stop = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.address: str | None = None
         """Where it listens; None while it does not."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,9 +126,13 @@ class Server:
     def stop(self) -> None:
         """Any thread. Who waits for a text is told that there will be none."""
         self._asked_to_stop.set()
+        if self._loop:
+            with suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._woken.set)
 
     async def _serve(self, moved: Callable[[], None]) -> None:
-        self._free = asyncio.Semaphore(SEGMENTED_AT_ONCE)
+        self._free, self._woken = asyncio.Semaphore(SEGMENTED_AT_ONCE), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         server: asyncio.Server | None = None
         try_s = 0.0
         while not self._asked_to_stop.is_set():
@@ -135,7 +140,9 @@ class Server:
             if server is None and time.monotonic() >= try_s:
                 server = await self._listen()
                 try_s = time.monotonic() + self._listen_again_s
-            await asyncio.sleep(LOOK_S / 10)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(LOOK_S, self._listen_again_s)):
+                    await self._woken.wait()
         if server:
             server.close()
             self.address = None

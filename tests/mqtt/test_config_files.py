@@ -22,6 +22,7 @@ from rigs.needs import needs_broker
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
+from appliance import HOMEPAGE
 from appliance.config import MqttSettings, StoreSettings
 from appliance.mqtt import home_assistant
 from appliance.store.store import Store
@@ -116,7 +117,7 @@ def test_a_blueprint_uses_every_input_and_no_other(name: str) -> None:
 @pytest.mark.parametrize("name", [SENTENCE, ASSIST])
 def test_a_blueprint_can_be_imported_and_asks_for_what_discovery_asks_for(name: str) -> None:
     head = blueprint(name)["blueprint"]
-    assert head["source_url"] == f"{home_assistant.HOMEPAGE}/config/home-assistant/{name}"
+    assert head["source_url"] == f"{HOMEPAGE}/config/home-assistant/{name}"
     assert head["homeassistant"] == {"min_version": "2024.11.0"}
     link = "https://my.home-assistant.io/redirect/blueprint_import/?blueprint_url="
     page = (ROOT / "docs" / "home-assistant.md").read_text("utf-8")

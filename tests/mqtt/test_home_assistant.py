@@ -23,6 +23,7 @@ from rigs.proxy import Proxy
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
+from appliance import HOMEPAGE
 from appliance.config import (
     HomeAssistantSettings,
     MqttSettings,
@@ -78,7 +79,7 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
     file = shared("reference/home-assistant-discovery.json")
     accepted = json.loads(file.read_text("utf-8").replace("@NODE@", "kitchen"))
     assert accepted["origin"]["support_url"].startswith("https://")
-    accepted["origin"]["support_url"] = home_assistant.HOMEPAGE
+    accepted["origin"]["support_url"] = HOMEPAGE
     assert home_assistant.discovery("kitchen", PI) == accepted
 
 
