@@ -177,8 +177,9 @@ class Transcriber:
     def write(self, encoded: Encoded) -> Transcription:
         """The second half of `transcribe`; at higher temperatures too, where that is wanted."""
         decode_ms = 0.0
-        if self._drafts:
-            self._drafts.expect(encoded.owner)
+        drafts = self._drafts if self._drafts and self._drafts.worth_it else None
+        if drafts:
+            drafts.expect(encoded.owner)
         for temperature in self._temperatures:
             begun_s = time.perf_counter()
             decoded = self._decoder.decode(encoded.states, encoded.duration_s, temperature)
@@ -187,8 +188,8 @@ class Transcriber:
             transcription = self._describe(text, decoded, encoded, decode_ms)
             if not is_failed(transcription, self.gates):
                 break
-        if self._drafts:
-            self._drafts.add(decoded.tokens)
+        if drafts:
+            drafts.add(decoded.tokens)
         if self._phrases and encoded.whole and transcription.text:
             begun_s = time.perf_counter()
             phrase = self._phrases.find(decoded)

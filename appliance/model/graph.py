@@ -43,6 +43,7 @@ COLUMNS_AT_ONCE = 4096
 
 Dimensions = Sequence[int | str]
 """Sizes of a tensor; a name where the size may vary."""
+Floats = NDArray[np.float32]
 
 
 class Graph:
@@ -347,9 +348,7 @@ class RuntimeGraph(Graph):
             return product
         return self.node("Add", product, self.constant(f"{name}.offset", offset))
 
-    def _project_row(
-        self, x: str, name: str, matrix: NDArray[np.float32], offset: NDArray[np.float32] | None
-    ) -> str:
+    def _project_row(self, x: str, name: str, matrix: Floats, offset: Floats | None) -> str:
         """`project` of 8 bits, the columns' scales applied afterwards: onnxruntime 1.21's product
         with a row of scales takes a tenth longer. So is the offset: on ARM the product would round
         once with it, and nothing that is done for several rows at once could give the same."""
@@ -359,13 +358,7 @@ class RuntimeGraph(Graph):
         product = self.node("DynamicQuantizeMatMul", *inputs, domain=MICROSOFT)
         return self._scaled(product, name, scales, offset)
 
-    def _scaled(
-        self,
-        product: str,
-        name: str,
-        scales: NDArray[np.float32],
-        offset: NDArray[np.float32] | None,
-    ) -> str:
+    def _scaled(self, product: str, name: str, scales: Floats, offset: Floats | None) -> str:
         result = self.node("Mul", product, self.constant(f"{name}.scales", scales))
         if offset is None:
             return result
@@ -410,9 +403,7 @@ class RuntimeGraph(Graph):
         }
         return self.node("If", apart, **graphs)
 
-    def _project_rows(
-        self, x: str, name: str, matrix: NDArray[np.float32], offset: NDArray[np.float32] | None
-    ) -> str:
+    def _project_rows(self, x: str, name: str, matrix: Floats, offset: Floats | None) -> str:
         """`project` of 8 bits, x made 8 bits wide once for all products with it."""
         if x not in self._narrowed:
             self._narrowed[x] = self.nodes("DynamicQuantizeLinear", x, outputs=("", "", ""))
@@ -483,9 +474,7 @@ class JointGraph(RuntimeGraph):
             self._rows[x] = narrow, self.reshape(scale, -1, 1), self.reshape(zero, -1, 1)
         return self._rows[x]
 
-    def _project_row(
-        self, x: str, name: str, matrix: NDArray[np.float32], offset: NDArray[np.float32] | None
-    ) -> str:
+    def _project_row(self, x: str, name: str, matrix: Floats, offset: Floats | None) -> str:
         """`project` of 8 bits. The products are of whole numbers, the zero points taken off after
         them; then what RuntimeGraph's does, in the same order."""
         whole, scales = to_int8(matrix)

@@ -7,17 +7,29 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 from rigs.models import HOME, ODD, random_weights, write_checkpoint
 
-from appliance.config import Settings
+from appliance.config import DecoderSettings, ModelSettings, Settings
 from appliance.infer.decoder import Decoder, preset_guards
 from appliance.infer.drafts import LONGEST, MOST, Drafts
 from appliance.infer.network import Network
+from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.model.build import Recipe, build_bundle
-from appliance.model.bundle import JOINT, JOINT_FILE, Bundle, Guards, load_bundle
+from appliance.model.bundle import (
+    JOINT,
+    JOINT_FILE,
+    LAYERS_FILE,
+    STEP_FILE,
+    WORDS_FILE,
+    Bundle,
+    Guards,
+    load_bundle,
+)
 from appliance.model.shapes import WhisperConfig
+from appliance.records import SAMPLE_RATE, Transcription, Window
 
 CHEAP = {1: 1.0, MOST + 1: 1.1}
 """Costs of passes at which the longest draft is always worth it."""
@@ -188,6 +200,15 @@ def test_where_a_pass_would_not_give_the_same_there_is_no_graph_for_it(
     assert decoder.decode(states, 1.0) == plain.decode(states, 1.0)
 
 
+def test_no_product_rounds_with_an_offset_as_arm_and_x86_do_differently(model: Bundle) -> None:
+    for name in (STEP_FILE, LAYERS_FILE, JOINT_FILE, WORDS_FILE):
+        nodes = onnx.load(str(model.folder / name), load_external_data=False).graph.node
+        places = {"DynamicQuantizeMatMul": 4, "MatMulIntegerToFloat": 6}
+        products = [node for node in nodes if node.op_type in places]
+        assert all(len(node.input) <= places[node.op_type] for node in products), name
+        assert products, name
+
+
 def test_tokens_together_give_bit_by_bit_what_they_give_alone(model: Bundle) -> None:
     rng = np.random.default_rng(6)
     alone, parts, joint = (Network(model, 1, joint=at > 0) for at in range(3))
@@ -279,6 +300,37 @@ def test_where_a_pass_does_not_give_the_same_nothing_is_drafted(int8: Bundle) ->
 @pytest.fixture(scope="module")
 def int8(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return built(tmp_path_factory.mktemp("int8"), replace(INT8, window_s=10.0))
+
+
+def spoken(bundle: Bundle, *, drafts: bool) -> tuple[Transcriber, list[Transcription]]:
+    """Texts of four utterances and of guesses at their beginnings, all of them said twice."""
+    decoder = DecoderSettings(threads=1, drafts=drafts, eot_boost=1.0)
+    model = ModelSettings(bundle=str(bundle.folder))
+    transcriber = open_transcriber(Settings(model=model, decoder=decoder))
+    transcriber.warm_up()
+    rng = np.random.default_rng(3)
+    sounds = rng.integers(-9000, 9000, (4, SAMPLE_RATE)).astype(np.int16)
+    written = []
+    for number in range(8):
+        for length in (9000, SAMPLE_RATE):
+            samples = sounds[number % 4, :length]
+            heard_s = length / SAMPLE_RATE
+            window = Window(f"utterance {number}", 1, True, samples, 0.0, heard_s, heard_s)
+            written.append(replace(transcriber.transcribe(window), encode_ms=0.0, decode_ms=0.0))
+    return transcriber, written
+
+
+def test_what_is_said_again_or_goes_on_after_a_guess_is_the_same_text(int8: Bundle) -> None:
+    _, plain = spoken(int8, drafts=False)
+    transcriber, drafted = spoken(int8, drafts=True)
+    assert drafted == plain
+    assert transcriber._drafts is not None and len(transcriber._drafts._heard) == 8
+
+
+def test_where_nothing_is_drafted_no_sentence_is_kept(bundle: Bundle) -> None:
+    transcriber, _ = spoken(bundle, drafts=True)
+    assert transcriber._drafts is not None and not transcriber._drafts._heard
+    assert spoken(bundle, drafts=False)[0]._drafts is None
 
 
 def test_drafts_are_on_unless_they_are_turned_off() -> None:
