@@ -100,6 +100,34 @@ def test_after_300_ms_of_silence_the_window_is_known_that_ends_the_utterance() -
     assert replace(window, samples=guess.samples) == guess
 
 
+def test_the_window_so_far_is_what_was_heard_while_somebody_speaks() -> None:
+    room = Room().hear(silence(30), speech(2))
+    assert room.segmenter.so_far() is None, "nobody speaks yet"
+    first = room.hear(speech(20)).segmenter.so_far()
+    second = room.hear(speech(1)).segmenter.so_far()
+    assert first
+    assert second
+    assert (first.index, first.last, first.utterance_id) == (1, False, second.utterance_id)
+    assert first.id != second.id
+    assert (second.samples[: len(first.samples)] == first.samples).all()
+    assert room.hear(silence(1)).segmenter.so_far() is None, "nobody speaks just now"
+    room.hear(silence(30))
+    assert room.segmenter.so_far() is None
+    (window,) = room.windows()
+    assert window.utterance_id == first.utterance_id
+    assert (window.samples[: len(second.samples)] == second.samples).all()
+
+
+def test_the_window_so_far_is_the_one_that_is_being_filled() -> None:
+    room = Room(window_s=2.0, settings=NO_OVERLAP).hear(silence(20), speech(80))
+    (full,) = room.windows()
+    so_far = room.segmenter.so_far()
+    assert so_far
+    assert (so_far.utterance_id, so_far.index) == (full.utterance_id, 2)
+    assert so_far.start_s == pytest.approx(full.start_s + full.duration_s)
+    assert so_far.duration_s < full.duration_s
+
+
 def test_speech_that_comes_back_makes_the_guess_void() -> None:
     room = Room().hear(silence(30), speech(20), silence(15))
     first = room.segmenter.guess
@@ -204,6 +232,28 @@ def test_a_source_that_is_lost_after_an_early_close_goes_on_with_nothing() -> No
     assert not room.segmenter.closed_early
     room.hear(speech(20), silence(20))
     assert room.windows()[1].continues == ""
+
+
+def test_where_there_is_talk_without_end_nothing_ends_early() -> None:
+    """A television's sentences with pauses of 0.4 s; then quiet, and a sentence of somebody."""
+    room = Room()
+    for _ in range(8):
+        room.hear(speech(35), silence(11))
+        guess = room.segmenter.guess
+        assert guess
+        room.segmenter.expect(guess.id, 350)
+        room.hear(silence(3))
+    early = [one.continues for one in room.windows()]
+    assert any(early[:3]), "3 s of sound are not known yet"
+    assert not any(early[4:])
+    assert len(early) < 6
+    room.hear(silence(150), speech(20), silence(11))
+    guess = room.segmenter.guess
+    assert guess
+    room.segmenter.expect(guess.id, 350)
+    before = len(room.windows())
+    room.hear(silence(1))
+    assert len(room.windows()) == before + 1
 
 
 @pytest.mark.parametrize("seed", range(8))
