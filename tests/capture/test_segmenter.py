@@ -234,28 +234,6 @@ def test_a_source_that_is_lost_after_an_early_close_goes_on_with_nothing() -> No
     assert room.windows()[1].continues == ""
 
 
-def test_where_there_is_talk_without_end_nothing_ends_early() -> None:
-    """A television's sentences with pauses of 0.4 s; then quiet, and a sentence of somebody."""
-    room = Room()
-    for _ in range(8):
-        room.hear(speech(35), silence(11))
-        guess = room.segmenter.guess
-        assert guess
-        room.segmenter.expect(guess.id, 350)
-        room.hear(silence(3))
-    early = [one.continues for one in room.windows()]
-    assert any(early[:3]), "3 s of sound are not known yet"
-    assert not any(early[4:])
-    assert len(early) < 6
-    room.hear(silence(150), speech(20), silence(11))
-    guess = room.segmenter.guess
-    assert guess
-    room.segmenter.expect(guess.id, 350)
-    before = len(room.windows())
-    room.hear(silence(1))
-    assert len(room.windows()) == before + 1
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_however_speech_and_silence_alternate_each_frame_is_in_one_window(seed: int) -> None:
     """Ten minutes of them in all, and guesses that are sure, unsure or late."""
