@@ -241,8 +241,9 @@ class Connection:
         except RequestError as error:
             await self._fail(error.code, str(error))
         except asyncio.CancelledError:
-            with suppress(OSError, TimeoutError):
-                await self._fail("failed", "roomscribe is being stopped; try again")
+            if self._begun:
+                with suppress(OSError, TimeoutError):
+                    await self._fail("failed", "roomscribe is being stopped; try again")
             raise
         finally:
             self._end()

@@ -369,12 +369,16 @@ def test_a_port_that_is_taken_is_a_trouble_and_is_had_when_it_is_free() -> None:
 def test_at_the_end_those_who_wait_are_told() -> None:
     with running() as house:
         house.worker.working.clear()
-        talk = Talk(house.port)
+        talk, idle = Talk(house.port), Talk(house.port)
+        idle.send("describe")
+        assert idle.event()
         talk.speak(SPEECH)
         until(lambda: house.worker.asked)
         house.server.stop()
         assert talk.text() == "failed"
         talk.close()
+        idle.close()
+        assert house.counted == {"wyoming_failed": 1}, "who asked for nothing was denied nothing"
         with pytest.raises(ConnectionRefusedError):
             until(lambda: Talk(house.port).close())
 
