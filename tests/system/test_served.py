@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,13 @@ with socket.create_server(("127.0.0.1", {port})) as listener:
 
 
 @pytest.fixture
+def spool() -> Iterator[Path]:
+    """A folder in memory."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
 def server() -> SpeechServer:
     """Numbers what it hears: silence apart."""
     found = SpeechServer()
@@ -49,7 +57,7 @@ def server() -> SpeechServer:
     return found
 
 
-def configure(folder: Path, server: SpeechServer, **more: Any) -> Path:
+def configure(folder: Path, spool: Path, server: SpeechServer, **more: Any) -> Path:
     return write_config(
         folder,
         transcriber={
@@ -59,7 +67,7 @@ def configure(folder: Path, server: SpeechServer, **more: Any) -> Path:
             "fallback": False,
             **more,
         },
-        spool={"path": "/dev/shm/roomscribe-test-" + folder.name},
+        spool={"path": spool},
         segmenter={"speculate": False},
     )
 
@@ -81,12 +89,12 @@ def hearing(config: Path) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[s
         yield running, say
 
 
-def spooled(config: Path) -> list[Path]:
-    return sorted(Path("/dev/shm/roomscribe-test-" + config.parent.name).glob("*.window"))
+def spooled(spool: Path) -> list[Path]:
+    return sorted(spool.glob("*.window"))
 
 
-def wait_for_spooled(config: Path, number: int) -> None:
-    until(lambda: len(spooled(config)) == number, WITHIN_S)
+def wait_for_spooled(spool: Path, number: int) -> None:
+    until(lambda: len(spooled(spool)) == number, WITHIN_S)
 
 
 def texts(config: Path) -> list[dict[str, Any]]:
@@ -96,24 +104,24 @@ def texts(config: Path) -> list[dict[str, Any]]:
 
 
 def test_what_is_said_while_the_server_is_away_is_written_down_in_order_when_it_is_back(
-    tmp_path: Path, server: SpeechServer
+    tmp_path: Path, spool: Path, server: SpeechServer
 ) -> None:
-    config = configure(tmp_path, server)
+    config = configure(tmp_path, spool, server)
     with hearing(config) as (running, say):
         say("00.flac")
-        wait_for_spooled(config, 1)
+        wait_for_spooled(spool, 1)
         running.terminate()
         assert running.wait(10) == 0
     for number in (2, 3):  # killed twice: a window that did that would be tried apart
         with hearing(config) as (running, say):
             say(f"0{number}.flac")
-            wait_for_spooled(config, number)
+            wait_for_spooled(spool, number)
             until(lambda: "what is said waits" in log_of(config), WITHIN_S)
             running.send_signal(signal.SIGKILL)
             running.wait(10)
-    assert {path.read_bytes()[ATTEMPTS_AT] for path in spooled(config)} == {0}
+    assert {path.read_bytes()[ATTEMPTS_AT] for path in spooled(spool)} == {0}
     with server, hearing(config) as (running, _):
-        until(lambda: not spooled(config), WITHIN_S)
+        until(lambda: not spooled(spool), WITHIN_S)
         running.terminate()
         assert running.wait(10) == 0
     found = texts(config)
@@ -124,25 +132,25 @@ def test_what_is_said_while_the_server_is_away_is_written_down_in_order_when_it_
 
 
 def test_the_daemon_that_waits_for_a_dumb_server_ends_in_time_and_goes_on_when_it_speaks(
-    tmp_path: Path, server: SpeechServer
+    tmp_path: Path, spool: Path, server: SpeechServer
 ) -> None:
-    config = configure(tmp_path, server, timeout_s=60.0)
+    config = configure(tmp_path, spool, server, timeout_s=60.0)
     dumb = subprocess.Popen([sys.executable, "-c", HANGING.format(port=server.port)])
     try:
         with hearing(config) as (running, say):
             say("00.flac")
-            wait_for_spooled(config, 1)
+            wait_for_spooled(spool, 1)
             running.terminate()
             assert running.wait(8) == 0
     finally:
         dumb.kill()
         dumb.wait()
-    assert len(spooled(config)) == 1
+    assert len(spooled(spool)) == 1
     with hearing(config) as (running, say):
         say("01.flac")
-        until(lambda: len(spooled(config)) == 2, WITHIN_S)
+        until(lambda: len(spooled(spool)) == 2, WITHIN_S)
         with server:
-            until(lambda: not spooled(config), WITHIN_S)
+            until(lambda: not spooled(spool), WITHIN_S)
             running.terminate()
             assert running.wait(10) == 0
     assert [one["text"] for one in texts(config)] == ["sentence 1", "sentence 2"]
