@@ -287,8 +287,11 @@ def downgrades(box: Container, older: str) -> str:
 
 def leaves(box: Container, deb: str) -> str:
     """Remove keeps configuration and log; install takes them up; purge leaves nothing behind."""
+    box.run("roomscribe web enable")
     box.run("apt-get remove -y roomscribe")
     expect(not is_up(box), "the daemon still runs")
+    page = box.status("roomscribe-web.socket")["ActiveState"]
+    expect(page == "inactive", f"the page's socket is {page}")
     box.run(f"test -e {CONFIG} && test -e {STATE}/roomscribe.db && test ! -e /usr/lib/roomscribe")
     box.run(f"test -e {MODELS}/{MODEL}/bundle.json")
     box.run(f"{APT} {deb}")

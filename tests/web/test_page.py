@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 from rigs.broker import Broker
 from rigs.browser import DESK, PHONE, WITHIN_S, Browser, axe, browser, faults, needs_browser
 from rigs.checkout import SPEECH
-from rigs.daemon import daemon, write_config
+from rigs.daemon import daemon
+from rigs.microphone import PulseMicrophone
 from rigs.mqtt_client import Subscriber
-from rigs.needs import needs_broker
+from rigs.needs import needs_broker, needs_microphone
 from rigs.page import PASSWORD, Feed, Page, house, page, serving
 from rigs.waiting import until
 
@@ -256,16 +258,33 @@ def test_axe_finds_nothing_wrong_in_either_theme(
 
 
 @needs_broker
-def test_a_real_daemons_sentence_is_there_and_its_end_is_told_of(
+@needs_microphone
+def test_a_real_daemons_sentence_is_there_and_mute_closes_its_microphone(
     tmp_path: Path, tab: Browser
 ) -> None:
-    environment = {"RUNTIME_DIRECTORY": str(tmp_path), "STATE_DIRECTORY": str(tmp_path / "state")}
-    with Broker() as broker, Subscriber(broker.port) as heard, page(tmp_path) as home:
-        beside = tmp_path / "daemon"
-        beside.mkdir()
-        config = write_config(beside, broker.port, store={"path": ""})
-        with daemon(config, "--recording", SPEECH / "00.flac", environment=environment):
+    with (
+        Broker() as broker,
+        Subscriber(broker.port) as heard,
+        PulseMicrophone(tmp_path / "microphone") as microphone,
+        page(tmp_path, mqtt={"enabled": True, "host": "127.0.0.1", "port": broker.port}) as home,
+    ):
+        state = {"RUNTIME_DIRECTORY": str(tmp_path), "STATE_DIRECTORY": str(tmp_path / "state")}
+        with daemon(home.config, environment={**microphone.environment, **state}):
+            until(lambda: heard.payloads("availability") == [b"online"], 30)
+            until(lambda: microphone.listeners() == 1, 30)
             tab.enter(home)
-            until(lambda: tab.texts(SENTENCES), 60)
-            assert tab.texts(SENTENCES)[0] == heard.texts()[0]
+            time.sleep(1)
+            microphone.speak(SPEECH / "00.flac")
+            until(lambda: tab.texts(SENTENCES), 30)
+            assert tab.texts(SENTENCES) == heard.texts()
+            tab.press("button", "Mute")
+            until(lambda: tab.text(".pill") == "Muted", WITHIN_S)
+            until(lambda: microphone.listeners() == 0)
+            tab.show("setup")
+            tab.press("summary")
+            tab.type("[id='key-segmenter.hang_over_ms']", "700")
+            tab.press(".keep button", "Save")
+            until(lambda: "Saved." in tab.text(".keep"), WITHIN_S)
+            chosen = tmp_path / "state" / "settings.toml"
+            until(lambda: "hang_over_ms = 700" in chosen.read_text("utf-8"))
         until(lambda: tab.text(".pill") == "Away", WITHIN_S)

@@ -366,7 +366,7 @@ function Plot({ sentences }) {
   const x = (ms) => 46 + (1 - (now - ms) / DAY_MS) * (wide - 60), y = (ms) => 10 + (1 - Math.min(ms, top) / top) * 160;
   const dots = known.map((one) => `M${x(new Date(one.end)).toFixed(1)} ${y(one.latency_ms).toFixed(1)}h0`).join("");
   const hours = (wide < 720 ? [24, 12, 0] : [24, 18, 12, 6, 0]).map((ago) => ({ ago, at: now - ago * 3600e3 }));
-  const label = `Latency of ${sorted.length} sentences in the last 24 hours: half of them at most ${seconds(at(0.5))}, 95 of 100 at most ${seconds(at(0.95))}, the slowest ${seconds(at(1))}.`;
+  const label = `${sorted.length} in the last 24 hours: half of them at most ${seconds(at(0.5))}, 95 of 100 at most ${seconds(at(0.95))}, the slowest ${seconds(at(1))}.`;
   return html`<figure class="plot">
     <svg viewBox=${`0 0 ${wide} 200`} role="img" aria-label=${label}>
       ${[0, 0.5, 1].map((part) => html`<g key=${part}><line class="grid" x1="46" x2=${wide - 10} y1=${y(top * part)} y2=${y(top * part)} />
