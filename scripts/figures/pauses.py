@@ -303,29 +303,30 @@ def log_of(cases: Sequence[Case], settings: Settings, reader: Reader) -> dict[st
     return log
 
 
-def draw(file: Path, curves: dict[str, list[tuple[float, Tally]]]) -> None:
+def draw(file: Path, curves: dict[str, dict[int, Tally]]) -> None:
     """Latency over early_ms, and beside it the share of sentences that are cut."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
     late, cut = figure.subplots(1, 2, sharex=True)
     for name, points in curves.items():
-        early_ms = [ms or float("nan") for ms, _ in points]
-        whole = [tally for _, tally in points]
-        colour = late.plot(early_ms, [np.median(one.text_ms) for one in whole], label=name)[0]
-        style = {"color": colour.get_color(), "linestyle": ":"}
-        late.plot(early_ms, [np.percentile(one.text_ms, 95) for one in whole], **style)
-        cut.plot(early_ms, [100 * one.cut / one.said for one in whole], label=name)
-        for ms, one in points:
-            if not ms:
-                cut.axhline(100 * one.cut / one.said, **style)
-    late.set(xlabel="early_ms", ylabel="ms from the last word to the text: p50, p95 dotted")
-    cut.set(xlabel="early_ms", ylabel="% of sentences cut; without early_ms dotted")
-    late.legend(fontsize="small")
+        early = {ms: points[ms] for ms in sorted(points) if ms}
+        whole = list(early.values())
+        colour = late.plot(list(early), [np.median(one.text_ms) for one in whole], label=name)
+        style = {"color": colour[0].get_color(), "linestyle": ":"}
+        late.plot(list(early), [np.percentile(one.text_ms, 95) for one in whole], **style)
+        cut.plot(list(early), [100 * one.cut / one.said for one in whole], label=name)
+        if 0 in points and not name.endswith(SAID):
+            cut.axhline(100 * points[0].cut / points[0].said, **style)
+    late.set(xlabel="early_ms", ylabel="latency, ms: p50, p95 dotted")
+    cut.set(xlabel="early_ms", ylabel="% of sentences cut; dotted: early_ms = 0")
+    cut.legend(fontsize="small")
     for axes in (late, cut):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    figure.savefig(file, metadata={"Date": None})
+    with rc_context({"svg.hashsalt": "roomscribe"}):
+        figure.savefig(file, metadata={"Date": None})
 
 
 def main() -> int:
@@ -349,7 +350,7 @@ def main() -> int:
         key: float(value) for key, _, value in (one.partition("=") for one in options.segmenter)
     }
     segmenter = replace(Settings().segmenter, **keys)  # type: ignore[arg-type]
-    curves: dict[str, list[tuple[float, Tally]]] = {}
+    curves: dict[str, dict[int, Tally]] = {}
     with open_transcriber(Settings()) as transcriber:
         reader = Reader(transcriber, options.decode_ms)
         logs: dict[str, dict[str, str]] = {"": {}}
@@ -361,7 +362,7 @@ def main() -> int:
             for name in sorted(found):
                 print(f"early_ms {early_ms}: {name}{said}: {found[name]}", flush=True)
             for name in GROUPS & set(found):
-                curves.setdefault(name + said, []).append((early_ms, found[name]))
+                curves.setdefault(name + said, {})[early_ms] = found[name]
     if options.plot:
         draw(options.plot, dict(sorted(curves.items())))
     return 0
