@@ -21,7 +21,7 @@ from typing import Self
 
 from appliance.config import Settings, StoreSettings, store_folder
 from appliance.errors import StoreError
-from appliance.records import Transcript
+from appliance.records import HEARD_HERE, Transcript
 from appliance.store import repair, standin, tables
 from appliance.store.database import Access, Database
 from appliance.store.files import plain_errors
@@ -188,11 +188,15 @@ class Store:
         return self._select(tables.BEHIND, (since, limit))
 
     def latencies(self, since: datetime, limit: int) -> list[float]:
-        """latency_ms of the newest `limit` that ended then or later. Raises StoreError."""
-        sql = 'SELECT latency_ms FROM transcripts WHERE "end" >= ? ORDER BY seq DESC LIMIT ?'
+        """latency_ms of the newest `limit` heard here that ended then or later: sound that others
+        send may come faster than it was spoken. Raises StoreError."""
+        sql = (
+            'SELECT latency_ms FROM transcripts WHERE "end" >= ? AND coalesce(source, ?) = ? '
+            "ORDER BY seq DESC LIMIT ?"
+        )
+        wanted = (tables.iso(since), HEARD_HERE, HEARD_HERE, limit)
         return self._database.read(
-            "read the log",
-            lambda found: [row[0] for row in found.execute(sql, (tables.iso(since), limit))],
+            "read the log", lambda found: [row[0] for row in found.execute(sql, wanted)]
         )
 
     def said(self, text: str) -> tuple[int, int]:

@@ -77,6 +77,15 @@ def test_what_append_returned_survives_kill_9(settings: StoreSettings) -> None:
         assert [stored.seq for stored in again.after(0)][:told] == list(range(1, told + 1))
 
 
+def test_the_latencies_are_those_of_what_was_heard_here(store: Store) -> None:
+    for number, source in enumerate(("microphone", "wyoming", "microphone")):
+        said = transcript(source=source, latency_ms=float(number))
+        store.append(said)
+    assert store.latencies(said.end, 10) == [2.0, 0.0]
+    assert store.latencies(said.end, 1) == [2.0]
+    assert store.latencies(said.end + timedelta(seconds=1), 10) == []
+
+
 def test_the_cursor_is_kept_and_moves_back_only_if_asked_to(settings: StoreSettings) -> None:
     with Store.open(settings) as store:
         for _ in range(3):
