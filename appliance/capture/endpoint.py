@@ -103,6 +103,11 @@ class NoiseFloor:
         self._highest[-1] = max(self._highest[-1], self.level)
         self._part_left -= samples
 
+    def quiet(self) -> float:
+        """The power that the highest level of QUIET_SHARE of the parts of KEPT_S did not exceed; 0
+        while it is not known."""
+        return sorted(self._highest)[int(QUIET_SHARE * len(self._highest))] if self.known else 0.0
+
     def reset(self) -> None:
         """Forgets all: what comes next follows a gap."""
         self._newest.clear()
@@ -125,6 +130,9 @@ noise. In hiss, where it does not, a weak word must not end an utterance."""
 ABOVE_USUAL, AT_USUAL, BELOW_VOICE = ratio_of(10.0), ratio_of(3.0), ratio_of(8.0)
 """Who speaks up so much louder than what went on before, such as a television, has ended where the
 level is no louder than this above that, and so far below the voice, whatever the score."""
+STANDS_OUT, QUIET_SHARE = ratio_of(6.0), 0.25
+"""A voice stands out that is so much louder than the quietest share of the last KEPT_S: who says
+one thing after the other has pauses, a television has none."""
 STEADY_SLACK_S = 0.05
 """More than any frame's length."""
 HEARD, CLEAR = ratio_of(8.0), ratio_of(14.0)
@@ -216,6 +224,11 @@ class Endpoint:
         """Learns from a frame, if it surely is noise, what the detector takes noise for."""
         if self._floor.level <= self._floor.power * SURELY_NOISE:
             self._fooled += length_s / FOOLED_S * (judgement.speech - self._fooled)
+
+    def stands_out(self) -> bool:
+        """True unless it has been as loud as this voice all the time: then somebody or something
+        talks on and on, and its pauses end nothing early."""
+        return self._loudest >= self._floor.quiet() * STANDS_OUT
 
     def sunk(self) -> bool:
         """True when the level has been that of the noise for the hang-over, and the detector's word

@@ -155,10 +155,12 @@ class Segmenter:
         place of `hang_over_ms`; forgotten when speech comes back. Of any other id nothing.
 
         Of an utterance that ends earlier for it nothing is taken back. What would have kept it open
-        opens the next one, which `continues` it.
+        opens the next one, which `continues` it. Where there is talk without end (a television)
+        nothing ends early.
         """
         if self._guess and self._guess.id == window_id:
-            self._wait = max(_samples(silence_ms), _samples(TAIL_MS))
+            least = _samples(TAIL_MS) if self._endpoint.stands_out() else self._hang_over
+            self._wait = max(_samples(silence_ms), least)
 
     def push(self, frame: Frame) -> list[Window | Discarded]:
         """What the next frame decides: mostly nothing, else a window or a discarded utterance."""

@@ -175,7 +175,7 @@ def test_an_encoder_that_hangs_in_a_speculative_encode(tmp_path: Path) -> None:
     account = Account()
     transcriber = SureTranscriber(60.0, before_encode=hang_once)
     counters = hear(
-        tmp_path, sound_of(talk(random.Random(4), 30, (9, 40))), account, transcriber,
+        tmp_path, sound_of(talk(random.Random(4), 30, (9, 90))), account, transcriber,
         before_each=(pace := Pace(0.01)), more=pace.begin,
     )  # fmt: skip
     assert hung.is_set()
