@@ -73,6 +73,8 @@ def measure(folder: Path, bundle: str, chosen: Sequence[Sentence]) -> None:
             -len(taken) :
         ]
         print(f"stopped at once: audio-stop to text {of(taken)}; encoding and decoding {of(work)}")
+    with serving(folder / "crowd", bundle, log=False) as house:
+        crowd(house.port, spoken[:1])
         seconds, windows = crowd(house.port, spoken), CLIENTS * len(spoken)
         print(f"eight at once: {windows / seconds:.1f} sentences/s", end="")
     alone = from_file(bundle, spoken)
@@ -130,14 +132,19 @@ class Heard:
 
 @contextmanager
 def serving(
-    folder: Path, bundle: str, recording: Path | None = None, *, serve: bool = True
+    folder: Path,
+    bundle: str,
+    recording: Path | None = None,
+    *,
+    serve: bool = True,
+    log: bool = True,
 ) -> Iterator[House]:
-    """A daemon that hears a recording, or silence, and serves; its texts are in its log."""
+    """A daemon that hears a recording, or silence, and serves; with `log` it keeps those texts."""
     folder.mkdir()
     port = free_port()
     config = write_config(
         folder,
-        wyoming={"enabled": serve, "listen": "127.0.0.1", "port": port, "log": True},
+        wyoming={"enabled": serve, "listen": "127.0.0.1", "port": port, "log": log},
         model={"bundle": bundle},
         spool={"path": f"/dev/shm/{folder.parent.name}-{folder.name}"},
     )
