@@ -66,8 +66,9 @@ def keeps_what_waits(box: Container) -> str:
     box.wait("the daemon", lambda: listens(box), 30)
     expect("left by the process before" in box.journal("-n 60"), box.journal("-n 60"))
     expect(not box.run(f"{waits} 2>/dev/null || true").strip(), "its sound is still there")
-    mode = box.run("stat -c '%a %U %T' /run/roomscribe; stat -f -c %T /run/roomscribe").split()
-    expect(mode[:2] == ["700", "roomscribe"] and mode[-1] == "tmpfs", f"{mode}")
+    folders = "/run/roomscribe /run/roomscribe/spool"
+    modes = box.run(f"stat -c '%a %U' {folders}; stat -f -c %T /run/roomscribe").split()
+    expect(modes == ["750", "roomscribe", "700", "roomscribe", "tmpfs"], f"{modes}")
     box.run("systemctl stop roomscribe && test ! -e /run/roomscribe && systemctl start roomscribe")
     box.wait("the daemon", lambda: listens(box), 30)
     return ""
