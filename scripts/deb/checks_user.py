@@ -21,7 +21,9 @@ HUB = Path(__file__).with_name("hub.py")
 OWN_CONFIG = f"/home/{USER}/own.toml"
 SOUND = "/share/speech/00.flac"
 FAILURES = ("Traceback", "unexpected ", "Schema error", "Warning: ")
-"""Never in the output of a command."""
+"""Never in the output of a command..."""
+SYSTEMCTL = "Warning: some journal files were not opened due to insufficient permissions."
+"""... but for what systemctl says to a user who has a journal and may not read the others."""
 SUBSCRIBER = "mosquitto_sub -t 'roomscribe/+/transcript' | jq -r .text"
 BUILDING = {
     "scripts/demo", "scripts/test", "sudo scripts/build-deb",
@@ -52,7 +54,8 @@ def does(box: Container, command: str, *statuses: int) -> str:
     said, _, status = box.run(line, timeout_s=180).rstrip().rpartition("status ")
     expect(int(status) in (statuses or (0,)), f"{USER}: `{command}` ended with {status}: {said}")
     for word in FAILURES:
-        expect(word not in said, f"{USER}: `{command}` says {word!r}: {said[-2000:]}")
+        told = said.replace(SYSTEMCTL, "")
+        expect(word not in told, f"{USER}: `{command}` says {word!r}: {said[-2000:]}")
     return said
 
 
