@@ -303,12 +303,12 @@ class _Command(_Guarded):
         if command not in COMMANDS:
             raise _RefusalError(400, f"expected a command of {', '.join(COMMANDS)}")
         try:
-            self.finish(json.dumps({"result": await self.page.daemon.ask(command, **asked)}))
+            result = await self.page.daemon.ask(command, **asked)
         except AwayError as error:
             raise _RefusalError(503, str(error)) from None
         except RefusedError as error:
             raise _RefusalError(STATUSES.get(error.code, 503), str(error)) from None
-        self.set_header("Content-Type", "application/json")
+        self.finish({"result": result})  # as JSON: what was said is never a page
 
 
 class _Events(_Guarded):

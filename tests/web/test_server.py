@@ -115,7 +115,8 @@ def test_a_change_needs_the_pages_own_origin_and_its_token(found: Found) -> None
     assert home.post("api/command", mute, Content_Type="text/plain")[0] == 415
     assert home.request("GET", "api/command")[0] == 405
     assert feed.asked == []
-    assert home.post("api/command", mute)[0] == 200
+    status, told, _ = home.post("api/command", mute)
+    assert (status, told.get_content_type()) == (200, "application/json")
     assert feed.asked == [("mute", {"on": True})]
 
 
