@@ -39,7 +39,8 @@ def whole_file() -> list[str]:
             lines.append(f"[{name}]")
             section = name
         default = entry.default
-        shown = str(default).lower() if isinstance(default, bool) else repr(default)
+        shown = repr(list(default) if isinstance(default, tuple) else default)
+        shown = shown.lower() if isinstance(default, bool) else shown
         lines.append(f"{entry.name} = {shown}")
     return lines
 
