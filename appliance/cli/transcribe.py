@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import html
 import json
-import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -245,9 +244,9 @@ def _as_json(
         shown |= {
             "text": result.text,
             "language": result.language,
-            "confidence": _rounded(result.confidence, 3),
-            "avg_logprob": _rounded(result.avg_logprob, 4),
-            "no_speech_prob": _rounded(result.no_speech_prob, 4),
+            "confidence": events.rounded(result.confidence, 3),
+            "avg_logprob": events.rounded(result.avg_logprob, 4),
+            "no_speech_prob": events.rounded(result.no_speech_prob, 4),
             "compression_ratio": round(result.compression_ratio, 3),
             "flags": [*(window.flags if isinstance(window, Window) else ()), *result.flags],
             "encode_ms": round(result.encode_ms, 1),
@@ -256,11 +255,6 @@ def _as_json(
         if result.phrase and isinstance(window, Window) and window.last and window.index == 1:
             shown |= events.phrase(result.phrase)
     return shown
-
-
-def _rounded(value: float, digits: int) -> float | None:
-    """So many decimals; None for what a server does not tell."""
-    return round(value, digits) if math.isfinite(value) else None
 
 
 def _srt_time(seconds: float) -> str:

@@ -280,7 +280,7 @@ class Decoder:
     def again(self) -> Cache:
         """A fresh cache for the states that `decode` or `start` had last on the CPU; the cache
         before is over."""
-        self._network.length = 0
+        self._network.rewind(0)
         self._cache = Cache()
         return self._cache
 
@@ -291,7 +291,8 @@ class Decoder:
         """
         if cache is not self._cache or not 0 <= length <= cache.length:
             raise ValueError(f"expected the newest cache and at most {cache.length} tokens")
-        cache.length = self._network.length = length
+        self._network.rewind(length)
+        cache.length = length
 
     def step(self, cache: Cache, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits (n, vocabulary) float32 after each of n tokens; the cache grows by them.

@@ -58,18 +58,18 @@ def transcript(
         "published": timestamp(published),
         "text": one.text,
         "language": one.language,
-        "confidence": _rounded(one.confidence, 3),
-        "avg_logprob": _rounded(one.avg_logprob, 3),
-        "no_speech_prob": _rounded(one.no_speech_prob, 3),
-        "compression_ratio": _rounded(one.compression_ratio, 3),
+        "confidence": rounded(one.confidence, 3),
+        "avg_logprob": rounded(one.avg_logprob, 3),
+        "no_speech_prob": rounded(one.no_speech_prob, 3),
+        "compression_ratio": rounded(one.compression_ratio, 3),
         "flags": list(one.flags),
-        "duration_s": _rounded(one.duration_s, 3),
+        "duration_s": rounded(one.duration_s, 3),
         "model": one.model,
         "encoder": one.encoder,
-        "latency_ms": _rounded(one.latency_ms),
-        "encode_ms": _rounded(one.encode_ms),
-        "decode_ms": _rounded(one.decode_ms),
-        "queue_ms": _rounded(one.queue_ms),
+        "latency_ms": rounded(one.latency_ms),
+        "encode_ms": rounded(one.encode_ms),
+        "decode_ms": rounded(one.decode_ms),
+        "queue_ms": rounded(one.queue_ms),
         "late": late,
     }
     if one.phrase:
@@ -87,7 +87,7 @@ def phrase(found: Phrase) -> dict[str, Any]:
         "phrase": found.sentence,
         "phrase_name": found.name,
         "slots": dict(found.slots),
-        "phrase_confidence": _rounded(found.confidence, 3),
+        "phrase_confidence": rounded(found.confidence, 3),
     }
 
 
@@ -109,7 +109,7 @@ def state(
         "queue_depth": appliance.queue_depth,
         "outbox_depth": outbox_depth,
         "version": appliance.version,
-        "uptime_s": _rounded(appliance.uptime_s),
+        "uptime_s": rounded(appliance.uptime_s),
         **house,
     }
 
@@ -119,7 +119,7 @@ def discarded(speech: Discarded) -> dict[str, Any]:
     return {
         "reason": speech.reason,
         "utterance_id": speech.utterance_id,
-        "duration_s": _rounded(speech.duration_s, 3),
+        "duration_s": rounded(speech.duration_s, 3),
     }
 
 
@@ -152,7 +152,7 @@ def stats(
     prefix = "discarded_"
     counters = {**appliance.counters, **(undelivered or {})}
     return {
-        "uptime_s": _rounded(appliance.uptime_s),
+        "uptime_s": rounded(appliance.uptime_s),
         **{name: counters.get(name, 0) for name in COUNTERS},
         "discarded": {
             name.removeprefix(prefix): number
@@ -161,8 +161,8 @@ def stats(
         },
         "latency_ms_p50": _percentile(latencies_ms, 0.50),
         "latency_ms_p95": _percentile(latencies_ms, 0.95),
-        "npu_temperature_c": _rounded(appliance.npu_temperature_c, 1),
-        "soc_temperature_c": _rounded(appliance.soc_temperature_c, 1),
+        "npu_temperature_c": rounded(appliance.npu_temperature_c, 1),
+        "soc_temperature_c": rounded(appliance.soc_temperature_c, 1),
         "throttling": None if appliance.throttling is None else list(appliance.throttling),
     }
 
@@ -178,7 +178,7 @@ def timestamp(moment: datetime) -> str:
     return utc.isoformat(timespec="milliseconds") + "Z"
 
 
-def _rounded(value: float | None, digits: int | None = None) -> float | None:
+def rounded(value: float | None, digits: int | None = None) -> float | None:
     """A whole number, or so many decimals; None for what JSON cannot say (infinite, NaN)."""
     return None if value is None or not math.isfinite(value) else round(value, digits)
 
