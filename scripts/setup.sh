@@ -46,6 +46,18 @@ install_avahi() {
         avahi-daemon >/dev/null || say "no avahi-daemon: its tests are skipped"
 }
 
+# For the tests of several rooms; Debian's unit would listen on loopback's port 4222
+install_nats() {
+    [ -x /usr/sbin/nats-server ] && return
+    say "installing nats-server for the tests of several rooms"
+    if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        nats-server >/dev/null; then
+        say "no nats-server: its tests are skipped"
+    elif [ -d /run/systemd/system ]; then
+        as_root systemctl disable --now --quiet nats-server
+    fi
+}
+
 find_python() {
     local candidate
     for candidate in ${ROOMSCRIBE_PYTHON:-python3 python3.13 python3.12 python3.11 /usr/bin/python3}; do
@@ -74,6 +86,7 @@ set_up() {
     install_packages
     [ "$kind" != dev ] || install_browser
     [ "$kind" != dev ] || install_avahi
+    [ "$kind" != dev ] || install_nats
     base=$(find_python)
     stamp=.venv/.set-up-$kind
     if [ "$("$base" -VV)" != "$(cat .venv/.python 2>/dev/null)" ]; then

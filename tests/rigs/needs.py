@@ -6,11 +6,12 @@ import os
 import shutil
 
 import pytest
-from rigs import broker, microphone
+from rigs import broker, microphone, nats
 
 from appliance.store.folders import SHARED_MEMORY, is_in_memory
 
 needs_broker = pytest.mark.skipif(bool(broker.missing()), reason=broker.missing() or "")
+needs_nats = pytest.mark.skipif(bool(nats.missing()), reason=nats.missing() or "")
 needs_microphone = pytest.mark.skipif(
     bool(microphone.missing_packages()),
     reason=f"not installed: {' '.join(microphone.missing_packages())}",

@@ -1,0 +1,198 @@
+"""A real nats-server of our own on a free port of loopback, and three of them as a cluster."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from rigs.waiting import holds
+from rigs.wyoming import free_port
+
+START_S = 10.0
+"""Longest wait until the server takes connections, and a cluster has a leader."""
+PATHS = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
+
+
+def missing() -> str:
+    """What to install before a server can be started; empty when nothing."""
+    return "" if _program() else "nats-server not installed (apt install nats-server)"
+
+
+class NatsServer:
+    """Use as `with NatsServer() as server:`; takes connections on `server.url`.
+
+    Keeps its ports over `stop` and `start`; what its streams held is gone then, as they lie in
+    memory.
+    """
+
+    host = "127.0.0.1"
+
+    def __init__(
+        self,
+        config: str = "",
+        *,
+        name: str = "one",
+        scheme: str = "nats",
+        monitored: bool = True,
+        cluster_port: int = 0,
+        routes: Sequence[int] = (),
+    ) -> None:
+        """`config` is added to the file: users, TLS, limits. With a `cluster_port` it is one of the
+        cluster whose servers listen on the `routes`."""
+        self.name = name
+        self.port = free_port()
+        self.url = f"{scheme}://{self.host}:{self.port}"
+        self.folder = Path(tempfile.mkdtemp(prefix="roomscribe-nats-"))
+        self._monitor = free_port() if monitored else 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = self.folder / "log"
+        lines = [
+            f'server_name: "{name}"',
+            f"listen: {self.host}:{self.port}",
+            f'jetstream {{ store_dir: "{self.folder}/js", max_mem: 256M, max_file: 1M }}',
+        ]
+        if self._monitor:
+            lines.append(f"http: {self.host}:{self._monitor}")
+        if cluster_port:
+            known = ", ".join(f'"nats://{self.host}:{port}"' for port in routes)
+            lines.append(
+                f"cluster {{ name: house, listen: {self.host}:{cluster_port}, routes: [{known}] }}"
+            )
+        self._config = self.folder / "nats.conf"
+        self._config.write_text("\n".join([*lines, config, ""]), encoding="utf-8")
+
+    @property
+    def pid(self) -> int:
+        """Of its process; 0 when it does not run."""
+        return self._process.pid if self._process else 0
+
+    def start(self) -> None:
+        """Starts it and returns when it takes connections; RuntimeError with its log if not."""
+        self.launch()
+        if not holds(self._answers, START_S):
+            self.stop()
+            raise RuntimeError(f"nats-server does not listen on port {self.port}:\n{self.log()}")
+
+    def launch(self) -> None:
+        """Starts it and does not wait."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [_program(), "-c", str(self._config)], stdout=log, stderr=log
+            )
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ends it by a signal; everybody is disconnected."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(10)
+            self._process = None
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.stop(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends it a signal: SIGSTOP is a server that hangs, SIGCONT ends that."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def log(self) -> str:
+        """What it wrote so far."""
+        return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+
+    def monitor(self, page: str) -> dict[str, Any]:
+        """A page of its monitoring: varz, connz, jsz. Raises OSError while it is away."""
+        address = f"http://{self.host}:{self._monitor}/{page}"
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def stream(self, name: str = "ROOMSCRIBE") -> Mapping[str, Any]:
+        """Configuration and state of a stream, with its consumers; empty when there is none."""
+        found = self.monitor("jsz?streams=true&consumers=true&config=true")
+        for account in found.get("account_details", []):
+            for stream in account.get("stream_detail", []):
+                if stream["name"] == name:
+                    return dict(stream)
+        return {}
+
+    def usage(self) -> tuple[float, float]:
+        """Seconds of processor used so far, and resident memory in MB."""
+        fields = (
+            Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        )
+        status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
+        resident_kb = int(status.partition("VmRSS:")[2].split()[0])
+        return (int(fields[11]) + int(fields[12])) / 100, resident_kb / 1024
+
+    def _answers(self) -> bool:
+        """True when it greets whoever connects."""
+        try:
+            with socket.create_connection((self.host, self.port), 1) as probe:
+                return probe.recv(5) == b"INFO "
+        except OSError:
+            return False
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Cluster:
+    """Three servers as one; use as `with Cluster() as cluster:`."""
+
+    def __init__(self, config: str = "") -> None:
+        ports = [free_port() for _ in range(3)]
+        self.servers = [
+            NatsServer(config, name=f"n{number}", cluster_port=port, routes=ports)
+            for number, port in enumerate(ports, 1)
+        ]
+        self.urls = [one.url for one in self.servers]
+
+    def leader(self) -> str:
+        """The name of the server that leads JetStream; empty while there is none."""
+        for server in self.servers:
+            try:
+                found = server.monitor("jsz").get("meta_cluster", {}).get("leader", "")
+            except OSError:
+                continue
+            if found:
+                return str(found)
+        return ""
+
+    def __enter__(self) -> Self:
+        try:
+            for one in self.servers:
+                one.launch()
+            if not holds(self.leader, 2 * START_S, 0.1):
+                logs = "\n".join(one.log()[-2000:] for one in self.servers)
+                raise RuntimeError(f"the cluster has no leader:\n{logs}")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self.servers:
+            one.__exit__()
+
+
+def _program() -> str:
+    """Full path of the server; Debian keeps it where users do not look."""
+    return shutil.which("nats-server") or shutil.which("nats-server", path=PATHS) or ""
