@@ -1,0 +1,546 @@
+"""The server of a fleet: what nats-server is told, its certificates, the codes that let boxes in.
+
+All that is decided lies in one file, `server.json`, written whole; nats-server's own files are made
+of it, and made again by every run, so that an interrupted one leaves nothing half there. Passwords
+are random, and in clear in what nats-server reads (for root and its user alone): with bcrypt each
+connection would cost a small board a tenth of a second, and there is nothing to guess.
+
+Over 500 lines because certificates and codes are made of the same facts and have no other reader.
+Formats: docs.nats.io, "Configuring NATS Server"; tried with nats-server 2.9.10.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import secrets
+import shutil
+import ssl
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from appliance.config import is_address
+from appliance.errors import ConfigError, StoreError
+from appliance.system import replacing, shorten, write_whole
+
+STATE, CONFIG, BOXES = "server.json", "nats.conf", "boxes.conf"
+CERTIFICATE, KEY, AUTHORITY = "server.crt", "server.key", "ca.crt"
+PORT, CLUSTER_PORT = 4222, 6222
+ROLES = ("ear", "brain", "both")
+STREAM = "ROOMSCRIBE"
+NODE = re.compile(r"[a-z0-9_]{1,64}")
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+DAYS, AUTHORITY_DAYS = 3650, 7300
+RENEW_S = 365 * 86_400
+"""A certificate of ours that ends sooner is made anew when the server is set up again."""
+OPENSSL_S = 60.0
+MEMORY_MB = 64
+"""What may wait in the server: 4 windows for each ear, up to 512 kB each."""
+MARK = "roomscribe-1."
+"""What a code begins with; the number is raised when an older program could not read it."""
+MOST_CODE = 200_000
+PATHS = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
+"""Where Debian has the server; not on every user's path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Who may connect: a node with its role."""
+
+    role: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What one box is given to join: for that node and role alone."""
+
+    servers: tuple[str, ...]
+    node: str
+    role: str
+    password: str = field(repr=False)
+    authority: str = ""
+    """The certificate of the authority (PEM); empty: one that the system knows."""
+
+    def text(self) -> str:
+        """One word that survives a messenger: what is wrong with a copy of it is noticed."""
+        return _packed({
+            "s": self.servers, "n": self.node, "r": self.role, "p": self.password,
+            "a": _bare(self.authority),
+        })  # fmt: skip
+
+    @classmethod
+    def read(cls, text: str) -> Code:
+        """The code in `text`, which may have been wrapped. Raises ConfigError."""
+        found = _unpacked(text)
+        if "engine" in found:
+            raise ConfigError(
+                "code: expected one for a box, found one for a server of the cluster; run "
+                "`sudo roomscribe fleet join --serve` with it"
+            )
+        try:
+            code = cls(
+                tuple(map(str, found["s"])), str(found["n"]), str(found["r"]), str(found["p"]),
+                _clothed(str(found["a"])),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError):
+            raise _no_code("something else in it") from None
+        if not (code.servers and NODE.fullmatch(code.node) and code.role in ROLES):
+            raise _no_code("a node or a role in it that is none")
+        return code
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One server, alone or in a cluster of three: all that its files are made of."""
+
+    names: tuple[str, ...]
+    """Host names and addresses under which boxes reach it, the best one first."""
+    port: int = PORT
+    memory_mb: int = MEMORY_MB
+    cluster: tuple[str, ...] = ()
+    """The hosts of all servers, this one among them; empty: it is alone."""
+    cluster_port: int = CLUSTER_PORT
+    cluster_password: str = field(default="", repr=False)
+    authority: str = ""
+    """Certificate (PEM) of our own authority, or of that of a given certificate."""
+    authority_key: str = field(default="", repr=False)
+    """Its private key; only where codes are made, and empty for a given certificate."""
+    certificate: str = ""
+    key: str = field(default="", repr=False)
+    boxes: Mapping[str, Box] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: Path) -> Engine | None:
+        """The server that was set up in this folder, None for none. Raises ConfigError."""
+        file = folder / STATE
+        try:
+            return cls.of(json.loads(file.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except PermissionError as error:
+            raise ConfigError(
+                f"{file}: expected a file that this user may read, found one that is not; run "
+                "this with sudo"
+            ) from error
+        except OSError as error:
+            raise ConfigError(f"{file}: cannot be read: {error.strerror}; see its disk") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{file}: expected what `roomscribe fleet join --serve` wrote, found "
+                f"{shorten(error)}; move it away and set the server up again, with new codes"
+            ) from error
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> Engine:
+        """Of the state file's content. Raises KeyError, TypeError and ValueError."""
+        known = {**found, "names": tuple(found["names"]), "cluster": tuple(found["cluster"])}
+        known["boxes"] = {node: Box(**box) for node, box in found["boxes"].items()}
+        return cls(**known)
+
+    @property
+    def host(self) -> str:
+        """Its own name in the cluster; without one the first of its names."""
+        return next((one for one in self.names if one in self.cluster), self.names[0])
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What boxes are told: this server under all its names, or every server of the cluster."""
+        return tuple(f"tls://{bracketed(one)}:{self.port}" for one in self.cluster or self.names)
+
+    def invite(self, node: str, role: str) -> Engine:
+        """The same with that box; one that is there keeps its password. Raises ConfigError."""
+        if not NODE.fullmatch(node):
+            raise ConfigError(
+                f"{shorten(node)}: expected a node's name, at most 64 of a-z, 0-9 and _, as "
+                "appliance.node has it"
+            )
+        before = self.boxes.get(node)
+        box = Box(role, before.password if before else secrets.token_urlsafe(18))
+        return replace(self, boxes={**self.boxes, node: box})
+
+    def remove(self, node: str) -> Engine:
+        """The same without that box. Raises ConfigError for one that is not there."""
+        if node not in self.boxes:
+            there = ", ".join(sorted(self.boxes)) or "none"
+            raise ConfigError(
+                f"{shorten(node)}: expected a box that was invited here, found {there}"
+            )
+        return replace(self, boxes={one: box for one, box in self.boxes.items() if one != node})
+
+    def code(self, node: str) -> Code:
+        """What that box is to be given."""
+        box = self.boxes[node]
+        return Code(self.addresses, node, box.role, box.password, self.authority)
+
+    def certified(self) -> Engine:
+        """The same with a certificate: the given one, else one of our own authority that holds.
+
+        Raises StoreError when openssl is not there or refuses.
+        """
+        if self.certificate and not self.authority_key:
+            return self  # it was given, or made by another server of the cluster
+        made = self
+        if not self.authority_key:
+            authority, key = _authority()
+            made = replace(made, authority=authority, authority_key=key)
+        if not made.certificate or not _holds(made.certificate, made.names):
+            certificate, key = sign(made, made.names)
+            made = replace(made, certificate=certificate, key=key)
+        if made.cluster and not made.cluster_password:
+            made = replace(made, cluster_password=secrets.token_urlsafe(18))
+        return made
+
+    def sibling(self, host: str) -> Engine:
+        """Another server of the cluster, with a certificate of its own, and no key to make more."""
+        certificate, key = sign(self, (host,))
+        return replace(
+            self, names=(host,), authority_key="", certificate=certificate, key=key
+        )  # fmt: skip
+
+    def text(self) -> str:
+        """The code with which this server's machine is set up."""
+        return _packed({"engine": self._state()})
+
+    def files(self, folder: Path, runtime: Path) -> dict[str, str]:
+        """nats-server's own files by name; `runtime` is where it may make folders, in memory."""
+        files = {
+            AUTHORITY: self.authority,
+            CERTIFICATE: self.certificate,
+            KEY: self.key,
+            BOXES: _users(self.boxes),
+            CONFIG: self._config(folder, runtime),
+        }
+        return {name: text for name, text in files.items() if text}
+
+    def write(self, folder: Path, runtime: Path) -> bool:
+        """Writes all files, those that nats-server reads after it has found them to be right.
+
+        True when it has to start anew, False when reading its boxes again will do. Raises
+        StoreError for a disk that refuses, and for a configuration that nats-server refuses.
+        """
+        try:
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            files = self.files(folder, runtime)
+            self._check(files, folder)
+            write_whole(folder / STATE, json.dumps(self._state(), indent=1), 0o600)
+            anew = False
+            for name, text in files.items():
+                if _read(folder / name) == text:
+                    continue
+                anew = anew or name != BOXES
+                with replacing(folder / name, 0o644 if name == AUTHORITY else 0o600) as draft:
+                    draft.write_text(text, encoding="utf-8")
+                    if os.geteuid() == 0 and name != AUTHORITY:
+                        with suppress(LookupError):
+                            shutil.chown(draft, "root", "nats")
+                            draft.chmod(0o640)
+        except OSError as error:
+            raise StoreError(
+                f"{folder}: cannot be written: {error.strerror}; nothing was changed: run this "
+                "with sudo, where that is not it see the disk"
+            ) from error
+        return anew
+
+    def _check(self, files: Mapping[str, str], folder: Path) -> None:
+        """Has nats-server read the files in a draft of the folder. Raises StoreError, OSError."""
+        with tempfile.TemporaryDirectory(prefix="roomscribe-") as place:
+            for name, text in files.items():
+                drafted = text.replace(f"{folder}/", f"{place}/")
+                write_whole(Path(place, name), drafted, 0o600)
+            done = subprocess.run(
+                [program(), "-t", "-c", str(Path(place, CONFIG))],
+                capture_output=True, text=True, timeout=OPENSSL_S, check=False,
+            )  # fmt: skip
+            if done.returncode:
+                said = (done.stderr + done.stdout).strip().splitlines()[-1:] or ["no reason"]
+                raise StoreError(
+                    f"nats-server refuses its configuration: {shorten(said[0], 300)}; nothing was "
+                    "changed"
+                )
+
+    def _state(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def _config(self, folder: Path, runtime: Path) -> str:
+        """`nats.conf`. Nothing is traced: a trace would show what was said."""
+        here = {name: json.dumps(str(folder / name)) for name in (CERTIFICATE, KEY, AUTHORITY)}
+        most = self.memory_mb << 20
+        lines = [
+            "# Written by `roomscribe fleet join --serve`, and by each later run of it anew.",
+            f'server_name: "{self.host}"',
+            'host: "0.0.0.0"',
+            f"port: {self.port}",
+            "max_payload: 1048576",
+            "max_pending: 8388608",
+            'ping_interval: "30s"',
+            f"tls {{ cert_file: {here[CERTIFICATE]}, key_file: {here[KEY]}, timeout: 5 }}",
+            "# sound waits in memory alone; what is on the store_dir is a stream's name and sizes",
+            f"jetstream {{ store_dir: {json.dumps(str(runtime))}, max_memory_store: {most}, "
+            "max_file_store: 0 }",
+            "accounts {",
+            f"  {STREAM} {{",
+            f"    jetstream {{ max_mem: {most}, max_file: 0, max_streams: 1, max_consumers: 64 }}",
+            f'    include "{BOXES}"',
+            "  }",
+            "}",
+        ]
+        if self.cluster:
+            login = f"roomscribe:{self.cluster_password}"
+            routes = [
+                f'"nats://{login}@{bracketed(one)}:{self.cluster_port}"' for one in self.cluster
+            ]
+            lines += [
+                "cluster {",
+                '  name: "roomscribe", host: "0.0.0.0", no_advertise: true',
+                f"  port: {self.cluster_port}",
+                f'  authorization {{ user: "roomscribe", password: "{self.cluster_password}" }}',
+                f"  tls {{ cert_file: {here[CERTIFICATE]}, key_file: {here[KEY]}, "
+                f"ca_file: {here[AUTHORITY]}, verify: true, timeout: 5 }}",
+                f"  routes: [{', '.join(routes)}]",
+                "}",
+            ]
+        return "\n".join([*lines, ""])
+
+
+def server_of(text: str) -> Engine:
+    """The server of the cluster that a code is for. Raises ConfigError."""
+    found = _unpacked(text)
+    if "engine" not in found:
+        raise ConfigError(
+            "code: expected one for a server of the cluster, found one for a box; leave --serve out"
+        )
+    try:
+        return Engine.of(found["engine"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _no_code("something else in it") from None
+
+
+def rights(node: str, role: str) -> tuple[list[str], list[str]]:
+    """The subjects that a node may publish to and read."""
+    read = {f"_INBOX.{node}.>"}
+    publish = {
+        "roomscribe.brains",
+        f"$JS.API.STREAM.INFO.{STREAM}",
+        f"$JS.API.CONSUMER.INFO.{STREAM}.*",
+    }
+    if role in ("ear", "both"):
+        publish.add(f"roomscribe.window.*.{node}")
+        read.add(f"roomscribe.answer.{node}")
+    if role in ("brain", "both"):
+        publish |= {
+            "roomscribe.answer.*",
+            "$JS.API.INFO",
+            "$JS.API.STREAM.NAMES",
+            *(f"$JS.API.STREAM.{what}.{STREAM}" for what in ("CREATE", "UPDATE")),
+            *(f"$JS.API.CONSUMER.{what}.{STREAM}.>" for what in ("CREATE", "DELETE", "MSG.NEXT")),
+            f"$JS.API.CONSUMER.DURABLE.CREATE.{STREAM}.*",
+            f"$JS.API.CONSUMER.CREATE.{STREAM}",
+            f"$JS.API.CONSUMER.NAMES.{STREAM}",
+            f"$JS.API.CONSUMER.LIST.{STREAM}",
+            f"$JS.ACK.{STREAM}.>",
+        }
+        read.add("roomscribe.brains")
+    return sorted(publish), sorted(read)
+
+
+def program() -> str:
+    """Full path of nats-server. Raises StoreError with the cure when it is not installed."""
+    found = shutil.which("nats-server") or shutil.which("nats-server", path=PATHS)
+    if not found:
+        raise StoreError(
+            "nats-server: expected the program that carries the windows, found none; "
+            "`sudo apt install nats-server`"
+        )
+    return found
+
+
+def given(certificate: Path, key: Path, names: Sequence[str]) -> tuple[str, str]:
+    """A certificate and its key that somebody brings, once they fit together and the first name.
+
+    Raises ConfigError.
+    """
+
+    def no_passphrase() -> str:
+        raise ConfigError(f"--key: expected a key without a passphrase, found {key} encrypted")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, no_passphrase)
+        texts = certificate.read_text(encoding="ascii"), key.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--certificate: expected a certificate and its key (PEM), found {certificate} and "
+            f"{key}: {getattr(error, 'reason', None) or getattr(error, 'strerror', None) or error}"
+        ) from error
+    if not _names(texts[0], names[0]):
+        raise ConfigError(
+            f"--certificate: expected one for {names[0]}, found {certificate}, which is for "
+            "another name; --name says under which name the boxes reach this machine"
+        )
+    return texts
+
+
+def is_host(text: str) -> bool:
+    """True for a host name or an address that a certificate and an address of NATS can hold."""
+    return is_address(text) or (bool(HOST.fullmatch(text)) and ".." not in text)
+
+
+def bracketed(host: str) -> str:
+    """As a URL has it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def sign(engine: Engine, names: Sequence[str]) -> tuple[str, str]:
+    """A certificate of the engine's authority for these names, and its key. Raises StoreError."""
+    others = ("localhost", "127.0.0.1", "::1")
+    alternatives = ",".join(
+        f"{'IP' if is_address(one) else 'DNS'}:{one}" for one in dict.fromkeys((*names, *others))
+    )
+    with tempfile.TemporaryDirectory(prefix="roomscribe-") as place:
+        folder = Path(place)
+        write_whole(folder / "ca.crt", engine.authority, 0o600)
+        write_whole(folder / "ca.key", engine.authority_key, 0o600)
+        _openssl(
+            *("req", "-x509", *_NEW_KEY, "-days", str(DAYS), "-subj", f"/CN={names[0][:64]}"),
+            *("-CA", folder / "ca.crt", "-CAkey", folder / "ca.key"),
+            *("-keyout", folder / "key", "-out", folder / "crt"),
+            *("-addext", f"subjectAltName={alternatives}"),
+            *("-addext", "basicConstraints=critical,CA:FALSE"),
+            *("-addext", "extendedKeyUsage=serverAuth,clientAuth"),
+        )
+        return (folder / "crt").read_text("ascii"), (folder / "key").read_text("ascii")
+
+
+def _authority() -> tuple[str, str]:
+    with tempfile.TemporaryDirectory(prefix="roomscribe-") as place:
+        folder = Path(place)
+        _openssl(
+            *("req", "-x509", *_NEW_KEY, "-days", str(AUTHORITY_DAYS)),
+            *("-subj", "/CN=Roomscribe fleet"),
+            *("-keyout", folder / "key", "-out", folder / "crt"),
+            *("-addext", "basicConstraints=critical,CA:TRUE"),
+            *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
+        )
+        return (folder / "crt").read_text("ascii"), (folder / "key").read_text("ascii")
+
+
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc")
+
+
+def _openssl(*words: str | Path, told: str | None = None) -> str:
+    """What openssl prints. Raises StoreError when it is missing or refuses."""
+    try:
+        done = subprocess.run(
+            ["openssl", *map(str, words)],
+            input=told, capture_output=True, text=True, timeout=OPENSSL_S, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise StoreError(
+            "openssl: expected the program that makes certificates, found none; "
+            "`sudo apt install openssl`"
+        ) from None
+    except (OSError, subprocess.SubprocessError) as error:
+        raise StoreError(f"openssl: {shorten(error, 200)}; try again") from error
+    if done.returncode and told is None:
+        said = done.stderr.strip().splitlines()[-1:] or ["no reason"]
+        raise StoreError(f"openssl {words[0]}: {shorten(said[0], 200)}; is it version 3 or newer?")
+    return done.stdout
+
+
+def _holds(certificate: str, names: Sequence[str]) -> bool:
+    """True for a certificate that is good for all these names, and for a year at least."""
+    left = _openssl("x509", "-noout", "-checkend", str(RENEW_S), told=certificate)
+    return "will not expire" in left and all(_names(certificate, one) for one in names)
+
+
+def _names(certificate: str, name: str) -> bool:
+    option = "-checkip" if is_address(name) else "-checkhost"
+    return "does match" in _openssl("x509", "-noout", option, name, told=certificate)
+
+
+def _users(boxes: Mapping[str, Box]) -> str:
+    """`boxes.conf`."""
+    lines = [
+        f'  {{ user: "{node}", password: "{box.password}", permissions: '
+        f"{{ publish: {{ allow: {json.dumps(publish)} }}, "
+        f"subscribe: {{ allow: {json.dumps(read)} }}, allow_responses: {_may_answer(box)} }} }}"
+        for node, box in sorted(boxes.items())
+        for publish, read in (rights(node, box.role),)
+    ]
+    if not lines:  # without any user nats-server would let everybody in
+        deny = '{ publish: { deny: ">" }, subscribe: { deny: ">" } }'
+        password = secrets.token_urlsafe(18)
+        lines = [f'  {{ user: "nobody", password: "{password}", permissions: {deny} }}']
+    return "\n".join(["users: [", *lines, "]", ""])
+
+
+def _may_answer(box: Box) -> str:
+    return "false" if box.role == "ear" else "true"
+
+
+def _packed(content: Mapping[str, Any]) -> str:
+    data = zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 9)
+    return MARK + base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _unpacked(text: str) -> dict[str, Any]:
+    """What a code holds. Raises ConfigError."""
+    word = "".join(text.split())
+    if not word:
+        raise _no_code("nothing")
+    if not word.startswith(MARK):
+        newer = re.match(r"roomscribe-(\d+)\.", word)
+        if newer:
+            raise ConfigError(
+                f"code: expected one of form 1, found form {shorten(newer[1])}; bring Roomscribe "
+                "on this box to the version of the server's"
+            )
+        raise _no_code(shorten(word, 20))
+    try:
+        data = word.removeprefix(MARK)
+        packed = base64.b64decode(data + "=" * (-len(data) % 4), altchars=b"-_", validate=True)
+        unpack = zlib.decompressobj()
+        found = json.loads(unpack.decompress(packed, MOST_CODE))
+        if not unpack.eof or not isinstance(found, dict):
+            raise ValueError
+    except (ValueError, zlib.error, RecursionError):
+        raise _no_code("one that is cut or changed") from None
+    return found
+
+
+def _no_code(found: str) -> ConfigError:
+    return ConfigError(
+        f"code: expected what `roomscribe fleet invite` printed, found {found}; copy all of it"
+    )
+
+
+def _bare(pem: str) -> str:
+    """A certificate without the lines around it; of several, all."""
+    return (
+        pem.replace("-----BEGIN CERTIFICATE-----", "")
+        .replace("-----END CERTIFICATE-----", ".")
+        .replace("\n", "")
+    )
+
+
+def _clothed(bare: str) -> str:
+    """The certificates again. Raises ValueError."""
+    return "".join(
+        ssl.DER_cert_to_PEM_cert(base64.b64decode(one, validate=True))
+        for one in bare.split(".") if one
+    )  # fmt: skip
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
