@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from appliance.infer.decoder import Decoder as Decoder, preset_guards as preset_guards
     from appliance.infer.drafts import Drafts as Drafts
     from appliance.infer.encoder import Encoder as Encoder, Unit as Unit
+    from appliance.infer.errand import Errand as Errand
     from appliance.infer.gates import Gates as Gates, compression_ratio as compression_ratio
     from appliance.infer.hailo import device as device, errors as errors
     from appliance.infer.hailo.decoder import (
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     )
     from appliance.infer.hailo.device import find_chip as find_chip
     from appliance.infer.hailo.errors import NpuError as NpuError
-    from appliance.infer.hailo.npu import Errand as Errand, open_npu as open_npu
+    from appliance.infer.hailo.npu import open_npu as open_npu
     from appliance.infer.joining import is_unspaced as is_unspaced
     from appliance.infer.mel import log_mel as log_mel, window_mel as window_mel
     from appliance.infer.sessions import onnxruntime as onnxruntime

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from appliance.infer.sessions import Session
 from appliance.model import ENCODER_FILE, Bundle
 from appliance.records import Mel, States
 
@@ -47,6 +46,8 @@ class CpuEncoder:
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         """Loads the graph; `threads` 0 is one for each core. Raises ModelError."""
+        from appliance.infer.sessions import Session  # an ear of a fleet has no onnxruntime
+
         self._session = Session(
             bundle.folder / ENCODER_FILE,
             threads,

@@ -39,7 +39,13 @@ _COPY = (
 with _quiet():
     # Debian's onnxruntime 1.21 and its onnx share a table of operators, which each of them fills.
     # The second to do so says 567 times "Schema error": here, and from now on neither does.
-    import onnxruntime as onnxruntime  # noqa: PLC0414 - the lab has it from here
+    try:
+        import onnxruntime as onnxruntime  # noqa: PLC0414 - the lab has it from here
+    except ImportError as error:
+        raise ModelError(
+            "transcribing on this machine: expected the library onnxruntime, found: "
+            f"{one_line(error)}; sudo apt install roomscribe (roomscribe-ear comes without it)"
+        ) from error
 
     _alone = onnxruntime.SessionOptions()
     _alone.intra_op_num_threads = 1

@@ -1,4 +1,8 @@
-"""The numeric chain: window -> mel -> encoder states -> tokens -> transcription. No threads."""
+"""The numeric chain: window -> mel -> encoder states -> tokens -> transcription. No threads.
+
+What computes is imported when a model is opened: whoever has windows transcribed elsewhere needs
+neither onnxruntime nor the memory that it takes.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +10,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 
 from appliance.config import EncoderSettings, GateSettings, Settings
 from appliance.errors import ConfigError, ModelError, RoomscribeError
-from appliance.infer.arithmetic import Products, warn_of_trouble
-from appliance.infer.decoder import Decoded, Decoder, choose_guards
-from appliance.infer.drafts import Drafts
-from appliance.infer.encoder import CpuEncoder, Encoder, Unit
 from appliance.infer.gates import compression_ratio, is_doubtful, is_failed
-from appliance.infer.hailo import errors
-from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
-from appliance.infer.hailo.failover import FailoverEncoder
-from appliance.infer.hailo.npu import open_npu
-from appliance.infer.mel import window_mel
-from appliance.infer.phrases import Phrases, read_phrases
-from appliance.infer.sureness import is_finished
-from appliance.infer.tokenizer import Tokenizer
-from appliance.model import (
-    ENCODER_FILE,
-    HEF_FILE,
-    PHRASES_FILE,
-    Bundle,
-    bundled_hef,
-    load_bundle,
-)
 from appliance.records import HOP, States, Transcription, Window
+
+if TYPE_CHECKING:
+    from appliance.infer.arithmetic import Products
+    from appliance.infer.decoder import Decoded, Decoder
+    from appliance.infer.drafts import Drafts
+    from appliance.infer.encoder import Encoder, Unit
+    from appliance.infer.hailo.decoder import HailoDecoder
+    from appliance.infer.phrases import Phrases
+    from appliance.infer.tokenizer import Tokenizer
+    from appliance.model import Bundle
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Tried in this order while a decode fails (openai/whisper, transcribe.py)."""
@@ -165,6 +159,8 @@ class Transcriber:
                 f"expected a window of at most {self.bundle.window_s:g} s, "
                 f"found {window.duration_s:g} s; the segmenter cuts longer ones"
             )
+        from appliance.infer.mel import window_mel
+
         mel = window_mel(window.samples, self.bundle.n_mels, self.bundle.frames)
         begun_s = time.perf_counter()
         states = self.encoder.encode(mel)
@@ -204,11 +200,15 @@ class Transcriber:
     def _is_finished(self, transcription: Transcription, decoded: Decoded) -> bool | None:
         prior = self._decoder.end_prior(decoded.tokens)
         doubtful = is_doubtful(transcription, self.gates)
+        from appliance.infer.sureness import is_finished
+
         assert self.bundle.endings is not None
         return is_finished(decoded.logprobs[-1], prior, self.bundle.endings, doubtful=doubtful)
 
     def warm_up(self) -> None:
         """Transcribes a window of silence, so that the first real one is not slower."""
+        from appliance.infer.decoder import Decoder
+
         length = self.bundle.frames * HOP
         self.transcribe(Window("", 1, True, np.zeros(length, np.int16), 0.0, 0.0, 0.0))
         if isinstance(self._decoder, Decoder):
@@ -253,6 +253,13 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
     Raises ModelError for the bundle, ConfigError for guards that do not fit it, and DeviceError for
     a Hailo that must be there and cannot be used.
     """
+    from appliance.infer.arithmetic import warn_of_trouble
+    from appliance.infer.decoder import Decoder, choose_guards
+    from appliance.infer.drafts import Drafts
+    from appliance.infer.hailo.decoder import open_on_npu
+    from appliance.infer.tokenizer import Tokenizer
+    from appliance.model import load_bundle
+
     bundle = load_bundle(settings.model.bundle)
     rules = choose_guards(bundle, settings.decoder)
     tokenizer = Tokenizer.open(bundle)
@@ -292,6 +299,9 @@ def _open_phrases(
     settings: Settings, bundle: Bundle, tokenizer: Tokenizer, decoder: Decoder
 ) -> Phrases | None:
     """The sentences that are expected; None without any. Raises ConfigError."""
+    from appliance.infer.phrases import Phrases, read_phrases
+    from appliance.model import PHRASES_FILE
+
     name = settings.phrases.file
     own = name == "bundle"
     if not name or (own and PHRASES_FILE not in bundle.files):
@@ -314,6 +324,12 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
     chip that is there and cannot be used (see `trouble`). hailo: the same, but the NPU must be
     usable at the start: raises DeviceError or ModelError when it is not. Raises ModelError.
     """
+    from appliance.infer.encoder import CpuEncoder
+    from appliance.infer.hailo import errors
+    from appliance.infer.hailo.failover import FailoverEncoder
+    from appliance.infer.hailo.npu import open_npu
+    from appliance.model import ENCODER_FILE, HEF_FILE, bundled_hef
+
     hef = bundled_hef(bundle)
     must = settings.backend == "hailo"
     if must and hef is None:

@@ -17,9 +17,10 @@ from typing import Any
 
 from appliance.errors import DeviceError, RoomscribeError
 from appliance.infer.encoder import CpuEncoder
+from appliance.infer.errand import Errand
 from appliance.infer.hailo import device, errors
 from appliance.infer.hailo.errors import REPEATED, NpuError
-from appliance.infer.hailo.npu import CLOSE_WITHIN_S, Errand, Npu, is_closing
+from appliance.infer.hailo.npu import CLOSE_WITHIN_S, Npu, is_closing
 from appliance.records import Mel, States
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0

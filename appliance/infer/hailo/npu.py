@@ -7,8 +7,6 @@ against a simulator that refuses what they refuse.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from appliance.errors import RoomscribeError
+from appliance.infer.errand import Errand
 from appliance.infer.hailo.decoder_network import STEP_WITHIN_MS, DecoderFiles, NpuDecoder
 from appliance.infer.hailo.device import (
     RED,
@@ -44,25 +43,6 @@ CLOSE_WITHIN_S = 1.0
 OTHER_SOUND = 0.1
 """A mel with a number that differs by more is that of other sound: a chip's 8 bits have steps of
 about 0.01, and within some of these equal states would be right."""
-
-
-class Errand(threading.Thread):
-    """Something that may take long or for ever, done in a thread that the process's end does not
-    wait for. Once it has ended, `outcome` is what came of it, or `error` what it raised."""
-
-    def __init__(self, work: Callable[[], Any], name: str = "NPU") -> None:
-        super().__init__(name=name, daemon=True)
-        self.outcome: Any = None
-        self.error: Exception | None = None
-        self._work = work
-        self.start()
-
-    def run(self) -> None:
-        """Thread's body."""
-        try:
-            self.outcome = self._work()
-        except Exception as error:
-            self.error = error
 
 
 _closing: list[Errand] = []
