@@ -39,14 +39,15 @@ def key(
     form: str = "",
     mend: Callable[[str], str] | None = None,
     fits: Callable[[str], bool] | None = None,
+    alone: bool = False,
 ) -> Any:
     """A configuration key as a dataclass field: default, meaning, unit and limits (inclusive).
 
     `form` says in words what `pattern` and `fits` ask for, of each text in a list; `mend` makes of
-    a wrong text one that may be meant.
+    a wrong text one that may be meant. `alone`: a text may stand for a list of one.
     """
     limits = {"unit": unit, "low": low, "high": high, "choices": choices}
-    texts = {"pattern": pattern, "form": form, "mend": mend, "fits": fits}
+    texts = {"pattern": pattern, "form": form, "mend": mend, "fits": fits, "alone": alone}
     return field(default=default, metadata={"sentence": sentence, **limits, **texts})
 
 
@@ -79,7 +80,40 @@ def is_network(text: str) -> bool:
     return False
 
 
+def fleet_server(text: str) -> tuple[str, str, int]:
+    """Scheme, host and port of a server of the fleet, 4222 where no port is named.
+
+    Raises ValueError for what is no such address.
+    """
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(text)
+    host, port = parts.hostname or "", 4222 if parts.port is None else parts.port
+    known = parts.scheme in ("nats", "tls") and re.fullmatch(_HOST, host) and port
+    if not known or parts.username is not None or parts.path or parts.query or parts.fragment:
+        raise ValueError(text)
+    return parts.scheme, host, port
+
+
+def is_fleet_server(text: str) -> bool:
+    """True for nats:// or tls://, a host and perhaps a port, and nothing else."""
+    with suppress(ValueError):
+        return bool(fleet_server(text))
+    return False
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address, or the name, by which a machine reaches itself alone."""
+    from ipaddress import ip_address
+
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host.lower() == "localhost"
+
+
 _HOST = r"[^\s./:]{1,63}(\.[^\s./:]{1,63}){0,31}\.?|[0-9A-Fa-f.]*(:[0-9A-Fa-f.]*){2,8}(%\w+)?"
+NO_DEVICE = "none"
+"""capture.device of a machine without a microphone."""
 _TOPIC = "words of a-z, A-Z, 0-9, _ and - with / between them"
 
 
@@ -107,7 +141,9 @@ class CaptureSettings:
     """[capture]"""
 
     device: str = key(
-        "", "Microphone: part of its name as `roomscribe devices` shows it; empty: the default one."
+        "",
+        "Microphone: part of its name as `roomscribe devices` shows it; empty: the default one; "
+        "none: this machine has none, and transcribes for others alone.",
     )
     silence_s: float = key(
         10.0,
@@ -620,6 +656,59 @@ class WyomingSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """[fleet]"""
+
+    role: str = key(
+        "alone",
+        "Several rooms together, see docs/fleet.md. ear: what is said here is transcribed by the "
+        "brains, and by a model on this machine, where one was chosen, while no brain can; brain: "
+        "transcribes for the ears, its own room first; both: a brain whose own room is transcribed "
+        "by other brains while it is behind.",
+        choices=("alone", "ear", "brain", "both"),
+    )
+    server: tuple[str, ...] = key(
+        ("nats://127.0.0.1:4222",),
+        "The NATS server that the rooms share, or a list of those of a cluster: tls://HOST:PORT, "
+        "or nats:// for this machine alone.",
+        form="an address such as tls://192.168.1.10:4222, without a user or a path",
+        mend=lambda text: f"tls://{_bare_host(text)}:4222",
+        fits=is_fleet_server,
+        alone=True,
+    )
+    credential: str = key(
+        "",
+        'File (mode 0600) with the lines user = "..." and password = "..." for the server; '
+        "empty: the credential `roomscribe.fleet`, if any.",
+    )
+    ca: str = key(
+        "", "The authority that signed the server's certificate (PEM); empty: those of the system."
+    )
+    model: str = key(
+        "",
+        "An ear asks only brains with this model; empty: any.",
+        pattern=r"[0-9A-Za-z_-]{0,100}",
+        form="the name of a model, of a-z, A-Z, 0-9, _ and -",
+        mend=lambda text: re.sub(r"[^0-9A-Za-z_-]+", "-", text)[:100],
+    )
+    patience_s: float = key(
+        5.0,
+        "An ear waits so long for a text, then its own model makes one, or the window waits.",
+        unit="s", low=1.0, high=60.0,
+    )  # fmt: skip
+
+    @property
+    def sends(self) -> bool:
+        """True when what is said here may be transcribed by others."""
+        return self.role in ("ear", "both")
+
+    @property
+    def serves(self) -> bool:
+        """True when what others hear is transcribed here."""
+        return self.role in ("brain", "both")
+
+
+@dataclass(frozen=True, slots=True)
 class JournalSettings:
     """[journal]"""
 
@@ -650,6 +739,7 @@ class Settings:
     history: HistorySettings = field(default_factory=HistorySettings)
     web: WebSettings = field(default_factory=WebSettings)
     wyoming: WyomingSettings = field(default_factory=WyomingSettings)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
     journal: JournalSettings = field(default_factory=JournalSettings)
 
 
@@ -867,7 +957,8 @@ def _section(
             troubles.append(f"{origin}: {section}.{name}: {trouble}")
             wrong.add(f"{section}.{name}")
         else:
-            right[name] = types[name](value)
+            lone = isinstance(value, str) and known[name].metadata["alone"]
+            right[name] = types[name]([value] if lone else value)
     return right
 
 
@@ -875,6 +966,8 @@ def _trouble(entry: Field[Any], kind: type, value: Any) -> str:
     """What is wrong with `value`; empty when nothing is."""
     if kind != tuple[str, ...]:
         return _trouble_of_one(entry, kind, value)
+    if isinstance(value, str) and entry.metadata["alone"]:
+        value = [value]
     if not isinstance(value, list):
         return f"expected a list of texts, found {_shown(value)}"
     return next(filter(None, (_trouble_of_one(entry, str, one) for one in value)), "")
@@ -940,6 +1033,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
             f"wyoming.enabled switches on, found {settings.transcriber.host}, port "
             f"{settings.transcriber.port}; each would wait for the other",
         )
+    yield from _fleet_contradictions(settings)
     if voice.close_score > voice.open_score:
         yield (
             ("voice.close_score", "voice.open_score"),
@@ -959,6 +1053,35 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
                 (f"mqtt.{name}", f"mqtt.{needed}"),
                 f"mqtt.{name}: expected {wanted} beside it, found {found}",
             )
+
+
+def _fleet_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What of [fleet] cannot be together, as `_contradictions`."""
+    fleet = settings.fleet
+    if fleet.role == "alone":
+        return
+    if not fleet.server:
+        yield ("fleet.server",), "fleet.server: expected at least one server, found none"
+    for one in fleet.server:
+        scheme, host, port = fleet_server(one)
+        if scheme == "nats" and not is_loopback(host):
+            yield (
+                ("fleet.role", "fleet.server"),
+                f"fleet.server: expected tls:// beyond this machine, as sound goes there, found "
+                f"{shorten(one)}; write tls://{host}:{port} and give it a certificate "
+                "(`roomscribe fleet join --serve` does)",
+            )
+    if settings.transcriber.backend == "wyoming":
+        yield (
+            ("fleet.role", "transcriber.backend"),
+            f'fleet.role: expected "alone" beside transcriber.backend = "wyoming", found '
+            f"{fleet.role}: one of the two makes the texts",
+        )
+    if fleet.role == "ear" and settings.capture.device == NO_DEVICE:
+        yield (
+            ("fleet.role", "capture.device"),
+            'capture.device: expected a microphone, as fleet.role = "ear" wants one, found none',
+        )
 
 
 def _near(name: str, known: Iterable[str], least: float = 0.6) -> list[str]:

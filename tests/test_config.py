@@ -230,3 +230,43 @@ def test_a_server_is_not_asked_to_be_its_own_and_a_remote_one_needs_a_name() -> 
     own = served + 'host = "localhost"\n[wyoming]\nenabled = true\n'
     assert "expected another server than this machine's own" in mistakes(own)[0]
     config.parse(own + "port = 10301\n", "house.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('role = "hear"', "fleet.role: expected one of alone, ear, brain, both, found 'hear'"),
+        (
+            'server = "192.168.1.10"',
+            "fleet.server: expected an address such as tls://192.168.1.10:4222, without a user or "
+            "a path, found '192.168.1.10'; did you mean tls://192.168.1.10:4222?",
+        ),
+        ('server = ["tls://me:secret@house"]', "; did you mean tls://house:4222?"),
+        ('server = "tls://house:0"', "fleet.server: expected an address such as"),
+        (
+            'role = "ear"\nserver = "nats://house:4222"',
+            "fleet.server: expected tls:// beyond this machine, as sound goes there, found "
+            "nats://house:4222; write tls://house:4222 and give it a certificate",
+        ),
+        ('role = "ear"\nserver = []', "fleet.server: expected at least one server, found none"),
+        ('model = "a.b"', "fleet.model: expected the name of a model, of a-z, A-Z, 0-9, _ and -"),
+        ('role = "ear"\n[capture]\ndevice = "none"', "capture.device: expected a microphone, as"),
+        (
+            'role = "ear"\n[transcriber]\nbackend = "wyoming"\nhost = "house"',
+            'fleet.role: expected "alone" beside transcriber.backend = "wyoming", found ear',
+        ),
+    ],
+)
+def test_what_no_fleet_can_be_is_named_on_one_line(text: str, wanted: str) -> None:
+    found = mistakes(f"[fleet]\n{text}")
+    assert len(found) == 1
+    assert wanted in found[0]
+    assert "secret" not in found[0].partition("did you mean")[2]
+
+
+def test_one_server_of_the_fleet_needs_no_brackets() -> None:
+    for written in ('"tls://house"', '["tls://house"]'):
+        fleet = config.parse(f'[fleet]\nrole = "ear"\nserver = {written}', "x").fleet
+        assert fleet.server == ("tls://house",)
+    assert config.fleet_server("tls://[fe80::1]:7777") == ("tls", "fe80::1", 7777)
+    assert config.fleet_server("nats://localhost") == ("nats", "localhost", 4222)
