@@ -3,7 +3,8 @@
 Everything is the product's but the pace of `--recording -`: at most AHEAD frames wait for the
 segmenter, and no utterance is added to a queue of QUEUE. So whoever feeds the pipe
 knows from what has been read of it what has been heard. Frames carry the time when they were
-given. $ROOMSCRIBE_TORTURE_POSITIONS names a file for where in the sound each window came.
+given. $ROOMSCRIBE_TORTURE_POSITIONS names a file for where in the sound each window came,
+$ROOMSCRIBE_TORTURE_QUEUE says another QUEUE.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from appliance.records import SAMPLE_RATE, Discarded, Frame, Window
 
 AHEAD = 4
 """Frames that may wait for the segmenter."""
-QUEUE = 3
+QUEUE = int(os.environ.get("ROOMSCRIBE_TORTURE_QUEUE", "3"))
 """Utterances that may wait for the transcriber before the sound waits, too."""
 LOOK_EVERY = 8
 """Frames between two looks at the queue."""

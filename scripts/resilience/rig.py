@@ -16,6 +16,7 @@ import sys
 import tempfile
 import termios
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,8 +109,11 @@ class Place:
 class Daemon:
     """A running `roomscribe run --recording -` and the pipe that it hears."""
 
-    def __init__(self, place: Place, *, fast: bool = True, **more: str) -> None:
-        """Without `fast` the plain daemon, which hears in real time; `more` is its environment."""
+    def __init__(
+        self, place: Place, *, fast: bool = True, program: Sequence[str] = (), **more: str
+    ) -> None:
+        """Without `fast` the plain daemon, which hears in real time, or what `program` makes of it;
+        `more` is its environment."""
         self.begun_s = time.monotonic()
         self.ready_s: float | None = None
         """Seconds from the start to READY."""
@@ -129,7 +133,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 environment=told | more,
-                program=("-m", "resilience.fast") if fast else PROGRAM,
+                program=program or (("-m", "resilience.fast") if fast else PROGRAM),
             )
         assert self.process.stdin is not None
         self._pipe = self.process.stdin.fileno()

@@ -41,17 +41,19 @@ class NatsServer:
         *,
         name: str = "one",
         scheme: str = "nats",
-        monitored: bool = True,
+        file: Path | None = None,
+        port: int = 0,
         cluster_port: int = 0,
         routes: Sequence[int] = (),
     ) -> None:
-        """`config` is added to the file: users, TLS, limits. With a `cluster_port` it is one of the
-        cluster whose servers listen on the `routes`."""
+        """`config` is added to the file: users, TLS, limits; or its `file` is another's, which
+        names the `port`. With a `cluster_port` it is one of the cluster whose servers listen on the
+        `routes`."""
         self.name = name
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"{scheme}://{self.host}:{self.port}"
         self.folder = Path(tempfile.mkdtemp(prefix="roomscribe-nats-"))
-        self._monitor = free_port() if monitored else 0
+        self._monitor = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._log = self.folder / "log"
         lines = [
@@ -59,15 +61,14 @@ class NatsServer:
             f"listen: {self.host}:{self.port}",
             f'jetstream {{ store_dir: "{self.folder}/js", max_mem: 256M, max_file: 1M }}',
         ]
-        if self._monitor:
-            lines.append(f"http: {self.host}:{self._monitor}")
         if cluster_port:
             known = ", ".join(f'"nats://{self.host}:{port}"' for port in routes)
             lines.append(
                 f"cluster {{ name: house, listen: {self.host}:{cluster_port}, routes: [{known}] }}"
             )
-        self._config = self.folder / "nats.conf"
-        self._config.write_text("\n".join([*lines, config, ""]), encoding="utf-8")
+        self._config = file or self.folder / "nats.conf"
+        if not file:
+            self._config.write_text("\n".join([*lines, config, ""]), encoding="utf-8")
 
     @property
     def pid(self) -> int:
@@ -85,7 +86,9 @@ class NatsServer:
         """Starts it and does not wait."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [_program(), "-c", str(self._config)], stdout=log, stderr=log
+                [_program(), "-c", str(self._config), "-m", str(self._monitor)],
+                stdout=log,
+                stderr=log,
             )
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
