@@ -16,9 +16,9 @@ from rigs.checkout import ROOT, environment
 from rigs.disks import mounted
 
 from appliance import __version__
-from appliance.cli import main, web
+from appliance.cli import main, model, web
 from appliance.config import DEFAULT_PATH, WebSettings, keys
-from appliance.daemon import service
+from appliance.daemon import adding, service
 from appliance.daemon.pipeline import STOP_WITHIN_S
 from appliance.errors import TRY_AGAIN, ConfigError, ModelError
 from appliance.model.bundle import INSTALLED
@@ -139,6 +139,22 @@ def test_the_pages_unit_reaches_nothing_but_what_it_is_given() -> None:
     assert f"m {access.USER} roomscribe\n" in users
 
 
+def test_what_adds_models_for_the_page_is_root_without_rights() -> None:
+    socket = (ROOT / "systemd" / "roomscribe-models.socket").read_text(encoding="utf-8")
+    asked = {"Accept=yes", "MaxConnections=1", "SocketMode=0660", "SocketGroup=roomscribe"}
+    assert asked | {f"ListenStream={adding.PLACE}"} <= set(socket.splitlines())
+    text = (ROOT / "systemd" / "roomscribe-models@.service").read_text(encoding="utf-8")
+    lines = set(text.splitlines())
+    assert {"CapabilityBoundingSet=", "ProtectSystem=strict", "SocketBindDeny=any"} <= lines
+    (written,) = (line for line in lines if line.startswith("ReadWritePaths="))
+    assert written.partition("=")[2] == str(INSTALLED)
+    (program,) = (line for line in lines if line.startswith("ExecStart="))
+    assert main.parser().parse_args(program.split()[1:]).command.args == (model.serve,)
+    rules = (DEBIAN / "rules").read_text(encoding="utf-8")
+    for unit in (web.UNIT, web.MODELS_UNIT, web.MODELS_SERVICES.replace("*", "")):
+        assert rules.count(unit) == 2, f"{unit} is not installed"
+
+
 def test_the_package_has_the_programs_version() -> None:
     first = (DEBIAN / "changelog").read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith(f"roomscribe ({__version__}) ")
@@ -153,6 +169,28 @@ def test_every_library_that_the_program_needs_is_depended_on_or_vendored() -> No
     for requirement in re.findall(r'"([a-z-]+)', wanted):
         package = names.get(requirement, f"python3-{requirement}")
         assert f" {package}" in control or f"\n{requirement}==" in vendored, requirement
+
+
+def packages() -> dict[str, dict[str, str]]:
+    """The binary packages' fields in debian/control, lists on one line."""
+    found = {}
+    for paragraph in (DEBIAN / "control").read_text(encoding="utf-8").split("\n\n")[1:]:
+        lines = re.sub(r"\n +", " ", paragraph.strip()).splitlines()
+        fields = dict(line.split(": ", 1) for line in lines)
+        found[fields["Package"]] = fields
+    return found
+
+
+def test_an_ears_package_is_the_other_one_without_what_runs_a_model() -> None:
+    whole, ear = packages()["roomscribe"], packages()["roomscribe-ear"]
+    left_out = set(whole["Depends"].split(", ")) - set(ear["Depends"].split(", "))
+    assert left_out == {"python3-onnx", "python3-onnxruntime"}
+    assert set(ear["Depends"].split(", ")) <= set(whole["Depends"].split(", "))
+    assert whole["Conflicts"] == whole["Replaces"] == "roomscribe-ear"
+    assert ear["Conflicts"] == ear["Replaces"] == "roomscribe"
+    for file in DEBIAN.glob("roomscribe.*"):
+        twin = file.with_name(file.name.replace("roomscribe", "roomscribe-ear", 1))
+        assert twin.read_bytes() == file.read_bytes(), "the two packages do the same"
 
 
 def test_every_vendored_library_has_its_licence_in_the_copyright_file() -> None:

