@@ -22,8 +22,8 @@ Caught are, in the daemon:
 - ModelError and whatever else one window meets: counted, and several in a row are a DeviceError
 - DeviceError of the microphone: it is opened again (daemon/listening); of the NPU: the CPU goes on
   (infer/hailo/failover), unless encoder.backend asks for the NPU alone
-- ServerError, a DeviceError of the speech-to-text server (wyoming/client): this machine's model, or
-  the window waits (daemon/pipeline)
+- ServerError, a DeviceError of who transcribes for this machine (wyoming/client, fleet/ear): this
+  machine's model, or the window waits (daemon/pipeline)
 - StoreError: a stand-in in memory (store/standin), and another try for each transcript
   (daemon/scribe); BrokerError and StoreError: another try (mqtt/publisher)
 
@@ -92,6 +92,20 @@ class DeviceError(RoomscribeError):
     """A device is missing, busy, or stopped working."""
 
     exit_status = 69
+
+
+class ServerError(DeviceError):
+    """Who transcribes for this machine is out of reach, refuses, or answers what is no answer: the
+    window waits."""
+
+    def __init__(self, trouble: str, *, busy: bool = False) -> None:
+        super().__init__(trouble)
+        self.busy = busy
+        """True when the window is not the cause, too much to do for instance."""
+
+
+class RefusedError(DeviceError):
+    """Who transcribes for this machine, and is well, fails with this one window."""
 
 
 class StoreError(RoomscribeError):

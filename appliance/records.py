@@ -160,7 +160,7 @@ class Transcription:
     """True when end-of-text was reached, False when the token limit stopped the decode."""
     encoder: str
     """cpu, hailo8, hailo8l or hailo10h; wyoming for a server, which tells no probabilities: they
-    are not a number."""
+    are not a number; fleet for a brain that tells none of the others."""
     encode_ms: float
     decode_ms: float
     confidence: float
@@ -174,6 +174,9 @@ class Transcription:
     """What wrote it, where that may be another than the transcriber's bundle."""
     phrase: Phrase | None = None
     """The likeliest of the sentences that are expected, where any are and one was found."""
+    recommended: Mapping[str, float] = field(default_factory=dict)
+    """What the model that wrote it recommends for keys of [gates] that leave it to the bundle;
+    empty for the model here."""
 
 
 @dataclass(frozen=True, slots=True)

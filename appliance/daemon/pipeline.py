@@ -41,7 +41,7 @@ from appliance.daemon.mute import Mute
 from appliance.daemon.partials import Partials
 from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, retry
 from appliance.daemon.scribe import EncodedWindow, Scribe
-from appliance.errors import DeviceError
+from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.infer import AnyTranscriber
 from appliance.mqtt import Publisher, subscriptions
 from appliance.records import (
@@ -55,9 +55,7 @@ from appliance.records import (
 from appliance.store import Store, remove_empty, runtime_folder
 from appliance.wyoming import (
     Answer,
-    RefusedError,
     Server as WyomingServer,
-    ServerError,
     advertise,
     open_transcriber,
 )

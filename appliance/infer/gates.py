@@ -223,6 +223,7 @@ def judge(transcription: Transcription, gates: GateSettings) -> str | None:
     - a low log-probability alone discards only far below the limit; a text of low confidence is
       marked (`is_doubtful`) and the reader decides: short answers are often of low confidence.
     """
+    gates = settled(gates, transcription)
     if not transcription.text or _is_no_speech(transcription, gates):
         return "no_speech"
     if transcription.compression_ratio > gates.compression_ratio or is_loop(transcription.tokens):
@@ -230,6 +231,15 @@ def judge(transcription: Transcription, gates: GateSettings) -> str | None:
     if transcription.avg_logprob < gates.avg_logprob - HOPELESS_LOGPROB:
         return "low_confidence"
     return None
+
+
+def settled(gates: GateSettings, transcription: Transcription) -> GateSettings:
+    """The gates for a text that another machine's model wrote: what they leave to the model is as
+    that one recommends."""
+    left = {
+        name: value for name, value in transcription.recommended.items() if getattr(gates, name) < 0
+    }
+    return replace(gates, **left) if left else gates
 
 
 def _is_no_speech(transcription: Transcription, gates: GateSettings) -> bool:
@@ -260,6 +270,7 @@ def is_known(text: str, *, doubtful: bool) -> bool:
 def marks(transcription: Transcription, gates: GateSettings) -> tuple[str, ...]:
     """What is doubtful about a transcription that is kept: low_confidence, repetition (it says the
     same several times over), known_hallucination (nothing but a phrase that Whisper invents)."""
+    gates = settled(gates, transcription)
     doubtful = is_doubtful(transcription, gates)
     silent = transcription.no_speech_prob >= gates.no_speech_prob
     found = {

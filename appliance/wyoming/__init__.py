@@ -8,12 +8,9 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.wyoming.announcing import advertise as advertise, own_address as own_address
-    from appliance.wyoming.client import Client as Client, ServerError as ServerError
+    from appliance.wyoming.client import Client as Client
     from appliance.wyoming.hearing import Answer as Answer
-    from appliance.wyoming.served import (
-        RefusedError as RefusedError,
-        open_transcriber as open_transcriber,
-    )
+    from appliance.wyoming.served import open_transcriber as open_transcriber
     from appliance.wyoming.server import Server as Server
 
 __getattr__ = lazily(__name__, __file__)

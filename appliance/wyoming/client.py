@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from appliance.config import TranscriberSettings
-from appliance.errors import DeviceError
+from appliance.errors import ServerError
 from appliance.records import SAMPLE_RATE, Samples
 from appliance.system import one_line, shorten
 from appliance.wyoming.protocol import LARGEST, Event, Header, ProtocolError, pack
@@ -35,15 +35,6 @@ KINDS = ("asr", "tts", "handle", "intent", "wake", "mic", "snd")
 
 
 Asked = TypeVar("Asked")
-
-
-class ServerError(DeviceError):
-    """The server is out of reach, refuses, or answers what is no answer: the window waits."""
-
-    def __init__(self, trouble: str, *, busy: bool = False) -> None:
-        super().__init__(trouble)
-        self.busy = busy
-        """True when it has too much to do: no window's fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from appliance.config import Settings
-from appliance.errors import DeviceError
+from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.infer import (
     AnyTranscriber,
     Encoded,
@@ -26,11 +26,12 @@ from appliance.infer import (
     Transcriber,
     Unit,
     compression_ratio,
+    lacking_runtime,
     open_transcriber as open_model,
 )
 from appliance.model import chosen_model
 from appliance.records import SAMPLE_RATE, Transcription, Window
-from appliance.wyoming.client import CONNECT_S, Client, Info, Reply, ServerError
+from appliance.wyoming.client import CONNECT_S, Client, Info, Reply
 
 SERVER = "wyoming"
 """What an event names as the encoder of such a text."""
@@ -47,10 +48,6 @@ UNKNOWN_LANGUAGE = "und"
 """ISO 639-2's code where neither server nor configuration says."""
 SILENCE = np.zeros(SAMPLE_RATE, np.int16)
 NO_STATES = np.zeros((0, 0), np.float32)
-
-
-class RefusedError(DeviceError):
-    """The server, which is well, fails with this one window."""
 
 
 class UnwantedError(ServerError):
@@ -334,6 +331,7 @@ def open_transcriber(settings: Settings) -> AnyTranscriber:
     if chosen.backend != "wyoming":
         return open_model(settings)
     has_model = chosen.fallback and bool(settings.model.bundle or chosen_model())
+    has_model = has_model and not lacking_runtime()
     return ServedTranscriber(settings, open_model(settings) if has_model else None)
 
 

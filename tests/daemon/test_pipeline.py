@@ -37,11 +37,9 @@ from appliance.config import (
 from appliance.daemon import service
 from appliance.daemon.backlog import Request
 from appliance.daemon.pipeline import FRAMES_WAITING, Pipeline, Sentinel, Stage, StageQueue
-from appliance.errors import DeviceError
+from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.infer.transcriber import Encoded
 from appliance.records import Discarded, Frame, Partial, Transcription, Window
-from appliance.wyoming.client import ServerError
-from appliance.wyoming.served import RefusedError
 
 STAGES = ("capture", "segmenter", "encoder", "transcriber", "publisher")
 FRAME = Frame(np.zeros(480, np.int16), 0.0)

@@ -13,7 +13,8 @@ import pytest
 from rigs.stt_server import INFO, Answer, SpeechServer, errs, resets, says, sends
 
 from appliance.config import TranscriberSettings
-from appliance.wyoming.client import Client, Info, ServerError
+from appliance.errors import ServerError
+from appliance.wyoming.client import Client, Info
 from appliance.wyoming.protocol import Event, pack
 
 SOUND = np.arange(-16000, 16000, dtype=np.int16)

@@ -16,16 +16,15 @@ from rigs.transcriber import FakeTranscriber
 from rigs.windows import a_window
 
 from appliance.config import ModelSettings, Settings, TranscriberSettings
-from appliance.errors import ModelError
+from appliance.errors import ModelError, RefusedError, ServerError
 from appliance.infer.gates import Gates
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE
-from appliance.wyoming.client import Client, Info, Reply, ServerError
+from appliance.wyoming.client import Client, Info, Reply
 from appliance.wyoming.served import (
     LONGEST_PAUSE_S,
     MOST_TRIES,
     WATCH_EVERY_S,
-    RefusedError,
     ServedEncoder,
     ServedTranscriber,
     UnwantedError,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.cli.doctor.transcribing import TEXT, spoken_window, words
 from appliance.config import TranscriberSettings, WyomingSettings
+from appliance.errors import ServerError
 
 if TYPE_CHECKING:
     from appliance.wyoming import Client
@@ -34,7 +35,7 @@ def server_for_house(around: Surroundings) -> Outcome:
     chosen = around.settings.wyoming
     if why := _not_ours(around, host := EVERY.get(chosen.listen, chosen.listen)):
         return skipped(why)
-    from appliance.wyoming import Client, ServerError
+    from appliance.wyoming import Client
 
     try:
         return _tried(around, Client(TranscriberSettings(host=host, port=chosen.port)))
@@ -44,7 +45,7 @@ def server_for_house(around: Surroundings) -> Outcome:
 
 def seen_from_house(around: Surroundings) -> Outcome:
     """Our own server is there at the address under which the house sees this machine."""
-    from appliance.wyoming import Client, ServerError, own_address
+    from appliance.wyoming import Client, own_address
 
     chosen = around.settings.wyoming
     if chosen.listen not in EVERY and ip_address(chosen.listen).is_loopback:

@@ -1,0 +1,394 @@
+"""One connection to the fleet's server: a thread with a loop of its own, which connects for ever.
+
+Nothing of another thread waits on it beyond its deadline: looking up a name may hang, a server may
+accept and say nothing, a cable may be pulled. Each connection is a fresh client, and workers run
+only while one stands; whatever was under way is the caller's to begin again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+import stat
+import threading
+import time
+import tomllib
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from appliance.config import FleetSettings, fleet_server, is_loopback
+from appliance.errors import ConfigError, ServerError
+from appliance.fleet.messages import NAME, Subjects, token
+from appliance.infer import Errand
+from appliance.system import one_line, shorten
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+log = logging.getLogger("roomscribe.fleet")
+
+CREDENTIAL = "roomscribe.fleet"
+"""Name, among systemd's credentials, of user and password."""
+MOST_BYTES = 4096
+"""A longer file is not one that holds a password."""
+CONNECT_S = 5.0
+"""For all of a connection: name, TCP, TLS, greeting."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+"""Between two attempts to connect."""
+PING_S, PINGS = 20, 2
+"""A connection is dead when so many pings in a row were not answered."""
+CLOSE_S = 2.0
+"""For taking leave of a server."""
+LOOKED_UP = "its name is still being looked up; write its address in numbers into fleet.server"
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """Who a box is to the server."""
+
+    user: str
+    password: str
+
+
+def credential(settings: FleetSettings) -> Credential | None:
+    """User and password of fleet.credential, else of systemd's credential, else None.
+
+    Raises ConfigError; no message shows the password.
+    """
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    given = Path(folder) / CREDENTIAL if folder else None
+    if settings.credential:
+        return _read(Path(settings.credential), "fleet.credential", own=True)
+    return _read(given, "systemd credential", own=False) if given and given.exists() else None
+
+
+def options(settings: FleetSettings, node: str) -> dict[str, Any]:
+    """What nats.connect() is told of us, but for the servers: user, password, tls, inbox_prefix,
+    name. Raises ConfigError for a credential or an authority that cannot be used, and without a
+    credential beyond this machine.
+    """
+    who = credential(settings)
+    beyond = [one for one in settings.server if not is_loopback(fleet_server(one)[1])]
+    if beyond and not who:
+        raise ConfigError(
+            f"fleet.credential: expected a file with user and password for {beyond[0]}, found "
+            "none; `roomscribe fleet join CODE` writes one"
+        )
+    chosen: dict[str, Any] = {
+        "inbox_prefix": Subjects(own_node(who, node)).inbox,
+        "name": own_node(who, node),
+    }
+    if who:
+        chosen |= {"user": who.user, "password": who.password}
+    if any(one.startswith("tls:") for one in settings.server):
+        chosen["tls"] = _context(settings)
+    return chosen
+
+
+def own_node(who: Credential | None, node: str) -> str:
+    """What the box is called in subjects: as its user, since that is what it has rights for."""
+    return who.user if who else token(node)
+
+
+class Link:
+    """The connection, by a thread of its own from `start` to `close`.
+
+    `add` before `start`; any thread may call the others.
+    """
+
+    def __init__(self, settings: FleetSettings, node: str) -> None:
+        """Reads credential and authority; raises ConfigError. Does not connect."""
+        self._options = options(settings, node)
+        self.node: str = self._options["name"]
+        self.trouble: str | None = "the fleet's server was not asked yet"
+        """Why there is no connection, with the cure; None while there is one."""
+        self.server = ""
+        """The one that is connected to; empty while none is."""
+        self.refused: Callable[[str], None] = lambda _: None
+        """Called, in the link's thread, with what the server says we have no right to."""
+        self._servers = list(settings.server)
+        self._workers: list[Callable[[Client], Coroutine[Any, Any, None]]] = []
+        self._loop = _Loop()
+        self._closing = asyncio.Event()
+        self._tried = threading.Event()
+        self._client: Client | None = None
+        self._since_s = 0.0
+        self._errand: Errand | None = None
+
+    @property
+    def client(self) -> Client | None:
+        """The client of the connection that stands; for coroutines of the link's loop."""
+        return self._client
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the connection stands."""
+        return time.monotonic() - self._since_s
+
+    def add(self, worker: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+        """`worker` is run on each connection, until that is lost; ending is its own affair, an
+        error ends the connection."""
+        self._workers.append(worker)
+
+    def start(self) -> None:
+        """Begins to connect. Does not wait."""
+        self._errand = Errand(self._run, "fleet")
+
+    def settle(self, within_s: float) -> None:
+        """Waits until the first attempts to connect have come to something."""
+        self._tried.wait(within_s)
+
+    def call(self, ask: Callable[[], Awaitable[Found]], within_s: float) -> Found:
+        """What a coroutine function finds in the link's loop.
+
+        Raises what it raises, and ServerError when it takes longer.
+        """
+
+        async def bounded() -> Found:
+            async with asyncio.timeout(within_s):
+                return await ask()
+
+        if not self._errand or not self._errand.is_alive():
+            raise ServerError("the connection to the fleet is closed")
+        future = asyncio.run_coroutine_threadsafe(bounded(), self._loop)
+        try:
+            return future.result(within_s + 1.0)
+        except TimeoutError:
+            future.cancel()
+            raise ServerError(f"expected an answer within {within_s:g} s, found none") from None
+
+    def soon(self, work: Callable[[], object]) -> None:
+        """Has `work` done in the link's loop. Does not wait."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(work)
+
+    def close(self) -> None:
+        """Takes leave of the server, in CLOSE_S at most."""
+        errand = self._errand
+        if errand is None:
+            self._loop.close()
+            return
+        self.soon(self._closing.set)
+        errand.join(CLOSE_S + 0.5)
+
+    def _run(self) -> None:
+        """Thread's body."""
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._stay_connected())
+        finally:
+            self._loop.close()
+
+    async def _stay_connected(self) -> None:
+        """Connects to one server after the other until `close`."""
+        pause_s, turn = FIRST_PAUSE_S, 0
+        while not self._closing.is_set():
+            server = self._servers[turn % len(self._servers)]
+            turn += 1
+            try:
+                await self._be_connected(server)
+                pause_s = FIRST_PAUSE_S
+            except Exception as error:
+                self._note(_explain(server, error))
+            if turn % len(self._servers) == 0 or self.trouble is None:
+                self._tried.set()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _be_connected(self, server: str) -> None:
+        """Connects, and works until the connection ends. Raises whatever ended it."""
+        ended = asyncio.Event()
+        client, errors = await self._connect(server, ended)
+        self._client, self._since_s, self.server = client, time.monotonic(), server
+        self._note(None)
+        self._tried.set()
+        workers = [asyncio.ensure_future(work(client)) for work in self._workers]
+        waits = [asyncio.ensure_future(one.wait()) for one in (ended, self._closing)]
+        watched: set[asyncio.Future[Any]] = {*workers, *waits}
+        try:
+            while watched:
+                done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+                if any(one in waits for one in done):
+                    break
+                for one in done:
+                    one.result()
+        finally:
+            self._client, self.server = None, ""
+            for task in (*workers, *waits):
+                task.cancel()
+            await asyncio.gather(*workers, *waits, return_exceptions=True)
+            await _leave(client)
+        if not self._closing.is_set():
+            raise errors[-1] if errors else ConnectionResetError("the connection was closed")
+
+    async def _connect(self, server: str, ended: asyncio.Event) -> tuple[Client, list[Exception]]:
+        """A client that is connected, and the list that its errors come into. Raises whatever
+        prevents it."""
+        from nats.aio.client import Client
+
+        client, errors = Client(), list[Exception]()
+        scheme = fleet_server(server)[0]
+
+        async def on_error(error: Exception) -> None:
+            if "permissions violation" in str(error).lower():
+                self.refused(one_line(error))
+                return
+            errors.append(error)
+
+        async def on_end() -> None:
+            ended.set()
+
+        chosen = dict(self._options)
+        password = chosen.get("password")
+        if scheme == "tls" and password is not None:
+            # asked for when the greeting has come: one who pretends to be the server and offers no
+            # TLS is not told
+            chosen["password"] = lambda: _only_over_tls(client, password)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await client.connect(
+                    server,
+                    error_cb=on_error,
+                    disconnected_cb=on_end,
+                    closed_cb=on_end,
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    connect_timeout=int(CONNECT_S),
+                    ping_interval=PING_S,
+                    max_outstanding_pings=PINGS,
+                    **chosen,
+                )
+        except BaseException as error:
+            await _leave(client)
+            if errors and isinstance(error, Exception):
+                raise errors[-1] from error
+            raise
+        return client, errors
+
+    def _note(self, trouble: str | None) -> None:
+        """Logs what is news."""
+        if trouble != self.trouble:
+            self.trouble = trouble
+            if trouble:
+                log.warning("%s", trouble)
+            else:
+                log.info("connected to the fleet's server %s", self.server)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop in which looking up a name may hang: a thread does it that nothing waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looking: dict[object, Errand] = {}
+
+    async def getaddrinfo(self, host: Any, port: Any, **more: Any) -> Any:
+        """As socket.getaddrinfo. Raises OSError, at once while an earlier question hangs."""
+        import socket
+
+        if (before := self._looking.get(host)) and before.is_alive():
+            raise OSError(LOOKED_UP)
+        asked = self._looking[host] = Errand(
+            lambda: socket.getaddrinfo(host, port, **more), "fleet name"
+        )
+        while asked.is_alive():
+            await asyncio.sleep(0.01)
+        if asked.error:
+            raise asked.error
+        return asked.outcome
+
+
+def _only_over_tls(client: Any, password: str) -> str:
+    """The password, once the connection is encrypted. Raises ConnectionError."""
+    if not (client._server_info or {}).get("tls_required"):
+        raise ConnectionError("expected TLS, found a server that offers none")
+    return password
+
+
+async def _leave(client: Client) -> None:
+    """Closes a client, whatever state it is in."""
+    with suppress(Exception):
+        async with asyncio.timeout(CLOSE_S):
+            await client.close()
+
+
+def _explain(server: str, error: Exception) -> str:
+    """Why there is no connection, in plain words, with the cure."""
+    where, said = f"the fleet's server {server}", one_line(error)
+    low = said.lower()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"refused: {where}: expected a certificate of an authority that we know, found: "
+            f"{shorten(error.verify_message or said, 120)}; see fleet.ca, or `roomscribe fleet "
+            "join` again"
+        )
+    if "authorization violation" in low or "authentication" in low:
+        return (
+            f"refused: {where} does not know this user or password; see fleet.credential, or "
+            "`roomscribe fleet join` again"
+        )
+    if isinstance(error, TimeoutError) or type(error).__module__.startswith("asyncio"):
+        said = f"no answer within {CONNECT_S:g} s"
+    if isinstance(error, ssl.SSLError):
+        said = f"no TLS: {shorten(error.reason or said, 80)}"
+    return (
+        f"no server: {where}: {shorten(said, 160)}; see that it runs (`systemctl status "
+        "nats-server` there) and that fleet.server is right"
+    )
+
+
+def _context(settings: FleetSettings) -> ssl.SSLContext:
+    """What the server's certificate is checked with. Raises ConfigError."""
+    try:
+        return ssl.create_default_context(cafile=settings.ca or None)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        found = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"fleet.ca: expected a certificate authority (PEM), found {settings.ca}: "
+            f"{shorten(found, 120)}; `roomscribe fleet join CODE` writes it"
+        ) from error
+
+
+def _read(path: Path, name: str, *, own: bool) -> Credential:
+    """User and password in a file; `own`: nobody else may be able to read it. Raises
+    ConfigError."""
+    cure = "`roomscribe fleet join CODE` writes it"
+    expected = f"{name}: expected a file with user and password"
+    try:
+        with path.expanduser().open("rb") as opened:
+            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+            text = opened.read(MOST_BYTES + 1).decode()
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
+        no_text = isinstance(error, UnicodeDecodeError)
+        found = "no UTF-8 text" if no_text else getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{expected}, found {path}: {found}; {cure}") from (
+            None if no_text else error
+        )
+    if own and mode & 0o077:
+        raise ConfigError(
+            f"{name}: expected a file that its owner alone may read (0600), found {path} with "
+            f"{mode:04o}; chmod 600 {path}"
+        )
+    try:
+        told = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        told = {}
+    user, password = told.get("user"), told.get("password")
+    if not isinstance(user, str) or not isinstance(password, str) or not password:
+        raise ConfigError(
+            f'{expected} (user = "..." and password = "..."), found {path} without; {cure}'
+        )
+    if not NAME.fullmatch(user):
+        raise ConfigError(
+            f"{name}: expected a user of a-z, A-Z, 0-9, _ and -, found {shorten(user)} in {path}"
+        )
+    return Credential(user, password)

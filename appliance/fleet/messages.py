@@ -1,0 +1,486 @@
+"""What ears and brains tell each other: windows, answers, who is there; and where. Pure functions.
+
+Nothing that comes over the network is trusted: sizes, numbers and texts have bounds, and what is
+not understood is refused by name. Unknown fields are ignored; a newer version is not.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from appliance.records import SAMPLE_RATE, Phrase, Samples, Transcription, Window
+from appliance.system import shorten
+
+VERSION = 1
+"""Of all messages; raised when a field changes its meaning or goes."""
+STREAM = "ROOMSCRIBE"
+WINDOWS = "roomscribe.window.*.*"
+"""Subjects of the stream: the model that is asked for, or `any`, and the ear."""
+BRAINS = "roomscribe.brains"
+"""Every brain answers what is asked here."""
+ANY = "any"
+WINDOW_HEADER, ID_HEADER = "Roomscribe-Window", "Nats-Msg-Id"
+LARGEST = 1_000_000
+"""Bytes of a window's message; nats-server takes a megabyte unless told otherwise."""
+LARGEST_HEADER, LARGEST_ANSWER = 4096, 1 << 16
+LONGEST_S = 31.0
+"""Longest window; Whisper's is 30 s."""
+LETTERS_PER_S, LETTERS = 100, 200
+"""More than a hundred letters a second, and these, nobody says: five times what people do."""
+MOST_TOKENS = 1000
+NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")
+ID = re.compile(r"[0-9A-Za-z_.:-]{1,100}")
+FLAG = re.compile(r"[a-z_]{1,40}")
+LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][0-9A-Za-z]{2,8})*")
+ENCODERS = ("cpu", "hailo8", "hailo8l", "hailo10h")
+FLEET = "fleet"
+"""What an event names as the encoder of a text whose brain does not say."""
+RECOMMENDED = ("no_speech_sure", "no_speech_lone", "low_confidence")
+"""Keys of [gates] that the model has a say in."""
+CODES = ("version", "bad", "too_long", "busy", "failed", "set_aside")
+"""Why a brain has no text; see `Refusal`."""
+
+
+class MessageError(Exception):
+    """What is no message of ours: `code` is one of CODES, the text is for people."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A window on its way to a brain."""
+
+    window: Window
+    node: str
+    """The ear's."""
+    attempt: int
+    """1 the first time it is sent."""
+    ahead: bool = False
+    """True when it is asked, too, whether the text is a whole sentence."""
+    patience_s: float = 5.0
+    """So long the ear waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why there is no text.
+
+    version: the message is newer than the brain; bad: it is none; too_long: longer than the brain's
+    model takes; busy: the brain has too much to do; failed: transcribing it failed; set_aside:
+    brains ended while they transcribed it.
+    """
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a brain says of a window."""
+
+    id: str
+    attempt: int
+    brain: str
+    result: Transcription | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What a brain says of itself; stands where a bundle's facts are asked for."""
+
+    node: str
+    name: str
+    """Of its model."""
+    version: str
+    busy: bool
+    done: int
+    """Windows that it has transcribed for others."""
+    queue: int
+    """Windows that wait in its own room."""
+    language: str
+    languages: tuple[str, ...]
+    window_s: float
+    demo_model: bool
+    clock_s: float = math.nan
+    """What its clock said when it answered, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """Where a node sends and is answered."""
+
+    node: str
+    model: str = ""
+
+    @property
+    def window(self) -> str:
+        """Where an ear's windows go."""
+        return f"roomscribe.window.{self.model or ANY}.{self.node}"
+
+    @property
+    def answer(self) -> str:
+        """Where an ear hears of them."""
+        return f"roomscribe.answer.{self.node}"
+
+    @property
+    def inbox(self) -> str:
+        """What the node's own inboxes begin with."""
+        return f"_INBOX.{self.node}"
+
+
+def token(name: str) -> str:
+    """`name` as a part of a subject; never empty."""
+    return re.sub(r"[^0-9A-Za-z_-]+", "-", name)[:100] or "-"
+
+
+def consumer(model: str) -> str:
+    """Name of the consumer that the brains with a model share; "": of those of any."""
+    return f"brains-{model or ANY}"
+
+
+def consumer_filter(model: str) -> str:
+    """The subjects that it gets."""
+    return f"roomscribe.window.{model or ANY}.*"
+
+
+def pack_window(job: Job) -> tuple[dict[str, str], bytes]:
+    """Headers and payload (FLAC) of a window's message. Raises MessageError when it is too large.
+
+    FLAC of 10 s of speech takes 4 ms and 176 kB, of PCM's 320 kB.
+    """
+    import soundfile
+
+    window = job.window
+    told = {
+        "v": VERSION,
+        "id": window.id,
+        "attempt": job.attempt,
+        "utterance_id": window.utterance_id,
+        "index": window.index,
+        "last": window.last,
+        "ahead": job.ahead,
+        "patience_s": job.patience_s,
+    }
+    sound = io.BytesIO()
+    soundfile.write(sound, window.samples, SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+    payload = sound.getvalue()
+    if len(payload) > LARGEST - LARGEST_HEADER:
+        raise MessageError(
+            "too_long",
+            f"expected at most {LARGEST - LARGEST_HEADER} bytes of sound, found {len(payload)}",
+        )
+    headers = {ID_HEADER: f"{window.id}.{job.attempt}", WINDOW_HEADER: json.dumps(told)}
+    return headers, payload
+
+
+def read_window(subject: str, headers: Mapping[str, str] | None, payload: bytes) -> Job:
+    """The window in a message. Raises MessageError."""
+    told = window_facts(headers)
+    node = subject.rpartition(".")[2]
+    _expect_version(told)
+    utterance, index = told.get("utterance_id"), told.get("index")
+    window_id, attempt = identity(told)
+    known = isinstance(utterance, str) and ID.fullmatch(utterance) and NAME.fullmatch(node)
+    if not known or type(index) is not int or not 0 < index < 1 << 31 or not window_id:
+        raise MessageError("bad", "expected a window's id, utterance and number, found others")
+    samples = _sound(payload)
+    now_s, duration_s = time.monotonic(), len(samples) / SAMPLE_RATE
+    window = Window(
+        # two ears may count alike
+        utterance_id=f"{node}.{utterance}",
+        index=index,
+        last=told.get("last") is True,
+        samples=samples,
+        start_s=now_s - duration_s,
+        speech_end_s=now_s,
+        voiced_s=duration_s,
+        id=window_id,
+    )
+    patience_s = _number(told.get("patience_s"), 0.0, 600.0)
+    return Job(
+        window,
+        node,
+        attempt,
+        ahead=told.get("ahead") is True,
+        patience_s=patience_s if math.isfinite(patience_s) else 5.0,
+    )
+
+
+def window_facts(headers: Mapping[str, str] | None) -> dict[str, Any]:
+    """What a window's header says. Raises MessageError."""
+    said = (headers or {}).get(WINDOW_HEADER, "")
+    if len(said) > LARGEST_HEADER:
+        raise MessageError("bad", f"expected a header of at most {LARGEST_HEADER} bytes")
+    return _object(said)
+
+
+def identity(told: Mapping[str, Any]) -> tuple[str, int]:
+    """Id and attempt of the window that a message is about; "" where it is about none."""
+    found, attempt = told.get("id"), told.get("attempt")
+    known = isinstance(found, str) and ID.fullmatch(found)
+    return (
+        str(found) if known else "",
+        attempt if type(attempt) is int and 0 < attempt < 1 << 31 else 1,
+    )
+
+
+def pack_answer(answer: Answer, recommended: Mapping[str, float] | None = None) -> bytes:
+    """The message with an answer; `recommended` are the brain's values of RECOMMENDED."""
+    told: dict[str, Any] = {
+        "v": VERSION,
+        "id": answer.id,
+        "attempt": answer.attempt,
+        "brain": answer.brain,
+    }
+    result = answer.result
+    if isinstance(result, Refusal):
+        told["error"] = {"code": result.code, "text": shorten(result.text, 300)}
+        return _encode(told)
+    told["transcription"] = {
+        "text": result.text,
+        "tokens": list(result.tokens),
+        "language": result.language,
+        "avg_logprob": _finite(result.avg_logprob),
+        "no_speech_prob": _finite(result.no_speech_prob),
+        "ended": result.ended,
+        "encoder": result.encoder,
+        "encode_ms": _finite(result.encode_ms),
+        "decode_ms": _finite(result.decode_ms),
+        "confidence": _finite(result.confidence),
+        "flags": list(result.flags),
+        "finished": result.finished,
+        "model": result.model,
+        "gates": {name: _finite(value) for name, value in (recommended or {}).items()},
+    }
+    if result.phrase:
+        told["transcription"]["phrase"] = {
+            "sentence": result.phrase.sentence,
+            "name": result.phrase.name,
+            "slots": dict(result.phrase.slots),
+            "confidence": _finite(result.phrase.confidence),
+        }
+    return _encode(told)
+
+
+def read_answer(data: bytes, ratio: Callable[[str], float]) -> Answer:
+    """The answer in a message; `ratio` computes the compression ratio of a text.
+
+    Raises MessageError.
+    """
+    told = _object(_text_of(data))
+    _expect_version(told)
+    window_id, attempt = identity(told)
+    if not window_id:
+        raise MessageError("bad", "expected the id of a window, found none")
+    brain = _name(told.get("brain"))
+    refused = told.get("error")
+    if isinstance(refused, dict):
+        code = refused.get("code")
+        said = shorten(refused.get("text", ""), 300)
+        known = code if isinstance(code, str) and code in CODES else "failed"
+        return Answer(window_id, attempt, brain, Refusal(known, said))
+    found = told.get("transcription")
+    if not isinstance(found, dict):
+        raise MessageError("bad", "expected a transcription or an error, found neither")
+    return Answer(window_id, attempt, brain, _transcription(found, ratio))
+
+
+def longest_text(duration_s: float) -> int:
+    """Letters that are said in so many seconds at most."""
+    return int(LETTERS + LETTERS_PER_S * duration_s)
+
+
+def pack_presence(brain: Presence) -> bytes:
+    """What a brain answers on BRAINS."""
+    return _encode(
+        {
+            "v": VERSION,
+            "node": brain.node,
+            "model": brain.name,
+            "version": brain.version,
+            "busy": brain.busy,
+            "done": brain.done,
+            "queue": brain.queue,
+            "language": brain.language,
+            "languages": list(brain.languages)[:200],
+            "window_s": brain.window_s,
+            "demo_model": brain.demo_model,
+            "clock_s": time.time(),
+        }
+    )
+
+
+def read_presence(data: bytes) -> Presence:
+    """What a brain says of itself. Raises MessageError, with code `version` for a newer one."""
+    told = _object(_text_of(data))
+    _expect_version(told)
+    window_s = _number(told.get("window_s"), 1.0, LONGEST_S)
+    languages = told.get("languages")
+    language = told.get("language")
+    return Presence(
+        node=_name(told.get("node")),
+        name=_line(told.get("model"), 100) or "unnamed",
+        version=_line(told.get("version"), 40),
+        busy=told.get("busy") is True,
+        done=_whole(told.get("done")),
+        queue=_whole(told.get("queue")),
+        language=language if isinstance(language, str) and _is_language(language) else "und",
+        languages=tuple(one for one in languages[:200] if _is_language(one))
+        if isinstance(languages, list)
+        else (),
+        window_s=window_s if math.isfinite(window_s) else 10.0,
+        demo_model=told.get("demo_model") is True,
+        clock_s=_number(told.get("clock_s"), 0.0, 1e11),
+    )
+
+
+def _transcription(found: Mapping[str, Any], ratio: Callable[[str], float]) -> Transcription:
+    text = found.get("text")
+    if not isinstance(text, str) or len(text) > longest_text(LONGEST_S):
+        raise MessageError("bad", "expected a text of a window's length, found another")
+    whole = text.encode("utf-8", "replace").decode()
+    clean = " ".join("".join(one if one.isprintable() else " " for one in whole).split())
+    tokens = found.get("tokens")
+    if not isinstance(tokens, list) or len(tokens) > MOST_TOKENS:
+        raise MessageError("bad", f"expected at most {MOST_TOKENS} tokens, found another")
+    language, encoder, flags = found.get("language"), found.get("encoder"), found.get("flags")
+    gates, finished = found.get("gates"), found.get("finished")
+    told = gates if isinstance(gates, dict) else {}
+    limits = {name: _number(told.get(name), -1.0, 1.0) for name in RECOMMENDED}
+    return Transcription(
+        text=clean,
+        tokens=tuple(one for one in tokens if type(one) is int and 0 <= one < 1 << 31),
+        language=language if isinstance(language, str) and _is_language(language) else "und",
+        avg_logprob=_number(found.get("avg_logprob"), -1000.0, 0.0),
+        no_speech_prob=_number(found.get("no_speech_prob"), 0.0, 1.0),
+        compression_ratio=ratio(clean),
+        ended=found.get("ended") is not False,
+        encoder=encoder if isinstance(encoder, str) and encoder in ENCODERS else FLEET,
+        encode_ms=_milliseconds(found.get("encode_ms")),
+        decode_ms=_milliseconds(found.get("decode_ms")),
+        confidence=_number(found.get("confidence"), 0.0, 1.0),
+        flags=tuple(one for one in flags[:8] if isinstance(one, str) and FLAG.fullmatch(one))
+        if isinstance(flags, list)
+        else (),
+        finished=finished if isinstance(finished, bool) else None,
+        model=_line(found.get("model"), 100) or "unnamed",
+        phrase=_phrase(found.get("phrase")),
+        recommended={name: value for name, value in limits.items() if math.isfinite(value)},
+    )
+
+
+def _phrase(found: object) -> Phrase | None:
+    """The expected sentence that a brain found; None for none, and for what is no such thing."""
+    if not isinstance(found, dict):
+        return None
+    slots, confidence = found.get("slots"), _number(found.get("confidence"), 0.0, 1.0)
+    if not isinstance(slots, dict) or not math.isfinite(confidence):
+        return None
+    kept = {
+        shorten(name, 100): shorten(value, 200) if isinstance(value, str) else value
+        for name, value in list(slots.items())[:20]
+        if isinstance(value, str) or (type(value) is int and abs(value) < 1 << 53)
+    }
+    sentence, name = _line(found.get("sentence"), 500), _line(found.get("name"), 100)
+    return Phrase(sentence, name, kept, confidence) if sentence else None
+
+
+def _sound(payload: bytes) -> Samples:
+    """(n,) int16 of FLAC. Raises MessageError."""
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(io.BytesIO(payload)) as file:
+            form = file.format, file.samplerate, file.channels
+            length = file.frames
+            if form != ("FLAC", SAMPLE_RATE, 1):
+                raise MessageError("bad", f"expected FLAC of {SAMPLE_RATE} Hz, mono, found {form}")
+            if not 0 < length <= LONGEST_S * SAMPLE_RATE:
+                raise MessageError(
+                    "too_long" if length > 0 else "bad",
+                    f"expected up to {LONGEST_S:g} s of sound, found {length / SAMPLE_RATE:.1f} s",
+                )
+            samples: Samples = file.read(length, dtype="int16")
+    except soundfile.LibsndfileError as error:
+        raise MessageError("bad", f"expected FLAC, found what is none: {error}") from None
+    if samples.shape != (length,):
+        raise MessageError("bad", "expected whole FLAC, found a part of it")
+    return np.ascontiguousarray(samples)
+
+
+def _expect_version(told: Mapping[str, Any]) -> None:
+    """Raises MessageError for what is newer, and for what has no version."""
+    version = told.get("v")
+    if type(version) is not int or version < 1:
+        raise MessageError("bad", "expected a version, found none")
+    if version > VERSION:
+        raise MessageError(
+            "version", f"expected messages of version {VERSION} at most, found {version}"
+        )
+
+
+def _text_of(data: bytes) -> str:
+    if len(data) > LARGEST_ANSWER:
+        raise MessageError("bad", f"expected at most {LARGEST_ANSWER} bytes, found {len(data)}")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise MessageError("bad", "expected UTF-8, found none") from None
+
+
+def _object(said: str) -> dict[str, Any]:
+    """A JSON object. Raises MessageError."""
+    try:
+        found = json.loads(said)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise MessageError("bad", f"expected an object of JSON, found {shorten(said, 40)!r}")
+    return found
+
+
+def _encode(told: Mapping[str, Any]) -> bytes:
+    return json.dumps(told, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: object, low: float, high: float) -> float:
+    """A number within limits, else NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        return math.nan
+    return float(value)
+
+
+def _milliseconds(value: object) -> float:
+    return 0.0 if math.isnan(found := _number(value, 0.0, 1e7)) else found
+
+
+def _whole(value: object) -> int:
+    return value if type(value) is int and 0 <= value < 1 << 53 else 0
+
+
+def _line(value: object, most: int) -> str:
+    return shorten(value, most) if isinstance(value, str) else ""
+
+
+def _name(value: object) -> str:
+    return value if isinstance(value, str) and NAME.fullmatch(value) else "unnamed"
+
+
+def _is_language(value: object) -> bool:
+    return isinstance(value, str) and LANGUAGE.fullmatch(value) is not None
