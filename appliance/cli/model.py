@@ -1,16 +1,19 @@
 """`roomscribe model`: fetches, builds, lists, verifies and chooses models, and exports them.
 
-Heavy rooms are imported by the command that needs them. Over 500 lines because each of the nine
+Heavy rooms are imported by the command that needs them. Over 500 lines because each of the ten
 commands has its options, its work and its words here.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import functools
 import json
+import os
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -21,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, RoomscribeError
+from appliance.system import shorten
 
 if TYPE_CHECKING:
     from appliance.infer import Transcriber
-    from appliance.model import Bundle, library
+    from appliance.model import AddRequest, Bundle, Progress, library
 
 EPILOG = """\
 examples:
@@ -35,6 +39,8 @@ examples:
 """
 
 Add = Callable[..., argparse.ArgumentParser]
+ASKED_BYTES = 100
+"""A name is no longer."""
 AGAIN_S = 0.05
 """Longer than any object takes to be finalised."""
 
@@ -62,6 +68,14 @@ def add_model(
         sub = new(name, help=help_text)
         sub.add_argument("name", metavar="NAME")
         sub.set_defaults(command=command)
+    sub = new(
+        "serve",
+        help="add the model that is asked for",
+        description="Adds the model whose name is the first line of standard input, one of those "
+        "that setup offers, and says on standard output in JSON lines how far it is; the end of "
+        "standard input ends it. This is what systemd runs when the page asks for a model.",
+    )
+    sub.set_defaults(command=serve)
     _add_export(new)
     _add_pack(new)
     for sub in below.choices.values():
@@ -247,7 +261,7 @@ def _end_again(lost: sys.UnraisableHookArgs) -> None:
 def add(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model add`"""
     from appliance.infer import find_chip
-    from appliance.model import AUTO, AddRequest, install, make_bundle, work_on
+    from appliance.model import AUTO, AddRequest
 
     order = AddRequest(
         source=options.source,
@@ -261,34 +275,115 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
         npu_decoder=options.npu_decoder,
         decoder_hef=options.decoder_hef,
     )
-    begun = time.monotonic()
-    with work_on(order.bundle_name) as place:
-        try:
-            for remark in make_bundle(order, place):
-                _say(remark)
-            _say("verifying it by a decode")
-            load_s = _prove(place.draft)
-            size = _size(place.draft)
-            install(place)
-        except BaseException:
-            _say_kept(place)
-            raise
-    _say(
-        f"{order.bundle_name}: {size / 1e6:.1f} MB in {place.bundle}, ready after "
-        f"{time.monotonic() - begun:.1f} s (peak memory {_peak_mb():.0f} MB), "
-        f"verified by a decode; loads in {load_s:.2f} s"
-    )
+    _make(order, _say)
     _put_to_use(order.bundle_name, options, settings)
     return 0
 
 
-def _say_kept(place: library.StagingFolder) -> None:
+def _make(
+    order: AddRequest, say: Callable[[str], object], progress: Progress | None = None
+) -> None:
+    """Fetches, builds, verifies and installs what is asked for. Raises RoomscribeError."""
+    from appliance.model import install, make_bundle, work_on
+
+    begun = time.monotonic()
+    with work_on(order.bundle_name) as place:
+        try:
+            for remark in make_bundle(order, place, progress=progress):
+                say(remark)
+            say("verifying it by a decode")
+            load_s = _prove(place.draft)
+            size = _size(place.draft)
+            install(place)
+        except BaseException:
+            _say_kept(place, say)
+            raise
+    say(
+        f"{order.bundle_name}: {size / 1e6:.1f} MB in {place.bundle}, ready after "
+        f"{time.monotonic() - begun:.1f} s (peak memory {_peak_mb():.0f} MB), "
+        f"verified by a decode; loads in {load_s:.2f} s"
+    )
+
+
+def serve(_options: argparse.Namespace, _settings: Settings) -> int:
+    """`roomscribe model serve`; 1 when the model could not be added."""
+    from appliance.infer import find_chip
+    from appliance.model import AUTO, AddRequest, library
+
+    asked = sys.stdin.buffer.readline(ASKED_BYTES).decode(errors="replace").strip()
+    _end_with_input()
+    told = _Told()
+    try:
+        if asked not in library.PUBLISHED:
+            known = ", ".join(library.PUBLISHED)
+            raise ConfigError(f"model: expected one of {known}, found {shorten(asked)}")
+        _make(AddRequest(asked, hef=AUTO, chip_present=find_chip()), told.note, told)
+    except RoomscribeError as error:
+        told.say(error=str(error))
+        return 1
+    told.say(added=asked)
+    return 0
+
+
+def _end_with_input() -> None:
+    """Has the end of standard input, a socket, end the command as Ctrl-C does."""
+
+    def look(*_: object) -> None:
+        try:
+            left = reader.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            left = b""
+        if not left:
+            _end(signal.SIGTERM, None)
+
+    reader = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    signal.signal(signal.SIGIO, look)
+    fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
+    look()
+
+
+class _Told:
+    """How far it is, a JSON line for each hundredth of what is done now; a Progress, too."""
+
+    def __init__(self) -> None:
+        self._doing, self._done, self._total, self._share = "", 0, 0, -1
+
+    def say(self, **line: object) -> None:
+        """A line. Who reads it may have gone."""
+        with suppress(OSError):
+            print(json.dumps(line), flush=True)
+
+    def begin(self, name: str, done: int, total: int | None) -> None:
+        """Something is done, such as a download, and so much of it."""
+        self._doing, self._done, self._total, self._share = name, done, total or 0, -1
+        self.advance(0)
+
+    def advance(self, count: int) -> None:
+        """So much more of it."""
+        self._done += count
+        share = 100 * self._done // self._total if self._total else 0
+        if share != self._share:
+            self._share = share
+            self.say(doing=self._doing, done=self._done, total=self._total)
+
+    def end(self) -> None:
+        """It is done."""
+
+    def note(self, line: str) -> None:
+        """Something else is done now, of which nobody knows how far it is."""
+        self.say(doing=line, done=0, total=0)
+
+
+def _say_kept(place: library.StagingFolder, say: Callable[[str], object]) -> None:
     """Says what of a download outlives the end of the command. The terminal may be gone."""
     from appliance.model import library
 
     if size := library.begun(place):
         with suppress(OSError):
-            _say(
+            say(
                 f"{place.name}: {size / 1e6:.1f} MB of its download are kept: the same command "
                 f"goes on with them, `roomscribe model remove {place.name}` deletes them"
             )

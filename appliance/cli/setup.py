@@ -68,8 +68,6 @@ BACK_S = 30.0
 WARNING = "yellow"
 PASSWORD_FILE = "mqtt-password"
 TRIES = 3
-MODELS = {"tiny": (80, 0.28), "base": (150, 0.36), "small": (326, 0.46)}
-"""Models to be had: MB on the disk and GB of memory (docs/real-model.md)."""
 
 Changes = dict[str, Any]
 """Keys (section.key) with their new values."""
@@ -371,7 +369,7 @@ class _Setup:
 
     def _model(self) -> None:
         from appliance.infer import find_chip
-        from appliance.model import installed_bundles
+        from appliance.model import installed_bundles, library
 
         present = models._in_use(self._settings)
         wanted = self._options.model
@@ -383,7 +381,7 @@ class _Setup:
             with suppress(OSError, RoomscribeError):
                 chip = find_chip()
                 self._say(f"NPU: {chip or 'none, the CPU encodes'}")
-            choices = list(dict.fromkeys([*there, *MODELS]))
+            choices = list(dict.fromkeys([*there, *library.PUBLISHED]))
             for name in choices:
                 self._say(f"  {name:12} {_about(name, there)}")
             wanted = self._choose("Which one?", choices, _index(choices, present))
@@ -732,7 +730,7 @@ def _index(names: list[str], wanted: str) -> int:
 
 def _about(name: str, there: list[str]) -> str:
     """A model in a few words: what it is, its size, whether there is memory for it."""
-    from appliance.model import BUILT_IN, load_bundle
+    from appliance.model import BUILT_IN, library, load_bundle
     from appliance.system import free_memory
 
     if name == BUILT_IN:
@@ -745,9 +743,12 @@ def _about(name: str, there: list[str]) -> str:
         size = models._size(bundle.folder) / 1e6
         npu = ", with an encoder for the NPU" if "encoder.hef" in bundle.files else ""
         return f"installed, {size:.0f} MB{npu}; {bundle.source or bundle.description}"
-    size_mb, memory_gb = MODELS[name]
-    fits = "" if free_memory() > memory_gb * 1e9 else "; more than the memory that is free"
-    return f"to be downloaded; {size_mb} MB on the disk, {memory_gb:.2f} GB of memory{fits}"
+    found = library.PUBLISHED[name]
+    fits = "" if free_memory() > found.memory_gb * 1e9 else "; more than the memory that is free"
+    return (
+        f"to be downloaded, {found.download_mb} MB; {found.disk_mb} MB on the disk, "
+        f"{found.memory_gb:.2f} GB of memory{fits}"
+    )
 
 
 def edited(text: str, changes: Mapping[str, Any]) -> str:

@@ -13,7 +13,9 @@ from appliance.config import DEFAULT_PATH, Settings, page_url
 from appliance.errors import ConfigError, StoreError
 from appliance.system import write_whole
 
-UNIT = "roomscribe-web.socket"
+UNIT, SERVICE = "roomscribe-web.socket", "roomscribe-web.service"
+MODELS_UNIT, MODELS_SERVICES = "roomscribe-models.socket", "roomscribe-models@*.service"
+"""What adds models for the page."""
 DROP_IN = Path("/etc/systemd/system/roomscribe-web.socket.d/listen.conf")
 
 
@@ -162,16 +164,16 @@ def enable_page(options: argparse.Namespace, settings: Settings) -> int:
         ) from error
     _choose(options, settings, True)
     _systemctl("daemon-reload")
-    _systemctl("stop", UNIT, "roomscribe-web.service")
-    _systemctl("enable", "--now", UNIT)
+    _systemctl("stop", UNIT, SERVICE)
+    _systemctl("enable", "--now", UNIT, MODELS_UNIT)
     print(f"the page listens on {stream}; `sudo roomscribe web open` prints a link to it")
     return 0
 
 
 def disable_page(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe web disable`. Raises StoreError."""
-    _systemctl("disable", "--now", UNIT)
-    _systemctl("stop", "roomscribe-web.service")
+    _systemctl("disable", "--now", UNIT, MODELS_UNIT)
+    _systemctl("stop", SERVICE, MODELS_SERVICES)
     _choose(options, settings, False)
     print("the page is off")
     return 0

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,10 +21,14 @@ from appliance import config
 from appliance.capture import list_microphones, names_to_configure
 from appliance.config import Reading, Settings, node_name
 from appliance.control import Command, RefusalError, Server
+from appliance.daemon import brokers
+from appliance.daemon.adding import Adding
 from appliance.daemon.backlog import Request
+from appliance.daemon.health import EVERY_S, Day
 from appliance.daemon.mute import Mute
-from appliance.errors import DeviceError, StoreError
+from appliance.errors import DeviceError, RoomscribeError, StoreError
 from appliance.infer import Gates
+from appliance.model import installed_bundles, library
 from appliance.mqtt import Publisher, events
 from appliance.records import (
     FULL_SCALE,
@@ -40,7 +44,7 @@ from appliance.records import (
     new_id,
 )
 from appliance.store import Store, Wanted
-from appliance.system import shorten, write_whole
+from appliance.system import free_memory, resident_mb, shorten, write_whole
 
 Read = Callable[[Mapping[str, Mapping[str, Any]] | None], Reading]
 """Reads the configuration again, with these keys (None: the overlay's) over its file's."""
@@ -65,6 +69,7 @@ QUIET_DB, CLIPPED_SHARE = -30.0, 0.0005
 """Speech whose loudest sample is below this is too quiet to be heard across a room (inferred;
 OpenIPC's soundcheck aims at -20 dB RMS); so many samples at full scale are heard as distortion."""
 HISTORY_MOST, DELETE_MOST = 200, 1000
+PASSWORD_LETTERS = 1000
 ANSWER_BYTES = 60_000
 """An answer holds no more transcripts than fit into so much: mqtt/commands has the same."""
 LATENCIES_FROM, LATENCIES = timedelta(hours=1), 1000
@@ -101,13 +106,16 @@ class Controls:
         ask: Callable[[Request], bool],
         reload: Callable[[], object],
         publisher: Publisher | None,
+        adding: Adding,
+        day: Day,
     ) -> None:
         """`ask` has a window of at most `window_s` transcribed, `reload` has the configuration read
-        again; neither waits."""
+        again; neither waits. `adding` and `day` outlive this."""
         self._settings, self._store, self._mute, self._read = settings, store, mute, read
         self._state, self._stats, self._gates = state, stats, gates
         self._window_s, self._ask, self._reload = window_s, ask, reload
-        self._publisher = publisher
+        self._publisher, self._adding, self._day = publisher, adding, day
+        self._trial: brokers.Trial | None = None
         self.server: Server | None = None
         """None until the socket is open, and where it cannot be."""
         self._speaking = False
@@ -124,6 +132,11 @@ class Controls:
             "microphone_test": self._on_test,
             "settings": self._on_settings,
             "configure": self._on_configure,
+            "broker": self._on_broker,
+            "models": self._on_models,
+            "model_add": self._on_model_add,
+            "model_cancel": self._on_model_cancel,
+            "day": self._on_day,
             "reload": self._on_reload,
         }
 
@@ -233,6 +246,17 @@ class Controls:
                 test.frames.clear()
                 test.answer.set_exception(_unavailable("no sound came from the microphone"))
         self._tests = tuple(test for test in self._tests if not test.answer.done())
+        if self._trial and (said := self._trial.result()) is not None:
+            trial, self._trial = self._trial, None
+            try:
+                trial.answer.set_result(self._chosen_broker(trial, said))
+            except RoomscribeError as error:
+                trial.answer.set_exception(error)
+
+    def close(self) -> None:
+        """Gives up what is being tried."""
+        if self._trial:
+            self._trial.close()
 
     # commands
 
@@ -321,7 +345,12 @@ class Controls:
     def _on_settings(self, request: Mapping[str, Any]) -> dict[str, Any]:
         _take(request)
         reading = self._read(None)
-        return {"settings": {name: self._shown(name, reading) for name in live_keys()}}
+        mqtt = reading.settings.mqtt
+        broker = {name: getattr(mqtt, name) for name in brokers.FIELDS if name != "password"}
+        return {
+            "settings": {name: self._shown(name, reading) for name in live_keys()},
+            "broker": {**broker, "password": bool(mqtt.username) and brokers.is_known(mqtt)},
+        }
 
     def _on_configure(self, request: Mapping[str, Any]) -> dict[str, Any]:
         (wanted,) = _take(request, "set")
@@ -334,14 +363,31 @@ class Controls:
         }
         if mistakes:
             return {"mistakes": mistakes}
-        before = self._read(None)
-        chosen = overlaid(before)
+        if mistakes := self._contradictions(wanted):
+            return {"mistakes": mistakes}
+        return {"changed": self._keep(wanted)}
+
+    def _contradictions(self, wanted: Mapping[str, Any]) -> dict[str, str]:
+        """What would be wrong with the configuration with these keys, by key."""
+        before, after = self._read(None), self._read(self._with(wanted))
+        found = after.troubles and not before.troubles
+        return _by_key(after.troubles, list(wanted)) if found else {}
+
+    def _with(self, wanted: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """The overlay with these keys, by section."""
+        chosen = overlaid(self._read(None))
         for name, value in wanted.items():
             section, _, key = name.partition(".")
             chosen.setdefault(section, {})[key] = value
-        after = self._read(chosen)
-        if after.troubles and not before.troubles:
-            return {"mistakes": _by_key(after.troubles, list(wanted))}
+        return chosen
+
+    def _keep(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes keys into the overlay and has the configuration read again; what is another.
+
+        Raises StoreError.
+        """
+        chosen = self._with(wanted)
+        before, after = self._read(None), self._read(chosen)
         changed = {
             name: self._shown(name, after)
             for name in wanted
@@ -355,7 +401,120 @@ class Controls:
                 f"{file}: cannot keep what was chosen: {error.strerror}; see its disk"
             ) from error
         self._reload()
-        return {"changed": changed}
+        return changed
+
+    def _on_broker(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]] | dict[str, Any]:
+        given = dict(zip(brokers.FIELDS, _take(request, *brokers.FIELDS), strict=True))
+        now, word = self._read(None).settings.mqtt, given.pop("password")
+        values = {
+            key: getattr(now, key) if value is None else value for key, value in given.items()
+        }
+        mistakes = {f"mqtt.{key}": config.mistake(f"mqtt.{key}", values[key]) for key in values}
+        if not (word is None or (isinstance(word, str) and _is_word(word))):
+            mistakes["mqtt.password"] = f"expected a line of 1 to {PASSWORD_LETTERS} letters"
+        elif word is not None and not values["username"]:
+            mistakes["mqtt.username"] = "expected a user name beside the password, found none"
+        if mistakes := {name: found for name, found in mistakes.items() if found}:
+            return {"mistakes": mistakes}
+        same = all(values[key] == getattr(now, key) for key in ("host", "port", "username"))
+        elsewhere = not same or values["tls"] < now.tls
+        if values["username"] and word is None and elsewhere and brokers.is_known(now):
+            # the one that is known is for the broker that is known
+            why = "expected the password once more, as the broker or its user is another"
+            return {"mistakes": {"mqtt.password": why}}
+        if not values["username"]:
+            values["password_file"] = ""
+        wanted = {"mqtt.enabled": True, **{f"mqtt.{key}": values[key] for key in values}}
+        if mistakes := self._contradictions(wanted):
+            return {"mistakes": mistakes}
+        if self._trial:
+            raise RefusalError("too_many", "another broker is being tried; try again later")
+        try:
+            tried = replace(now, **values)
+            self._trial = brokers.Trial(tried, node_name(self._settings), word)
+        except OSError as error:
+            raise _unavailable(f"the login cannot be tried: {error.strerror}") from error
+        return self._trial.answer
+
+    def _chosen_broker(self, trial: brokers.Trial, said: str) -> dict[str, Any]:
+        """Keeps a broker that lets us in; what is wrong with another. Raises StoreError."""
+        if said:
+            return {"mistakes": {trial.place_of(said): shorten(said, 400)}}
+        folder = config.overlay_file(self._settings).parent
+        mqtt = trial.mqtt
+        if trial.password is not None:
+            try:
+                file = brokers.keep_password(folder, trial.password)
+            except OSError as error:
+                raise StoreError(
+                    f"{folder}: cannot keep the password: {error.strerror}; see its disk"
+                ) from error
+            mqtt = replace(mqtt, password_file=str(file))
+        kept = ("enabled", "host", "port", "username", "tls", "password_file")
+        changed = self._keep({
+            f"mqtt.{key}": True if key == "enabled" else getattr(mqtt, key) for key in kept
+        })  # fmt: skip
+        brokers.forget_passwords(folder, mqtt.password_file)
+        return {"changed": sorted(changed)}
+
+    def _on_models(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        _take(request)
+        installed, begun = installed_bundles(), library.unfinished()
+        models: list[dict[str, Any]] = []
+        for name, folder in installed.items():
+            try:
+                size, about, npu = library.overview(folder)
+                shown = {"size_mb": round(size / 1e6, 1), "about": shorten(about, 200), "npu": npu}
+            except RoomscribeError as error:
+                shown = {"size_mb": None, "about": shorten(error, 400), "npu": False}
+            models.append({"name": name, **shown})
+        free = free_memory()
+        offered = [
+            {
+                "name": name,
+                "download_mb": one.download_mb,
+                "size_mb": one.disk_mb,
+                "memory_mb": round(1000 * one.memory_gb),
+                "fits": free > 1e9 * one.memory_gb,
+                "begun_mb": round(begun[name].size / 1e6, 1) if name in begun else None,
+            }
+            for name, one in library.PUBLISHED.items()
+            if name not in installed
+        ]
+        running, last = self._adding.look()
+        how = asdict(last) if last else None
+        return {
+            "models": models,
+            "offered": offered,
+            "adding": how if running else None,
+            "failed": None if running else how,
+            "possible": self._adding.possible,
+        }
+
+    def _on_model_add(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        (name,) = _take(request, "model")
+        if not isinstance(name, str) or name not in library.PUBLISHED:
+            raise _bad(f"model: expected one of {', '.join(library.PUBLISHED)}")
+        cure = f"`sudo roomscribe model add {name}` adds it"
+        if not self._adding.possible:
+            raise _unavailable(f"models are added here while the page is on; {cure}")
+        try:
+            begun = self._adding.begin(name)
+        except OSError as error:
+            found = error.strerror or str(error)
+            raise _unavailable(f"{self._adding.place}: {found}; {cure}") from error
+        if not begun:
+            raise RefusalError("too_many", "another model is being added; cancel it, or wait")
+        return {"adding": name}
+
+    def _on_model_cancel(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        _take(request)
+        return {"cancelled": self._adding.cancel()}
+
+    def _on_day(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        _take(request)
+        now = (round(time.time()), round(resident_mb(), 1))
+        return {"every_s": EVERY_S, "memory_mb": [*self._day.points(), now]}
 
     def _on_reload(self, request: Mapping[str, Any]) -> dict[str, Any]:
         _take(request)
@@ -458,7 +617,14 @@ def _mistake(name: str, value: Any) -> str:
         return "expected text, found half a letter"
     if name == "model.bundle" and "/" in value:
         return "expected the name of an installed model, found a path"
+    if name == "model.bundle" and value and value not in (there := installed_bundles()):
+        return f"expected an installed model ({', '.join(there)}), found {shorten(value)}"
     return ""
+
+
+def _is_word(text: str) -> bool:
+    """True for a password that a line of a file can hold."""
+    return 0 < len(text) <= PASSWORD_LETTERS and text.isprintable() and not _lone(text)
 
 
 def _lone(text: str) -> bool:

@@ -1,11 +1,24 @@
-"""Troubles by stage, and counters."""
+"""Troubles by stage, counters, and the memory of a day."""
 
 from __future__ import annotations
 
+import json
+import logging
+import math
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from appliance.system import write_whole
+
+log = logging.getLogger("roomscribe.daemon")
+
+DAY_S, EVERY_S = 86_400.0, 300.0
+DAY_FILE = "memory.json"
 
 
 class Health:
@@ -53,3 +66,42 @@ class Health:
     def uptime_s(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self._started_s
+
+
+class Day:
+    """The process's memory in the course of a day, the most of each five minutes.
+
+    Under systemd it lies in the runtime folder, in memory: a restart goes on with it, a stop of the
+    service deletes it. Elsewhere it lasts as long as the process.
+    """
+
+    def __init__(self, folder: Path | None = None, every_s: float = EVERY_S) -> None:
+        """Reads what a process before has left in `folder`; None: systemd's, if there is one."""
+        given = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+        folder = folder or (Path(given) if given else None)
+        self._file = folder / DAY_FILE if folder else None
+        self._every_s = every_s
+        self._due_s, self._most_mb = time.monotonic() + every_s, 0.0
+        self._points: tuple[tuple[int, float], ...] = ()
+        with suppress(OSError, ValueError, TypeError):
+            if self._file:
+                read = [(int(at), float(mb)) for at, mb in json.loads(self._file.read_bytes())]
+                self._points = tuple(one for one in read if math.isfinite(one[1]))
+
+    def look(self, memory_mb: float) -> None:
+        """Takes note of the memory now; one thread's."""
+        self._most_mb = max(self._most_mb, memory_mb)
+        if time.monotonic() < self._due_s:
+            return
+        self._points = (*self.points(), (int(time.time()), round(self._most_mb, 1)))
+        self._due_s, self._most_mb = time.monotonic() + self._every_s, 0.0
+        if self._file:
+            try:
+                write_whole(self._file, json.dumps(self._points), 0o600)
+            except OSError as error:
+                log.debug("%s: the day's memory is not kept: %s", self._file, error)
+
+    def points(self) -> tuple[tuple[int, float], ...]:
+        """Unix time and megabytes (2**20) of the last 24 hours, in order; any thread."""
+        now_s = time.time()  # a clock that was set back leaves points that are to come
+        return tuple(one for one in self._points if now_s - DAY_S < one[0] <= now_s)

@@ -32,10 +32,11 @@ from appliance.config import (
     store_folder,
 )
 from appliance.control import SOCKET_NAME, Server
+from appliance.daemon.adding import Adding
 from appliance.daemon.backlog import Backlog, Guess, Lease, Request
 from appliance.daemon.claims import claims
 from appliance.daemon.controls import Controls, Read
-from appliance.daemon.health import Health
+from appliance.daemon.health import Day, Health
 from appliance.daemon.listening import CaptureSupervisor, Opener
 from appliance.daemon.mute import Mute
 from appliance.daemon.partials import Partials
@@ -166,12 +167,15 @@ class Pipeline:
         idle_s: float = IDLE_S,
         retry_within_s: float = RETRY_WITHIN_S,
         read: Read | None = None,
+        adding: Adding | None = None,
+        day: Day | None = None,
     ) -> None:
         """Opens store, model and sound source; raises any RoomscribeError, leaving nothing open.
 
         The keywords are what the stages are made with; tests give others. `read` reads the
-        configuration again.
+        configuration again; `adding` and `day` go on from one appliance to the next.
         """
+        self.day = day or Day()
         self.health = Health()
         self.ended = threading.Event()
         """Set when the source came to its end, or a stage failed."""
@@ -227,7 +231,10 @@ class Pipeline:
                 ask=self.ask,
                 reload=self.reload.set,
                 publisher=self._publisher,
+                adding=adding or Adding(),
+                day=self.day,
             )
+            opened.callback(self._controls.close)
             listeners = (*([self._publisher] if self._publisher else ()), self._controls)
             self._scribe = Scribe(settings, model, self._store, self.health, listeners)
             self._backlog = opened.enter_context(

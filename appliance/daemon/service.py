@@ -15,6 +15,7 @@ from appliance.daemon import journal
 from appliance.daemon.journal import notify
 from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
+from appliance.infer import lacking_runtime, transcribed_elsewhere
 from appliance.records import ApplianceState
 from appliance.system import memory_ceiling_mb, resident_mb
 
@@ -100,14 +101,20 @@ def run(
     reread: Callable[[], Settings],
     pipeline: Factory = Pipeline,
     still_s: float = STILL_S,
+    lacking: Callable[[], str] = lacking_runtime,
 ) -> None:
     """Runs the appliance until SIGTERM, SIGINT or the end of a recording.
 
     On SIGHUP the settings are those of `reread` from then on, if they are right. Raises whatever
     ended it otherwise; what was said until then has been published. `pipeline` makes one for
-    settings; one that stands still for `still_s` is stuck.
+    settings; one that stands still for `still_s` is stuck. Where `lacking` says why no model can be
+    used, and nobody else is to transcribe, it waits for a configuration in which somebody is.
     """
     asked = Asked()
+    joined = _await_brain(settings, asked, reread, lacking)
+    if joined is None:
+        return
+    settings = joined
     begun_s = time.monotonic()
     running = pipeline(settings)
     while True:
@@ -125,6 +132,28 @@ def run(
             return
         begun_s = time.monotonic()
         settings, running = _renew(settings, renewed, pipeline)
+
+
+def _await_brain(
+    settings: Settings, asked: Asked, reread: Callable[[], Settings], lacking: Callable[[], str]
+) -> Settings | None:
+    """The settings with which somebody transcribes, at once or after a SIGHUP; None when it is to
+    stop before. To end instead would have systemd say that the package's installation failed."""
+    while (line := lacking()) and not transcribed_elsewhere(settings):
+        log.warning("%s", line)
+        notify(f"READY=1\nSTATUS=waiting, nothing is heard; {line}")
+        while not asked.reload.wait(LOOK_S):
+            notify("WATCHDOG=1")
+            if asked.stop.is_set():
+                return None
+        asked.reload.clear()
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        try:
+            settings = reread()
+        except ConfigError as error:
+            for message in error.messages:
+                log.error("%s", message)
+    return settings
 
 
 def status(pipeline: Pipeline) -> str:
@@ -172,6 +201,7 @@ def _supervise(
             if renewed is not None:
                 return renewed
         memory_mb = resident_mb()
+        pipeline.day.look(memory_mb)
         if memory_mb > ceiling_mb:
             raise DeviceError(
                 f"memory: expected at most {ceiling_mb:.0f} MB, found {memory_mb:.0f} MB; "

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         load_checkpoint as load_checkpoint,
         require_checkpoint as require_checkpoint,
     )
+    from appliance.model.download import Progress as Progress
     from appliance.model.graph import (
         LAYER_NORM_EPSILON as LAYER_NORM_EPSILON,
         Dimensions as Dimensions,

@@ -160,7 +160,7 @@ def make_bundle(
     finally:
         progress.end()
     if hef:
-        file = hailo_store.fetch_hef(hef, place.checkpoint)
+        file = hailo_store.fetch_hef(hef, place.checkpoint, progress)
         yield f"fetched {hef.address} (Hailo publishes no checksum)"
         _put_hef(file, hef.chip, place)
         if decoder:

@@ -25,7 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ConfigError, ModelError
-from appliance.model.bundle import CHOICE, INSTALLED, MANIFEST, PACKAGED, models_folder
+from appliance.model.bundle import (
+    CHOICE,
+    HEF_FILE,
+    INSTALLED,
+    MANIFEST,
+    PACKAGED,
+    models_folder,
+)
+from appliance.model.tensors import read_json
 from appliance.system import lock, sync_folder, write_whole
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -44,6 +52,25 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 LOOK_S = 1.0
 """A lock that is held for longer belongs to a command that works on the model, not to one that only
 looks whether somebody does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What one of OpenAI's models takes, with int8 weights (docs/real-model.md)."""
+
+    download_mb: int
+    """Of its safetensors at the hub."""
+    disk_mb: int
+    memory_gb: float
+    """To build and to verify it."""
+
+
+PUBLISHED = {
+    "tiny": Published(151, 80, 0.28),
+    "base": Published(290, 150, 0.36),
+    "small": Published(967, 326, 0.46),
+}
+"""The models that setup and the page offer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +314,15 @@ def remove(name: str) -> None:
 def installed() -> list[str]:
     """Names of the bundles in the models folder."""
     return sorted(file.parent.name for file in models_folder().glob(f"[!.]*/{MANIFEST}"))
+
+
+def overview(folder: Path) -> tuple[int, str, bool]:
+    """Size in bytes of an installed bundle, what its manifest says that it is, and whether it has
+    an encoder for the NPU. Nothing of it is verified. Raises ModelError."""
+    manifest = read_json(folder / MANIFEST)
+    about = manifest.get("source") or manifest.get("description")
+    with model_errors(folder):
+        return _size(folder), str(about or ""), (folder / HEF_FILE).exists()
 
 
 def choose(name: str) -> None:

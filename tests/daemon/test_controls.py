@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rigs.adder import adder
 from rigs.controls import Appliance, appliance
+from rigs.waiting import until
 
 from appliance import config
 from appliance.control.server import RefusalError
@@ -86,6 +89,11 @@ def test_what_is_deleted_is_gone_and_the_rest_is_there(house: Appliance) -> None
         ("delete", {"ids": ["a"], "since": "2026-01-01T00:00Z"}, "bad_request: expected ids, or"),
         ("microphone_test", {"seconds": 11}, "bad_request: seconds: expected 1 to 10"),
         ("configure", {"set": {}}, "bad_request: set: expected keys with values"),
+        ("broker", {"hosts": "a"}, "bad_request: unknown argument hosts"),
+        ("model_add", {}, "bad_request: model: expected one of tiny, base, small"),
+        ("model_add", {"model": ["tiny"]}, "bad_request: model: expected one of tiny"),
+        ("model_add", {"model": "../tiny"}, "bad_request: model: expected one of tiny"),
+        ("model_cancel", {"model": "tiny"}, "bad_request: unknown argument model; expected none"),
     ],
 )
 def test_wrong_arguments_are_refused_and_nothing_is_done(
@@ -190,6 +198,7 @@ def test_keys_are_set_beside_the_configuration_and_hold_from_the_next_reload_on(
         ("mqtt.username", "eve", "may not be set here"),
         ("capture.recording", "/etc/passwd", "may not be set here"),
         ("model.bundle", "../x", "expected the name of an installed model, found a path"),
+        ("model.bundle", "enormous", "expected an installed model (home-en), found enormous"),
         ("capture.device", "\ud800", "expected text, found half a letter"),
         ("capture.device", "a\nb", "expected text without control characters"),
     ],
@@ -202,6 +211,44 @@ def test_a_mistake_is_told_by_its_key_and_nothing_is_set(
     assert mistake in found["mistakes"][name]
     assert not config.overlay_file(house.settings).exists()
     assert house.reloads == 0
+
+
+def test_models_are_listed_and_added_where_somebody_may_add_them(
+    house: Appliance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ROOMSCRIBE_MODELS", str(tmp_path / "installed"))
+    (tmp_path / "installed" / "torn").mkdir(parents=True)
+    (tmp_path / "installed" / "torn" / "bundle.json").write_text("{", encoding="utf-8")
+    found = ask(house, "models")
+    built_in, torn = found["models"]
+    assert (torn["name"], torn["size_mb"], "expected JSON" in torn["about"]) == ("torn", None, True)
+    assert (built_in["name"], built_in["size_mb"] > 1, built_in["npu"]) == ("home-en", True, False)
+    tiny = next(one for one in found["offered"] if one["name"] == "tiny")
+    assert (tiny["download_mb"], tiny["fits"], tiny["begun_mb"]) == (151, True, None)
+    assert (found["adding"], found["failed"], found["possible"]) == (None, None, False)
+    said = refusal(house, "model_add", model="tiny")
+    assert said.startswith("unavailable:")
+    assert "`sudo roomscribe model add tiny`" in said
+    with adder(house.folder / "models", {}, ("sleep", "60")):
+        assert ask(house, "model_add", model="tiny") == {"adding": "tiny"}
+        assert refusal(house, "model_add", model="base").startswith("too_many: another model is")
+        found = ask(house, "models")
+        assert (found["possible"], found["adding"]["name"]) == (True, "tiny")
+        assert ask(house, "model_cancel") == {"cancelled": True}
+        assert ask(house, "model_cancel") == {"cancelled": False}
+    with adder(house.folder / "models", {}, ("echo", '{"error": "no room; make some"}')):
+        ask(house, "model_add", model="tiny")
+        until(lambda: ask(house, "models")["adding"] is None)
+        failed = ask(house, "models")["failed"]
+        assert (failed["name"], failed["error"]) == ("tiny", "no room; make some")
+
+
+def test_the_memory_of_the_day_ends_with_now(house: Appliance) -> None:
+    told = ask(house, "day")
+    ((at, memory_mb),) = told["memory_mb"]
+    assert abs(at - time.time()) < 5
+    assert memory_mb > 10
+    assert told["every_s"] == 300
 
 
 def test_a_reload_says_what_is_wrong_with_the_configuration(house: Appliance) -> None:

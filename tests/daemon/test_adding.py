@@ -1,0 +1,110 @@
+"""A model is added by a process of another user's, asked over a socket."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rigs.adder import adder
+from rigs.hub import Fault, LocalHub, local_hub
+from rigs.models import random_weights, sized, write_checkpoint
+from rigs.waiting import until
+
+from appliance.daemon.adding import Added, Adding
+
+SMALL = sized(16, (1, 1), 2, 140, 500, 60)
+WITHIN_S = 60.0
+
+
+@dataclass
+class Desk:
+    """A hub, a models folder, and where models are asked for."""
+
+    hub: LocalHub
+    models: Path
+    place: Path
+    size: int
+    """Of its weights."""
+
+    def environment(self) -> dict[str, str]:
+        return self.hub.environment() | {"ROOMSCRIBE_MODELS": str(self.models)}
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    checkpoint = write_checkpoint(tmp_path / "whisper-home", SMALL, random_weights(SMALL, 6))
+    with local_hub() as hub:
+        hub.add_folder("openai/whisper-tiny", checkpoint)
+        size = (checkpoint / "model.safetensors").stat().st_size
+        yield Desk(hub, tmp_path / "models", tmp_path / "asked", size)
+
+
+def test_a_model_is_added_and_what_is_done_is_told(desk: Desk) -> None:
+    adding = Adding(desk.place)
+    assert not adding.possible
+    told: list[Added | None] = []
+
+    def look() -> bool:
+        running, last = adding.look()
+        told.append(last)
+        return not running
+
+    with adder(desk.place, desk.environment()):
+        assert adding.possible
+        assert adding.begin("tiny")
+        assert not adding.begin("base"), "one at a time"
+        until(look, WITHIN_S)
+    assert told[-1] is None
+    assert (desk.models / "tiny" / "bundle.json").is_file()
+    assert {one.name for one in told if one} == {"tiny"}
+
+
+def test_one_that_is_cancelled_ends_at_once_and_goes_on_later(desk: Desk) -> None:
+    faults = [Fault(break_after=desk.size // 2), *[Fault(status=503)] * 20]
+    desk.hub.misbehave("model.safetensors", *faults)
+    adding = Adding(desk.place)
+    with adder(desk.place, desk.environment()) as begun:
+        adding.begin("tiny")
+        until(lambda: "again in" in (adding.look()[1] or Added("")).doing, WITHIN_S)
+        assert adding.cancel()
+        assert begun[0].wait(10) == 143
+        assert adding.look() == (False, None)
+        assert not adding.cancel()
+    part = desk.models / ".work" / "tiny" / "checkpoint" / "model.safetensors.part"
+    assert 0 < part.stat().st_size <= desk.size // 2
+    assert not (desk.models / "tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        ('print(\'{"error": "no room; make some"}\')', "no room; make some"),
+        ("pass", "it ended early; `journalctl -u 'roomscribe-models@*'` may say why"),
+        ("print('x' * 99); print('[1]'); print('{\"doing\": 1}')", "it ended early"),
+        ("print('x' * 200_000, end='')", "it ended early"),
+    ],
+)
+def test_one_that_fails_says_why_until_the_next_is_asked_for(
+    tmp_path: Path, program: str, error: str
+) -> None:
+    adding = Adding(tmp_path / "asked")
+    with adder(adding.place, {}, (sys.executable, "-c", program)):
+        adding.begin("tiny")
+        until(lambda: not adding.look()[0], WITHIN_S)
+        _, last = adding.look()
+        assert last is not None
+        assert (last.name, last.error[: len(error)]) == ("tiny", error)
+        assert adding.begin("small")
+        until(lambda: not adding.look()[0], WITHIN_S)
+
+
+def test_without_somebody_who_listens_it_is_an_error_that_leaves_nothing_open(
+    tmp_path: Path,
+) -> None:
+    adding = Adding(tmp_path / "asked")
+    with pytest.raises(FileNotFoundError):
+        adding.begin("tiny")
+    assert adding.look() == (False, None)
