@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from appliance.infer.hailo.npu import open_npu as open_npu
     from appliance.infer.joining import is_unspaced as is_unspaced
     from appliance.infer.mel import log_mel as log_mel, window_mel as window_mel
+    from appliance.infer.remote import (
+        WINDOW_S as WINDOW_S,
+        RemoteEncoder as RemoteEncoder,
+        RemoteModel as RemoteModel,
+        RemoteTranscriber as RemoteTranscriber,
+        UnwantedError as UnwantedError,
+    )
     from appliance.infer.sessions import onnxruntime as onnxruntime
     from appliance.infer.sureness import silence_ms as silence_ms
     from appliance.infer.tokenizer import Tokenizer as Tokenizer

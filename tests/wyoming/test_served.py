@@ -18,18 +18,11 @@ from rigs.windows import a_window
 from appliance.config import ModelSettings, Settings, TranscriberSettings
 from appliance.errors import ModelError, RefusedError, ServerError
 from appliance.infer.gates import Gates
+from appliance.infer.remote import LONGEST_PAUSE_S, MOST_TRIES, WATCH_EVERY_S, UnwantedError
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE
 from appliance.wyoming.client import Client, Info, Reply
-from appliance.wyoming.served import (
-    LONGEST_PAUSE_S,
-    MOST_TRIES,
-    WATCH_EVERY_S,
-    ServedEncoder,
-    ServedTranscriber,
-    UnwantedError,
-    open_transcriber,
-)
+from appliance.wyoming.served import ServedEncoder, ServedTranscriber, open_transcriber
 
 WITHIN_S = 8.0
 

@@ -1,0 +1,309 @@
+"""Windows that another machine transcribes; while it cannot, this machine's model does, or they
+wait. What a speech-to-text server (wyoming/) and the brains of a fleet (fleet/) have in common.
+
+A question is asked by a thread of its own: looking up a name may hang, and the encoder's thread has
+to show that it moves. Who failed is asked again when it has proved that it is well; with that, a
+window that alone makes it fail is told from a server that is broken.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+
+from appliance.config import GateSettings
+from appliance.errors import DeviceError, RefusedError, ServerError
+from appliance.infer.encoder import Unit
+from appliance.infer.errand import Errand
+from appliance.infer.transcriber import Encoded, Model, Transcriber
+from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
+
+WINDOW_S = 10.0
+"""Longest window where no model on this machine has a say; the built-in one's length."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
+"""Between two looks at a server that failed."""
+WATCH_EVERY_S = 30.0
+"""Between two looks at a server that is well, so that its end is known before somebody speaks."""
+MOST_TRIES = 3
+"""A window that fails so often, at a server that has proved itself, fails by itself."""
+LOOK_S = 0.2
+"""Between two looks at whether an answer is still wanted."""
+SETTLE_S = 3.0
+"""At the start a server has so long to say what it is."""
+NO_STATES = np.zeros((0, 0), np.float32)
+
+Facts = TypeVar("Facts")
+"""What a server says of itself."""
+Reply = TypeVar("Reply")
+"""What it says of a window."""
+
+
+class UnwantedError(ServerError):
+    """Nobody waits for the answer any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered(Encoded):
+    """A window that has been transcribed elsewhere; it has no states."""
+
+    transcription: Transcription
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """Stands where a bundle's facts are asked for and there is no bundle."""
+
+    name: str
+    language: str
+    languages: tuple[str, ...]
+    window_s: float = WINDOW_S
+    demo_model: bool = False
+
+
+class RemoteEncoder(ABC, Generic[Facts, Reply]):
+    """How a server is, in an encoder's place. One thread's; `name`, `trouble` and `facts` may be
+    read from any."""
+
+    remote_name = ""
+    """What transcribes while the server can."""
+    away = "its name is still being looked up"
+    """What is wrong while a question that was given up has not ended, with the cure."""
+    waits = "until then what is said waits"
+    pauses_s = FIRST_PAUSE_S, LONGEST_PAUSE_S
+    silence: Samples = np.zeros(SAMPLE_RATE, np.int16)
+    """What a server proves itself with."""
+
+    def __init__(
+        self, local: Unit | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Asks the server for the first time, without waiting. `local` encodes while it cannot."""
+        self.info: Facts | None = None
+        """What it last said of itself."""
+        self.fault: str | None = None
+        """Why the server is not in use, with the cure; None while it is."""
+        self.goes_on: Callable[[], bool] = lambda: True
+        """Called several times a second while an answer is awaited; False: not wanted any more."""
+        self._local, self._clock = local, clock
+        self._pause_s, self._look_s = self.pauses_s[0], clock() + WATCH_EVERY_S
+        self._failed, self._failures = "", 0
+        """The window that failed last, and how often in a row."""
+        self._left: Errand | None = None
+        """A question that was given up and has not ended."""
+        self._looking: Errand | None = Errand(self.describe, "server")
+
+    @abstractmethod
+    def describe(self) -> Facts:
+        """What the server says of itself. Raises ServerError. The thread of a look."""
+
+    @abstractmethod
+    def prove(self) -> Facts:
+        """What a server that failed says of itself, once it has shown that it can transcribe.
+        Raises ServerError. The thread of a look."""
+
+    @abstractmethod
+    def request(self, window: Window, within_s: float) -> Reply:
+        """What the server says of a window. Raises ServerError. The thread of a question."""
+
+    @abstractmethod
+    def within_s(self, window: Window, failures: int) -> float:
+        """How long the server has for a window with which it failed so often."""
+
+    @abstractmethod
+    def hang_up(self) -> None:
+        """Ends what is being asked. Any thread."""
+
+    @property
+    def name(self) -> str:
+        """What transcribes now: the server, or the encoder on this machine."""
+        return self._local.name if self._local and self.fault else self.remote_name
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the server is not in use, with the cure; None while it is."""
+        if not self.fault:
+            return None
+        if not self._local:
+            return f"{self.fault}; {self.waits}"
+        instead = "until then this machine's model transcribes"
+        return "; ".join(filter(None, (self.fault, instead, self._local.trouble)))
+
+    def ask(self, window: Window) -> Reply:
+        """The server's answer. Raises ServerError, at once while the server is known to be away,
+        and RefusedError where it fails with this window alone."""
+        self._watch(self._clock())
+        if self.fault:
+            raise ServerError(self.fault)
+        failures = self._failures if self._failed == window.id else 0
+        if failures >= MOST_TRIES:
+            raise RefusedError(f"the server failed {failures} times with this window alone")
+        try:
+            reply = self._reply(window, self.within_s(window, failures))
+        except UnwantedError:
+            raise
+        except ServerError as error:
+            if not error.busy:
+                self._failed, self._failures = window.id, failures + 1
+            self._fail(error)
+            raise
+        self._failed, self._pause_s = "", self.pauses_s[0]
+        self._looking = None  # what it may say is older
+        self._look_s = self._clock() + WATCH_EVERY_S
+        return reply
+
+    def look_after(self, now_s: float) -> None:
+        """Begins what is due at `now_s` (time.monotonic()), and takes over what was begun before.
+
+        Does not wait.
+        """
+        if self._local:
+            self._local.look_after(now_s)
+        self._watch(now_s)
+
+    def settle(self, within_s: float) -> None:
+        """Waits for what `look_after` began, and takes it over."""
+        if self._looking:
+            self._looking.join(within_s)
+        self._collect()
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of the chip on this machine; empty without one."""
+        return self._local.facts() if self._local else {}
+
+    def close(self) -> None:
+        """Ends what is being asked."""
+        self.hang_up()
+
+    def _watch(self, now_s: float) -> None:
+        self._collect()
+        if self._looking is None and now_s >= self._look_s:
+            self._looking = Errand(self.prove if self.fault else self.describe, "server")
+
+    def _reply(self, window: Window, within_s: float) -> Reply:
+        """The server's answer, waited for while `goes_on`. Raises ServerError."""
+        if self._left and self._left.is_alive():
+            raise ServerError(self.away)
+        errand = Errand(lambda: self.request(window, within_s), "server")
+        deadline_s = time.monotonic() + within_s + 1.0
+        wanted = True
+        while errand.is_alive() and wanted and time.monotonic() < deadline_s:
+            errand.join(LOOK_S)
+            wanted = self.goes_on()
+        if errand.is_alive():
+            self.hang_up()
+            self._left = errand
+            if not wanted:
+                raise UnwantedError("nobody waits for the answer any more")
+            return self._reply(window, within_s)  # says that it hangs
+        if errand.error:
+            raise errand.error
+        reply: Reply = errand.outcome
+        return reply
+
+    def _collect(self) -> None:
+        """Takes over what has come of a look at the server, if it is over."""
+        looked = self._looking
+        if looked is None or looked.is_alive():
+            return
+        self._looking = None
+        if looked.error is None:
+            self.info, self.fault = looked.outcome, None
+            self._look_s = self._clock() + WATCH_EVERY_S
+        elif not isinstance(looked.error, ServerError):
+            raise looked.error
+        else:
+            self._fail(looked.error)
+
+    def _fail(self, error: ServerError) -> None:
+        """The server is out of use."""
+        self.fault = str(error)
+        self._look_s = self._clock() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, self.pauses_s[1])
+
+
+class RemoteTranscriber(ABC, Generic[Facts, Reply]):
+    """Has windows transcribed elsewhere, and by the model on this machine, where there is one,
+    while that cannot. Threads as in `Transcriber`; `encode` has the whole transcription made.
+    """
+
+    def __init__(
+        self,
+        encoder: RemoteEncoder[Facts, Reply],
+        local: Transcriber | None,
+        gates: GateSettings,
+    ) -> None:
+        self.encoder, self._local, self.gates = encoder, local, gates
+        self.trouble = local.trouble if local else ""
+        self.in_process = local is not None
+
+    @property
+    @abstractmethod
+    def bundle(self) -> Model:
+        """The model that transcribes now."""
+
+    @abstractmethod
+    def transcription(self, window: Window, reply: Reply) -> Transcription:
+        """What an answer says."""
+
+    @property
+    def goes_on(self) -> Callable[[], bool]:
+        """Called several times a second while `encode` waits for the server; False: it is to give
+        up, with a ServerError."""
+        return self.encoder.goes_on
+
+    @goes_on.setter
+    def goes_on(self, goes_on: Callable[[], bool]) -> None:
+        self.encoder.goes_on = goes_on
+
+    def transcribe(self, window: Window) -> Transcription:
+        """The transcription of a window. Raises as `encode` and `Transcriber.transcribe` do."""
+        return self.write(self.encode(window))
+
+    def encode(self, window: Window) -> Encoded:
+        """The server's transcription; states, where a model on this machine stands in.
+
+        Raises ServerError when nobody can transcribe now, and RefusedError when the server fails
+        with this window alone.
+        """
+        try:
+            reply = self.encoder.ask(window)
+        except UnwantedError:
+            raise
+        except DeviceError:
+            if not self._local:
+                raise
+            return self._local.encode(window)
+        told = self.transcription(window, reply)
+        return Answered(
+            NO_STATES, window.duration_s, told.encoder, told.encode_ms, transcription=told
+        )
+
+    def write(self, encoded: Encoded) -> Transcription:
+        """The text of what `encode` gave."""
+        if isinstance(encoded, Answered):
+            return encoded.transcription
+        if not self._local:
+            raise DeviceError("expected a transcription from elsewhere, found encoder states")
+        return replace(self._local.write(encoded), model=self._local.bundle.name)
+
+    def warm_up(self) -> None:
+        """Warms the model on this machine up, and gives the server a moment to say what it is."""
+        if self._local:
+            self._local.warm_up()
+        self.encoder.settle(SETTLE_S)
+
+    def close(self) -> None:
+        """Ends what is being asked, and frees the encoder's device."""
+        self.encoder.close()
+        if self._local:
+            self._local.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
