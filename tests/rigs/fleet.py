@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
@@ -43,6 +43,16 @@ class Bus:
     def publish(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> None:
         """Publishes, and returns when the server has it, or has refused it."""
         self.run(self._publish(subject, payload, headers))
+
+    def answer_all(self, subject: str, to: str, answers: Sequence[bytes]) -> None:
+        """Answers every window on a subject with these, at once; %s is its id."""
+
+        async def answer(message: Msg) -> None:
+            told = json.loads((message.headers or {})["Roomscribe-Window"])
+            for one in answers:
+                await self.client.publish(to, one.replace(b"%s", told["id"].encode()))
+
+        self.run(self._listen(subject, answer))
 
     def brains(self, within_s: float = 0.3) -> dict[str, dict[str, Any]]:
         """What the brains say of themselves, by node."""
