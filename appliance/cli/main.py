@@ -26,12 +26,14 @@ from typing import Any, NoReturn, TextIO, cast
 from appliance import __version__, config
 from appliance.cli import hardware, log, model, mqtt, run, setup, transcribe, web
 from appliance.config import Settings
-from appliance.errors import ConfigError, RoomscribeError, StoreError
+from appliance.errors import ConfigError, ModelError, RoomscribeError, StoreError
 from appliance.lab import add_benchmark_arguments
 from appliance.system import legible, shorten
 
 CHIPS_THREAD = "NPU"
 """Name of infer/hailo/npu's threads: one that is there at the end is inside a chip that hangs."""
+RUN_MODELS = ("onnx", "onnxruntime")
+"""Libraries that the package roomscribe-ear comes without."""
 LONGEST = 4000
 """So many letters of an error are shown."""
 
@@ -91,6 +93,13 @@ def _obey(
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        library = str(getattr(error, "name", "")).partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and library in RUN_MODELS:
+            _complain(
+                f"this command needs what runs a model: expected the library {library}, found "
+                "none; `sudo apt install roomscribe` brings it (roomscribe-ear comes without)"
+            )
+            return ModelError.exit_status
         status = _unwritten() if isinstance(error, OSError) else None
         if status is None:
             logging.getLogger("roomscribe.cli").debug("what went wrong", exc_info=error)

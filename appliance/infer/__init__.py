@@ -37,6 +37,10 @@ if TYPE_CHECKING:
         RemoteTranscriber as RemoteTranscriber,
         UnwantedError as UnwantedError,
     )
+    from appliance.infer.runtime import (
+        lacking_runtime as lacking_runtime,
+        transcribed_elsewhere as transcribed_elsewhere,
+    )
     from appliance.infer.sessions import onnxruntime as onnxruntime
     from appliance.infer.sureness import silence_ms as silence_ms
     from appliance.infer.tokenizer import Tokenizer as Tokenizer

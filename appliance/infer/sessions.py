@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError, passes
+from appliance.infer.runtime import lacking_runtime
 from appliance.system import one_line
 
 
@@ -43,8 +44,7 @@ with _quiet():
         import onnxruntime as onnxruntime  # noqa: PLC0414 - the lab has it from here
     except ImportError as error:
         raise ModelError(
-            "transcribing on this machine: expected the library onnxruntime, found: "
-            f"{one_line(error)}; sudo apt install roomscribe (roomscribe-ear comes without it)"
+            lacking_runtime() or f"onnxruntime cannot be used: {one_line(error)}; install it again"
         ) from error
 
     _alone = onnxruntime.SessionOptions()

@@ -17,6 +17,7 @@ import numpy as np
 from appliance.config import EncoderSettings, GateSettings, Settings
 from appliance.errors import ConfigError, ModelError, RoomscribeError
 from appliance.infer.gates import compression_ratio, is_doubtful, is_failed
+from appliance.infer.runtime import lacking_runtime
 from appliance.records import HOP, States, Transcription, Window
 
 if TYPE_CHECKING:
@@ -253,6 +254,8 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
     Raises ModelError for the bundle, ConfigError for guards that do not fit it, and DeviceError for
     a Hailo that must be there and cannot be used.
     """
+    if lacking := lacking_runtime():
+        raise ModelError(lacking)
     from appliance.infer.arithmetic import warn_of_trouble
     from appliance.infer.decoder import Decoder, choose_guards
     from appliance.infer.drafts import Drafts

@@ -19,6 +19,7 @@ from appliance.infer import (
     Transcriber,
     Unit,
     compression_ratio,
+    lacking_runtime,
     open_transcriber as open_model,
 )
 from appliance.model import chosen_model
@@ -127,6 +128,7 @@ def open_transcriber(settings: Settings) -> AnyTranscriber:
     if chosen.backend != "wyoming":
         return open_model(settings)
     has_model = chosen.fallback and bool(settings.model.bundle or chosen_model())
+    has_model = has_model and not lacking_runtime()
     return ServedTranscriber(settings, open_model(settings) if has_model else None)
 
 

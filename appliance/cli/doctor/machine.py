@@ -23,6 +23,7 @@ from appliance.cli.doctor.outcome import (
     ok,
     skipped,
 )
+from appliance.infer import lacking_runtime, transcribed_elsewhere
 from appliance.system import THROTTLED, one_line, soc_temperature_c
 
 PACKAGE = "roomscribe"
@@ -73,7 +74,13 @@ def libraries(around: Surroundings, wanted: Mapping[str, str] | None = None) -> 
     """Every library that the daemon imports is there, new enough, and really imports."""
     wanted = _wanted() if wanted is None else wanted
     found, troubles = [], []
-    for package, module in MODULES.items():
+    modules = dict(MODULES)
+    if lacking := lacking_runtime():
+        del modules["onnxruntime"]
+        found.append("no onnxruntime")
+        if not transcribed_elsewhere(around.settings):
+            troubles.append(lacking)
+    for package, module in modules.items():
         around.doing(f"importing {module}")
         trouble = _import(module)
         installed = _installed(package, module)

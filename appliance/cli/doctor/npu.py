@@ -222,6 +222,10 @@ def _busy(who: str) -> str:
 
 def _unwanted(around: Surroundings) -> str:
     """Why no Hailo is asked for; empty when one may be."""
+    from appliance.infer import lacking_runtime
+
+    if lacking_runtime():
+        return "nothing on this machine runs a model"
     return "[encoder] backend is cpu" if around.settings.encoder.backend == "cpu" else ""
 
 

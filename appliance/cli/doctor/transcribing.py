@@ -21,6 +21,7 @@ from appliance.cli.doctor.outcome import (
     skipped,
 )
 from appliance.config import Settings
+from appliance.infer import lacking_runtime
 from appliance.records import SAMPLE_RATE, Frame, Transcription, Window
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 FILE = Path(__file__).resolve().parent / "sentence.flac"
 TEXT = "turn off the cellar fan"
 """A spoken sentence with its text, for the self-tests: synthesised, of no living voice."""
+NOTHING = "nothing on this machine runs a model"
 
 
 def spoken_frames(file: Path = FILE) -> Iterator[Frame]:
@@ -55,6 +57,8 @@ def words(text: str) -> list[str]:
 
 def bundle(around: Surroundings) -> Outcome:
     """The configured bundle is whole: every checksum, every size."""
+    if lacking_runtime():
+        return skipped(NOTHING)
     around.doing("reading the bundle and its checksums")
     from appliance.model import load_bundle
 
@@ -71,6 +75,8 @@ def bundle(around: Surroundings) -> Outcome:
 
 def arithmetic(around: Surroundings) -> Outcome:
     """ONNX Runtime's products of 8- and 4-bit numbers are right on this processor."""
+    if lacking_runtime():
+        return skipped(NOTHING)
     around.doing("loading the model's manifest")
     from appliance.model import load_bundle
 
@@ -92,6 +98,8 @@ def judge_arithmetic(found: Bundle, products: Products | None = None) -> Outcome
 
 def self_test(around: Surroundings) -> Outcome:
     """A known sentence in, known text out, with the CPU's encoder."""
+    if lacking_runtime():
+        return skipped(NOTHING)
     around.doing("loading the model")
     from appliance.infer import open_transcriber
     from appliance.model import ENCODER_FILE, load_bundle

@@ -1,0 +1,125 @@
+"""The daemon and the commands where nothing runs a model, as the package for an ear leaves it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from rigs.bare import PROGRAM
+from rigs.checkout import TESTS
+from rigs.command import roomscribe, start
+from rigs.daemon import daemon, log_of, write_config
+from rigs.stt_server import SpeechServer, says
+from rigs.systemd import Systemd
+
+WITHIN_S = 30.0
+SENTENCE = TESTS / "speech" / "00.flac"
+
+
+def run_bare(*arguments: str | Path) -> tuple[int, list[str]]:
+    """Exit status of a command, and the lines that it wrote."""
+    running = start(
+        *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, program=PROGRAM
+    )  # fmt: skip
+    said, _ = running.communicate(timeout=60)
+    return running.returncode, said.decode().splitlines()
+
+
+def test_without_a_brain_it_waits_says_what_is_missing_and_begins_when_told_of_one(
+    tmp_path: Path, systemd: Systemd
+) -> None:
+    config = write_config(tmp_path)
+    told = {"NOTIFY_SOCKET": systemd.address}
+    sentence = ("--recording", str(SENTENCE))
+    with (
+        SpeechServer() as server,
+        daemon(config, *sentence, environment=told, program=PROGRAM) as running,
+    ):
+        server.answer = says("what is the weather")
+        said = systemd.told("READY=1")
+        assert "onnxruntime" in said and "fleet join" in said and "apt install roomscribe" in said
+        config.write_text("[appliance\n", encoding="utf-8")
+        running.send_signal(signal.SIGHUP)
+        assert "onnxruntime" in systemd.told("READY=1")
+        write_config(
+            tmp_path,
+            transcriber={"backend": "wyoming", "host": "127.0.0.1", "port": server.port},
+        )
+        running.send_signal(signal.SIGHUP)
+        systemd.told("RELOADING=1")
+        assert "listening" in systemd.told("STATUS=listening")
+        assert running.wait(WITHIN_S) == 0, log_of(config)
+    lines = [line for line in log_of(config).splitlines() if "onnxruntime" in line]
+    assert len(lines) == 2, "told once for each configuration with which nothing is transcribed"
+    done = roomscribe("log", "--json", "--config", config)
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [
+        "what is the weather"
+    ]
+
+
+def test_it_ends_at_once_while_it_waits(tmp_path: Path, systemd: Systemd) -> None:
+    config = write_config(tmp_path)
+    told = {"NOTIFY_SOCKET": systemd.address}
+    with daemon(config, environment=told, program=PROGRAM) as running:
+        systemd.told("READY=1")
+        running.terminate()
+        assert running.wait(5) == 0
+
+
+def test_a_model_that_was_chosen_before_does_not_stop_it(tmp_path: Path) -> None:
+    """The full package was there before, and its models still are."""
+    with SpeechServer() as server:
+        server.answer = says("what is the weather")
+        config = write_config(
+            tmp_path,
+            model={"bundle": "home-en"},
+            transcriber={"backend": "wyoming", "host": "127.0.0.1", "port": server.port},
+        )
+        status, said = run_bare("run", "--config", config, "--recording", SENTENCE)
+    assert status == 0, said
+    log = roomscribe("log", "--config", config).stdout
+    assert "what is the weather" in log
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("transcribe", SENTENCE),
+        ("benchmark", "--random-weights", "tiny"),
+        ("model", "add", "tiny"),
+        ("model", "verify"),
+        ("model", "export", "home-en", "--for", "hailo"),
+    ],
+)
+def test_what_needs_a_model_says_in_one_line_what_is_missing(
+    tmp_path: Path, arguments: tuple[str | Path, ...]
+) -> None:
+    status, said = run_bare(*arguments, "--config", write_config(tmp_path))
+    assert status == 78, said
+    assert len(said) == 1 and "apt install roomscribe" in said[0], said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("model", "list"), ("model", "info"), ("devices", "--help")],
+)
+def test_what_needs_none_works(arguments: tuple[str, ...]) -> None:
+    status, said = run_bare(*arguments)
+    assert status == 0, said
+
+
+def test_the_doctor_of_an_ear_misses_no_model_and_that_of_a_box_alone_does(tmp_path: Path) -> None:
+    found = {}
+    for role in ("ear", "alone"):
+        config = write_config(tmp_path, fleet={"role": role})
+        _, said = run_bare("doctor", "--json", "--config", config)
+        found[role] = {one["name"]: one for one in json.loads("\n".join(said))["checks"]}
+    for checks in found.values():
+        for name in ("model bundle", "INT8 arithmetic", "self-test on the CPU", "HEF"):
+            assert checks[name]["status"] == "skipped", checks[name]
+    assert found["ear"]["libraries"]["status"] == "ok"
+    assert found["alone"]["libraries"]["status"] == "failed"
+    assert "apt install roomscribe" in str(found["alone"]["libraries"])
