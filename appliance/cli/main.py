@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from appliance import __version__, config
-from appliance.cli import hardware, log, model, mqtt, run, setup, transcribe, web
+from appliance.cli import fleet, hardware, log, model, mqtt, run, setup, transcribe, web
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError, RoomscribeError, StoreError
 from appliance.lab import add_benchmark_arguments
@@ -54,6 +54,7 @@ GROUPS = {
     "to begin": ("setup", "devices", "model", "doctor"),
     "day by day": ("log", "mute", "transcribe", "web"),
     "the broker": ("mqtt",),
+    "several rooms": ("fleet",),
     "for systemd, and to try": ("run", "benchmark", "hardware-check"),
 }
 """Every command, as `roomscribe` alone shows them."""
@@ -281,6 +282,7 @@ def parser() -> argparse.ArgumentParser:
     mqtt.add_mqtt(names, common)
     model.add_model(names, common)
     web.add_web(names, common)
+    fleet.add_fleet(names, common)
     _add_benchmark(add)
     _add_doctor(add)
     hardware.add_hardware_check(add)

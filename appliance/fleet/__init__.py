@@ -8,6 +8,16 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.fleet import messages as messages
+    from appliance.fleet.engine import (
+        CONFIG as CONFIG,
+        Code as Code,
+        Engine as Engine,
+        given as given,
+        is_host as is_host,
+        program as program,
+        server_of as server_of,
+    )
     from appliance.fleet.link import Link as Link
+    from appliance.fleet.probe import Probe as Probe
 
 __getattr__ = lazily(__name__, __file__)

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from appliance import __version__, config
-from appliance.cli.doctor import hearing, house, machine, npu, publishing, storage, transcribing
+from appliance.cli.doctor import (
+    fleet,
+    hearing,
+    house,
+    machine,
+    npu,
+    publishing,
+    storage,
+    transcribing,
+)
 from appliance.cli.doctor.daemon import beside_daemon
 from appliance.cli.doctor.outcome import (
     FAILED,
@@ -54,13 +63,18 @@ GROUPS: dict[str, tuple[Check, ...]] = {
     "NPU": npu.CHECKS,
     "publishing": storage.CHECKS + publishing.CHECKS,
     "for the house": house.CHECKS,
+    "several rooms": fleet.CHECKS,
     "service": publishing.SERVICE_CHECKS,
 }
 """All checks, in the order of the page."""
 
 
-def run(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe doctor`; how many checks failed, 63 at most.
+def run(
+    options: argparse.Namespace,
+    settings: Settings,
+    checks: Mapping[str, tuple[Check, ...]] = GROUPS,
+) -> int:
+    """`roomscribe doctor`, or some of its `checks`; how many failed, 63 at most.
 
     Whether the configuration is right is one of the checks: where it is not, `settings` are the
     defaults, and what depends on them is left out.
@@ -72,9 +86,8 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
     around = Surroundings(
         settings, options.config, daemon, recordings=options.recordings, wrong=wrong
     )
-    checks = GROUPS
     if options.recordings:
-        checks = GROUPS | {"NPU": (*npu.CHECKS, npu.RECORDINGS)}
+        checks = {**checks, "NPU": (*npu.CHECKS, npu.RECORDINGS)}
     if options.json:
         findings = list(examine(around, checks))
         print(json.dumps(as_json(findings), indent=1))

@@ -1,0 +1,201 @@
+"""Several rooms together: the server, who we are to it, its queue, and who transcribes."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from appliance.cli.doctor.daemon import ENCRYPTED, PLAIN
+from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
+from appliance.cli.doctor.transcribing import TEXT, spoken_window, words
+from appliance.config import Settings, fleet_server, is_loopback, node_name
+from appliance.fleet import Probe, messages
+
+SERVER = "fleet's server"
+APART_S = 2.0
+"""Times in events are the ear's own; beyond this two rooms' events cannot be put in order."""
+FOREIGN = "roomscribe.foreign"
+LONGEST_S = 10.0
+WITHIN_S = 20.0
+"""For a sentence of two seconds at a brain that has its own room first."""
+MEMORY, WORK = "memory", "workqueue"
+MOST_BYTES = 1_000_000
+AGAIN = "sudo roomscribe fleet join --serve on the server's machine sets it up again"
+
+
+def server(around: Surroundings) -> Outcome:
+    """Every server that is configured lets us in."""
+    if why := _none(around):
+        return skipped(why)
+    fleet, found = around.settings.fleet, list[str]()
+    for one in fleet.server:
+        around.doing(f"connecting to {one}")
+        with Probe(replace(fleet, server=(one,)), node_name(around.settings)) as probe:
+            found.append(f"{one} lets in {probe.node}, {probe.connect_ms:.0f} ms")
+            version = probe.version
+    return ok(f"{', '.join(found)}; nats-server {version}")
+
+
+def encryption(around: Surroundings) -> Outcome:
+    """What is said leaves this machine encrypted."""
+    if why := _none(around):
+        return skipped(why)
+    plain = [one for one in around.settings.fleet.server if fleet_server(one)[0] != "tls"]
+    if not plain:
+        whose = around.settings.fleet.ca or "an authority that the system knows"
+        return ok(f"TLS, certificate and name checked against {whose}")
+    if all(is_loopback(fleet_server(one)[1]) for one in plain):
+        return skipped(f"{plain[0]}: none, and it does not leave this machine")
+    return failed(f"{plain[0]}: none", "let it begin with tls://")
+
+
+def rights(around: Surroundings) -> Outcome:
+    """We may read and send what is ours, and nothing else."""
+    if why := _none(around):
+        return skipped(why)
+    fleet = around.settings.fleet
+    around.doing("asking what we may")
+    with Probe(fleet, node_name(around.settings)) as probe:
+        own = messages.Subjects(probe.node)
+        allowed = [own.answer] if fleet.role == "ear" else [messages.BRAINS]
+        lacking = [one for one in allowed if not probe.reads(one)]
+        everything = probe.reads("roomscribe.>") or probe.sends(FOREIGN)
+    cure = f"`sudo roomscribe fleet invite {own.node} --role {fleet.role}` on the server's machine"
+    if lacking:
+        return failed(f"{own.node} may not read {', '.join(lacking)}", cure)
+    if not everything:
+        return ok(f"{own.node} reads {', '.join(allowed)}; what is others' is refused")
+    if all(is_loopback(fleet_server(one)[1]) for one in fleet.server):
+        return skipped(f"{own.node} may read what others say, at a server on this machine")
+    return failed(f"{own.node} may read what is said in other rooms", cure)
+
+
+def queue(around: Surroundings) -> Outcome:
+    """What waits at the server waits in memory, for one brain each."""
+    if why := _none(around):
+        return skipped(why)
+    fleet = around.settings.fleet
+    models = ("", fleet.model) if fleet.model else ("",)
+    around.doing("asking for the queue")
+    with Probe(fleet, node_name(around.settings)) as probe:
+        found, payload = probe.queue(models), probe.max_payload
+    if payload < MOST_BYTES:
+        return failed(
+            f"the server takes {payload} bytes at once, a window may have {MOST_BYTES}",
+            f"let it have max_payload: 1MB; {AGAIN}",
+        )
+    if found is None:
+        return failed("there is none: a brain makes it", "start a brain's daemon")
+    line = (
+        f"{found.windows} windows wait, {found.storage}, {found.retention}, "
+        f"{found.replicas} copies, {found.max_per_subject} for each ear"
+    )
+    wrong = found.storage != MEMORY or found.retention != WORK or found.max_per_subject < 1
+    if wrong:
+        return failed(
+            f"{line}; expected {MEMORY}, {WORK} and a limit",
+            f"delete the stream {messages.STREAM}: a brain makes it anew",
+        )
+    missing = [
+        one for one in map(messages.consumer, models) if one not in found.consumers
+    ]  # fmt: skip
+    if missing:
+        wanted = f"a brain with the model {fleet.model}" if fleet.model else "a brain's daemon"
+        return failed(f"{line}; nobody has ever asked for {', '.join(missing)}", f"start {wanted}")
+    return ok(f"{line}; {payload} bytes at once")
+
+
+def brains(around: Surroundings) -> Outcome:
+    """Somebody transcribes, and their clocks agree with ours."""
+    if why := _none(around):
+        return skipped(why)
+    around.doing("asking who transcribes")
+    with Probe(around.settings.fleet, node_name(around.settings)) as probe:
+        found = probe.brains()
+        now_s = time.time()
+    if not found:
+        return failed("nobody transcribes", "start the daemon of a brain ([fleet] role)")
+    fits = [
+        one for one in found if around.settings.fleet.model in ("", messages.token(one.name))
+    ]  # fmt: skip
+    who = ", ".join(f"{one.node} ({one.name}, {one.version})" for one in found)
+    if not fits:
+        return failed(f"{who}; none has {around.settings.fleet.model}", "see fleet.model")
+    apart = [
+        f"{one.node}'s clock is {abs(one.clock_s - now_s):.0f} s "
+        f"{'ahead of' if one.clock_s > now_s else 'behind'} ours"
+        for one in found
+        if math.isfinite(one.clock_s) and abs(one.clock_s - now_s) > APART_S
+    ]
+    if apart:
+        return failed(f"{who}; {', '.join(apart)}", "`timedatectl` on both shows which has no NTP")
+    return ok(f"{who}; clocks agree")
+
+
+def sentence(around: Surroundings) -> Outcome:
+    """A brain reads a known sentence."""
+    if why := _none(around):
+        return skipped(why)
+    fleet = around.settings.fleet
+    if not fleet.sends:
+        return skipped(f"fleet.role is {fleet.role}: the ears ask, and it answers")
+    window = replace(spoken_window(LONGEST_S), id=f"doctor-{secrets.token_hex(8)}")
+    around.doing("having a brain transcribe the packaged sentence")
+    with Probe(fleet, node_name(around.settings)) as probe:
+        job = messages.Job(window, probe.node, 1, patience_s=WITHIN_S)
+        answer, took_ms = probe.transcribe(job, WITHIN_S)
+    if isinstance(answer.result, messages.Refusal):
+        return failed(
+            f"{answer.brain} refuses: {answer.result.text} ({answer.result.code})",
+            "see that brain's log (`journalctl -u roomscribe`)",
+        )
+    found = f"{answer.brain}: {TEXT!r} is read as {answer.result.text!r} in {took_ms:.0f} ms"
+    if not words(answer.result.text):
+        return failed(found, "another model there may read it")
+    return ok(found)
+
+
+def _none(around: Surroundings) -> str:
+    """Why there is nothing to ask; empty when there is."""
+    fleet = around.settings.fleet
+    if fleet.role == "alone":
+        return "fleet.role is alone"
+    if _is_hidden(around.settings):
+        return "the credential is not for this user: sudo roomscribe doctor"
+    return ""
+
+
+def _is_hidden(settings: Settings) -> bool:
+    """True when the daemon may have a credential that this user may not read."""
+    if os.geteuid() == 0:
+        return False
+    named = settings.fleet.credential
+    places = [Path(named)] if named else [one / "roomscribe.fleet" for one in (PLAIN, ENCRYPTED)]
+    for place in places:
+        try:
+            if place.expanduser().exists() and not os.access(place.expanduser(), os.R_OK):
+                return True
+        except (OSError, RuntimeError):  # PermissionError: not even its folder is for this user
+            return True
+    return False
+
+
+NEEDS = ("[fleet]", "[appliance]")
+CHECKS = (
+    Check(SERVER, server, "see fleet.server", within_s=25, needs=NEEDS),
+    Check("encryption", encryption, "see fleet.server", needs=NEEDS),
+    Check("rights", rights, "see fleet.credential", within_s=15, needs=(*NEEDS, SERVER)),
+    Check("queue", queue, AGAIN, within_s=20, needs=(*NEEDS, SERVER)),
+    Check("brains", brains, "see fleet.server", within_s=15, needs=(*NEEDS, SERVER)),
+    Check(
+        "a sentence from afar",
+        sentence,
+        "see the brains' logs",
+        within_s=WITHIN_S + 15,
+        needs=(*NEEDS, SERVER, "brains"),
+    ),
+)

@@ -1,0 +1,679 @@
+"""`roomscribe fleet`: rooms that share what transcribes: set the server up, join, see how it is.
+
+What a join changes is tried first, then shown, then written: the certificate and the credential,
+and last the configuration that names them, so that an interrupted one has changed nothing.
+
+Over 500 lines because setting the server up ends in joining it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from appliance import config
+from appliance.config import DEFAULT_PATH, Settings, node_name
+from appliance.errors import (
+    ConfigError,
+    DaemonError,
+    ServerError,
+    StoreError,
+)
+from appliance.system import lock, shorten, write_whole
+
+if TYPE_CHECKING:
+    from appliance.fleet import Code, Engine
+
+FOLDER = "fleet"
+"""Beside the configuration: what the server and what a box has been given."""
+CREDENTIAL, TRUSTED = "credential", "trusted.crt"
+SERVER_UNIT, UNIT = "nats-server.service", "roomscribe.service"
+DROP_IN = Path("/etc/systemd/system/nats-server.service.d/roomscribe.conf")
+THEIRS = Path("/etc/nats-server.conf")
+"""What Debian's unit reads otherwise."""
+RUNTIME = "roomscribe-nats"
+"""Its folder in memory, below /run."""
+USER = "roomscribe"
+START_S = 10.0
+"""So long nats-server may take until it lets us in."""
+PLAIN = re.compile(r"(host|port|listen)\s*[:=]?\s*\S+")
+UNIT_TEXT = """\
+# Written by `roomscribe fleet join --serve`.
+[Service]
+ExecStart=
+ExecStart={program} -c {config}
+Restart=always
+RestartSec=2
+RuntimeDirectory={runtime}
+RuntimeDirectoryPreserve=restart
+# what was said waits in memory: no core file has it, and it is never swapped out
+LimitCORE=0
+MemoryMax={most}M
+MemorySwapMax=0
+Environment=GOMEMLIMIT={soft}MiB
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+PrivateDevices=yes
+"""
+NOT_WRITABLE = "cannot be written: {}; run this with sudo, where that is not it see the disk"
+
+
+def add_fleet(
+    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    """`roomscribe fleet status`, `join`, `invite` and `check`"""
+    fleet = names.add_parser("fleet", help="several rooms: share what transcribes")
+    words = fleet.add_subparsers(metavar="WHAT", required=True)
+    add = functools.partial(words.add_parser, parents=[common])
+    _add_join(add)
+    invite = add(
+        "invite",
+        help="let boxes in, and print what each is to run",
+        description="Where the server runs: gives each box a right of its own, and prints the line "
+        "that it is to run. For one that was invited before, prints its line again. Needs root.",
+    )
+    invite.add_argument("nodes", nargs="+", metavar="NODE", help="name of the box, as [appliance]")
+    what = invite.add_mutually_exclusive_group()
+    what.add_argument(
+        "--role", choices=("ear", "brain", "both"), help="what it does (default: ear)"
+    )
+    what.add_argument("--remove", action="store_true", help="end the boxes' right at once")
+    invite.set_defaults(command=invite_boxes)
+    status = add(
+        "status",
+        help="show who transcribes, and what waits",
+        description="Shows the boxes that transcribe, what they do, what waits at the server, and "
+        "what this box has counted. The exit status is 1 when nobody transcribes.",
+    )
+    status.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    status.set_defaults(command=show_status)
+    check = add(
+        "check",
+        help="check all that the fleet needs, with the cure for what is wrong",
+        description="Looks at the server, encryption, rights, the queue and the clocks, and has a "
+        "sentence transcribed. It is a part of `roomscribe doctor`. The exit status is the number "
+        "of checks that failed.",
+    )
+    check.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    check.set_defaults(command=check_fleet, lenient=True, recordings=None)
+
+
+def _add_join(add: Any) -> None:
+    join = add(
+        "join",
+        help="become part of the fleet; --serve: begin one",
+        description="Takes the code that `roomscribe fleet invite` printed where the server runs, "
+        "tries it, writes it into the configuration, whose comments stay, and has the daemon read "
+        "that. With --serve this machine's nats-server (`apt install nats-server`) is set up for "
+        "the fleet, and this box joins; it can be run again to change something. Needs root.",
+    )
+    join.add_argument(
+        "code",
+        nargs="?",
+        metavar="CODE",
+        help="what the server printed for this box; without one it is read from standard input",
+    )
+    join.add_argument("--yes", action="store_true", help="ask nothing, and write what has changed")
+    join.add_argument("--serve", action="store_true", help="set up nats-server on this machine")
+    serve = join.add_argument_group("with --serve")
+    serve.add_argument(
+        "--name",
+        action="append",
+        metavar="HOST",
+        help="name or address under which the boxes reach this machine; may be repeated",
+    )
+    serve.add_argument(
+        "--role",
+        choices=("ear", "brain", "both", "none"),
+        help="what this box does beside that (default: brain)",
+    )
+    serve.add_argument("--port", type=int, metavar="N", help="TCP port (default: 4222)")
+    serve.add_argument(
+        "--memory",
+        type=int,
+        metavar="MB",
+        help="most speech that waits in the server's memory (default: 64)",
+    )
+    serve.add_argument(
+        "--cluster",
+        metavar="HOST,HOST,HOST",
+        help="one of three servers, of which each may fail; names or addresses of all",
+    )
+    serve.add_argument(
+        "--certificate", type=Path, metavar="FILE", help="yours (PEM), in place of one made here"
+    )
+    serve.add_argument("--key", type=Path, metavar="FILE", help="its private key (PEM)")
+    serve.add_argument(
+        "--authority",
+        type=Path,
+        metavar="FILE",
+        help="who signed it (PEM), where the boxes' systems do not know them",
+    )
+    join.set_defaults(command=join_fleet, usage_error=join.error)
+
+
+# join
+
+
+def join_fleet(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe fleet join`; 0 when all is as it was wanted, 1 when it was declined."""
+    _same_options(options)
+    file = options.config or DEFAULT_PATH
+    if options.serve:
+        return _serve(options, settings, file)
+    from appliance.fleet import Code
+
+    text = options.code
+    if text is None:
+        if sys.stdin.isatty():
+            print("The code that the server printed, then Enter and Ctrl-D: ", end="", flush=True)
+        elif not options.yes:
+            options.usage_error("a code from standard input needs --yes: nobody is there to ask")
+        text = sys.stdin.read()
+    elif not options.yes and not sys.stdin.isatty():
+        options.usage_error("join asks on a terminal, and there is none: add --yes")
+    _require_writable(file)
+    return _join(Code.read(text), options, settings, file)
+
+
+def _same_options(options: argparse.Namespace) -> None:
+    """Ends with a wrong usage for what does not go together."""
+    of_serve = ("name", "role", "port", "memory", "cluster", "certificate", "key", "authority")
+    lone = [one for one in of_serve if getattr(options, one) is not None]
+    if lone and not options.serve:
+        options.usage_error(f"--{lone[0]} needs --serve")
+    if lone and options.code:
+        options.usage_error(f"the code says it all: leave --{lone[0]} out")
+    if (options.certificate is None) != (options.key is None):
+        options.usage_error("--certificate and --key need each other")
+    if options.authority and not options.certificate:
+        options.usage_error("--authority needs --certificate")
+    if options.certificate and options.cluster:
+        options.usage_error("a cluster makes its certificates itself: leave --certificate out")
+
+
+def _join(
+    code: Code, options: argparse.Namespace, settings: Settings, file: Path, within_s: float = 0.0
+) -> int:
+    """Tries the code, for `within_s`, shows what changes, writes it; the exit status.
+
+    Raises RoomscribeError.
+    """
+    folder = file.absolute().parent / FOLDER
+    changes: dict[str, Any] = {
+        "fleet.role": code.role,
+        "fleet.server": list(code.servers) if code.servers[1:] else code.servers[0],
+        "fleet.credential": str(folder / CREDENTIAL),
+        "fleet.ca": str(folder / TRUSTED) if code.authority else "",
+    }
+    if not settings.appliance.node and code.node != node_name(settings):
+        changes["appliance.node"] = code.node
+    elif code.node != node_name(settings):
+        raise ConfigError(
+            f"code: expected one for {node_name(settings)}, as this box is called, found one for "
+            f"{code.node}; run `sudo roomscribe fleet invite {node_name(settings)}` where the "
+            "server runs, or give this box that name ([appliance] node)"
+        )
+    secret = f"user = {json.dumps(code.node)}\npassword = {json.dumps(code.password)}\n"
+    before = _text(file)
+    after = _edited(before, changes)
+    with tempfile.TemporaryDirectory(prefix="roomscribe-") as place:
+        tried = Path(place)
+        write_whole(tried / CREDENTIAL, secret, 0o600)
+        write_whole(tried / TRUSTED, code.authority, 0o600)
+        draft = after.replace(f"{folder}/", f"{tried}/")
+        print(_proof(config.parse(draft, str(file)), code.node, within_s))
+    if not _agreed(before, after, file, options):
+        print("nothing was changed")
+        return 1
+    try:
+        folder.mkdir(mode=0o755, exist_ok=True)
+        if code.authority:
+            write_whole(folder / TRUSTED, code.authority, 0o644)
+        write_whole(folder / CREDENTIAL, secret, 0o600)
+        with suppress(LookupError, PermissionError):
+            shutil.chown(folder / CREDENTIAL, USER, USER)
+        _replace(file, after)
+    except OSError as error:
+        raise StoreError(f"{file.parent}: {NOT_WRITABLE.format(error.strerror)}") from error
+    print(_reload(options, config.parse(after, str(file)), file))
+    return 0
+
+
+def _proof(settings: Settings, node: str, within_s: float) -> str:
+    """What the server says when it lets the node in; again for `within_s` while it does not.
+
+    Raises ServerError, and ConfigError.
+    """
+    from appliance.fleet import Probe
+
+    until_s = time.monotonic() + within_s
+    while True:
+        try:
+            with Probe(settings.fleet, node) as probe:
+                there = probe.brains()
+                who = ", ".join(f"{one.node} ({one.name})" for one in there) or "nobody yet"
+                return f"{probe.address} lets {node} in; transcribing there: {who}"
+        except ServerError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.2)
+
+
+def _agreed(before: str, after: str, file: Path, options: argparse.Namespace) -> bool:
+    """Shows what changes; True when nothing does, and when it is to be written."""
+    if before == after:
+        return True
+    print(file)
+    for line in difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""):
+        if line[:3] not in ("---", "+++") and line[:2] != "@@":
+            print(line)
+    if options.yes or not sys.stdin.isatty():
+        return True
+    print("Write it? [yes] ", end="", flush=True)
+    return sys.stdin.readline().strip().casefold() in ("", "y", "yes")
+
+
+def _reload(options: argparse.Namespace, settings: Settings, file: Path) -> str:
+    """Has the daemon read the configuration; what came of it."""
+    from appliance.control import SOCKET_NAME, Client
+    from appliance.store import runtime_folders
+
+    places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
+    try:
+        with Client(places) as daemon:
+            daemon.ask("reload")
+        return "written, and the daemon has read it"
+    except DaemonError as error:
+        if not _has_systemd(file):
+            return f"written; {error}"
+    _systemctl("restart", UNIT)
+    return "written, and the daemon runs"
+
+
+# the server
+
+
+def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
+    """`roomscribe fleet join --serve`. Raises RoomscribeError."""
+    from appliance.fleet import Engine, program, server_of
+
+    _require_writable(file)
+    program()
+    _require_ours(file)
+    folder, node = file.absolute().parent / FOLDER, node_name(settings)
+    with _alone(folder):
+        before = Engine.load(folder)
+        engine = server_of(options.code) if options.code else _wanted(options, before)
+        role = options.role or (engine.boxes[node].role if node in engine.boxes else "brain")
+        if not options.code and role != "none" and not _second(engine):
+            engine = engine.invite(node, role)
+        engine = engine.certified()
+        anew = engine.write(folder, _runtime(file, engine))
+        started = _start(engine, folder, file, anew=anew)
+    where = engine.cluster or engine.names
+    print(f"the server: {', '.join(where)}, port {engine.port}; its files are in {folder}")
+    print(started)
+    status = _join_itself(engine, options, settings, file) if node in engine.boxes else 0
+    _print_siblings(engine)
+    if not _second(engine):
+        print(
+            "on this machine `sudo roomscribe fleet invite NODE` prints what another box is to run"
+        )
+    return status
+
+
+def _join_itself(
+    engine: Engine, options: argparse.Namespace, settings: Settings, file: Path
+) -> int:
+    """Lets this box in, once nats-server runs. Raises RoomscribeError."""
+    node = node_name(settings)
+    code = engine.code(node)
+    if engine.authority_key and not engine.cluster:  # the house's names may fail, this cannot
+        code = replace(code, servers=(f"tls://127.0.0.1:{engine.port}",))
+    try:
+        return _join(code, options, settings, file, START_S if _has_systemd(file) else 0.0)
+    except ServerError:
+        if not _has_systemd(file):
+            role = engine.boxes[node].role
+            print(
+                f"once it runs, `roomscribe fleet invite {node} --role {role}` prints what lets "
+                "this box in"
+            )
+            return 0
+    _systemctl("restart", SERVER_UNIT)  # an interrupted run may have left that out
+    return _join(code, options, settings, file, START_S)
+
+
+def _wanted(options: argparse.Namespace, before: Engine | None) -> Engine:
+    """The server as the command line wants it, all else as it was. Raises ConfigError."""
+    from appliance.fleet import Engine, given
+
+    if before and _second(before) and (options.cluster or options.name):
+        raise ConfigError(
+            "--serve: expected the first server of the cluster, where names and certificates are "
+            "made, found another; change it there, and run here the line that it prints"
+        )
+    cluster = _hosts("--cluster", options.cluster.split(",")) if options.cluster else None
+    if cluster is not None and len(cluster) != 3:
+        raise ConfigError(
+            f"--cluster: expected three servers, so that each may fail, found {len(cluster)}"
+        )
+    names = _hosts("--name", options.name) if options.name else before.names if before else ()
+    hosts = cluster if cluster is not None else before.cluster if before else ()
+    names = names or tuple(one for one in hosts if one in _own_names()) or _own_names()
+    if not names or (hosts and not set(names) & set(hosts)):
+        raise ConfigError(
+            "--name: expected which of "
+            f"{', '.join(hosts) or 'the names in the house'} this machine is, found none that it "
+            "knows of itself; name it"
+        )
+    engine = replace(before or Engine(names), names=names, cluster=hosts)
+    for key, name, low, high in (("port", "port", 1, 65535), ("memory_mb", "memory", 8, 4096)):
+        value = getattr(options, name)
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"--{name}: expected {low} to {high}, found {value}")
+        if value is not None:
+            engine = replace(engine, **{key: value})
+    if options.certificate:
+        certificate, key = given(options.certificate, options.key, names)
+        authority = _certificates(options.authority) if options.authority else ""
+        engine = replace(
+            engine, certificate=certificate, key=key, authority=authority, authority_key=""
+        )
+    return engine
+
+
+def _hosts(option: str, given: Iterable[str]) -> tuple[str, ...]:
+    """Host names and addresses, each once. Raises ConfigError."""
+    from appliance.fleet import is_host
+
+    hosts = tuple(dict.fromkeys(one.strip() for one in given))
+    for one in hosts:
+        if not is_host(one):
+            raise ConfigError(
+                f"{option}: expected a host name or an address such as kitchen.local, found "
+                f"{shorten(one) or 'nothing'}"
+            )
+    return hosts
+
+
+def _own_names() -> tuple[str, ...]:
+    """Under what the house may reach this machine: its name there, and its address."""
+    from appliance.fleet import is_host
+    from appliance.wyoming import own_address
+
+    host = socket.gethostname().partition(".")[0]
+    return tuple(one for one in dict.fromkeys((f"{host}.local", own_address())) if is_host(one))
+
+
+def _certificates(file: Path) -> str:
+    """An authority's certificates. Raises ConfigError."""
+    import ssl
+
+    try:
+        ssl.create_default_context(cafile=str(file))
+        return file.read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"--authority: expected certificates (PEM), found {file}: {why}"
+        ) from error
+
+
+def _second(engine: Engine) -> bool:
+    """True for a server of a cluster that another one has set up."""
+    return bool(engine.cluster and not engine.authority_key)
+
+
+def _print_siblings(engine: Engine) -> None:
+    """What the other servers of the cluster are to run."""
+    if engine.cluster and engine.authority_key:
+        for host in engine.cluster:
+            if host != engine.host:
+                print(f"on {host}, which becomes a server of the cluster (keep this line secret):")
+                print(f"  sudo roomscribe fleet join --serve --yes {engine.sibling(host).text()}")
+
+
+def invite_boxes(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe fleet invite`. Raises RoomscribeError."""
+    from appliance.fleet import Engine
+
+    file = options.config or DEFAULT_PATH
+    _require_writable(file)
+    folder = file.absolute().parent / FOLDER
+    with _alone(folder):
+        engine = Engine.load(folder)
+        if engine is None:
+            raise ConfigError(
+                f"{folder}: expected the fleet's server on this machine, found none; "
+                "`sudo roomscribe fleet join --serve` sets it up"
+            )
+        if _second(engine):
+            raise ConfigError(
+                "invite: expected the first server of the cluster, where boxes are invited, found "
+                "another; run it there"
+            )
+        for node in options.nodes:
+            role = options.role or (engine.boxes[node].role if node in engine.boxes else "ear")
+            engine = engine.remove(node) if options.remove else engine.invite(node, role)
+        anew = engine.write(folder, _runtime(file, engine))
+        told = _start(engine, folder, file, anew=anew)
+    if not _has_systemd(file):
+        print(told)
+    for node in options.nodes:
+        if options.remove:
+            print(f"{node} is let in no more")
+        else:
+            print(
+                f"on {node}, which becomes {_a(engine.boxes[node].role)} (keep this line secret):"
+            )
+            print(f"  sudo roomscribe fleet join --yes {engine.code(node).text()}")
+    _print_siblings(engine)
+    return 0
+
+
+def _a(role: str) -> str:
+    return {"ear": "an ear", "brain": "a brain", "both": "an ear and a brain"}[role]
+
+
+def _start(engine: Engine, folder: Path, file: Path, *, anew: bool) -> str:
+    """Has nats-server run with its files; what was done. Raises StoreError."""
+    from appliance.fleet import CONFIG, program
+
+    if not _has_systemd(file):
+        return (
+            f"run it with `nats-server -c {folder / CONFIG}`; one that runs reads its boxes again "
+            "at a SIGHUP"
+        )
+    text = UNIT_TEXT.format(
+        program=program(),
+        config=folder / CONFIG,
+        runtime=RUNTIME,
+        most=2 * engine.memory_mb + 192,
+        soft=engine.memory_mb + 96,
+    )
+    try:
+        if _text(DROP_IN) != text:
+            DROP_IN.parent.mkdir(exist_ok=True)
+            write_whole(DROP_IN, text, 0o644)
+            anew = True
+    except OSError as error:
+        raise StoreError(f"{DROP_IN}: {NOT_WRITABLE.format(error.strerror)}") from error
+    if anew:
+        _systemctl("daemon-reload")
+        _systemctl("enable", SERVER_UNIT)
+    _systemctl("restart" if anew else "reload-or-restart", SERVER_UNIT)
+    return "nats-server runs"
+
+
+def _require_ours(file: Path) -> None:
+    """Raises ConfigError where nats-server already serves something else."""
+    if not _has_systemd(file) or DROP_IN.exists():
+        return
+    lines = [line.partition("#")[0].strip() for line in _text(THEIRS).splitlines()]
+    if any(line and not PLAIN.fullmatch(line) for line in lines):
+        raise ConfigError(
+            f"{THEIRS}: expected the one that Debian ships, found one that somebody wrote: this "
+            "machine's nats-server has other work; use another machine, or move that file away"
+        )
+
+
+def _runtime(file: Path, engine: Engine) -> Path:
+    """Where nats-server may make its folders: in memory."""
+    if _has_systemd(file):
+        return Path("/run") / RUNTIME
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/dev/shm") / f"{RUNTIME}-{engine.port}"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Only one run at a time changes the server. Raises StoreError."""
+    try:
+        folder.mkdir(mode=0o755, exist_ok=True)
+        held = lock(folder / ".lock")
+    except BlockingIOError:
+        raise StoreError(
+            f"{folder}: expected nobody else to change it now, found another `roomscribe fleet`; "
+            "wait for it"
+        ) from None
+    except OSError as error:
+        raise StoreError(f"{folder}: {NOT_WRITABLE.format(error.strerror)}") from error
+    with held:
+        yield
+
+
+# how it is
+
+
+def show_status(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe fleet status`; 1 when nobody transcribes. Raises RoomscribeError."""
+    from appliance.fleet import Probe
+
+    _require_joined(settings)
+    with Probe(settings.fleet, node_name(settings)) as probe:
+        brains, queue = probe.brains(), probe.queue()
+        found: dict[str, Any] = {
+            "node": node_name(settings),
+            "role": settings.fleet.role,
+            "server": probe.address,
+            "brains": [
+                {
+                    "node": one.node,
+                    "model": one.name,
+                    "version": one.version,
+                    "busy": one.busy,
+                    "done": one.done,
+                    "queue": one.queue,
+                }
+                for one in brains
+            ],
+            "waiting": queue.windows if queue else 0,
+            "own": _own_counters(settings),
+        }
+    if options.json:
+        print(json.dumps(found))
+        return 0 if brains else 1
+    print(f"{found['node']}, {settings.fleet.role}, at {found['server']}")
+    for one in brains:
+        print(f"  {one.node:20} {one.name}, {'busy' if one.busy else 'idle'}, {one.done} done")
+    if not brains:
+        print("  nobody transcribes: is a brain's daemon running? `roomscribe fleet status` there")
+    print(f"waiting at the server: {found['waiting']} windows")
+    for name, value in found["own"].items():
+        print(f"  {name:20} {value}")
+    return 0 if brains else 1
+
+
+def _own_counters(settings: Settings) -> dict[str, Any]:
+    """What this box's daemon has counted of the fleet; empty when it cannot be asked."""
+    from appliance.control import SOCKET_NAME, Client
+    from appliance.store import runtime_folders
+
+    places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
+    with suppress(DaemonError), Client(places, 5.0) as daemon:
+        stats = daemon.ask("stats")
+        if isinstance(stats, dict):
+            return {name: value for name, value in stats.items() if name.startswith("fleet_")}
+    return {}
+
+
+def check_fleet(options: argparse.Namespace, settings: Settings) -> int:
+    """`roomscribe fleet check`; how many checks failed."""
+    from appliance.cli.doctor import fleet
+    from appliance.cli.doctor.main import run
+
+    if "fleet" not in config.read(options.config).wrong:
+        _require_joined(settings)
+    return run(options, settings, {"fleet": fleet.CHECKS})
+
+
+def _require_joined(settings: Settings) -> None:
+    if settings.fleet.role == "alone":
+        raise ConfigError(
+            "fleet.role: expected ear, brain or both, found alone: this box is in no fleet; "
+            "`sudo roomscribe fleet join` makes it part of one"
+        )
+
+
+# files and units
+
+
+def _require_writable(file: Path) -> None:
+    """Raises StoreError before anything was begun in vain."""
+    there = file if file.exists() else file.parent
+    if not os.access(there, os.W_OK) or not os.access(file.parent, os.W_OK):
+        found = "one that is not for this user" if there.exists() else "no such folder"
+        raise ConfigError(
+            f"{file}: expected a configuration that this user may write, found {found}; run this "
+            "with sudo, or name another with --config"
+        )
+
+
+def _text(file: Path) -> str:
+    """What a file says; empty for none."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{file}: cannot be read: {error}; see its disk") from error
+
+
+def _edited(text: str, changes: dict[str, Any]) -> str:
+    from appliance.cli.setup import edited
+
+    return edited(text, changes)
+
+
+def _replace(file: Path, text: str) -> None:
+    from appliance.cli.setup import replace_whole
+
+    if _text(file) != text:
+        replace_whole(file, text)
+
+
+def _has_systemd(file: Path) -> bool:
+    """True where the package's units run."""
+    return file == DEFAULT_PATH and Path("/run/systemd/system").exists()
+
+
+def _systemctl(*words: str) -> None:
+    from appliance.cli.web import _systemctl as systemctl
+
+    systemctl(*words)

@@ -1,0 +1,217 @@
+"""A look at the fleet from outside the daemon, for commands: one connection, asked step by step."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from appliance.config import FleetSettings
+from appliance.errors import ServerError
+from appliance.fleet.link import Link
+from appliance.fleet.messages import (
+    BRAINS,
+    STREAM,
+    Answer,
+    Job,
+    MessageError,
+    Presence,
+    Subjects,
+    consumer,
+    pack_window,
+    read_answer,
+    read_presence,
+)
+from appliance.system import one_line
+
+CONNECT_S = 6.0
+"""For the first round of all servers; the link's own limit is one server's."""
+PRESENT_S = 0.5
+"""Brains that are there answer within milliseconds; so long is waited for the last of them."""
+REFUSED_S = 0.3
+"""nats-server says at once what it refuses; so long is waited for that."""
+API_S = 3.0
+NOBODY = "503"
+"""Status of what the server answers in place of nobody."""
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for the brains, as the server has it."""
+
+    windows: int
+    storage: str
+    retention: str
+    replicas: int
+    max_per_subject: int
+    consumers: tuple[str, ...]
+    """Those of the stream's consumers that were asked for and are there."""
+
+
+class Probe:
+    """For use in `with`: connects as a node, to the first server that lets us in."""
+
+    def __init__(self, settings: FleetSettings, node: str) -> None:
+        """Raises ConfigError for a credential or a certificate that is not to be used."""
+        self._settings = settings
+        logging.getLogger("roomscribe.fleet").setLevel(logging.CRITICAL)  # what fails is raised
+        self._link = Link(settings, node)
+        self._link.refused = self._on_refused
+        self.node = self._link.node
+        """As the server knows us."""
+        self.connect_ms = 0.0
+        self._refused: list[str] = []
+
+    def __enter__(self) -> Self:
+        """Raises ServerError when no server lets us in."""
+        begun_s = time.monotonic()
+        self._link.start()
+        self._link.settle(CONNECT_S)
+        self.connect_ms = 1000 * (time.monotonic() - begun_s)
+        if self._link.client is None:
+            why = self._link.trouble
+            self._link.close()
+            raise ServerError(why or "the fleet's server: no answer")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._link.close()
+
+    @property
+    def address(self) -> str:
+        """The server that let us in."""
+        return self._link.server
+
+    @property
+    def version(self) -> str:
+        """The server's."""
+        return str(self._client()._server_info.get("version", "of unknown version"))
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes that the server takes at once."""
+        return int(self._client().max_payload)
+
+    def brains(self, within_s: float = PRESENT_S) -> list[Presence]:
+        """Who transcribes, by name; those alone that this version understands. Raises
+        ServerError."""
+        return self._ask(lambda: self._brains(within_s), within_s + API_S)
+
+    def queue(self, models: Sequence[str] = ("",)) -> Waiting | None:
+        """What the server has for us; None where no brain has made that yet.
+
+        `models`: whose consumers are looked for. Raises ServerError.
+        """
+        return self._ask(lambda: self._queue(models), (2 + len(models)) * API_S)
+
+    def reads(self, subject: str) -> bool:
+        """True when we may read what is sent to `subject`. Raises ServerError."""
+        return self._allowed(lambda: self._client().subscribe(subject))
+
+    def sends(self, subject: str) -> bool:
+        """True when we may send to `subject`; an empty message goes there then. Raises
+        ServerError."""
+        return self._allowed(lambda: self._client().publish(subject, b""))
+
+    def transcribe(self, job: Job, within_s: float) -> tuple[Answer, float]:
+        """What a brain makes of a window, and after how many milliseconds. Raises ServerError."""
+        return self._ask(lambda: self._transcribe(job, within_s), within_s + API_S)
+
+    def _client(self) -> Any:
+        """Raises ServerError when the connection is gone."""
+        if self._link.client is None:
+            raise ServerError(self._link.trouble or "the fleet's server: the connection is gone")
+        return self._link.client
+
+    def _ask(self, work: Callable[[], Coroutine[Any, Any, Found]], within_s: float) -> Found:
+        from nats.errors import Error
+
+        try:
+            return self._link.call(work, within_s)
+        except (Error, TimeoutError) as error:
+            raise ServerError(
+                f"the fleet's server {self.address}: {one_line(error)}; see "
+                "`journalctl -u nats-server` there"
+            ) from error
+
+    def _on_refused(self, said: str) -> None:
+        self._refused.append(said)
+
+    def _allowed(self, attempt: Callable[[], Awaitable[object]]) -> bool:
+        async def told() -> None:
+            await attempt()
+            await self._client().flush()
+
+        before = len(self._refused)
+        self._ask(told, API_S)
+        deadline_s = time.monotonic() + REFUSED_S
+        while len(self._refused) == before and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        return len(self._refused) == before
+
+    async def _brains(self, within_s: float) -> list[Presence]:
+        client, found = self._client(), dict[str, Presence]()
+        inbox = client.new_inbox()
+        subscription = await client.subscribe(inbox)
+        await client.publish(BRAINS, b"", reply=inbox)
+        deadline_s = time.monotonic() + within_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            try:
+                message = await subscription.next_msg(left_s)
+            except TimeoutError:
+                break
+            if (message.headers or {}).get("Status") == NOBODY:
+                break
+            with suppress(MessageError):
+                brain = read_presence(message.data)
+                found[brain.node] = brain
+        await subscription.unsubscribe()
+        return [found[node] for node in sorted(found)]
+
+    async def _queue(self, models: Sequence[str]) -> Waiting | None:
+        from nats.js.errors import NotFoundError
+
+        stream, there = self._client().jetstream(timeout=API_S), list[str]()
+        try:
+            info = await stream.stream_info(STREAM)
+        except NotFoundError:
+            return None
+        for name in map(consumer, models):
+            with suppress(NotFoundError):
+                await stream.consumer_info(STREAM, name)
+                there.append(name)
+        config = info.config
+        return Waiting(
+            windows=info.state.messages,
+            storage=str(config.storage.value if config.storage else ""),
+            retention=str(config.retention.value if config.retention else ""),
+            replicas=config.num_replicas or 1,
+            max_per_subject=config.max_msgs_per_subject or -1,
+            consumers=tuple(there),
+        )
+
+    async def _transcribe(self, job: Job, within_s: float) -> tuple[Answer, float]:
+        client, subjects = self._client(), Subjects(self.node, self._settings.model)
+        headers, payload = pack_window(job)
+        subscription = await client.subscribe(subjects.answer)
+        begun_s = time.monotonic()
+        await client.jetstream(timeout=API_S).publish(
+            subjects.window, payload, stream=STREAM, headers=headers
+        )
+        try:
+            while True:
+                left_s = begun_s + within_s - time.monotonic()
+                message = await subscription.next_msg(max(0.001, left_s))
+                with suppress(MessageError):
+                    answer = read_answer(message.data, lambda _text: 1.0)
+                    if answer.id == job.window.id:
+                        return answer, 1000 * (time.monotonic() - begun_s)
+        except TimeoutError:
+            raise ServerError(
+                f"no brain answered within {within_s:g} s; `roomscribe fleet status` shows those "
+                "that are there"
+            ) from None
