@@ -152,11 +152,11 @@ def owner(around: Surroundings) -> Outcome:
 
 def hef(around: Surroundings) -> Outcome:
     """The model's HEFs are whole and fit model, chip and library. Touches no device."""
+    if why := _unwanted(around):
+        return skipped(why)
     from appliance.infer import DecoderFiles, device as hailo
     from appliance.model import DECODER_HEF, bundled_hef, load_bundle, verify_hef
 
-    if why := _unwanted(around):
-        return skipped(why)
     bundle = load_bundle(around.settings.model.bundle)
     file = bundled_hef(bundle)
     if file is None:
