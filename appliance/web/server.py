@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import hmac
 import json
 import logging
@@ -50,7 +51,7 @@ AGAIN_S = 0.5
 EVENTS = ("transcript", "discarded", "state", "stats", "speech", "partial", "level")
 COMMANDS = (
     "state", "stats", "history", "mute", "delete", "devices", "microphone_test", "settings",
-    "configure",
+    "configure", "broker", "models", "model_add", "model_cancel", "day",
 )  # fmt: skip
 """What the page may ask of the daemon."""
 STATUSES = {"bad_request": 400, "refused": 403, "too_many": 429}
@@ -80,6 +81,7 @@ class Page:
         self.access = Access(settings.web)
         self.daemon = Daemon(places)
         self.files = {name: (FOLDER / file).read_bytes() for name, (file, _) in FILES.items()}
+        self.packed = {name: gzip.compress(data, mtime=0) for name, data in self.files.items()}
         self.streams = 0
         self.touched_s = 0.0
         """When somebody last asked for something, on the event loop's clock."""
@@ -215,7 +217,12 @@ class _File(_Guarded):
         """One of FILES."""
         self.set_header("Content-Type", FILES[name][1])
         self.set_header("Cache-Control", "no-cache")
-        self.finish(self.page.files[name])
+        self.set_header("Vary", "Accept-Encoding")
+        if "gzip" in self.request.headers.get("Accept-Encoding", ""):
+            self.set_header("Content-Encoding", "gzip")
+            self.finish(self.page.packed[name])
+        else:
+            self.finish(self.page.files[name])
 
     head = get
 

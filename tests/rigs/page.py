@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -51,8 +52,14 @@ class Feed:
         }  # fmt: skip
         names = (
             "state", "stats", "mute", "history", "delete", "devices", "microphone_test",
-            "settings", "configure",
+            "settings", "configure", "broker", "models", "model_add", "model_cancel", "day",
         )  # fmt: skip
+        self.broker: dict[str, Any] = {
+            "host": "broker.lan", "port": 1883, "username": "ear", "tls": False, "password": True,
+        }  # fmt: skip
+        self.models = ["home-en", "tiny"]
+        self.adding: dict[str, Any] | None = None
+        self.failed: dict[str, Any] | None = None
         self.commands: Mapping[str, Command] = {name: self._command(name) for name in names}
 
     def say(self, text: str, ago: timedelta = timedelta(), **more: Any) -> dict[str, Any]:
@@ -145,7 +152,7 @@ class Feed:
 
     def on_settings(self) -> dict[str, Any]:
         shown = {name: {"value": value, "from": None} for name, value in self.chosen.items()}
-        return {"settings": shown}
+        return {"settings": shown, "broker": self.broker}
 
     def on_configure(self, set: dict[str, Any]) -> dict[str, Any]:
         mistakes = {
@@ -157,6 +164,53 @@ class Feed:
             return {"mistakes": mistakes}
         self.chosen.update(set)
         return {"changed": {name: {"value": value, "from": "x"} for name, value in set.items()}}
+
+    def on_broker(self, **given: Any) -> dict[str, Any]:
+        word = given.pop("password", None)
+        if word != "open sesame":
+            return {"mistakes": {"mqtt.password": f"broker {given['host']} refuses user"}}
+        changed = [f"mqtt.{name}" for name, value in given.items() if self.broker[name] != value]
+        self.broker |= given
+        return {"changed": changed}
+
+    def on_models(self) -> dict[str, Any]:
+        offered = {"tiny": 151, "base": 290, "small": 967}
+        return {
+            "models": [
+                {"name": name, "size_mb": 7.0, "about": "x", "npu": False} for name in self.models
+            ],
+            "offered": [
+                {
+                    "name": name, "download_mb": size_mb, "size_mb": size_mb // 2,
+                    "memory_mb": 3 * size_mb, "fits": size_mb < 900,
+                    "begun_mb": 94.5 if name == "base" else None,
+                }
+                for name, size_mb in offered.items()
+                if name not in self.models
+            ],
+            "adding": self.adding,
+            "failed": self.failed,
+            "possible": True,
+        }  # fmt: skip
+
+    def on_model_add(self, model: str) -> dict[str, Any]:
+        self.adding = {
+            "name": model, "doing": "model.safetensors", "done": 40_000_000, "total": 290_000_000,
+            "error": "",
+        }  # fmt: skip
+        self.failed = None
+        return {"adding": model}
+
+    def on_model_cancel(self) -> dict[str, Any]:
+        cancelled, self.adding = self.adding is not None, None
+        return {"cancelled": cancelled}
+
+    def on_day(self) -> dict[str, Any]:
+        now = int(time.time())
+        past = [
+            (now - 300 * ago, 112.0 + ago % 7) for ago in range(280, 0, -1) if not 90 < ago < 110
+        ]
+        return {"every_s": 300.0, "memory_mb": [*past, (now, 118.4)]}
 
 
 @contextmanager

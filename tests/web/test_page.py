@@ -187,6 +187,82 @@ def test_settings_are_chosen_and_a_mistake_stands_at_its_field(found: Found, tab
     until(lambda: "too quiet" in tab.text("main"), WITHIN_S)
 
 
+def test_a_model_is_added_while_its_download_is_shown_and_can_be_cancelled(
+    found: Found, tab: Browser
+) -> None:
+    home, feed, _ = found
+    feed.models, feed.adding, feed.failed = ["home-en", "tiny"], None, None
+    tab.enter(home, "setup")
+    until(lambda: "95 MB of them are there" in tab.text(".offers"), WITHIN_S)
+    small = "return document.querySelector('[aria-label=\"Add small\"]').disabled"
+    assert tab.run(small), "it does not fit into the memory that is free"
+    tab.press("button", "Go on")
+    until(lambda: "model.safetensors: 40 MB of 290 MB" in tab.text("[role=group]"), WITHIN_S)
+    assert tab.run("return document.querySelector('progress').position") == pytest.approx(40 / 290)
+    tab.press("button", "Cancel")
+    until(lambda: tab.texts(".offers li"), WITHIN_S)
+    assert feed.adding is None
+    tab.press("button", "Go on")
+    until(lambda: tab.texts("progress"), WITHIN_S)
+    feed.adding, feed.failed = None, {"name": "base", "error": "no room; make some"}
+    until(lambda: tab.texts(".offers .wrong") == ["no room; make some"], WITHIN_S)
+    tab.press("button", "Go on")
+    until(lambda: tab.texts("progress"), WITHIN_S)
+    feed.adding, feed.models = None, [*feed.models, "base"]
+    options = "return [...document.getElementById('key-model.bundle')].map((one) => one.value)"
+    until(lambda: tab.run(options) == ["", "home-en", "tiny", "base"], WITHIN_S)
+    assert "base" not in tab.text(".offers")
+    feed.models = ["home-en", "tiny"]
+
+
+def test_a_broker_is_tried_before_it_is_saved_and_its_password_never_comes_back(
+    found: Found, tab: Browser
+) -> None:
+    home, feed, _ = found
+    tab.enter(home, "setup")
+    until(lambda: tab.run("return document.getElementById('broker-host')?.value") == "broker.lan")
+    password = "return document.getElementById('broker-password').value"
+    assert tab.run(password) == ""
+    tab.type("#broker-host", "hub.lan")
+    tab.type("#broker-password", "not that")
+    tab.press("button", "Try and save the broker")
+    until(lambda: tab.text("#broker-password-wrong") == "broker hub.lan refuses user", WITHIN_S)
+    assert tab.run("return document.activeElement.id") == "broker-password"
+    assert feed.broker["host"] == "broker.lan"
+    tab.type("#broker-password", "open sesame")
+    tab.press("button", "Try and save the broker")
+    until(lambda: "The broker lets it in. Saved." in tab.text(".broker"), WITHIN_S)
+    assert feed.broker["host"] == "hub.lan"
+    assert tab.run(password) == ""
+    assert not tab.texts("#broker-password-wrong")
+
+
+def test_the_days_memory_and_an_expected_sentence_are_shown(found: Found, tab: Browser) -> None:
+    home, feed, _ = found
+    feed.say("turn of the light", phrase="turn off the light", phrase_confidence=0.934)
+    tab.enter(home)
+    expected = "As expected: turn off the light 93 % sure"
+    until(lambda: tab.texts(".expected") == [expected], WITHIN_S)
+    tab.show("health")
+    until(lambda: "118 MB now, 118 MB at most" in tab.text("[aria-labelledby=memory]"), WITHIN_S)
+    line = "return document.querySelector('.plot .line').getAttribute('d')"
+    assert tab.run(line).count("M") == 2, "where there was no daemon there is no line"
+
+
+def test_no_request_leaves_the_page(found: Found, tab: Browser) -> None:
+    home = found[0]
+    tab.enter(home)
+    for view in ("live", "history", "health", "setup"):
+        tab.show(view)
+        until(lambda: tab.text("main .card"), WITHIN_S)
+    names = tab.run("return performance.getEntriesByType('resource').map((one) => one.name)")
+    assert {one.partition("?")[0].removeprefix(home.url) for one in names} >= {
+        "page.js",
+        "page.css",
+    }
+    assert all(one.startswith(home.url) for one in names), names
+
+
 def test_a_daemon_that_goes_is_told_of_and_its_return_catches_up(
     tmp_path: Path, tab: Browser
 ) -> None:
@@ -249,11 +325,14 @@ def test_axe_finds_nothing_wrong_in_either_theme(
     troubles: dict[tuple[str, str], list[str]] = {}
     for theme, size in (("light", PHONE), ("dark", DESK)):
         tab.resize(size, theme)
+        if theme == "dark":
+            found[1].on_model_add("base")
         for view in ("live", "history", "health", "setup"):
             tab.show(view)
             until(lambda: tab.text("main .card"), WITHIN_S)
             if wrong := faults(tab, source):
                 troubles[theme, view] = wrong
+    found[1].on_model_cancel()
     assert troubles == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import http.client
 import json
@@ -217,6 +218,10 @@ def test_every_answer_forbids_what_the_page_does_not_need(found: Found) -> None:
 def test_a_file_that_is_known_is_not_sent_again(found: Found) -> None:
     _, headers, body = found[0].get("page.js")
     assert body == (FOLDER / "page.js").read_bytes()
+    _, packed, data = found[0].get("page.js", Accept_Encoding="gzip, br")
+    assert (packed["Content-Encoding"], packed["Vary"]) == ("gzip", "Accept-Encoding")
+    assert gzip.decompress(data) == body
+    assert packed["Etag"] != headers["Etag"]
     assert found[0].get("page.js", If_None_Match=headers["Etag"])[0] == 304
     for path in ("../server.py", "%2e%2e/server.py", "page/page.js", "index.html"):
         assert found[0].get(path)[0] == 404
@@ -224,7 +229,7 @@ def test_a_file_that_is_known_is_not_sent_again(found: Found) -> None:
 
 def test_nothing_of_the_page_leads_out_of_it() -> None:
     files = [FOLDER / file for file, _ in FILES.values()]
-    assert sum(file.stat().st_size for file in files) <= 60_000
+    assert sum(len(gzip.compress(file.read_bytes())) for file in files) <= 30_000
     for file in files:
         text = file.read_text(encoding="utf-8")
         outside = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`]*", text))
@@ -250,6 +255,11 @@ def test_commands_reach_the_daemon_and_its_refusals_the_reader(found: Found) -> 
     answer = home.post("api/command", {"command": "microphone_test", "seconds": 1})
     assert said(answer) == (503, "the microphone is closed")
     assert said(home.post("api/command", {"command": "reload"}))[0] == 400
+    assert home.ask("model_add", model="base") == {"adding": "base"}
+    assert home.ask("model_cancel") == {"cancelled": True}
+    assert home.ask("day")["memory_mb"][-1][1] == 118.4
+    (wrong,) = home.ask("broker", host="a", password="no")["mistakes"]
+    assert wrong == "mqtt.password"
     wrong = home.ask("configure", set={"segmenter.hang_over_ms": 5})
     assert wrong["mistakes"] == {"segmenter.hang_over_ms": "expected 200 to 3000 ms, found 5"}
     about = json.loads(home.get("api/keys")[2])

@@ -137,6 +137,7 @@ function Sentence({ one, onDelete }) {
     <time datetime=${one.start}>${clock(one.start)}</time>
     <p lang=${one.language || null} dir="auto">${one.text}</p>
     ${onDelete && html`<button class="plain" aria-label=${`Delete: ${one.text}`} onClick=${onDelete}><${Icon} name="bin" /></button>`}
+    ${one.phrase && html`<p class="expected">As expected: <q>${one.phrase}</q> <span class="number">${share(one.phrase_confidence)}</span></p>`}
     <div class="about number">
       <span>${share(one.confidence)}</span><span>after ${seconds(one.latency_ms)}</span>
       ${(one.flags || []).map((flag) => html`<span class="chip" key=${flag}>${FLAGS[flag] || words(flag)}</span>`)}
@@ -355,28 +356,46 @@ function save(kind, lines) {
   setTimeout(() => URL.revokeObjectURL(link.href), 60e3);
 }
 
-function Plot({ sentences }) {
-  const now = Date.now(), known = sentences.filter((one) => one.latency_ms !== null && !one.late);
-  const sorted = known.map((one) => one.latency_ms).sort((a, b) => a - b);
-  if (!sorted.length) return html`<p class="empty">Nothing was said in the last 24 hours.</p>`;
-  const at = (part) => sorted[Math.max(0, Math.ceil(sorted.length * part) - 1)];
-  const steps = [250, 500, 1000, 2000, 3000, 5000, 10000, 20000, 50000, 1e5];
-  const top = steps.find((step) => step >= at(0.99)) || at(1);
-  const wide = innerWidth < 768 ? 340 : 720; // letters of a readable size on a phone, too
-  const x = (ms) => 46 + (1 - (now - ms) / DAY_MS) * (wide - 60), y = (ms) => 10 + (1 - Math.min(ms, top) / top) * 160;
-  const dots = known.map((one) => `M${x(new Date(one.end)).toFixed(1)} ${y(one.latency_ms).toFixed(1)}h0`).join("");
+// a day in a plot: `draw` makes its content of the scale, from 0 to `top`
+function DayPlot({ label, top, unit, draw }) {
+  const now = Date.now(), wide = innerWidth < 768 ? 340 : 720; // letters of a readable size on a phone, too
+  const x = (ms) => 54 + (1 - (now - ms) / DAY_MS) * (wide - 68), y = (value) => 10 + (1 - Math.min(value, top) / top) * 160;
   const hours = (wide < 720 ? [24, 12, 0] : [24, 18, 12, 6, 0]).map((ago) => ({ ago, at: now - ago * 3600e3 }));
-  const label = `${sorted.length} in the last 24 hours: half of them at most ${seconds(at(0.5))}, 95 of 100 at most ${seconds(at(0.95))}, the slowest ${seconds(at(1))}.`;
   return html`<figure class="plot">
     <svg viewBox=${`0 0 ${wide} 200`} role="img" aria-label=${label}>
-      ${[0, 0.5, 1].map((part) => html`<g key=${part}><line class="grid" x1="46" x2=${wide - 10} y1=${y(top * part)} y2=${y(top * part)} />
-        <text x="38" y=${y(top * part) + 4} text-anchor="end">${(top * part) / 1000} s</text></g>`)}
+      ${[0, 0.5, 1].map((part) => html`<g key=${part}><line class="grid" x1="54" x2=${wide - 10} y1=${y(top * part)} y2=${y(top * part)} />
+        <text x="46" y=${y(top * part) + 4} text-anchor="end">${unit(top * part)}</text></g>`)}
       ${hours.map((one) => html`<text key=${one.ago} x=${x(one.at)} y="194" text-anchor=${one.ago === 24 ? "start" : one.ago ? "middle" : "end"}>${one.ago ? clock(one.at, false) : "now"}</text>`)}
-      <line class="middle" x1="46" x2=${wide - 10} y1=${y(at(0.5))} y2=${y(at(0.5))} />
-      <path class="dots" d=${dots} />
+      ${draw(x, y, wide)}
     </svg>
     <figcaption class="soft small">${label}</figcaption>
   </figure>`;
+}
+
+const topOf = (steps, value) => steps.find((step) => step >= value) || value;
+
+function Latency({ sentences }) {
+  const known = sentences.filter((one) => one.latency_ms !== null && !one.late);
+  const sorted = known.map((one) => one.latency_ms).sort((a, b) => a - b);
+  if (!sorted.length) return html`<p class="empty">Nothing was said in the last 24 hours.</p>`;
+  const at = (part) => sorted[Math.max(0, Math.ceil(sorted.length * part) - 1)];
+  const label = `${sorted.length} in the last 24 hours: half of them at most ${seconds(at(0.5))}, 95 of 100 at most ${seconds(at(0.95))}, the slowest ${seconds(at(1))}.`;
+  return html`<${DayPlot} label=${label} unit=${(ms) => `${ms / 1000} s`}
+    top=${topOf([250, 500, 1000, 2000, 3000, 5000, 10000, 20000, 50000, 1e5], at(0.99))}
+    draw=${(x, y, wide) => html`<line class="middle" x1="54" x2=${wide - 10} y1=${y(at(0.5))} y2=${y(at(0.5))} />
+      <path class="dots" d=${known.map((one) => `M${x(new Date(one.end)).toFixed(1)} ${y(one.latency_ms).toFixed(1)}h0`).join("")} />`} />`;
+}
+
+// a stretch without the daemon is a gap in the line
+function Memory({ day }) {
+  const points = day.memory_mb, most = Math.max(...points.map(([, mb]) => mb)), last = points.at(-1)[1];
+  const label = `The daemon's process: ${Math.round(last)} MB now, ${Math.round(most)} MB at most. A restart keeps this, a stop forgets it.`;
+  const path = (x, y) => points.map(([at, mb], n) => {
+    const gap = !n || at - points[n - 1][0] > 2 * day.every_s;
+    return `${gap ? "M" : "L"}${x(at * 1000).toFixed(1)} ${y(mb).toFixed(1)}${gap ? "h.1" : ""}`;
+  }).join("");
+  return html`<${DayPlot} label=${label} unit=${(mb) => `${mb} MB`} top=${topOf([50, 100, 200, 300, 500, 1000, 2000, 4000, 8000], most)}
+    draw=${(x, y) => html`<path class="line" d=${path(x, y)} />`} />`;
 }
 
 const Figures = ({ of: figures }) => html`<dl class="figures">
@@ -389,8 +408,8 @@ function Health({ live }) {
     let gone = false;
     const look = async () => {
       try {
-        const lines = await every({ since: new Date(Date.now() - DAY_MS).toISOString() }, 2000);
-        if (!gone) setDay(lines), setTrouble("");
+        const memory = await ask("day"), lines = await every({ since: new Date(Date.now() - DAY_MS).toISOString() }, 2000);
+        if (!gone) setDay({ lines, memory }), setTrouble("");
       } catch (error) {
         if (!gone) setTrouble(error.message);
       }
@@ -411,15 +430,15 @@ function Health({ live }) {
         ["running for", span(state.uptime_s)], ["windows that wait", state.queue_depth], ["waiting for the broker", state.outbox_depth]]} />`}
     </section>
     <section class="card" aria-labelledby="latency"><h2 id="latency">Latency of a day</h2>
-      ${trouble ? html`<p class="wrong" role="alert">${trouble}</p>` : day ? html`<${Plot} sentences=${day} />` : html`<p class="soft">Looking …</p>`}
+      ${trouble ? html`<p class="wrong" role="alert">${trouble}</p>` : day ? html`<${Latency} sentences=${day.lines} />` : html`<p class="soft">Looking …</p>`}
     </section>
+    ${day && html`<section class="card" aria-labelledby="memory"><h2 id="memory">Memory of a day</h2><${Memory} day=${day.memory} /></section>`}
     ${stats && html`<section class="card" aria-labelledby="counters"><h2 id="counters">Since the start</h2>
       <${Figures} of=${[
         ["transcripts", stats.transcripts],
         ...Object.entries(stats.discarded).map(([name, value]) => [`no text: ${REASONS[name] || words(name)}`, value]),
         ["found again after a crash", stats.recovered], ["sound lost, in frames", stats.frames_dropped],
         ["lost: too much at once", stats.lost_overload], ["not told in time", stats.expired],
-        ["memory", stats.memory_mb === undefined ? undefined : `${Math.round(stats.memory_mb)} MB`],
         ["processor", degrees(stats.soc_temperature_c)], ["NPU", degrees(stats.npu_temperature_c)],
         ["power", stats.throttling ? stats.throttling.join(", ") || "good" : undefined]]} />
     </section>`}
@@ -464,21 +483,101 @@ function Key({ name, about, value, mistake, choices, onInput }) {
   </div>`;
 }
 
+const megabytes = (mb) => (mb === null ? "" : mb < 1000 ? `${Math.round(mb)} MB` : `${(mb / 1000).toFixed(1)} GB`);
+
+// what can be added, how far one is, and why one was not
+function Models({ models, busy, trouble, onAdd, onCancel }) {
+  const { offered, adding, failed, possible } = models;
+  if (adding) {
+    const share = adding.total ? adding.done / adding.total : undefined;
+    const far = adding.total ? `${megabytes(adding.done / 1e6)} of ${megabytes(adding.total / 1e6)}` : "";
+    return html`<div class="field" role="group" aria-labelledby="adding"><p id="adding"><strong>Adding ${adding.name}</strong></p>
+      <progress aria-labelledby="adding" max="1" value=${share}></progress>
+      <p class="soft small number">${adding.doing}${far && `: ${far}`}</p>
+      <div class="row"><button type="button" disabled=${busy} onClick=${onCancel}>Cancel</button><span class="soft small">What was downloaded is kept.</span></div></div>`;
+  }
+  return html`${offered.length > 0 && html`<h3>More models</h3><ul class="offers">${offered.map((one) => html`<li key=${one.name}>
+      <div><strong>${one.name}</strong> <span class="soft small">${megabytes(one.download_mb)} to download${one.begun_mb ? `, ${megabytes(one.begun_mb)} of them are there` : ""}; ${megabytes(one.size_mb)} on the disk, ${megabytes(one.memory_mb)} of memory${one.fits ? "" : ": more than is free"}</span></div>
+      <button type="button" disabled=${busy || !possible || !one.fits} aria-label=${`Add ${one.name}`} onClick=${() => onAdd(one.name)}>${one.begun_mb ? "Go on" : "Add"}</button>
+      ${(trouble?.name === one.name || failed?.name === one.name) && html`<p class="wrong" role="alert">${trouble?.name === one.name ? trouble.error : failed.error}</p>`}
+    </li>`)}</ul>`}
+    ${!possible && html`<p class="soft small"><code>sudo roomscribe model add NAME</code> adds one; from here it can be done once <code>sudo roomscribe web enable</code> has run.</p>`}`;
+}
+
+const BROKER = { host: "Host", port: "Port", username: "User", password: "Password" };
+
+// the login is tried before anything is kept; the password is never sent back
+function Broker({ broker, away, onKept }) {
+  const [draft, setDraft] = useState(null), [mistakes, setMistakes] = useState({}), [said, setSaid] = useState(""), [busy, setBusy] = useState(false);
+  const shown = { ...broker, password: "", ...draft };
+  const type = (name, value) => (setDraft({ ...draft, [name]: value }), setSaid(""));
+  const keep = async () => {
+    setBusy(true);
+    setSaid("Trying …");
+    setMistakes({});
+    try {
+      const { password, ...others } = { ...shown };
+      const port = /^\d+$/.test(others.port) ? Number(others.port) : others.port;
+      const answer = await ask("broker", { ...others, port, ...(password ? { password } : {}) });
+      setMistakes(answer.mistakes || {});
+      setSaid(answer.mistakes ? "Nothing was changed." : answer.changed.length ? "The broker lets it in. Saved." : "The broker lets it in.");
+      if (answer.mistakes) document.getElementById(Object.keys(answer.mistakes)[0].replace("mqtt.", "broker-"))?.focus();
+      else setDraft(null), onKept();
+    } catch (error) {
+      setSaid(error.message);
+    }
+    setBusy(false);
+  };
+  const entered = (event) => event.key === "Enter" && (event.preventDefault(), draft && !busy && keep());
+  return html`<div class="broker" role="group" aria-label="The broker's address and login" onKeyDown=${entered}>
+    ${Object.entries(BROKER).map(([name, title]) => html`<div class="field" key=${name}>
+      <label for=${`broker-${name}`}>${title}</label>
+      <input id=${`broker-${name}`} type=${name === "password" ? "password" : "text"} inputmode=${name === "port" ? "numeric" : null} spellcheck=${false}
+        autocomplete=${name === "password" ? "new-password" : "off"} placeholder=${name === "password" && broker.password ? "there is one" : ""} value=${shown[name]}
+        aria-invalid=${Boolean(mistakes[`mqtt.${name}`])} aria-describedby=${`broker-${name}-wrong`} onInput=${(event) => type(name, event.target.value)} />
+      ${mistakes[`mqtt.${name}`] && html`<p class="wrong" id=${`broker-${name}-wrong`} role="alert">${mistakes[`mqtt.${name}`]}</p>`}
+    </div>`)}
+    <div class="field check"><input id="broker-tls" type="checkbox" checked=${shown.tls} aria-describedby="broker-tls-wrong" onChange=${(event) => type("tls", event.target.checked)} />
+      <label for="broker-tls">Encrypted (TLS)</label>${mistakes["mqtt.tls"] && html`<p class="wrong" id="broker-tls-wrong" role="alert">${mistakes["mqtt.tls"]}</p>`}</div>
+    <div class="row"><button type="button" disabled=${!draft || busy || away} onClick=${keep}>Try and save the broker</button><span class="soft" role="status">${said}</span></div>
+  </div>`;
+}
+
 function Setup({ live }) {
+  const [models, setModels] = useState(null), [moving, setMoving] = useState(false), [refused, setRefused] = useState(null);
   const [known, setKnown] = useState(null), [drafts, setDrafts] = useState({}), [mistakes, setMistakes] = useState({});
   const [devices, setDevices] = useState(null), [trouble, setTrouble] = useState(""), [said, setSaid] = useState("");
   const [test, setTest] = useState(null);
   const look = async () => {
     try {
-      const about = await call("api/keys"), { settings } = await ask("settings");
-      setKnown({ about, settings });
+      const about = await call("api/keys"), { settings, broker } = await ask("settings");
+      setKnown({ about, settings, broker });
       setTrouble("");
+      await lookAtModels();
     } catch (error) {
       setTrouble(error.message);
     }
     ask("devices").then((found) => setDevices(found), () => setDevices({ devices: [] }));
   };
+  const lookAtModels = async () => setModels(await ask("models"));
   useEffect(() => void look(), [live.up]);
+  const adding = Boolean(models?.adding);
+  useEffect(() => {
+    if (!adding) return undefined;
+    const timer = setInterval(() => lookAtModels().catch(() => {}), 1000);
+    return () => clearInterval(timer);
+  }, [adding]);
+  const move = async (command, name) => {
+    setMoving(true);
+    setRefused(null);
+    try {
+      await ask(command, name ? { model: name } : {});
+      await lookAtModels();
+    } catch (error) {
+      setRefused({ name, error: error.message });
+    }
+    setMoving(false);
+  };
   const typed = (name, text) => {
     const { kind } = known.about[name];
     return kind === "int" || kind === "float" ? (String(text).trim() !== "" && isFinite(text) ? Number(text) : text) : text;
@@ -515,6 +614,10 @@ function Setup({ live }) {
   const grouped = new Set(SETUP.flatMap(([, names]) => names));
   const choicesOf = (name, value) => {
     if (about[name].choices.length) return about[name].choices.map((one) => [one, one]);
+    if (name === "model.bundle" && models) {
+      const found = models.models.map((one) => [one.name, `${one.name}, ${one.size_mb === null ? "damaged" : megabytes(one.size_mb)}${one.npu ? ", for the NPU, too" : ""}`]);
+      return [["", "What roomscribe model use chose, else home-en"], ...found, ...(value && !found.some(([one]) => one === value) ? [[value, `${value} (not there)`]] : [])];
+    }
     if (name !== "capture.device" || !devices || !devices.devices.length) return null;
     const found = devices.devices.map((one) => [one.name, one.name]);
     return [["", "The default one"], ...found, ...(value && !found.some(([one]) => one === value) ? [[value, `${value} (not there)`]] : [])];
@@ -540,8 +643,9 @@ function Setup({ live }) {
         <div class="row"><button type="button" disabled=${test?.busy || !live.up} onClick=${listen}>${test?.busy ? "Say a sentence …" : "Test for 5 seconds"}</button></div>
         <div role="status">${test && !test.busy && html`<p>${test.trouble || VERDICTS[test.verdict]}${test.peak_db !== undefined && test.peak_db !== null ? html` <span class="soft number">Loudest ${Math.round(test.peak_db)} dB.</span>` : ""}</p>
           ${test.words && html`<p class="soft">It heard: “${test.words}”</p>`}`}</div>`}
-      ${title === "Model" && html`<p class="soft small">In use: ${live.state?.model}. <code>roomscribe model list</code> shows the installed ones.</p>`}
-      ${title === "Broker" && html`<p class="soft small"><code>sudo roomscribe setup</code> asks for the broker's host and login.</p>`}
+      ${title === "Model" && html`<p class="soft small">In use: ${live.state?.model} on ${live.state?.encoder}.</p>
+        ${models && html`<${Models} models=${models} busy=${moving || !live.up} trouble=${refused} onAdd=${(name) => move("model_add", name)} onCancel=${() => move("model_cancel")} />`}`}
+      ${title === "Broker" && html`<${Broker} broker=${known.broker} away=${!live.up} onKept=${look} />`}
     </fieldset>`)}
     <details class="card"><summary><h2>Everything else</h2></summary>${rest.map(field)}</details>
     <div class=${count || said ? "keep" : "hidden"}><span class="soft" role="status">${said || (count ? `${count} ${count === 1 ? "change" : "changes"}` : "")}</span>
