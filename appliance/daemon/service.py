@@ -15,7 +15,7 @@ from appliance.daemon import journal
 from appliance.daemon.journal import notify
 from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
-from appliance.infer import lacking_runtime, transcribed_elsewhere
+from appliance.infer import lacking_model, transcribed_elsewhere
 from appliance.records import ApplianceState
 from appliance.system import memory_ceiling_mb, resident_mb
 
@@ -101,7 +101,7 @@ def run(
     reread: Callable[[], Settings],
     pipeline: Factory = Pipeline,
     still_s: float = STILL_S,
-    lacking: Callable[[], str] = lacking_runtime,
+    lacking: Callable[[Settings], str] = lacking_model,
 ) -> None:
     """Runs the appliance until SIGTERM, SIGINT or the end of a recording.
 
@@ -135,11 +135,14 @@ def run(
 
 
 def _await_brain(
-    settings: Settings, asked: Asked, reread: Callable[[], Settings], lacking: Callable[[], str]
+    settings: Settings,
+    asked: Asked,
+    reread: Callable[[], Settings],
+    lacking: Callable[[Settings], str],
 ) -> Settings | None:
     """The settings with which somebody transcribes, at once or after a SIGHUP; None when it is to
     stop before. To end instead would have systemd say that the package's installation failed."""
-    while (line := lacking()) and not transcribed_elsewhere(settings):
+    while (line := lacking(settings)) and not transcribed_elsewhere(settings):
         log.warning("%s", line)
         notify(f"READY=1\nSTATUS=waiting, nothing is heard; {line}")
         while not asked.reload.wait(LOOK_S):

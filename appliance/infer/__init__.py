@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         UnwantedError as UnwantedError,
     )
     from appliance.infer.runtime import (
+        lacking_model as lacking_model,
         lacking_runtime as lacking_runtime,
         transcribed_elsewhere as transcribed_elsewhere,
     )

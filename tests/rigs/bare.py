@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+MAIN = """
+from appliance.__main__ import main
+
+sys.exit(main())
+"""
 PROGRAM = (
     "-c",
     """
@@ -13,10 +18,7 @@ class Absent(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
-
-from appliance.__main__ import main
-
-sys.exit(main())
-""",
+"""
+    + MAIN,
 )
 """What Python runs in place of `-m appliance`."""

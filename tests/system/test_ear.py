@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from rigs.bare import PROGRAM
-from rigs.checkout import TESTS
+from rigs.bare import MAIN, PROGRAM
+from rigs.checkout import ROOT, TESTS
 from rigs.command import roomscribe, start
 from rigs.daemon import daemon, log_of, write_config
 from rigs.stt_server import SpeechServer, says
@@ -65,6 +66,24 @@ def test_it_ends_at_once_while_it_waits(tmp_path: Path, systemd: Systemd) -> Non
     told = {"NOTIFY_SOCKET": systemd.address}
     with daemon(config, environment=told, program=PROGRAM) as running:
         systemd.told("READY=1")
+        running.terminate()
+        assert running.wait(5) == 0
+
+
+def test_it_waits_too_where_what_runs_a_model_stayed_behind_and_no_model_did(
+    tmp_path: Path, systemd: Systemd
+) -> None:
+    """apt keeps what a package asked for when that goes."""
+    house = tmp_path / "lib"
+    shutil.copytree(
+        ROOT / "appliance", house / "appliance", ignore=shutil.ignore_patterns("bundles")
+    )
+    config = write_config(tmp_path)
+    told = {"NOTIFY_SOCKET": systemd.address, "ROOMSCRIBE_MODELS": str(tmp_path / "models")}
+    program = ("-c", f"import sys; sys.path.insert(0, {str(house)!r})\n" + MAIN)
+    with daemon(config, environment=told, program=program) as running:
+        said = systemd.told("READY=1")
+        assert "expected a model, found none" in said and "fleet join" in said
         running.terminate()
         assert running.wait(5) == 0
 

@@ -29,7 +29,14 @@ from appliance.cli.doctor.outcome import (
     ok,
     skipped,
 )
-from appliance.cli.doctor.transcribing import FILE, TEXT, on_cpu, spoken_window, words
+from appliance.cli.doctor.transcribing import (
+    FILE,
+    TEXT,
+    on_cpu,
+    spoken_window,
+    without_model,
+    words,
+)
 from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -222,10 +229,8 @@ def _busy(who: str) -> str:
 
 def _unwanted(around: Surroundings) -> str:
     """Why no Hailo is asked for; empty when one may be."""
-    from appliance.infer import lacking_runtime
-
-    if lacking_runtime():
-        return "nothing on this machine runs a model"
+    if why := without_model(around):
+        return why
     return "[encoder] backend is cpu" if around.settings.encoder.backend == "cpu" else ""
 
 

@@ -21,7 +21,6 @@ from appliance.cli.doctor.outcome import (
     skipped,
 )
 from appliance.config import Settings
-from appliance.infer import lacking_runtime
 from appliance.records import SAMPLE_RATE, Frame, Transcription, Window
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 FILE = Path(__file__).resolve().parent / "sentence.flac"
 TEXT = "turn off the cellar fan"
 """A spoken sentence with its text, for the self-tests: synthesised, of no living voice."""
-NOTHING = "nothing on this machine runs a model"
 
 
 def spoken_frames(file: Path = FILE) -> Iterator[Frame]:
@@ -50,6 +48,16 @@ def spoken_window(longest_s: float, file: Path = FILE) -> Window:
     return Window("doctor", 1, True, samples, 0.0, length_s, length_s)
 
 
+def without_model(around: Surroundings) -> str:
+    """Why no model is looked at: there is none, or nothing that runs one; empty where there is."""
+    from appliance.infer import lacking_model, lacking_runtime, transcribed_elsewhere
+
+    if lacking_runtime():
+        return "nothing on this machine runs a model"
+    elsewhere = transcribed_elsewhere(around.settings) and lacking_model(around.settings)
+    return "this machine has no model; another one transcribes" if elsewhere else ""
+
+
 def words(text: str) -> list[str]:
     """Words alone, in lower case, for comparing."""
     return re.findall(r"[\w']+", text.casefold())
@@ -57,8 +65,8 @@ def words(text: str) -> list[str]:
 
 def bundle(around: Surroundings) -> Outcome:
     """The configured bundle is whole: every checksum, every size."""
-    if lacking_runtime():
-        return skipped(NOTHING)
+    if why := without_model(around):
+        return skipped(why)
     around.doing("reading the bundle and its checksums")
     from appliance.model import load_bundle
 
@@ -75,8 +83,8 @@ def bundle(around: Surroundings) -> Outcome:
 
 def arithmetic(around: Surroundings) -> Outcome:
     """ONNX Runtime's products of 8- and 4-bit numbers are right on this processor."""
-    if lacking_runtime():
-        return skipped(NOTHING)
+    if why := without_model(around):
+        return skipped(why)
     around.doing("loading the model's manifest")
     from appliance.model import load_bundle
 
@@ -98,8 +106,8 @@ def judge_arithmetic(found: Bundle, products: Products | None = None) -> Outcome
 
 def self_test(around: Surroundings) -> Outcome:
     """A known sentence in, known text out, with the CPU's encoder."""
-    if lacking_runtime():
-        return skipped(NOTHING)
+    if why := without_model(around):
+        return skipped(why)
     around.doing("loading the model")
     from appliance.infer import open_transcriber
     from appliance.model import ENCODER_FILE, load_bundle
