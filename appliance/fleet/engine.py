@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from appliance.config import is_address
+from appliance.config import is_address, is_loopback
 from appliance.errors import ConfigError, StoreError
 from appliance.system import replacing, shorten, write_whole
 
@@ -274,10 +274,11 @@ class Engine:
         """`nats.conf`. Nothing is traced: a trace would show what was said."""
         here = {name: json.dumps(str(folder / name)) for name in (CERTIFICATE, KEY, AUTHORITY)}
         most = self.memory_mb << 20
+        listen = self.host if all(map(is_loopback, self.names)) else "0.0.0.0"
         lines = [
             "# Written by `roomscribe fleet join --serve`, and by each later run of it anew.",
             f'server_name: "{self.host}"',
-            'host: "0.0.0.0"',
+            f'host: "{listen}"',
             f"port: {self.port}",
             "max_payload: 1048576",
             "max_pending: 8388608",
@@ -300,7 +301,7 @@ class Engine:
             ]
             lines += [
                 "cluster {",
-                '  name: "roomscribe", host: "0.0.0.0", no_advertise: true',
+                f'  name: "roomscribe", host: "{listen}", no_advertise: true',
                 f"  port: {self.cluster_port}",
                 f'  authorization {{ user: "roomscribe", password: "{self.cluster_password}" }}',
                 f"  tls {{ cert_file: {here[CERTIFICATE]}, key_file: {here[KEY]}, "

@@ -187,8 +187,8 @@ class Probe:
         config = info.config
         return Waiting(
             windows=info.state.messages,
-            storage=str(config.storage.value if config.storage else ""),
-            retention=str(config.retention.value if config.retention else ""),
+            storage=str(config.storage or ""),
+            retention=str(config.retention or ""),
             replicas=config.num_replicas or 1,
             max_per_subject=config.max_msgs_per_subject or -1,
             consumers=tuple(there),

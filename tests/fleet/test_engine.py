@@ -1,0 +1,294 @@
+"""What nats-server is told for a fleet, with a real one; and the codes that let boxes in."""
+
+from __future__ import annotations
+
+import json
+import signal
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rigs import engine as rig
+from rigs.certificates import Authority
+from rigs.engine import engine_of, served, settings_for
+from rigs.waiting import until
+from rigs.wyoming import free_port
+
+from appliance.errors import ConfigError, ServerError, StoreError
+from appliance.fleet.engine import (
+    BOXES,
+    CONFIG,
+    KEY,
+    STATE,
+    Code,
+    Engine,
+    given,
+    is_host,
+    rights,
+    server_of,
+)
+from appliance.fleet.probe import Probe
+from appliance.system import write_whole
+
+pytestmark = pytest.mark.skipif(bool(rig.missing()), reason=rig.missing())
+
+
+def lets_in(engine: Engine, node: str, folder: Path) -> bool:
+    try:
+        with Probe(settings_for(engine, node, folder), node):
+            return True
+    except ServerError:
+        return False
+
+
+def test_a_box_that_is_invited_gets_in_and_what_is_others_is_refused(tmp_path: Path) -> None:
+    engine = engine_of(kitchen="ear", attic="brain")
+    assert engine.write(tmp_path / "s", tmp_path / "js")
+    with served(tmp_path / "s", engine.port):
+        with Probe(settings_for(engine, "kitchen", tmp_path), "kitchen") as ear:
+            assert ear.reads("roomscribe.answer.kitchen")
+            assert ear.sends("roomscribe.window.any.kitchen")
+            for subject in ("roomscribe.answer.attic", "roomscribe.>", "_INBOX.>", "$JS.>"):
+                assert not ear.reads(subject), subject
+            for subject in (
+                "roomscribe.window.any.attic",
+                "roomscribe.answer.kitchen",
+                "$JS.API.STREAM.DELETE.ROOMSCRIBE",
+                "$JS.API.CONSUMER.MSG.NEXT.ROOMSCRIBE.brains-any",
+                "$JS.API.STREAM.MSG.GET.ROOMSCRIBE",
+            ):
+                assert not ear.sends(subject), subject
+        with Probe(settings_for(engine, "attic", tmp_path), "attic") as brain:
+            assert brain.reads("roomscribe.brains")
+            assert brain.sends("roomscribe.answer.kitchen")
+            assert not brain.reads("roomscribe.window.any.kitchen")
+            assert not brain.sends("roomscribe.window.any.attic")
+            assert not brain.sends("$JS.API.STREAM.MSG.GET.ROOMSCRIBE")
+
+
+def test_both_is_an_ear_and_a_brain() -> None:
+    for mine, others in zip(rights("den", "both"), rights("den", "ear"), strict=True):
+        assert set(others) < set(mine)
+    assert set(rights("den", "brain")[0]) < set(rights("den", "both")[0])
+
+
+def test_who_is_not_invited_or_no_longer_is_thrown_out_without_a_restart(tmp_path: Path) -> None:
+    engine = engine_of(kitchen="ear", bath="ear")
+    engine.write(tmp_path / "s", tmp_path / "js")
+    with served(tmp_path / "s", engine.port) as server:
+        pid = server.pid
+        assert lets_in(engine, "bath", tmp_path)
+        later = engine.remove("bath").invite("hall", "ear")
+        assert not later.write(tmp_path / "s", tmp_path / "js")  # no restart is asked for
+        server.signal(signal.SIGHUP)
+        until(lambda: lets_in(later, "hall", tmp_path))
+        assert not lets_in(engine, "bath", tmp_path)
+        assert lets_in(engine, "kitchen", tmp_path)
+        assert server.pid == pid
+
+
+def test_with_no_box_at_all_nobody_gets_in(tmp_path: Path) -> None:
+    engine = engine_of()
+    engine.write(tmp_path / "s", tmp_path / "js")
+    stranger = replace(engine.invite("kitchen", "ear"))
+    with served(tmp_path / "s", engine.port):
+        assert not lets_in(stranger, "kitchen", tmp_path)
+        nameless = replace(settings_for(stranger, "kitchen", tmp_path), credential="")
+        with pytest.raises(ServerError), Probe(nameless, "kitchen"):
+            pass
+
+
+def test_a_wrong_password_and_a_wrong_authority_are_told_apart(tmp_path: Path) -> None:
+    engine = engine_of(kitchen="ear")
+    engine.write(tmp_path / "s", tmp_path / "js")
+    box = replace(engine.boxes["kitchen"], password="wrong")
+    with served(tmp_path / "s", engine.port):
+        wrong = settings_for(replace(engine, boxes={"kitchen": box}), "kitchen", tmp_path)
+        with pytest.raises(ServerError, match="does not know this user"), Probe(wrong, "kitchen"):
+            pass
+        other = replace(engine, authority=engine_of().authority)
+        foreign = settings_for(other, "kitchen", tmp_path)
+        with pytest.raises(ServerError, match="certificate"), Probe(foreign, "kitchen"):
+            pass
+
+
+def test_nothing_of_it_waits_on_a_disk(tmp_path: Path) -> None:
+    engine = engine_of(kitchen="ear")
+    engine.write(tmp_path / "s", tmp_path / "js")
+    text = (tmp_path / "s" / CONFIG).read_text(encoding="utf-8")
+    assert "max_file_store: 0" in text
+    assert "max_file: 0" in text
+    assert not any(word in text for word in ("trace", "debug", "http", "log_file"))
+
+
+def test_three_servers_are_one_and_each_may_fail(tmp_path: Path) -> None:
+    hosts = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+    first = Engine(("127.0.0.1",), free_port(), cluster=hosts, cluster_port=free_port())
+    first = first.invite("kitchen", "ear").invite("attic", "brain").certified()
+    with ExitStack() as stack:
+        servers = []
+        for host in hosts:
+            engine = first if host == hosts[0] else server_of(first.sibling(host).text())
+            folder = tmp_path / host
+            assert engine.write(folder, folder / "js")
+            servers.append(served(folder, engine.port, host))
+            stack.callback(servers[-1].__exit__)
+            servers[-1].launch()
+        chosen = settings_for(first, "attic", tmp_path)
+        assert len(chosen.server) == 3
+
+        def stands(copies: int) -> bool:
+            try:
+                with Probe(chosen, "attic") as probe:
+                    return made(probe, copies)
+            except ServerError:
+                return False
+
+        until(lambda: stands(3), 30)
+        servers[0].kill()
+        until(lambda: stands(3), 30)
+        with Probe(chosen, "attic") as probe:
+            assert probe.address != f"tls://127.0.0.1:{first.port}"
+
+
+def made(probe: Probe, copies: int) -> bool:
+    """True once a stream of that many copies is there, which a cluster alone can have."""
+    there = probe.queue()
+    if there is None:
+
+        async def make() -> None:
+            from nats.js.api import RetentionPolicy, StorageType
+
+            await (
+                probe._client()
+                .jetstream(timeout=2)
+                .add_stream(
+                    name="ROOMSCRIBE",
+                    subjects=["roomscribe.window.*.*"],
+                    storage=StorageType.MEMORY,
+                    retention=RetentionPolicy.WORK_QUEUE,
+                    num_replicas=copies,
+                )
+            )
+
+        probe._ask(make, 3.0)
+        there = probe.queue()
+    return there is not None and (there.storage, there.replicas) == ("memory", copies)
+
+
+def test_a_run_that_was_interrupted_is_finished_by_the_next(tmp_path: Path) -> None:
+    engine = engine_of(kitchen="ear")
+    folder = tmp_path / "s"
+    engine.write(folder, tmp_path / "js")
+    for name in (CONFIG, BOXES, KEY):
+        (folder / name).unlink()  # all that a power cut behind the first file leaves out
+        loaded = Engine.load(folder)
+        assert loaded == engine
+        assert loaded.write(folder, tmp_path / "js") == (name != BOXES)
+        assert (folder / name).exists()
+    assert loaded.certified() == engine
+
+
+def test_what_nats_server_refuses_changes_nothing(tmp_path: Path) -> None:
+    engine = engine_of(kitchen="ear")
+    engine.write(tmp_path / "s", tmp_path / "js")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "s").iterdir()}
+    broken = replace(engine, key="-----BEGIN PRIVATE KEY-----\n")
+    with pytest.raises(StoreError, match=r"nats-server refuses its configuration: .*; nothing was"):
+        broken.write(tmp_path / "s", tmp_path / "js")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "s").iterdir()} == before
+
+
+def test_secrets_are_for_the_owner_and_the_server_alone(tmp_path: Path) -> None:
+    engine = engine_of(kitchen="ear")
+    engine.write(tmp_path / "s", tmp_path / "js")
+    for name in (STATE, KEY, CONFIG, BOXES):
+        assert not (tmp_path / "s" / name).stat().st_mode & 0o007, name
+    assert engine.boxes["kitchen"].password not in repr(engine)
+    assert engine.key not in repr(engine)
+
+
+def test_a_certificate_is_kept_until_it_ends_or_the_names_change() -> None:
+    engine = engine_of()
+    assert engine.certified() is engine
+    renamed = replace(engine, names=("127.0.0.1", "attic.local")).certified()
+    assert renamed.certificate != engine.certificate
+    assert renamed.authority == engine.authority  # so that codes go on to hold
+
+
+def test_a_certificate_that_is_brought_must_have_its_key_and_the_name(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("attic.local")
+    assert given(certificate, key, ("attic.local",))[0].startswith("-----BEGIN")
+    other = authority.sign("other")
+    for files, names, said in (
+        ((certificate, other[1]), ("attic.local",), "KEY_VALUES_MISMATCH|key values mismatch"),
+        ((certificate, key), ("hall.local",), "which is for another name; --name says"),
+        ((tmp_path / "none", key), ("attic.local",), "No such file"),
+        ((key, key), ("attic.local",), "certificate and its key"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            given(*files, names)
+
+
+def test_a_code_holds_what_the_box_needs_and_survives_a_messenger() -> None:
+    engine = engine_of(kitchen="ear")
+    code = engine.code("kitchen")
+    word = code.text()
+    assert Code.read(word) == code
+    wrapped = "\n  ".join(word[at : at + 60] for at in range(0, len(word), 60))
+    assert Code.read(f" {wrapped}\r\n") == code
+    assert code.servers == (f"tls://127.0.0.1:{engine.port}",)
+    assert code.authority == engine.authority
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda _: "", "found nothing"),
+        (lambda _: "hello", "found hello"),
+        (lambda word: word[:-9], "cut or changed"),
+        (lambda word: word[:200] + ("A" if word[200] != "A" else "B") + word[201:], "cut or"),
+        (lambda word: word.replace("-1.", "-2."), "found form 2"),
+        (lambda _: "roomscribe-1.!!!", "cut or changed"),
+        (lambda _: "roomscribe-1.", "cut or changed"),
+    ],
+)
+def test_what_is_no_code_is_one_line(damage: object, said: str) -> None:
+    word = engine_of(kitchen="ear").code("kitchen").text()
+    with pytest.raises(ConfigError, match=said) as caught:
+        Code.read(damage(word))  # type: ignore[operator]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_code_for_a_server_is_no_code_for_a_box() -> None:
+    engine = engine_of(kitchen="ear")
+    with pytest.raises(ConfigError, match="found one for a server"):
+        Code.read(engine.text())
+    with pytest.raises(ConfigError, match="found one for a box"):
+        server_of(engine.code("kitchen").text())
+
+
+def test_names_that_no_subject_or_certificate_can_hold_are_refused() -> None:
+    for node in ("", "Kitchen", "a.b", "a*", "a>", "ä", "x" * 65):
+        with pytest.raises(ConfigError, match="expected a node's name"):
+            engine_of().invite(node, "ear")
+    with pytest.raises(ConfigError, match="expected a box that was invited here, found hall"):
+        engine_of(hall="ear").remove("kitchen")
+    for good in ("attic.local", "192.168.1.5", "fd00::1", "a"):
+        assert is_host(good), good
+    for bad in ("", "a b", 'a"b', "-a", "a..b", "a,b", "a:1", "tls://a"):
+        assert not is_host(bad), bad
+
+
+def test_a_damaged_state_is_named_and_left_alone(tmp_path: Path) -> None:
+    engine = engine_of(kitchen="ear")
+    engine.write(tmp_path, tmp_path / "js")
+    whole = json.loads((tmp_path / STATE).read_text(encoding="utf-8"))
+    for text in ("", "[]", "{}", json.dumps({**whole, "boxes": []}), json.dumps({**whole, "x": 1})):
+        write_whole(tmp_path / STATE, text)
+        with pytest.raises(ConfigError, match="set the server up again"):
+            Engine.load(tmp_path)
+        assert (tmp_path / STATE).read_text(encoding="utf-8") == text
+    assert Engine.load(tmp_path / "none") is None

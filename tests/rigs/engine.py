@@ -1,0 +1,44 @@
+"""A fleet's server as `roomscribe fleet join --serve` sets it up, run on loopback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rigs import certificates, nats
+from rigs.nats import NatsServer
+from rigs.wyoming import free_port
+
+from appliance.config import FleetSettings
+from appliance.fleet.engine import CONFIG, Engine
+
+
+def missing() -> str:
+    """What to install first; empty when nothing."""
+    return nats.missing() or certificates.missing()
+
+
+def served(folder: Path, port: int, host: str = "127.0.0.1") -> NatsServer:
+    """nats-server with the files of a folder; use with `with`."""
+    server = NatsServer(scheme="tls", file=folder / CONFIG, port=port)
+    server.host = host
+    return server
+
+
+def engine_of(**roles: str) -> Engine:
+    """A server on a free port of loopback that lets boxes in: their nodes and roles."""
+    made = Engine(("127.0.0.1",), port=free_port())
+    for node, role in roles.items():
+        made = made.invite(node, role)
+    return made.certified()
+
+
+def settings_for(engine: Engine, node: str, folder: Path, **keys: object) -> FleetSettings:
+    """[fleet] of a box that was let in."""
+    box = engine.boxes[node]
+    folder.mkdir(exist_ok=True)
+    authority, credential = folder / f"{node}.crt", folder / f"{node}.credential"
+    authority.write_text(engine.authority, encoding="ascii")
+    credential.touch(mode=0o600)
+    credential.write_text(f'user = "{node}"\npassword = "{box.password}"\n', encoding="utf-8")
+    chosen = {"role": box.role, "server": engine.addresses, "credential": str(credential)}
+    return FleetSettings(**{**chosen, "ca": str(authority), **keys})  # type: ignore[arg-type]
