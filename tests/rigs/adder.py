@@ -36,7 +36,7 @@ def adder(
                         stdin=opened,
                         stdout=opened,
                         stderr=subprocess.DEVNULL,
-                        env=os.environ | environment,
+                        env={**os.environ, **environment},
                         cwd=ROOT,
                     )
                 )

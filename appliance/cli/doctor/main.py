@@ -22,6 +22,7 @@ from appliance.cli.doctor import (
     house,
     machine,
     npu,
+    page,
     publishing,
     storage,
     transcribing,
@@ -63,6 +64,7 @@ GROUPS: dict[str, tuple[Check, ...]] = {
     "NPU": npu.CHECKS,
     "publishing": storage.CHECKS + publishing.CHECKS,
     "for the house": house.CHECKS,
+    "page": page.CHECKS,
     "several rooms": fleet.CHECKS,
     "service": publishing.SERVICE_CHECKS,
 }

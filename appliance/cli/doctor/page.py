@@ -1,0 +1,106 @@
+"""The local page: systemd listens for it, it answers, and strangers need a password."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import subprocess
+
+from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
+from appliance.config import WebSettings
+
+SOCKET_UNIT = "roomscribe-web.socket"
+EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+ANSWER_S = 8.0
+"""systemd starts it for the first who asks, a second or two on a Pi."""
+ENABLE = "`sudo roomscribe web enable`"
+
+
+def unit(around: Surroundings) -> Outcome:
+    """systemd listens for whoever looks."""
+    if not around.settings.web.enabled:
+        return skipped("web.enabled is false")
+    if not (around.root / "run/systemd/system").exists() or not shutil.which("systemctl"):
+        return skipped("systemd does not run this machine")
+    around.doing("asking systemctl")
+    asked = ["systemctl", "show", SOCKET_UNIT, "--property=ActiveState,Listen,LoadState"]
+    answer = subprocess.run(
+        asked, capture_output=True, text=True, timeout=ANSWER_S, check=False
+    ).stdout
+    facts = dict(line.partition("=")[::2] for line in answer.splitlines())
+    return judge_unit(facts, around.settings.web)
+
+
+def judge_unit(facts: dict[str, str], web: WebSettings) -> Outcome:
+    """The outcome for the unit's properties."""
+    if facts.get("LoadState") != "loaded":
+        return skipped(f"{SOCKET_UNIT} is not installed: `roomscribe web serve` shows the page")
+    state, listens = facts.get("ActiveState"), facts.get("Listen", "").partition(" (")[0]
+    if state != "active":
+        return failed(f"{SOCKET_UNIT} is {state}", f"{ENABLE} has systemd listen")
+    host = f"[{web.listen}]" if ":" in web.listen else web.listen
+    wanted = web.listen if web.listen.startswith("/") else f"{host}:{web.port}"
+    if listens != wanted:
+        found = f"systemd listens on {listens}, the configuration says {wanted}"
+        return failed(found, f"{ENABLE} once more, as [web] has changed")
+    return ok(f"systemd listens on {listens}")
+
+
+def answers(around: Surroundings) -> Outcome:
+    """The page is sent to who asks on this machine."""
+    web = around.settings.web
+    if not web.enabled:
+        return skipped("web.enabled is false")
+    if web.listen.startswith("/"):
+        return skipped(f"a proxy asks for it at {web.listen}")
+    host = EVERY.get(web.listen, web.listen)
+    around.doing(f"asking {host}, port {web.port}, for the page")
+    try:
+        connection = http.client.HTTPConnection(host, web.port, timeout=ANSWER_S)
+        connection.request("GET", "/", headers={"Host": f"localhost:{web.port}"})
+        answer = connection.getresponse()
+        server = answer.headers.get("Server", "")
+        connection.close()
+    except (OSError, http.client.HTTPException) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        cure = f"{ENABLE}, or see `journalctl -u roomscribe-web -n 50`"
+        return failed(f"{host}, port {web.port}, does not answer: {why}", cure)
+    if (answer.status, server) != (200, "roomscribe"):
+        found = f"another program answers on port {web.port} ({answer.status} {server})"
+        return failed(found, "end it, or set web.port to another")
+    return ok(f"http://localhost:{web.port}/ is there; `sudo roomscribe web open` prints a link")
+
+
+def guarded(around: Surroundings) -> Outcome:
+    """Whoever reaches it from another machine needs a password."""
+    from appliance.web import Access, is_local
+
+    web = around.settings.web
+    if not web.enabled:
+        return skipped("web.enabled is false")
+    if is_local(web.listen):
+        return ok(f"{web.listen}: for this machine alone")
+    access = Access(web)
+    if access.folder.exists() and not os.access(access.folder, os.R_OK | os.X_OK):
+        return skipped("whether there is a password may not be seen: sudo roomscribe doctor")
+    if access.has_password:
+        return ok(f"{web.listen}: a password is asked for")
+    if web.ingress:
+        return ok(f"{web.listen}: only those whom Home Assistant at {web.ingress} brings get in")
+    cure = "`sudo roomscribe web password`: without one it does not start"
+    return failed(f"{web.listen} is for the whole network, and there is no password", cure)
+
+
+NEEDS = ("[web]",)
+CHECKS = (
+    Check("unit of the page", unit, f"see `systemctl status {SOCKET_UNIT}`", needs=NEEDS),
+    Check(
+        "answer of the page",
+        answers,
+        "see `journalctl -u roomscribe-web`",
+        within_s=ANSWER_S + 7,
+        needs=(*NEEDS, "unit of the page"),
+    ),
+    Check("who may look", guarded, "see web.listen", needs=NEEDS),
+)
