@@ -8,6 +8,8 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.fleet import messages as messages
+    from appliance.fleet.brain import Brain as Brain
+    from appliance.fleet.ear import EarTranscriber as EarTranscriber, open_ear as open_ear
     from appliance.fleet.engine import (
         CONFIG as CONFIG,
         Code as Code,

@@ -38,7 +38,7 @@ MOST_BYTES = 4096
 """A longer file is not one that holds a password."""
 CONNECT_S = 5.0
 """For all of a connection: name, TCP, TLS, greeting."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 """Between two attempts to connect."""
 PING_S, PINGS = 20, 2
 """A connection is dead when so many pings in a row were not answered."""
@@ -113,6 +113,8 @@ class Link:
         """The one that is connected to; empty while none is."""
         self.refused: Callable[[str], None] = lambda _: None
         """Called, in the link's thread, with what the server says we have no right to."""
+        self.changed: Callable[[str | None], object] = lambda _: None
+        """Called, in the link's thread, with a new `trouble`."""
         self._servers = list(settings.server)
         self._workers: list[Callable[[Client], Coroutine[Any, Any, None]]] = []
         self._loop = _Loop()
@@ -121,6 +123,7 @@ class Link:
         self._client: Client | None = None
         self._since_s = 0.0
         self._errand: Errand | None = None
+        self._ended: asyncio.Event | None = None
 
     @property
     def client(self) -> Client | None:
@@ -169,6 +172,11 @@ class Link:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(work)
 
+    def reset(self) -> None:
+        """Gives a connection up that seems dead; the loop's thread."""
+        if self._ended:
+            self._ended.set()
+
     def close(self) -> None:
         """Takes leave of the server, in CLOSE_S at most."""
         errand = self._errand
@@ -192,11 +200,13 @@ class Link:
         while not self._closing.is_set():
             server = self._servers[turn % len(self._servers)]
             turn += 1
+            before_s = self._since_s
             try:
                 await self._be_connected(server)
-                pause_s = FIRST_PAUSE_S
             except Exception as error:
                 self._note(_explain(server, error))
+            if self._since_s != before_s:
+                pause_s = FIRST_PAUSE_S
             if turn % len(self._servers) == 0 or self.trouble is None:
                 self._tried.set()
                 with suppress(TimeoutError):
@@ -207,6 +217,7 @@ class Link:
         """Connects, and works until the connection ends. Raises whatever ended it."""
         ended = asyncio.Event()
         client, errors = await self._connect(server, ended)
+        self._ended = ended
         self._client, self._since_s, self.server = client, time.monotonic(), server
         self._note(None)
         self._tried.set()
@@ -278,6 +289,7 @@ class Link:
         """Logs what is news."""
         if trouble != self.trouble:
             self.trouble = trouble
+            self.changed(trouble)
             if trouble:
                 log.warning("%s", trouble)
             else:
@@ -336,6 +348,8 @@ def _explain(server: str, error: Exception) -> str:
             f"refused: {where} does not know this user or password; see fleet.credential, or "
             "`roomscribe fleet join` again"
         )
+    if isinstance(error, ServerError):
+        return said
     if isinstance(error, TimeoutError) or type(error).__module__.startswith("asyncio"):
         said = f"no answer within {CONNECT_S:g} s"
     if isinstance(error, ssl.SSLError):

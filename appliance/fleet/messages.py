@@ -156,12 +156,12 @@ def consumer_filter(model: str) -> str:
 
 
 def pack_window(job: Job) -> tuple[dict[str, str], bytes]:
-    """Headers and payload (FLAC) of a window's message. Raises MessageError when it is too large.
+    """Headers and payload of a window's message. Raises MessageError when it is too large."""
+    return window_headers(job), pack_sound(job.window.samples)
 
-    FLAC of 10 s of speech takes 4 ms and 176 kB, of PCM's 320 kB.
-    """
-    import soundfile
 
+def window_headers(job: Job) -> dict[str, str]:
+    """What a message says of its window; the id by which the server knows a message that it has."""
     window = job.window
     told = {
         "v": VERSION,
@@ -173,16 +173,23 @@ def pack_window(job: Job) -> tuple[dict[str, str], bytes]:
         "ahead": job.ahead,
         "patience_s": job.patience_s,
     }
+    return {ID_HEADER: f"{window.id}.{job.attempt}", WINDOW_HEADER: json.dumps(told)}
+
+
+def pack_sound(samples: Samples) -> bytes:
+    """FLAC of samples: 10 s of speech take 4 ms and 176 kB, of PCM's 320 kB. Raises MessageError
+    when it is too large."""
+    import soundfile
+
     sound = io.BytesIO()
-    soundfile.write(sound, window.samples, SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+    soundfile.write(sound, samples, SAMPLE_RATE, format="FLAC", subtype="PCM_16")
     payload = sound.getvalue()
     if len(payload) > LARGEST - LARGEST_HEADER:
         raise MessageError(
             "too_long",
             f"expected at most {LARGEST - LARGEST_HEADER} bytes of sound, found {len(payload)}",
         )
-    headers = {ID_HEADER: f"{window.id}.{job.attempt}", WINDOW_HEADER: json.dumps(told)}
-    return headers, payload
+    return payload
 
 
 def read_window(subject: str, headers: Mapping[str, str] | None, payload: bytes) -> Job:

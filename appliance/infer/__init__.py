@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from appliance.infer.mel import log_mel as log_mel, window_mel as window_mel
     from appliance.infer.remote import (
         WINDOW_S as WINDOW_S,
+        Answered as Answered,
         RemoteEncoder as RemoteEncoder,
         RemoteModel as RemoteModel,
         RemoteTranscriber as RemoteTranscriber,

@@ -1,0 +1,346 @@
+"""Windows of the ears, transcribed here while this machine's own room has none; one at a time.
+
+A window stays the server's until its answer was sent: a brain that dies, hangs or loses its
+connection has it taken from it, and another one does it. Nothing is kept of it but, for a while and
+in memory, the text, for an ear that asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from appliance import __version__
+from appliance.config import GateSettings
+from appliance.errors import ServerError
+from appliance.fleet.link import Link
+from appliance.fleet.messages import (
+    BRAINS,
+    LARGEST,
+    RECOMMENDED,
+    STREAM,
+    WINDOWS,
+    Answer,
+    Job,
+    MessageError,
+    Presence,
+    Refusal,
+    Subjects,
+    consumer,
+    consumer_filter,
+    identity,
+    pack_answer,
+    pack_presence,
+    read_window,
+    token,
+    window_facts,
+)
+from appliance.infer import Model
+from appliance.records import Transcription, Window
+from appliance.system import shorten
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+
+log = logging.getLogger("roomscribe.fleet")
+
+ACK_WAIT_S = 3.0
+"""A brain that has not said for so long that it is at work has its window taken from it."""
+AT_WORK_S = 1.0
+"""Between two such words."""
+DELIVERIES = 3
+"""Twice a window is transcribed; with the third delivery its ear is told that nobody can."""
+WAITING, WAITING_S = 4, 60.0
+"""So many windows of one ear wait at most, and so long."""
+PULL_S = 10.0
+"""Between two requests for a window while none comes."""
+QUIET_S = 0.05
+"""Between two looks at whether our own room has windows, and at whether more can be asked for."""
+PATIENCE = 2.0
+"""What nobody has begun in so many times its ear's patience is given back."""
+REMEMBERED = 32
+"""Texts that are kept for an ear that asks again."""
+REPLICAS = 3
+"""Of the stream, where the server is one of a cluster."""
+API_S = 5.0
+
+
+class Asked(Protocol):
+    """A window that is to be transcribed."""
+
+    wanted: bool
+    """False: it is not wanted any more."""
+
+
+Ask = Callable[[Window, bool, Callable[[Transcription | Exception], None]], Asked | None]
+"""Has a window transcribed, asks whether it is whole if that is true, and calls the answer, from
+any thread; None when too many wait."""
+
+
+class Brain:
+    """Serves a link; all of it runs in the link's loop."""
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        model: Callable[[], Model],
+        gates: GateSettings,
+        ask: Ask,
+        waiting: Callable[[], int],
+        count: Callable[[str], object],
+        trouble: Callable[[str | None], object],
+        clustered: bool = False,
+    ) -> None:
+        """Before the link is started. `waiting` says how many windows of our own room do. `count`
+        is told of fleet_done, fleet_redone and fleet_refused; `trouble` why nobody is served."""
+        self._link, self._model, self._ask = link, model, ask
+        self._recommended = {name: getattr(gates, name) for name in RECOMMENDED}
+        self._waiting, self._count, self._trouble = waiting, count, trouble
+        self._replicas = REPLICAS if clustered else 1
+        self._busy, self._done = False, 0
+        self._recent: OrderedDict[str, Transcription] = OrderedDict()
+        link.add(self._serve)
+        link.changed = trouble
+        link.refused = self._refused
+
+    async def _serve(self, client: Client) -> None:
+        """Serves a connection until it ends. Raises ServerError."""
+        consumers = await self._prepare(client)
+        heard = await client.subscribe(BRAINS, cb=self._tell)
+        try:
+            while True:
+                while self._waiting():
+                    await asyncio.sleep(QUIET_S)
+                for message in await _next(client, consumers):
+                    await self._do(client, message)
+        finally:
+            with suppress(Exception):
+                await heard.unsubscribe()
+
+    async def _prepare(self, client: Client) -> list[str]:
+        """The consumers that windows come from, there as they should be. Raises ServerError."""
+        from nats.errors import Error
+        from nats.js import api
+        from nats.js.errors import APIError, BadRequestError
+
+        stream = api.StreamConfig(
+            name=STREAM,
+            subjects=[WINDOWS],
+            retention=api.RetentionPolicy.WORK_QUEUE,
+            storage=api.StorageType.MEMORY,
+            discard=api.DiscardPolicy.NEW,
+            discard_new_per_subject=True,
+            max_msgs_per_subject=WAITING,
+            max_msg_size=LARGEST,
+            max_age=WAITING_S,
+            duplicate_window=WAITING_S,
+            num_replicas=self._replicas,
+        )
+        names = list(dict.fromkeys(["", token(self._model().name)]))
+        server = client.jetstream(timeout=API_S)
+        try:
+            try:
+                await server.add_stream(stream)
+            except BadRequestError:  # it is there, and another
+                await self._adjust(server, stream)
+            except APIError:
+                if self._replicas == 1:
+                    raise
+                await server.add_stream(stream.evolve(num_replicas=1))
+            for name in names:
+                await server.add_consumer(
+                    STREAM,
+                    api.ConsumerConfig(
+                        durable_name=consumer(name),
+                        filter_subject=consumer_filter(name),
+                        ack_policy=api.AckPolicy.EXPLICIT,
+                        ack_wait=ACK_WAIT_S,
+                        max_deliver=DELIVERIES,
+                    ),
+                )
+        except Error as error:
+            raise ServerError(
+                f"refused: the fleet's server {self._link.server} gives no stream {STREAM}: "
+                f"{shorten(str(error) or type(error).__name__, 120)}; see that its JetStream is on "
+                "(`roomscribe fleet check`)"
+            ) from error
+        return [consumer(name) for name in names]
+
+    async def _adjust(self, server: Any, stream: Any) -> None:
+        """Makes the stream what it should be, as far as the server lets it."""
+        from nats.js.errors import APIError
+
+        found = (await server.stream_info(STREAM)).config
+        for replicas in dict.fromkeys((self._replicas, found.num_replicas or 1)):
+            try:
+                await server.update_stream(stream.evolve(num_replicas=replicas))
+                return
+            except APIError as error:
+                log.warning("the stream %s stays as it is: %s", STREAM, error)
+
+    async def _tell(self, message: Msg) -> None:
+        """Says what we are to whoever asks for brains."""
+        model = self._model()
+        await message.respond(
+            pack_presence(
+                Presence(
+                    node=self._link.node,
+                    name=model.name,
+                    version=__version__,
+                    busy=self._busy,
+                    done=self._done,
+                    queue=self._waiting(),
+                    language=model.language,
+                    languages=tuple(model.languages),
+                    window_s=model.window_s,
+                    demo_model=model.demo_model,
+                )
+            )
+        )
+
+    async def _do(self, client: Client, message: Msg) -> None:
+        """Answers a window's message; gives it back when the connection ends before that."""
+        self._busy = True
+        try:
+            answer = await self._answer(message)
+            if answer:
+                node = message.subject.rpartition(".")[2]
+                await client.publish(Subjects(node).answer, pack_answer(answer, self._recommended))
+                await client.flush()
+            await message.ack()
+        except asyncio.CancelledError:
+            with suppress(Exception):
+                await message.nak()
+                await client.flush(1)
+            raise
+        finally:
+            self._busy = False
+
+    async def _answer(self, message: Msg) -> Answer | None:
+        """What is said of a window; None where nobody knows which it is."""
+        deliveries = message.metadata.num_delivered
+        try:
+            job = read_window(message.subject, message.headers, message.data)
+        except MessageError as error:
+            self._count("fleet_refused")
+            log.warning("a window of the fleet (%s) is refused: %s", message.subject, error)
+            with suppress(MessageError):
+                window_id, attempt = identity(window_facts(message.headers))
+                if window_id:
+                    refusal = Refusal(error.code, str(error))
+                    return Answer(window_id, attempt, self._link.node, refusal)
+            return None
+        say = functools.partial(Answer, job.window.id, job.attempt, self._link.node)
+        if known := self._recent.get(job.window.id):
+            return say(known)
+        if deliveries >= DELIVERIES:
+            self._count("fleet_refused")
+            said = f"a window that {DELIVERIES - 1} brains did not finish is not tried again"
+            return say(Refusal("set_aside", said))
+        result = await self._transcription(job, message)
+        if isinstance(result, Refusal):
+            self._count("fleet_refused")
+            return say(result)
+        self._recent[job.window.id] = result
+        while len(self._recent) > REMEMBERED:
+            self._recent.popitem(last=False)
+        self._done += 1
+        self._count("fleet_done")
+        if deliveries > 1:
+            self._count("fleet_redone")
+        return say(result)
+
+    async def _transcription(self, job: Job, message: Msg) -> Transcription | Refusal:
+        """The window's, made by the pipeline when it has time; meanwhile the server is told that
+        we are at work."""
+        model = self._model()
+        if job.window.duration_s > model.window_s:
+            return Refusal(
+                "too_long",
+                f"expected a window of at most {model.window_s:g} s, as its model {model.name} "
+                f"takes, found {job.window.duration_s:.1f} s",
+            )
+        loop = asyncio.get_running_loop()
+        made: asyncio.Future[Transcription | Exception] = loop.create_future()
+
+        def settle(result: Transcription | Exception) -> None:
+            if not made.done():
+                made.set_result(result)
+
+        def answer(result: Transcription | Exception) -> None:
+            self._link.soon(functools.partial(settle, result))
+
+        asked: Asked | None = None
+        begun_s = told_s = time.monotonic()
+        try:
+            while not made.done():
+                now_s = time.monotonic()
+                asked = asked or self._ask(job.window, job.ahead, answer)
+                if now_s - told_s >= AT_WORK_S:
+                    await message.in_progress()
+                    told_s = now_s
+                if now_s - begun_s > PATIENCE * job.patience_s:
+                    return Refusal("busy", "its own room, or others, leave it no time")
+                await asyncio.wait({made}, timeout=AT_WORK_S / 2 if asked else QUIET_S)
+        finally:
+            if asked:
+                asked.wanted = False
+        result = made.result()
+        if isinstance(result, Exception):
+            log.error("a window of %s failed: %s", job.node, result)
+            return Refusal("failed", shorten(f"transcribing failed: {result}", 200))
+        return replace(result, model=result.model or model.name)
+
+    def _refused(self, said: str) -> None:
+        """The server says that we have no right to something."""
+        self._trouble(
+            f"refused: the fleet's server lets {self._link.node} not do what a brain does "
+            f"({shorten(said, 160)}); `roomscribe fleet join` again, as a brain"
+        )
+
+
+async def _next(client: Client, consumers: list[str]) -> list[Msg]:
+    """The next window of any consumer: mostly one, two where two came at once; none after a while.
+
+    Raises ServerError when there is no such stream or consumer any more.
+    """
+    from nats.errors import TimeoutError as NothingError
+
+    heard: Subscription = await client.subscribe(inbox := client.new_inbox())
+    wanted = b'{"batch":1,"expires":%d}' % int(PULL_S * 1e9)
+    found: list[Msg] = []
+    try:
+        for name in consumers:
+            await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{name}", wanted, reply=inbox)
+        ends_s = time.monotonic() + PULL_S
+        with suppress(NothingError):
+            while not found and (left_s := ends_s - time.monotonic()) > 0:
+                _keep(await heard.next_msg(timeout=left_s), found)
+        await heard.unsubscribe()
+        with suppress(NothingError):
+            while heard.pending_msgs:
+                _keep(await heard.next_msg(timeout=AT_WORK_S), found)
+    finally:
+        with suppress(Exception):
+            await heard.unsubscribe()
+    return found
+
+
+def _keep(message: Msg, found: list[Msg]) -> None:
+    """Adds a window; passes over that there was none. Raises ServerError."""
+    status = (message.headers or {}).get("Status", "")
+    if not status:
+        found.append(message)
+    elif status not in ("404", "408"):
+        said = (message.headers or {}).get("Description", "no responders")
+        raise ServerError(f"brain lost: the fleet's stream {STREAM} is gone: {status} {said}")

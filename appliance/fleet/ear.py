@@ -1,0 +1,490 @@
+"""Windows to transcriptions by the brains of a fleet; `infer/remote` says what happens while they
+cannot.
+
+One window is under way at a time, which keeps the order. It is sent again, as another attempt, when
+the server was away meanwhile: what waits there lies in memory alone. An answer is for a window's
+id: the first one counts, whichever attempt it is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from appliance.config import FleetSettings, Settings, node_name
+from appliance.errors import ServerError
+from appliance.fleet.link import Link
+from appliance.fleet.messages import (
+    BRAINS,
+    FLEET,
+    RECOMMENDED,
+    Answer,
+    Job,
+    MessageError,
+    Presence,
+    Refusal,
+    Subjects,
+    longest_text,
+    pack_sound,
+    read_answer,
+    read_presence,
+    token,
+    window_headers,
+)
+from appliance.infer import (
+    WINDOW_S,
+    Answered,
+    Encoded,
+    Model,
+    RemoteEncoder,
+    RemoteModel,
+    RemoteTranscriber,
+    Transcriber,
+    Unit,
+    compression_ratio,
+    open_transcriber as open_model,
+)
+from appliance.model import chosen_model
+from appliance.records import Transcription, Window
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+log = logging.getLogger("roomscribe.fleet")
+
+PRESENCE_S = 1.0
+"""For a brain to say that it is there, and between two such questions while a window waits."""
+SENT_S = 2.0
+"""For the server to say that it has a window."""
+COMING_S = 2.0
+"""A connection so young knows of no brain yet: brains come back as ears do."""
+AGAIN_S = 0.1
+CONNECT_S = 2.5
+"""At the start, for the first connection."""
+REMEMBERED = 64
+"""So many windows' attempts are remembered, and so many late answers at most are kept."""
+ROUND_TRIPS = 100
+FULL = 10077
+"""nats-server's number for: maximum messages per subject exceeded."""
+PROBED = "doctor-"
+"""What ids of windows begin with that `roomscribe fleet check` sends under our name."""
+STATUS = "see `roomscribe fleet status`"
+
+
+class Ear:
+    """Sends windows over a link and waits for the answers. `present` and `transcribe` may be called
+    by any thread, the latter by one at a time; both raise ServerError."""
+
+    def __init__(self, link: Link, settings: FleetSettings) -> None:
+        """Before the link is started."""
+        self.muted: Callable[[], bool] = lambda: False
+        """While true not a byte of sound is sent."""
+        self.counts: Counter[str] = Counter()
+        """fleet_sent, fleet_redone (sent again), fleet_late."""
+        self.round_trips_ms: deque[float] = deque(maxlen=ROUND_TRIPS)
+        self._link, self._model, self._patience_s = link, settings.model, settings.patience_s
+        self._subjects = Subjects(link.node, settings.model)
+        self._awaited: dict[str, asyncio.Future[Answer]] = {}
+        """Answers that somebody waits for, by the window's id."""
+        self._attempts: OrderedDict[str, int] = OrderedDict()
+        self._given_up: OrderedDict[str, Answer | None] = OrderedDict()
+        """Windows that nobody waits for any more, and what came of them all the same."""
+        self._refusal = ""
+        """What the server says that we have no right to."""
+        self._sending: asyncio.Future[Any] | None = None
+        link.add(self._listen)
+        link.refused = self._refused
+
+    def present(self) -> Presence:
+        """A brain that is there, and would take our windows."""
+        self._link.settle(CONNECT_S)
+
+        async def ask() -> Presence:
+            client = self._link.client
+            if client is None:
+                raise ServerError(self._link.trouble or "no server")
+            return await self._presence(client)
+
+        return self._link.call(ask, PRESENCE_S + 0.5)
+
+    def transcribe(self, job: Job, within_s: float) -> Transcription:
+        """The first answer to a window."""
+        try:
+            sound = pack_sound(job.window.samples)
+        except MessageError as error:
+            raise ServerError(str(error)) from error
+        answer = self._link.call(lambda: self._ask(job, sound, within_s), within_s + 1.0)
+        if isinstance(answer.result, Refusal):
+            raise _refused(answer.brain, answer.result)
+        if len(answer.result.text) > longest_text(job.window.duration_s):
+            raise ServerError(f"the brain {answer.brain} answered with more than anybody says")
+        return answer.result
+
+    def hang_up(self) -> None:
+        """Nobody waits for an answer any more. Any thread."""
+
+        def drop() -> None:
+            for one in self._awaited.values():
+                if not one.done():
+                    one.set_exception(ServerError("the question was given up", busy=True))
+
+        self._link.soon(drop)
+
+    async def _listen(self, client: Client) -> None:
+        """Is called on each connection."""
+        self._refusal = ""
+        await client.subscribe(self._subjects.answer, cb=self._take)
+
+    async def _take(self, message: Msg) -> None:
+        """Whatever comes on our subject."""
+        try:
+            answer = read_answer(message.data, compression_ratio)
+        except MessageError as error:
+            log.warning("an answer of the fleet is none: %s", error)
+            for one in self._awaited.values():
+                if error.code == "version" and not one.done():
+                    one.set_exception(
+                        ServerError(
+                            f"refused: a brain answers: {error}; upgrade this ear", busy=True
+                        )
+                    )
+            return
+        awaited = self._awaited.get(answer.id)
+        if awaited and not awaited.done():
+            awaited.set_result(answer)
+            return
+        if answer.id.startswith(PROBED):
+            return
+        self.counts["fleet_late"] += 1
+        if answer.id in self._given_up and not isinstance(answer.result, Refusal):
+            self._given_up[answer.id] = answer
+
+    async def _ask(self, job: Job, sound: bytes, within_s: float) -> Answer:
+        """The answer to a window, which is sent on every connection that stands meanwhile."""
+        loop, window_id = asyncio.get_running_loop(), job.window.id
+        if known := self._given_up.pop(window_id, None):
+            return known
+        answer: asyncio.Future[Answer] = loop.create_future()
+        self._awaited[window_id] = answer
+        look: asyncio.Future[bool] | None = None
+        sent_to: Client | None = None
+        begun_s, ends_s = time.monotonic(), loop.time() + within_s
+        looked_s = 0.0
+        try:
+            while not answer.done():
+                left_s, client = ends_s - loop.time(), self._link.client
+                if left_s <= 0:
+                    raise _lost(within_s)
+                if client is None and sent_to is None:
+                    raise ServerError(self._link.trouble or "no server", busy=True)
+                if client is not None and client is not sent_to:
+                    if not await self._send(client, job, sound):
+                        await asyncio.sleep(AGAIN_S)
+                        continue
+                    sent_to, look = client, None
+                if client is not None and (look is None or loop.time() - looked_s > PRESENCE_S):
+                    look, looked_s = asyncio.ensure_future(self._is_there(client)), loop.time()
+                waits = {answer, *([look] if look and not look.done() else ())}
+                pause_s = PRESENCE_S if client else AGAIN_S
+                await asyncio.wait(
+                    waits, timeout=min(left_s, pause_s), return_when=asyncio.FIRST_COMPLETED
+                )
+                if not answer.done() and look and look.done() and not look.result():
+                    if self._link.age_s > COMING_S or self._link.client is not sent_to:
+                        raise self._nobody("brain lost")
+                    look, looked_s = None, loop.time()
+                    await asyncio.wait({answer}, timeout=AGAIN_S)
+            self.round_trips_ms.append(1000 * (time.monotonic() - begun_s))
+            return answer.result()
+        except BaseException:
+            self._give_up(window_id)
+            raise
+        finally:
+            del self._awaited[window_id]
+            if look:
+                look.cancel()
+
+    async def _send(self, client: Client, job: Job, sound: bytes) -> bool:
+        """Has the server take a window; False when no brain has made the stream yet. Raises
+        ServerError."""
+        if self.muted():
+            raise ServerError("muted: what was said before is not sent", busy=True)
+        if self._refusal:
+            raise ServerError(self._refusal, busy=True)
+        attempt = self._attempts.pop(job.window.id, 0) + 1
+        self._attempts[job.window.id] = attempt
+        while len(self._attempts) > REMEMBERED:
+            self._attempts.popitem(last=False)
+        headers = window_headers(replace(job, attempt=attempt))
+        self._sending = asyncio.ensure_future(
+            client.request(self._subjects.window, sound, timeout=SENT_S, headers=headers)
+        )
+        from nats.errors import Error, NoRespondersError, TimeoutError as SlowError
+
+        try:
+            reply = await self._sending
+        except NoRespondersError:
+            if self._link.age_s > COMING_S:
+                raise self._nobody("no brain") from None
+            return False
+        except asyncio.CancelledError:
+            if self._refusal:
+                raise ServerError(self._refusal, busy=True) from None
+            raise
+        except SlowError:
+            self._link.reset()
+            return False
+        except (Error, OSError):
+            return False  # the connection is lost, and will be another
+        finally:
+            self._sending = None
+        if not self._is_taken(reply.data):
+            return False
+        self.counts["fleet_sent"] += 1
+        if attempt > 1:
+            self.counts["fleet_redone"] += 1
+        return True
+
+    def _is_taken(self, data: bytes) -> bool:
+        """What the server says of a window that was sent; False: it had this attempt already, of
+        the process before. Raises ServerError."""
+        try:
+            told = json.loads(data)
+            error = told.get("error")
+        except (ValueError, AttributeError):
+            told, error = {}, {"description": "no answer that is one"}
+        if error:
+            said = str(error.get("description", ""))[:100]
+            if error.get("err_code") == FULL:
+                said = "more waits for the brains than they can do"
+            raise ServerError(
+                f"refused: the fleet's server takes no window: {said}; {STATUS}", busy=True
+            )
+        return not told.get("duplicate")
+
+    async def _is_there(self, client: Client) -> bool:
+        """False when the server says that no brain listens."""
+        try:
+            await self._presence(client)
+        except ServerError as error:
+            return not str(error).startswith("no brain")
+        return True
+
+    async def _presence(self, client: Client) -> Presence:
+        """A brain that would take our windows. Raises ServerError."""
+        from nats.errors import Error
+
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + PRESENCE_S
+        others = trouble = ""
+        heard = await client.subscribe(inbox := client.new_inbox())
+        try:
+            await client.publish(BRAINS, b"", reply=inbox)
+            while (left_s := ends_s - loop.time()) > 0:
+                reply = await heard.next_msg(timeout=left_s)
+                if reply.headers and reply.headers.get("Status") == "503":
+                    raise self._nobody("no brain")
+                try:
+                    found = read_presence(reply.data)
+                except MessageError as error:
+                    trouble = f"refused: a brain's greeting: {error}; upgrade the older one"
+                    continue
+                if not self._model or token(found.name) == self._model:
+                    return found
+                others = found.name
+        except Error:
+            pass  # nobody else answers, or the connection is lost
+        finally:
+            with suppress(Error):
+                await heard.unsubscribe()
+        if others:
+            raise ServerError(
+                f"no brain: expected one with the model {self._model}, found {others}; see "
+                "fleet.model",
+                busy=True,
+            )
+        raise ServerError(trouble or f"brain lost: no brain answers; {STATUS}", busy=True)
+
+    def _nobody(self, kind: str) -> ServerError:
+        what = "none is" if kind == "no brain" else "the one that was is not any more"
+        return ServerError(
+            f"{kind}: expected a brain at the fleet's server {self._link.server}, {what} there; "
+            f"{STATUS}",
+            busy=True,
+        )
+
+    def _refused(self, said: str) -> None:
+        """The server says that we have no right to something."""
+        self._refusal = (
+            f"refused: the fleet's server lets {self._link.node} not do what an ear does ({said}); "
+            "`roomscribe fleet join` again, as an ear"
+        )
+        if self._sending:
+            self._sending.cancel()
+
+    def _give_up(self, window_id: str) -> None:
+        """Nobody waits for this answer now; perhaps somebody asks again."""
+        self._given_up[window_id] = None
+        while len(self._given_up) > REMEMBERED:
+            self._given_up.popitem(last=False)
+
+
+class EarEncoder(RemoteEncoder[Presence, Transcription]):
+    """How the brains are."""
+
+    remote_name = FLEET
+    away = "the question before has not ended"
+    pauses_s = 0.5, 2.0
+
+    def __init__(
+        self,
+        ear: Ear,
+        link: Link,
+        settings: Settings,
+        local: Unit | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Asks for a brain, without waiting. `local` encodes while there is none."""
+        self._ear, self._link = ear, link
+        self._patience_s = settings.fleet.patience_s
+        segmenter = settings.segmenter
+        self._guesses = segmenter.speculate and segmenter.early_ms > 0
+        self._seen: object = None
+        self.own_cpu = 0
+        """Windows that this machine's model encoded."""
+        super().__init__(local, clock)
+
+    def describe(self) -> Presence:
+        """What a brain says of itself."""
+        return self._ear.present()
+
+    def prove(self) -> Presence:
+        """The same, once a brain has transcribed a second of silence, where one had failed."""
+        found = self._ear.present()
+        if self._failures and not self._ear.muted():
+            silence = Window("silence", 1, True, self.silence, 0.0, 0.0, 0.0)
+            self._ear.transcribe(Job(silence, self._link.node, 1), 1.0 + self._patience_s)
+        return found
+
+    def request(self, window: Window, within_s: float) -> Transcription:
+        """A brain's transcription."""
+        # the window that ends an utterance was guessed before; that is when this is asked
+        ahead = self._guesses and window.last
+        job = Job(window, self._link.node, 1, ahead=ahead, patience_s=within_s)
+        return self._ear.transcribe(job, within_s)
+
+    def within_s(self, window: Window, failures: int) -> float:
+        """`patience_s`."""
+        return self._patience_s
+
+    def hang_up(self) -> None:
+        """Ends what is being asked."""
+        self._ear.hang_up()
+
+    def ask(self, window: Window) -> Transcription:
+        """A brain's transcription. Raises as the base's, and ServerError while muted."""
+        if self._ear.muted():
+            raise ServerError("muted: what was said before is not sent", busy=True)
+        if self.fault:  # somebody waits: looked for as often as at the beginning
+            self._look_s = min(self._look_s, self._clock() + self.pauses_s[0])
+            self._pause_s = self.pauses_s[0]
+        return super().ask(window)
+
+    def facts(self) -> dict[str, Any]:
+        """Beside what is known of the chip here, `counters` and `round_trips_ms`."""
+        counters = {**self._ear.counts, "fleet_own_cpu": self.own_cpu}
+        mine = {"counters": counters, "round_trips_ms": tuple(self._ear.round_trips_ms)}
+        return {**super().facts(), **mine}
+
+    def _watch(self, now_s: float) -> None:
+        """That the connection was lost, or is another, is looked into at once."""
+        if self._link.client is not self._seen:
+            self._seen = self._link.client
+            self._look_s = now_s
+        super()._watch(now_s)
+
+
+class EarTranscriber(RemoteTranscriber[Presence, Transcription]):
+    """Has windows transcribed by the brains."""
+
+    encoder: EarEncoder
+
+    def __init__(self, settings: Settings, local: Transcriber | None, link: Link) -> None:
+        """Starts the link."""
+        self.ear, self._link = Ear(link, settings.fleet), link
+        link.start()
+        encoder = EarEncoder(self.ear, link, settings, local.encoder if local else None)
+        super().__init__(encoder, local, settings.gates)
+
+    @property
+    def bundle(self) -> Model:
+        """The model that transcribes now."""
+        local, found = self._local, self.encoder.info
+        if local and (self.encoder.fault or not found):
+            return local.bundle
+        if not found:
+            return RemoteModel("unknown", "und", (), WINDOW_S)
+        window_s = min(found.window_s, local.bundle.window_s) if local else found.window_s
+        return RemoteModel(found.name, found.language, found.languages, window_s, found.demo_model)
+
+    def transcription(self, window: Window, reply: Transcription) -> Transcription:
+        """What a brain says is one already."""
+        return reply
+
+    def encode(self, window: Window) -> Encoded:
+        """As the base's; counts what is encoded here."""
+        encoded = super().encode(window)
+        if not isinstance(encoded, Answered):
+            self.encoder.own_cpu += 1
+        return encoded
+
+    def write(self, encoded: Encoded) -> Transcription:
+        """The text of what `encode` gave, with what its model recommends for the gates."""
+        result = super().write(encoded)
+        if isinstance(encoded, Answered) or not self._local:
+            return result
+        told = {name: getattr(self._local.gates, name) for name in RECOMMENDED}
+        return replace(result, recommended=told)
+
+    def close(self) -> None:
+        """Ends what is being asked, and the connection."""
+        super().close()
+        self._link.close()
+
+
+def open_ear(settings: Settings) -> EarTranscriber:
+    """The transcriber of an ear. The model on this machine stands in for the brains, if one was
+    chosen: the built-in one knows too little to.
+
+    Raises ConfigError for a credential that cannot be used, and as infer's `open_transcriber` does
+    for the model here, but never for a server or a brain that is away.
+    """
+    link = Link(settings.fleet, node_name(settings))
+    has_model = bool(settings.model.bundle or chosen_model())
+    return EarTranscriber(settings, open_model(settings) if has_model else None, link)
+
+
+def _lost(within_s: float) -> ServerError:
+    return ServerError(
+        f"brain lost: expected an answer within {within_s:g} s (fleet.patience_s), found none; "
+        f"{STATUS}",
+        busy=True,
+    )
+
+
+def _refused(brain: str, refusal: Refusal) -> ServerError:
+    """Why a brain has no text, as an error; the window's fault only where it is."""
+    said = f"the brain {brain}: {refusal.text}"
+    if refusal.code == "version":
+        return ServerError(f"refused: {said}; upgrade that brain", busy=True)
+    if refusal.code == "busy":
+        return ServerError(f"brain lost: {said}; another brain or a smaller model helps", busy=True)
+    return ServerError(f"brain lost: {said}; see its journal")
