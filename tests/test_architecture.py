@@ -63,7 +63,7 @@ OWNERS = {
     "nats": ("fleet/",),
     "rich": ("cli/",),
     "tomlkit": ("cli/",),
-    "jeepney": ("wyoming/announcing.py",),
+    "jeepney": ("wyoming/announcing.py", "cli/browsing.py"),
     "zeroconf": ("wyoming/announcing.py",),
     "systemd": ("daemon/journal.py",),
     "tornado": ("web/",),

@@ -19,7 +19,6 @@ import re
 import select
 import shutil
 import socket
-import subprocess
 import sys
 import time
 import tomllib
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance import config
 from appliance.cli import model as models
+from appliance.cli.browsing import announced
 from appliance.config import DEFAULT_PATH, ModelSettings, Settings, node_name, slug
 from appliance.control import SOCKET_NAME, Client
 from appliance.errors import (
@@ -319,7 +319,11 @@ class _Setup:
         """Brokers that answer: the configured one, what the network announces, Home Assistant's
         usual name, this machine."""
         mqtt = self._settings.mqtt
-        places = [(mqtt.host, mqtt.port), *_announced(), ("homeassistant.local", MQTT_PORT)]
+        places = [
+            (mqtt.host, mqtt.port),
+            *announced("_mqtt._tcp", BROWSE_S),
+            ("homeassistant.local", MQTT_PORT),
+        ]
         for host, port in dict.fromkeys([*places, ("localhost", MQTT_PORT)]):
             with suppress(OSError), socket.create_connection((host, port), REACH_S):
                 yield f"{host}:{port}"
@@ -696,21 +700,6 @@ def _entered(within_s: float) -> bool:
         return False
     sys.stdin.readline()
     return True
-
-
-def _announced() -> list[tuple[str, int]]:
-    """Brokers that announce themselves as _mqtt._tcp, as avahi knows them."""
-    program = shutil.which("avahi-browse")
-    if not program:
-        return []
-    with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            [program, "-rptk", "_mqtt._tcp"],
-            capture_output=True, text=True, timeout=BROWSE_S, check=False,
-        )  # fmt: skip
-        found = (line.split(";") for line in done.stdout.splitlines())
-        return [(one[6], int(one[8])) for one in found if one[0] == "=" and len(one) > 8]
-    return []
 
 
 def _host_and_port(wanted: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rigs.needs import needs_broker, needs_microphone
 from rigs.terminal import Terminal
 from rigs.waiting import until
 
-from appliance.cli.setup import _announced, _host_and_port, _loudest, _Meter, edited
+from appliance.cli.setup import _host_and_port, _loudest, _Meter, edited
 from appliance.errors import ConfigError
 
 SHIPPED = (ROOT / "config" / "roomscribe.toml").read_text("utf-8")
@@ -246,21 +246,3 @@ def test_what_is_declined_is_not_written(tmp_path: Path) -> None:
         terminal.until("nothing was changed")
         assert terminal.wait() == 1
     assert config.read_text() == before
-
-
-def test_brokers_that_the_network_announces_are_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "avahi-browse"
-    program.write_text(
-        "#!/bin/sh\n[ \"$*\" = '-rptk _mqtt._tcp' ] || exit 1\n"
-        "echo '+;eth0;IPv4;Hub;_mqtt._tcp;local'\n"
-        "echo '=;eth0;IPv4;Hub;_mqtt._tcp;local;hub.local;192.0.2.7;1884;\"v=1\"'\n"
-        "echo '=;eth0;IPv4;broken'\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert _announced() == [("hub.local", 1884)]
-    program.unlink()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert _announced() == []

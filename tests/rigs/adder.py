@@ -33,8 +33,8 @@ def adder(
                 begun.append(
                     subprocess.Popen(
                         command,
-                        stdin=opened,
-                        stdout=opened,
+                        stdin=opened.fileno(),
+                        stdout=opened.fileno(),
                         stderr=subprocess.DEVNULL,
                         env={**os.environ, **environment},
                         cwd=ROOT,

@@ -2,88 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import shutil
 import socket
 import struct
-import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from rigs.avahi import WITHIN_S, House, announcing, needs_avahi
 from rigs.waiting import until
 
-from appliance.wyoming.announcing import advertise, own_address
+from appliance.wyoming.announcing import own_address
 
-WITHIN_S = 20.0
 MDNS = ("224.0.0.251", 5353)
-BUS = """
-<busconfig>
-  <type>system</type>
-  <listen>unix:path={path}</listen>
-  <auth>EXTERNAL</auth>
-  <policy context="default">
-    <allow user="*"/><allow own="*"/>
-    <allow send_type="method_call"/><allow send_type="signal"/>
-    <allow send_requested_reply="true"/>
-    <allow receive_type="method_call"/><allow receive_type="method_return"/>
-    <allow receive_type="error"/><allow receive_type="signal"/>
-  </policy>
-</busconfig>
-"""
-needs_avahi = pytest.mark.skipif(
-    os.geteuid() != 0
-    or not all(map(shutil.which, ("dbus-daemon", "avahi-daemon", "unshare")))
-    or find_spec("jeepney") is None
-    or not own_address()[0].isdigit(),
-    reason="needs root, dbus-daemon, avahi-daemon, unshare, jeepney and a network",
-)
-
-
-class House:
-    """A message bus, and an avahi-daemon on it that is started and stopped."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self.bus = folder, folder / "bus"
-        self._avahi: subprocess.Popen[bytes] | None = None
-        config = folder / "bus.conf"
-        config.write_text(BUS.format(path=self.bus), encoding="utf-8")
-        self._daemon = subprocess.Popen(
-            ["dbus-daemon", "--nofork", "--nopidfile", f"--config-file={config}"],
-            stderr=subprocess.DEVNULL,
-        )
-        until(self.bus.exists, WITHIN_S)
-        (folder / "avahi.conf").write_text(
-            f"[server]\nhost-name=house-{os.getpid()}\nuse-ipv6=no\n", encoding="utf-8"
-        )
-
-    def start_avahi(self) -> None:
-        # where it writes its number, another one may run
-        mount = "mkdir -p /run/avahi-daemon && mount -t tmpfs none /run/avahi-daemon"
-        run = "exec avahi-daemon --no-drop-root --no-chroot --no-rlimits -f"
-        log = self._folder / "avahi.log"
-        with log.open("wb") as stream:
-            self._avahi = subprocess.Popen(
-                ["unshare", "--mount", "sh", "-c", f"{mount} && {run} {self._folder}/avahi.conf"],
-                env=os.environ | {"DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={self.bus}"},
-                stderr=stream,
-            )
-        until(lambda: b"startup complete" in log.read_bytes(), WITHIN_S)
-
-    def stop_avahi(self) -> None:
-        if self._avahi:
-            self._avahi.terminate()
-            self._avahi.wait()
-            self._avahi = None
-
-    def close(self) -> None:
-        self.stop_avahi()
-        self._daemon.kill()
-        self._daemon.wait()
 
 
 @pytest.fixture
@@ -92,28 +25,6 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={house.bus}")
     yield house
     house.close()
-
-
-@contextmanager
-def announcing(instance: str, port: int) -> Iterator[list[str]]:
-    """What is told while it is announced."""
-    told: list[str] = []
-    loop = asyncio.new_event_loop()
-    announced = advertise(instance, port, told.append, look_s=0.2, again_s=0.1)
-    task = loop.create_task(announced)
-
-    def run() -> None:
-        with suppress(asyncio.CancelledError):
-            loop.run_until_complete(task)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield told
-    finally:
-        loop.call_soon_threadsafe(task.cancel)
-        thread.join()
-        loop.close()
 
 
 def answers() -> bytes:
