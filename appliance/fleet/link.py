@@ -279,9 +279,10 @@ class Link:
                     **chosen,
                 )
         except BaseException as error:
+            why = errors[-1] if errors else None  # leaving may fail, too, and says less
             await _leave(client)
-            if errors and isinstance(error, Exception):
-                raise errors[-1] from error
+            if why and isinstance(error, Exception):
+                raise why from error
             raise
         return client, errors
 
