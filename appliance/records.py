@@ -243,6 +243,10 @@ class ApplianceState:
     whether it is to be, or is about to be opened."""
     machine: str = ""
     """What the appliance runs on; empty where that is not known."""
+    listens: bool = True
+    """False for a machine that has no microphone and is to have none."""
+    fleet: tuple[str, str] | None = None
+    """Role in a fleet, and the server that is connected to, empty while none is; None alone."""
     wyoming: str | None = ""
     """Address and port where the speech of others is transcribed; None while that cannot be had,
     empty where nobody wants it."""
@@ -263,3 +267,5 @@ class ApplianceStats:
     soc_temperature_c: float | None = None
     throttling: tuple[str, ...] | None = None
     """What the machine suffers from now, in plain words."""
+    round_trips_ms: tuple[float, ...] = ()
+    """How long a fleet's brains took for the last windows of this ear."""

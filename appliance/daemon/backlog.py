@@ -88,6 +88,8 @@ class Request:
     there is none; not at all when it is not wanted any more. Should not take long."""
     idle: bool = False
     """True when all other requests go first."""
+    ahead: bool = False
+    """True when it is asked, too, whether the text is a whole sentence."""
     wanted: bool = True
     """Whoever asked may set it to False; any thread."""
     encoded: Encoded | None = None

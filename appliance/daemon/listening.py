@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from appliance.capture import Recorder, Source, open_source
-from appliance.config import CaptureSettings
+from appliance.config import NO_DEVICE, CaptureSettings
 from appliance.daemon.health import Health
 from appliance.daemon.mute import Mute
 from appliance.errors import DeviceError
@@ -56,13 +56,15 @@ class CaptureSupervisor:
         self._lock = threading.Lock()
         self._recorder = Recorder()
         self._source: Source | None = None
+        self.listens = settings.device != NO_DEVICE or bool(settings.recording)
+        """False where there is no microphone and is to be none."""
         self._muted = mute.on
         self._silenced = self._ended = False
         self._logged: set[str] = set()
         """Troubles of the microphone since sound last came."""
         self._untold = self._muted
         """Sound that comes is news: it did not for a while."""
-        if self._muted:
+        if self._muted or not self.listens:
             return
         try:
             self._source = source(settings, self._recorder)
@@ -88,7 +90,7 @@ class CaptureSupervisor:
                 self._recorder.resume()
                 if self._stopping.is_set():
                     break
-                if self._mute.on:
+                if self._mute.on or not self.listens:
                     self._rest(moved)
                 elif self._read(moved):
                     break
@@ -125,10 +127,12 @@ class CaptureSupervisor:
         if source:  # opened before, and never read
             with source:
                 source.stop()
-        self._become(muted=True)
-        while self._mute.on and not self._stopping.is_set():
+        self._become(muted=self._mute.on)
+        while (self._mute.on or not self.listens) and not self._stopping.is_set():
             self._woken.wait(REST_S)
             self._woken.clear()
+            if self._muted != self._mute.on and not self.listens:
+                self._become(muted=self._mute.on)
             moved()
         if not self._stopping.is_set():
             self._become(muted=False)
@@ -137,7 +141,8 @@ class CaptureSupervisor:
         """Notes and logs the change; a microphone that is not wanted has no trouble."""
         if self._muted != muted:
             self._muted = muted
-            log.info("the microphone is %s", "closed" if muted else "to be opened")
+            position = "closed" if muted else "to be opened" if self.listens else "not there"
+            log.info("the microphone is %s", position)
         self._health.trouble("microphone", None)
         self._health.on_change()
 

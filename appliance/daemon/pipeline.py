@@ -41,9 +41,10 @@ from appliance.daemon.listening import CaptureSupervisor, Opener
 from appliance.daemon.mute import Mute
 from appliance.daemon.partials import Partials
 from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, retry
-from appliance.daemon.scribe import EncodedWindow, Scribe
+from appliance.daemon.scribe import EncodedWindow, Scribe, open_transcriber
 from appliance.errors import DeviceError, RefusedError, ServerError
-from appliance.infer import AnyTranscriber
+from appliance.fleet import Brain, EarTranscriber, Link
+from appliance.infer import AnyTranscriber, transcribed_elsewhere
 from appliance.mqtt import Publisher, subscriptions
 from appliance.records import (
     ApplianceState,
@@ -58,7 +59,6 @@ from appliance.wyoming import (
     Answer,
     Server as WyomingServer,
     advertise,
-    open_transcriber,
 )
 
 log = logging.getLogger("roomscribe.daemon")
@@ -241,10 +241,11 @@ class Pipeline:
                 Backlog(settings, self.health, self._scribe.discard, in_process=model.in_process)
             )
             # a server is the whole house's, and a window waits for the answer that it owes us
-            here = settings.transcriber.backend != "wyoming"
+            here = not transcribed_elsewhere(settings)
             ask = self._backlog.ask if here else lambda _: False
             self._partials = Partials(ask, self._scribe.preview, listeners)
             self._wyoming = self._house_server(model, node)
+            self._fleet = self._open_fleet(model, node, opened)
             lose = functools.partial(self._frames.mark, Sentinel.LOST)
             self._supervisor = CaptureSupervisor(
                 settings.capture, self.health, self.mute, self._put, lose, source=source
@@ -275,12 +276,16 @@ class Pipeline:
         self._stages = [Stage(name, work, self.ended.set) for name, work in works.items()]
         for stage in self._stages:
             stage.start()
+        if self._fleet:
+            self._fleet.start()
 
     def stop(self) -> None:
         """Ends the stages, the first one of the path first; what was said is published."""
         deadline_s = time.monotonic() + STOP_WITHIN_S
         self._stopping = True
         self._supervisor.stop()
+        if self._fleet:
+            self._fleet.close()  # what is under way for others is another brain's then
         if self._wyoming:
             self._wyoming.stop()
         for stage in reversed(self._stages):
@@ -337,16 +342,20 @@ class Pipeline:
             muted=muted,
             machine=self._machine,
             wyoming=self._wyoming.address or None if self._wyoming else "",
+            fleet=self._fleet_state(),
+            listens=self._supervisor.listens,
         )
 
     def stats(self) -> ApplianceStats:
         """Counters and readings, for the `stats` topic. Any thread; does not wait."""
+        facts = self._encoder.facts()
         return ApplianceStats(
-            counters=self.health.counters(),
+            counters={**self.health.counters(), **facts.get("counters", {})},
             uptime_s=self.health.uptime_s,
-            npu_temperature_c=self._encoder.facts().get("temperature_c"),
+            npu_temperature_c=facts.get("temperature_c"),
             soc_temperature_c=system.soc_temperature_c(),
             throttling=system.throttling(),
+            round_trips_ms=facts.get("round_trips_ms", ()),
         )
 
     def ask(self, request: Request) -> bool:
@@ -413,6 +422,40 @@ class Pipeline:
             trouble=functools.partial(self.health.trouble, "wyoming"),
             advertise=announce if self._settings.wyoming.announced else None,
         )
+
+    def _open_fleet(
+        self, model: AnyTranscriber, node: str, opened: contextlib.ExitStack
+    ) -> Link | None:
+        """The connection over which the windows of others come, if they are to. An ear is told when
+        not to send."""
+        if isinstance(model, EarTranscriber):
+            model.ear.muted = lambda: self.mute.on
+        if not self._settings.fleet.serves:
+            return None
+
+        def ask(window: Window, ahead: bool, answer: Answer) -> Request | None:
+            request = Request(window, answer, ahead=ahead)
+            return request if self.ask(request) else None
+
+        link = Link(self._settings.fleet, node)
+        Brain(
+            link,
+            model=lambda: model.bundle,
+            gates=model.gates,
+            ask=ask,
+            waiting=lambda: len(self._backlog),
+            count=self.health.count,
+            trouble=functools.partial(self.health.trouble, "fleet"),
+            clustered=len(self._settings.fleet.server) > 1,
+        )
+        opened.callback(link.close)
+        return link
+
+    def _fleet_state(self) -> tuple[str, str] | None:
+        """Role in the fleet, and the server that is connected to; None without a role."""
+        ear = self._transcriber if isinstance(self._transcriber, EarTranscriber) else None
+        link = ear.link if ear else self._fleet
+        return (self._settings.fleet.role, link.server) if link else None
 
     def _serve_house(self, stage: Stage) -> bool:
         """Speech of others -> text, until `stop`."""
@@ -500,7 +543,8 @@ class Pipeline:
             return not self._backlog.out_of_time
 
         self._transcriber.goes_on = goes_on
-        self.sounding.wait(LISTEN_FIRST_S)
+        if self._supervisor.listens:
+            self.sounding.wait(LISTEN_FIRST_S)
         while not self._backlog.over:
             lease = self._backlog.take(self._idle_s)
             stage.moved()

@@ -20,11 +20,10 @@ from pathlib import Path
 
 from appliance.config import Settings
 from appliance.daemon.backlog import DEATHS, Lease
-from appliance.daemon.scribe import EncodedWindow
+from appliance.daemon.scribe import EncodedWindow, open_transcriber
 from appliance.infer import AnyTranscriber
 from appliance.records import Transcription, Window
 from appliance.system import Child, ChildDiedError, ChildFailedError
-from appliance.wyoming import open_transcriber
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -123,6 +122,8 @@ def _transcribe(
         settings,
         encoder=replace(settings.encoder, backend="cpu"),
         decoder=replace(settings.decoder, backend="cpu"),
+        # not by a brain: this process is there to see what the model here makes of it
+        fleet=replace(settings.fleet, role="alone"),
         # a server that is slow leaves the time for the model here
         transcriber=replace(
             settings.transcriber, timeout_s=min(settings.transcriber.timeout_s, 10)

@@ -19,6 +19,7 @@ from appliance.daemon import journal
 from appliance.daemon.backlog import Guess, Lease, Request
 from appliance.daemon.health import Health
 from appliance.errors import StoreError
+from appliance.fleet import open_ear
 from appliance.infer import AnyTranscriber, Encoded, Gates, silence_ms
 from appliance.records import (
     Discarded,
@@ -29,6 +30,7 @@ from appliance.records import (
     utc_from_monotonic,
 )
 from appliance.store import Store
+from appliance.wyoming import open_transcriber as open_served
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -134,7 +136,8 @@ class Scribe:
         if request.idle:
             self._health.count("partials")
         try:
-            request.encoded = self._transcriber.encode(request.window)
+            encoded = self._transcriber.encode(request.window)
+            request.encoded = replace(encoded, ahead=True) if request.ahead else encoded
         except Exception as error:
             _answer(request, error)
         return request.encoded is not None
@@ -247,7 +250,7 @@ class Scribe:
 
     @property
     def encoder(self) -> str:
-        """What runs the encoder: cpu, hailo8...; or wyoming, a server."""
+        """What runs the encoder: cpu, hailo8...; or wyoming, a server; or fleet, its brains."""
         return self._transcriber.encoder.name
 
     def _text_before(self, window: Window) -> str:
@@ -258,6 +261,14 @@ class Scribe:
             return ""
         wanted = (window.utterance_id, window.index - 1)
         return "".join(one.text for one in newest if (one.utterance_id, one.window) == wanted)
+
+
+def open_transcriber(settings: Settings) -> AnyTranscriber:
+    """What makes the texts: a model on this machine, a speech-to-text server, or a fleet's brains.
+
+    Raises ModelError, ConfigError and DeviceError, but never for another machine that is away.
+    """
+    return open_ear(settings) if settings.fleet.role == "ear" else open_served(settings)
 
 
 def _answer(request: Request, result: Transcription | Exception) -> None:

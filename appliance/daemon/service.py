@@ -164,7 +164,7 @@ def status(pipeline: Pipeline) -> str:
     server)."""
     state = pipeline.state()
     transcripts = pipeline.health.counters().get("transcripts", 0)
-    unit = {"cpu": "CPU", "wyoming": "server"}.get(state.encoder, "NPU")
+    unit = {"cpu": "CPU", "wyoming": "server", "fleet": "fleet"}.get(state.encoder, "NPU")
     troubles = (*state.reasons, *pipeline.broker_reasons())
     return "; ".join((f"{_doing(state)}, {transcripts} transcripts, {unit}", *troubles))
 
@@ -174,6 +174,8 @@ def _doing(state: ApplianceState) -> str:
         return "muted"
     if state.muted is None:
         return "not listening"
+    if not state.listens:
+        return "serving, without a microphone"
     return "listening" if state.microphone_online else "waiting for a microphone"
 
 

@@ -419,7 +419,7 @@ class EarTranscriber(RemoteTranscriber[Presence, Transcription]):
 
     def __init__(self, settings: Settings, local: Transcriber | None, link: Link) -> None:
         """Starts the link."""
-        self.ear, self._link = Ear(link, settings.fleet), link
+        self.ear, self.link = Ear(link, settings.fleet), link
         link.start()
         encoder = EarEncoder(self.ear, link, settings, local.encoder if local else None)
         super().__init__(encoder, local, settings.gates)
@@ -457,7 +457,7 @@ class EarTranscriber(RemoteTranscriber[Presence, Transcription]):
     def close(self) -> None:
         """Ends what is being asked, and the connection."""
         super().close()
-        self._link.close()
+        self.link.close()
 
 
 def open_ear(settings: Settings) -> EarTranscriber:

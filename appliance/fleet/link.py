@@ -42,7 +42,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 """Between two attempts to connect."""
 PING_S, PINGS = 20, 2
 """A connection is dead when so many pings in a row were not answered."""
-CLOSE_S = 2.0
+CLOSE_S = 1.0
 """For taking leave of a server."""
 LOOKED_UP = "its name is still being looked up; write its address in numbers into fleet.server"
 

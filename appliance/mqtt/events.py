@@ -28,6 +28,7 @@ COUNTERS = (
     "transcripts", "recovered", "frames_dropped", "lost_overload", "lost_store_refused",
     "set_aside", "expired", "passed_over", "guesses", "guesses_used", "closed_early",
     "resumed", "partials", "wyoming_requests", "wyoming_refused", "wyoming_failed",
+    "fleet_done", "fleet_redone", "fleet_refused", "fleet_sent", "fleet_late", "fleet_own_cpu",
 )  # fmt: skip
 """Of the `stats` message, with 0 for what never happened."""
 ONLINE, OFFLINE = b"online", b"offline"
@@ -100,6 +101,8 @@ def state(
     """The `state` message. `troubles` between store and broker degrade it, `waits` do not."""
     degraded = troubles and appliance.status == "running"
     house = {} if appliance.wyoming == "" else {"wyoming": appliance.wyoming}
+    role, server = appliance.fleet or ("", "")
+    fleet = {"fleet": {"role": role, "server": server or None}} if role else {}
     return {
         "status": "degraded" if degraded else appliance.status,
         "reasons": [*appliance.reasons, *troubles, *waits],
@@ -111,6 +114,7 @@ def state(
         "version": appliance.version,
         "uptime_s": rounded(appliance.uptime_s),
         **house,
+        **fleet,
     }
 
 
@@ -161,6 +165,8 @@ def stats(
         },
         "latency_ms_p50": _percentile(latencies_ms, 0.50),
         "latency_ms_p95": _percentile(latencies_ms, 0.95),
+        "fleet_round_trip_ms_p50": _percentile(appliance.round_trips_ms, 0.50),
+        "fleet_round_trip_ms_p95": _percentile(appliance.round_trips_ms, 0.95),
         "npu_temperature_c": rounded(appliance.npu_temperature_c, 1),
         "soc_temperature_c": rounded(appliance.soc_temperature_c, 1),
         "throttling": None if appliance.throttling is None else list(appliance.throttling),
