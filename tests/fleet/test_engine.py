@@ -105,8 +105,9 @@ def test_a_wrong_password_and_a_wrong_authority_are_told_apart(tmp_path: Path) -
     box = replace(engine.boxes["kitchen"], password="wrong")
     with served(tmp_path / "s", engine.port):
         wrong = settings_for(replace(engine, boxes={"kitchen": box}), "kitchen", tmp_path)
-        with pytest.raises(ServerError, match="does not know this user"), Probe(wrong, "kitchen"):
-            pass
+        for _ in range(5):  # each time, although nats-py may be writing when it is refused
+            with pytest.raises(ServerError, match="does not know this"), Probe(wrong, "kitchen"):
+                pass
         other = replace(engine, authority=engine_of().authority)
         foreign = settings_for(other, "kitchen", tmp_path)
         with pytest.raises(ServerError, match="certificate"), Probe(foreign, "kitchen"):
@@ -184,10 +185,11 @@ def test_a_run_that_was_interrupted_is_finished_by_the_next(tmp_path: Path) -> N
     for name in (CONFIG, BOXES, KEY):
         (folder / name).unlink()  # all that a power cut behind the first file leaves out
         loaded = Engine.load(folder)
+        assert loaded is not None
         assert loaded == engine
         assert loaded.write(folder, tmp_path / "js") == (name != BOXES)
         assert (folder / name).exists()
-    assert loaded.certified() == engine
+        assert loaded.certified() == engine
 
 
 def test_what_nats_server_refuses_changes_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,226 @@
+"""`roomscribe fleet` at the command line, with a real nats-server; scripts/test-deb has systemd."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rigs import engine as rig
+from rigs.checkout import ROOT
+from rigs.command import OBEYING_MODES, errors, roomscribe, start
+from rigs.engine import served
+from rigs.nats import NatsServer
+from rigs.waiting import until
+from rigs.wyoming import free_port
+
+from appliance.cli import fleet
+from appliance.config import DEFAULT_PATH
+from appliance.fleet.engine import PATHS, STATE, Engine
+
+pytestmark = pytest.mark.skipif(bool(rig.missing()), reason=rig.missing())
+
+
+def box(folder: Path, node: str = "") -> Path:
+    """A box's configuration, as it is shipped but for its name."""
+    folder.mkdir()
+    text = (ROOT / "config" / "roomscribe.toml").read_text(encoding="utf-8")
+    named = text.replace('#node = ""', f'node = "{node}"') if node else text
+    state = text.replace('#path = ""', f'path = "{folder}/state"', 1) if not node else named
+    config = folder / "roomscribe.toml"
+    config.write_text(state, encoding="utf-8")
+    return config
+
+
+def sections(config: Path) -> dict[str, dict[str, object]]:
+    return tomllib.loads(config.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def house(folder: Path) -> Iterator[tuple[Path, NatsServer]]:
+    """The configuration of the box attic, which serves, and its running server."""
+    config, port = box(folder / "attic", "attic"), free_port()
+    done = roomscribe(
+        *("fleet", "join", "--serve", "--yes", "--name", "127.0.0.1", "--port", str(port)),
+        *("--config", config),
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"nats-server -c {config.parent}/fleet/nats.conf" in done.stdout
+    with served(config.parent / "fleet", port) as server:
+        yield config, server
+
+
+def invited(config: Path, server: NatsServer, *arguments: str) -> list[str]:
+    """The codes that `fleet invite` prints, once the server knows of them."""
+    done = roomscribe("fleet", "invite", *arguments, "--config", config)
+    assert done.returncode == 0, done.stderr
+    reloads = server.log().count("Reloaded server configuration")
+    server.signal(signal.SIGHUP)
+    until(lambda: server.log().count("Reloaded server configuration") > reloads)
+    return re.findall(r"sudo roomscribe fleet join --yes (\S+)", done.stdout)
+
+
+def test_a_server_is_set_up_and_boxes_join_with_one_line_each(tmp_path: Path) -> None:
+    with house(tmp_path) as (attic, server):
+        again = roomscribe("fleet", "join", "--serve", "--yes", "--config", attic)
+        assert again.returncode == 0, again.stderr
+        assert sections(attic)["fleet"] == {
+            "role": "brain",
+            "server": server.url,
+            "credential": f"{attic.parent}/fleet/credential",
+            "ca": f"{attic.parent}/fleet/trusted.crt",
+        }
+        kitchen, bath = box(tmp_path / "kitchen"), box(tmp_path / "bath")
+        before = kitchen.read_text(encoding="utf-8")
+        codes = invited(attic, server, "kitchen", "bath")
+        done = roomscribe("fleet", "join", "--yes", codes[0], "--config", kitchen)
+        assert done.returncode == 0, done.stderr
+        assert f"{server.url} lets kitchen in; transcribing there: nobody yet" in done.stdout
+        assert sections(kitchen)["appliance"] == {"node": "kitchen"}
+        assert sections(kitchen)["fleet"]["role"] == "ear"
+        kept = kitchen.read_text(encoding="utf-8")
+        assert [one for one in before.splitlines() if one[:2] == "# "] == [
+            one for one in kept.splitlines() if one[:2] == "# "
+        ]
+        assert (kitchen.parent / "fleet" / "credential").stat().st_mode & 0o777 == 0o600
+        piped = roomscribe(
+            "fleet", "join", "--yes", "--config", bath, stdin=f"{codes[1]}\n".encode()
+        )
+        assert piped.returncode == 0, piped.stderr
+        shown = roomscribe("fleet", "status", "--json", "--config", kitchen)
+        assert shown.returncode == 1  # nobody transcribes
+        assert json.loads(shown.stdout) == {
+            "node": "kitchen", "role": "ear", "server": server.url, "brains": [], "waiting": 0,
+            "own": {},
+        }  # fmt: skip
+        assert invited(attic, server, "bath") == [codes[1]]  # the same line again
+        invited(attic, server, "bath", "--remove")
+        shut = roomscribe("fleet", "status", "--config", bath)
+        assert shut.returncode == 69
+        assert "does not know this user or password" in errors(shut)[0]
+
+
+def test_a_join_twice_changes_nothing_and_another_boxs_code_is_refused(tmp_path: Path) -> None:
+    with house(tmp_path) as (attic, server):
+        (code,) = invited(attic, server, "kitchen")
+        kitchen, hall = box(tmp_path / "kitchen"), box(tmp_path / "hall", "hall")
+        for _ in range(2):
+            done = roomscribe("fleet", "join", "--yes", code, "--config", kitchen)
+            assert done.returncode == 0, done.stderr
+            first = {file.name: file.read_bytes() for file in kitchen.parent.rglob("*.*")}
+        assert roomscribe("fleet", "join", "--yes", code, "--config", kitchen).returncode == 0
+        assert {file.name: file.read_bytes() for file in kitchen.parent.rglob("*.*")} == first
+        before = hall.read_text(encoding="utf-8")
+        wrong = roomscribe("fleet", "join", "--yes", code, "--config", hall)
+        assert wrong.returncode == 78
+        assert "expected one for hall, as this box is called, found one for kitchen" in wrong.stderr
+        assert hall.read_text(encoding="utf-8") == before
+        server.stop()
+        away = roomscribe("fleet", "join", "--yes", code, "--config", box(tmp_path / "den"))
+        assert away.returncode == 69
+        assert len(errors(away)) == 1
+        assert not (tmp_path / "den" / "fleet").exists()
+
+
+def test_two_invitations_at_once_are_both_there_or_one_is_told_to_wait(tmp_path: Path) -> None:
+    with house(tmp_path) as (attic, _):
+        names = [f"room{number}" for number in range(4)]
+        running = [
+            start("fleet", "invite", one, "--config", attic, stdout=subprocess.PIPE)
+            for one in names
+        ]
+        ends = [(one.communicate(timeout=60), one.returncode)[1] for one in running]
+        assert set(ends) <= {0, 74}
+        assert 0 in ends
+        engine = Engine.load(attic.parent / "fleet")
+        assert engine
+        there = set(engine.boxes) - {"attic"}
+        assert there == {name for name, end in zip(names, ends, strict=True) if not end}
+
+
+@pytest.mark.parametrize("last", ["trusted.crt", "credential"])
+def test_a_join_that_is_killed_leaves_a_whole_configuration(tmp_path: Path, last: str) -> None:
+    with house(tmp_path) as (attic, server):
+        (code,) = invited(attic, server, "kitchen")
+        kitchen = box(tmp_path / "kitchen")
+        running = start("fleet", "join", "--yes", code, "--config", kitchen)
+        until((kitchen.parent / "fleet" / last).exists)
+        running.kill()
+        running.wait(10)
+        found = sections(kitchen).get("fleet", {})
+        assert set(found) in (set(), {"role", "server", "credential", "ca"})
+        for key in ("credential", "ca"):
+            assert key not in found or Path(str(found[key])).stat().st_size
+        done = roomscribe("fleet", "join", "--yes", code, "--config", kitchen)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "status", "said"),
+    [
+        ("join --yes hello", 78, "code: expected what `roomscribe fleet invite` printed"),
+        ("join --yes", 78, "found nothing"),
+        ("join", 2, "a code from standard input needs --yes"),
+        ("join CODE", 2, "add --yes"),
+        ("join --yes --port 1 CODE", 2, "--port needs --serve"),
+        ("join --serve --yes --port 0", 78, "--port: expected 1 to 65535, found 0"),
+        ("join --serve --yes --memory 1", 78, "--memory: expected 8 to 4096, found 1"),
+        ("join --serve --yes --name a..b", 78, "--name: expected a host name or an address"),
+        ("join --serve --yes --cluster a,b", 78, "--cluster: expected three servers"),
+        ("join --serve --yes --cluster a,b,c", 78, "--name: expected which of a, b, c this mach"),
+        ("join --serve --yes --key k", 2, "--certificate and --key need each other"),
+        ("join --serve --yes --certificate /no --key /no", 78, "--certificate: expected a certif"),
+        ("join --serve --yes --authority a", 2, "--authority needs --certificate"),
+        ("join --serve --role king", 2, "invalid choice: 'king'"),
+        ("invite kitchen", 78, "expected the fleet's server on this machine, found none"),
+        ("invite kitchen --remove --role ear", 2, "not allowed with"),
+        ("status", 78, "found alone: this box is in no fleet; `sudo roomscribe fleet join`"),
+        ("check", 78, "found alone: this box is in no fleet; `sudo roomscribe fleet join`"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(
+    tmp_path: Path, typed: str, status: int, said: str
+) -> None:
+    config = box(tmp_path / "attic")
+    before = config.read_text(encoding="utf-8")
+    done = roomscribe("fleet", *typed.split(), "--config", config)
+    assert (done.returncode, said in done.stderr) == (status, True), done.stderr
+    assert status == 2 or len(errors(done)) == len(done.stderr.splitlines()) == 1, done.stderr
+    assert config.read_text(encoding="utf-8") == before
+    assert not (tmp_path / "attic" / "fleet" / STATE).exists()
+
+
+def test_without_nats_server_the_cure_is_named(tmp_path: Path) -> None:
+    config = box(tmp_path / "attic")
+    places = " ".join(f"{folder}/nats-server" for folder in PATHS.split(":"))
+    hide = f'for p in {places}; do [ -e $p ] && mount --bind /dev/null $p; done; exec "$@"'
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces for this user")
+    done = roomscribe(
+        *("fleet", "join", "--serve", "--yes", "--config", config),
+        wrapper=("unshare", "-rm", "sh", "-c", hide, "sh"),
+    )
+    assert done.returncode == 74
+    assert errors(done)[0].endswith("found none; `sudo apt install nats-server`")
+
+
+def test_a_user_without_rights_is_told_to_use_sudo(tmp_path: Path) -> None:
+    config = box(tmp_path / "attic")
+    config.parent.chmod(0o500)
+    for typed in (("join", "--serve", "--yes"), ("join", "--yes", "x"), ("invite", "kitchen")):
+        done = roomscribe("fleet", *typed, "--config", config, wrapper=OBEYING_MODES)
+        assert done.returncode == 78
+        assert "run this with sudo" in errors(done)[0]
+
+
+def test_a_server_of_somebody_elses_is_not_taken_over() -> None:
+    assert fleet.PLAIN.fullmatch("host: 127.0.0.1")
+    assert fleet.PLAIN.fullmatch("port: 4222")
+    assert not fleet.PLAIN.fullmatch("jetstream { store_dir: /data }")
+    assert Path("/etc/roomscribe/roomscribe.toml") == DEFAULT_PATH
