@@ -142,6 +142,8 @@ class Link:
 
     def start(self) -> None:
         """Begins to connect. Does not wait."""
+        # it warns of each connection with TLS: "returning true from eof_received() has no effect"
+        logging.getLogger("asyncio").setLevel(logging.ERROR)
         self._errand = Errand(self._run, "fleet")
 
     def settle(self, within_s: float) -> None:
