@@ -595,8 +595,18 @@ def show_status(options: argparse.Namespace, settings: Settings) -> int:
     if not brains:
         print("  nobody transcribes: is a brain's daemon running? `roomscribe fleet status` there")
     print(f"waiting at the server: {found['waiting']} windows")
-    for name, value in found["own"].items():
-        print(f"  {name:20} {value}")
+    for wanted, line in (
+        (settings.fleet.serves, "here: {done} done for others, {redone} again, {refused} refused"),
+        (
+            settings.fleet.sends,
+            "from here: {sent} sent, {late} answers too late, {own_cpu} done here, "
+            "{round_trip_ms_p50} ms at p50, {round_trip_ms_p95} ms at p95",
+        ),
+    ):
+        own = {name.removeprefix("fleet_"): value for name, value in found["own"].items()}
+        if wanted and own:
+            known = {name: "-" if value is None else value for name, value in own.items()}
+            print(line.format_map(known))
     return 0 if brains else 1
 
 

@@ -15,6 +15,7 @@ import pytest
 from rigs import engine as rig
 from rigs.checkout import ROOT
 from rigs.command import OBEYING_MODES, errors, roomscribe, start
+from rigs.daemon import daemon, log_of, write_config
 from rigs.engine import served
 from rigs.nats import NatsServer
 from rigs.waiting import until
@@ -104,6 +105,36 @@ def test_a_server_is_set_up_and_boxes_join_with_one_line_each(tmp_path: Path) ->
         shut = roomscribe("fleet", "status", "--config", bath)
         assert shut.returncode == 69
         assert "does not know this user or password" in errors(shut)[0]
+
+
+def test_a_brain_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> None:
+    with house(tmp_path) as (attic, server):
+        (code,) = invited(attic, server, "kitchen")
+        kitchen = box(tmp_path / "kitchen")
+        assert roomscribe("fleet", "join", "--yes", code, "--config", kitchen).returncode == 0
+        joined = roomscribe("fleet", "join", "--serve", "--yes", "--config", attic)
+        assert joined.returncode == 0, joined.stderr
+        brain = write_config(
+            attic.parent,
+            appliance={"node": "attic"},
+            capture={"device": "none"},
+            fleet=sections(attic)["fleet"],
+        )
+        runtime = {"RUNTIME_DIRECTORY": str(tmp_path / "run")}
+        (tmp_path / "run").mkdir()
+        with daemon(brain, environment=runtime):
+            until(lambda: not roomscribe("fleet", "status", "--config", kitchen).returncode, 30)
+            checked = roomscribe("fleet", "check", "--json", "--config", kitchen)
+            assert checked.returncode == 0, checked.stdout
+            assert {one["status"] for one in json.loads(checked.stdout)["checks"]} == {"ok"}
+            own = roomscribe("fleet", "status", "--config", brain, environment=runtime)
+            assert "attic                home-en, idle, 1 done" in own.stdout
+            assert "here: 1 done for others, 0 again, 0 refused" in own.stdout
+            assert "password" not in log_of(brain)
+        refused = [one for one in server.log().splitlines() if "Violation" in one]
+        # the brain needs no more than it may; the doctor tried
+        assert not [one for one in refused if 'User "attic"' in one]
+        assert [one for one in refused if 'User "kitchen"' in one]
 
 
 def test_a_join_twice_changes_nothing_and_another_boxs_code_is_refused(tmp_path: Path) -> None:

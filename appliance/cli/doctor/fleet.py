@@ -6,6 +6,7 @@ import math
 import os
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ SERVER = "fleet's server"
 APART_S = 2.0
 """Times in events are the ear's own; beyond this two rooms' events cannot be put in order."""
 FOREIGN = "roomscribe.foreign"
+CREDENTIAL = "roomscribe.fleet"
 LONGEST_S = 10.0
 WITHIN_S = 20.0
 """For a sentence of two seconds at a brain that has its own room first."""
@@ -115,8 +117,8 @@ def brains(around: Surroundings) -> Outcome:
         return skipped(why)
     around.doing("asking who transcribes")
     with Probe(around.settings.fleet, node_name(around.settings)) as probe:
+        now_s = time.time()  # they answer within milliseconds
         found = probe.brains()
-        now_s = time.time()
     if not found:
         return failed("nobody transcribes", "start the daemon of a brain ([fleet] role)")
     fits = [
@@ -164,20 +166,24 @@ def _none(around: Surroundings) -> str:
     fleet = around.settings.fleet
     if fleet.role == "alone":
         return "fleet.role is alone"
-    if _is_hidden(around.settings):
+    if hidden(around.settings, os.geteuid()):
         return "the credential is not for this user: sudo roomscribe doctor"
     return ""
 
 
-def _is_hidden(settings: Settings) -> bool:
-    """True when the daemon may have a credential that this user may not read."""
-    if os.geteuid() == 0:
+def hidden(
+    settings: Settings,
+    user: int,
+    readable: Callable[[Path], bool] = lambda file: os.access(file, os.R_OK),
+) -> bool:
+    """True when the daemon may have a credential that `user` may not read."""
+    if user == 0:
         return False
     named = settings.fleet.credential
-    places = [Path(named)] if named else [one / "roomscribe.fleet" for one in (PLAIN, ENCRYPTED)]
+    places = [Path(named)] if named else [one / CREDENTIAL for one in (PLAIN, ENCRYPTED)]
     for place in places:
         try:
-            if place.expanduser().exists() and not os.access(place.expanduser(), os.R_OK):
+            if place.expanduser().exists() and not readable(place.expanduser()):
                 return True
         except (OSError, RuntimeError):  # PermissionError: not even its folder is for this user
             return True

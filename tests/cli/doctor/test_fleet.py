@@ -1,0 +1,162 @@
+"""The doctor on several rooms: what is wrong with a server, a queue or a brain is told."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig
+from rigs import engine as rig
+from rigs.engine import engine_of, served, settings_for
+from rigs.fleet import Bus
+from rigs.nats import NatsServer
+
+from appliance.cli.doctor import fleet
+from appliance.cli.doctor.main import look
+from appliance.cli.doctor.outcome import Outcome, Surroundings
+from appliance.config import ApplianceSettings, FleetSettings, Settings
+from appliance.fleet.messages import WINDOWS, Presence, pack_presence
+
+pytestmark = pytest.mark.skipif(bool(rig.missing()), reason=rig.missing())
+CHECKS = {one.name: one for one in fleet.CHECKS}
+ATTIC = Presence("attic", "large", "9.9", False, 3, 0, "en", ("en",), 10.0, False)
+
+
+def found(name: str, chosen: FleetSettings, node: str = "kitchen") -> Outcome:
+    settings = Settings(appliance=ApplianceSettings(node=node), fleet=chosen)
+    return look(CHECKS[name], Surroundings(settings))
+
+
+@contextmanager
+def house(folder: Path) -> Iterator[tuple[FleetSettings, Bus]]:
+    """[fleet] of the ear kitchen, and what the brain attic is connected with."""
+    engine = engine_of(kitchen="ear", attic="brain")
+    engine.write(folder / "s", folder / "js")
+    context = ssl.create_default_context(cadata=engine.authority)
+    login = {"user": "attic", "password": engine.boxes["attic"].password, "tls": context}
+    with (
+        served(folder / "s", engine.port) as server,
+        Bus(server.url, node="attic", **login) as brain,
+    ):
+        yield settings_for(engine, "kitchen", folder), brain
+
+
+def present(brain: Bus, presence: Presence = ATTIC, ahead_s: float = 0.0) -> None:
+    """Has the brain answer who is there, with a clock that goes wrong by `ahead_s`."""
+    said = json.loads(pack_presence(presence))
+
+    async def answer(message: Msg) -> None:
+        await message.respond(json.dumps(said | {"clock_s": time.time() + ahead_s}).encode())
+
+    brain.run(brain._listen("roomscribe.brains", answer))
+
+
+def make_queue(brain: Bus, **keys: Any) -> None:
+    stream = brain.client.jetstream()
+    wanted = {"storage": "memory", "retention": "workqueue", "max_msgs_per_subject": 4, **keys}
+    brain.run(stream.add_stream(name="ROOMSCRIBE", subjects=[WINDOWS], **wanted))
+
+
+def test_a_box_that_is_alone_has_nothing_to_look_at() -> None:
+    for name in CHECKS:
+        assert found(name, FleetSettings()).status == "skipped"
+
+
+def test_a_server_that_is_away_or_refuses_is_told_with_the_cure(tmp_path: Path) -> None:
+    engine = engine_of(kitchen="ear")
+    engine.write(tmp_path / "s", tmp_path / "js")
+    chosen = settings_for(engine, "kitchen", tmp_path)
+    away = found("fleet's server", chosen)
+    assert (away.status, "no server" in away.found) == ("failed", True)
+    assert "systemctl status nats-server" in away.cure
+    Path(chosen.credential).unlink()
+    lost = found("fleet's server", chosen)
+    assert "fleet.credential: expected a file" in lost.found
+    assert "roomscribe fleet join" in lost.cure
+
+
+def test_who_transcribes_and_whose_clock_is_wrong_is_told(tmp_path: Path) -> None:
+    with house(tmp_path) as (chosen, brain):
+        assert found("brains", chosen).found == "nobody transcribes"
+        present(brain)
+        assert found("brains", chosen).found == "attic (large, 9.9); clocks agree"
+        assert "none has tiny" in found("brains", replace(chosen, model="tiny")).found
+        brain.run(brain.client.drain())
+    with house(tmp_path) as (chosen, brain):
+        present(brain, ahead_s=-90)
+        late = found("brains", chosen)
+        assert late.status == "failed"
+        assert "attic's clock is 90 s behind ours" in late.found
+        assert "timedatectl" in late.cure
+
+
+def test_a_queue_that_is_missing_or_another_is_told(tmp_path: Path) -> None:
+    with house(tmp_path) as (chosen, brain):
+        assert found("queue", chosen).found == "there is none: a brain makes it"
+        make_queue(brain)
+        assert "nobody has ever asked for brains-any" in found("queue", chosen).found
+        wanted = ConsumerConfig(
+            durable_name="brains-any",
+            filter_subject="roomscribe.window.any.*",
+            ack_policy=AckPolicy.EXPLICIT,
+        )
+        brain.run(brain.client.jetstream().add_consumer("ROOMSCRIBE", wanted))
+        assert found("queue", chosen).status == "ok", found("queue", chosen).found
+        other = found("queue", replace(chosen, model="large"))
+        assert other.cure == "start a brain with the model large"
+    with NatsServer("max_payload: 4096") as small:
+        plain = FleetSettings(role="ear", server=(small.url,))
+        assert "takes 4096 bytes at once" in found("queue", plain).found
+    with NatsServer() as foreign, Bus(foreign.url) as somebody:
+        make_queue(somebody, storage="file", max_bytes=1000)
+        plain = FleetSettings(role="ear", server=(foreign.url,))
+        assert "file, workqueue" in found("queue", plain).found
+        assert found("queue", plain).status == "failed"
+
+
+def test_rights_are_tried_and_a_server_without_users_is_for_this_machine(tmp_path: Path) -> None:
+    with house(tmp_path) as (chosen, _):
+        assert found("rights", chosen).found == (
+            "kitchen reads roomscribe.answer.kitchen; what is others' is refused"
+        )
+        lacking = found("rights", replace(chosen, role="brain"))
+        assert lacking.found == "kitchen may not read roomscribe.brains"
+        assert "fleet invite kitchen --role brain" in lacking.cure
+        assert found("encryption", chosen).status == "ok"
+    with NatsServer() as server:
+        plain = FleetSettings(role="ear", server=(server.url,))
+        assert found("rights", plain).status == "skipped"
+        assert found("encryption", plain).status == "skipped"
+
+
+def test_a_sentence_that_nobody_answers_or_a_brain_refuses_is_told(tmp_path: Path) -> None:
+    with NatsServer() as server, Bus(server.url) as brain:
+        make_queue(brain)
+        refused = {
+            "v": 1, "id": "%s", "attempt": 1, "brain": "attic",
+            "error": {"code": "busy", "text": "too much to do"},
+        }  # fmt: skip
+        answers = [json.dumps({"v": 1, "id": "another"}).encode(), json.dumps(refused).encode()]
+        brain.answer_all(WINDOWS, "roomscribe.answer.kitchen", answers)
+        chosen = FleetSettings(role="ear", server=(server.url,))
+        told = found("a sentence from afar", chosen)
+        assert told.found == "attic refuses: too much to do (busy)"
+        brainless = replace(chosen, role="brain")
+        assert found("a sentence from afar", brainless).status == "skipped"
+
+
+def test_a_credential_that_another_users_is_asks_for_sudo(tmp_path: Path) -> None:
+    secret = tmp_path / "credential"
+    secret.write_text("", encoding="utf-8")
+    settings = Settings(fleet=FleetSettings(role="ear", credential=str(secret)))
+    assert fleet.hidden(settings, 1000, lambda _: False)
+    assert not fleet.hidden(settings, 1000, lambda _: True)
+    assert not fleet.hidden(settings, 0, lambda _: False)
