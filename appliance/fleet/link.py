@@ -353,10 +353,16 @@ def _explain(server: str, error: Exception) -> str:
         )
     if isinstance(error, ServerError):
         return said
-    if isinstance(error, TimeoutError) or type(error).__module__.startswith("asyncio"):
+    if isinstance(error, TimeoutError):
         said = f"no answer within {CONNECT_S:g} s"
-    if isinstance(error, ssl.SSLError):
+    elif isinstance(error, ConnectionRefusedError):
+        said = "nothing listens there"
+    elif isinstance(error, ConnectionResetError) or "eof" in low or "stale connection" in low:
+        said = "the connection was lost"
+    elif isinstance(error, ssl.SSLError):
         said = f"no TLS: {shorten(error.reason or said, 80)}"
+    elif isinstance(error, OSError) and error.strerror:
+        said = error.strerror
     return (
         f"no server: {where}: {shorten(said, 160)}; see that it runs (`systemctl status "
         "nats-server` there) and that fleet.server is right"

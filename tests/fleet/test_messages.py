@@ -1,0 +1,223 @@
+"""What ears and brains tell each other survives the way, and nothing of it is trusted."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given, settings, strategies as st
+from rigs.transcriber import HEARD
+from rigs.windows import a_window
+
+from appliance.config import GateSettings
+from appliance.fleet import messages
+from appliance.fleet.messages import Answer, Job, MessageError, Presence, Refusal
+from appliance.infer.gates import Gates, compression_ratio, settled
+from appliance.records import SAMPLE_RATE, Phrase
+
+SUBJECT = "roomscribe.window.any.kitchen"
+PRESENCE = Presence("pi5", "base", "0.1.0", True, 3, 1, "en", ("en", "de"), 10.0, False)
+
+
+def read_answer(data: bytes) -> Answer:
+    return messages.read_answer(data, compression_ratio)
+
+
+def told(**fields: Any) -> dict[str, str]:
+    """A window's header with other fields."""
+    job = Job(a_window("u"), "kitchen", 1)
+    found = json.loads(messages.window_headers(job)[messages.WINDOW_HEADER])
+    return {messages.WINDOW_HEADER: json.dumps(found | fields)}
+
+
+def test_a_window_arrives_as_it_was_sent_but_for_times_that_are_anothers() -> None:
+    window = replace(a_window("u1", seconds=3), index=2, last=False)
+    headers, payload = messages.pack_window(Job(window, "kitchen", 3, ahead=True, patience_s=2.5))
+    assert headers["Nats-Msg-Id"] == f"{window.id}.3"
+    found = messages.read_window(SUBJECT, headers, payload)
+    assert np.array_equal(found.window.samples, window.samples)
+    assert (found.window.id, found.window.index, found.window.last) == (window.id, 2, False)
+    assert (found.node, found.attempt, found.ahead, found.patience_s) == ("kitchen", 3, True, 2.5)
+    assert found.window.utterance_id == "kitchen.u1"
+
+
+def test_half_a_minute_of_noise_is_taken_by_a_server_that_takes_a_megabyte() -> None:
+    loudest = np.random.default_rng(1).integers(-32768, 32767, 30 * SAMPLE_RATE, np.int16)
+    assert len(messages.pack_sound(loudest)) < messages.LARGEST
+    with pytest.raises(MessageError, match="expected at most"):
+        messages.pack_sound(np.concatenate([loudest, loudest]))
+
+
+def test_an_answer_carries_all_that_an_ear_makes_of_a_text() -> None:
+    phrase = Phrase("turn on the light", "lights", {"room": "kitchen", "percent": 40}, 0.9)
+    heard = replace(HEARD, phrase=phrase, finished=True, model="base", flags=("token_limit",))
+    gates = {"no_speech_sure": 0.9, "no_speech_lone": -1.0, "low_confidence": 0.5}
+    packed = messages.pack_answer(Answer("w", 2, "pi5", heard), gates)
+    found = read_answer(packed)
+    assert (found.id, found.attempt, found.brain) == ("w", 2, "pi5")
+    ratio = compression_ratio(heard.text)
+    assert found.result == replace(heard, recommended=gates, compression_ratio=ratio)
+
+
+def test_the_gates_of_an_ear_are_what_it_says_and_else_what_the_brains_model_recommends() -> None:
+    gates = GateSettings(low_confidence=0.2)
+    heard = replace(HEARD, recommended={"low_confidence": 0.9, "no_speech_lone": 0.4})
+    assert settled(gates, heard).low_confidence == 0.2
+    assert settled(gates, heard).no_speech_lone == 0.4
+    kept, reason = Gates(GateSettings()).on(a_window(), heard)
+    assert ("low_confidence" in kept.flags, reason) == (True, None)
+    assert "low_confidence" not in Gates(GateSettings()).on(a_window(), HEARD)[0].flags
+
+
+def test_what_is_not_known_stays_unknown() -> None:
+    heard = replace(HEARD, confidence=math.nan, avg_logprob=-math.inf)
+    found = read_answer(messages.pack_answer(Answer("w", 1, "pi5", heard))).result
+    assert not isinstance(found, Refusal)
+    assert math.isnan(found.confidence)
+    assert math.isnan(found.avg_logprob)
+    assert found.finished is None
+
+
+def test_a_refusal_and_a_presence_arrive() -> None:
+    refusal = Refusal("busy", "too much\nto do")
+    found = read_answer(messages.pack_answer(Answer("w", 1, "pi5", refusal))).result
+    assert found == Refusal("busy", "too much\\nto do")
+    seen = messages.read_presence(messages.pack_presence(PRESENCE))
+    assert replace(seen, clock_s=0.0) == replace(PRESENCE, clock_s=0.0)
+
+
+def test_a_newer_version_is_refused_by_name_and_unknown_fields_are_ignored() -> None:
+    payload = messages.pack_sound(a_window().samples)
+    with pytest.raises(MessageError, match="of version 1 at most, found 2") as refused:
+        messages.read_window(SUBJECT, told(v=2, utterance_id={"new": "form"}), payload)
+    assert refused.value.code == "version"
+    assert messages.read_window(SUBJECT, told(colour="red"), payload).attempt == 1
+    for packed in (
+        messages.pack_presence(PRESENCE),
+        messages.pack_answer(Answer("w", 1, "pi5", HEARD)),
+    ):
+        newer = json.dumps(json.loads(packed) | {"v": 2}).encode()
+        read = messages.read_presence if b"window_s" in packed else read_answer
+        with pytest.raises(MessageError, match="version") as refused:
+            read(newer)
+        assert refused.value.code == "version"
+
+
+def flac(seconds: float, rate: int = SAMPLE_RATE, channels: int = 1, kind: str = "FLAC") -> bytes:
+    file = io.BytesIO()
+    sound = np.zeros((int(seconds * rate), channels), np.int16)
+    soundfile.write(file, sound, rate, format=kind, subtype="PCM_16")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("headers", "payload", "code"),
+    [
+        (None, flac(1), "bad"),
+        ({}, flac(1), "bad"),
+        ({messages.WINDOW_HEADER: "[" * 4000}, flac(1), "bad"),
+        ({messages.WINDOW_HEADER: json.dumps({"v": 1, "id": "x" * 5000})}, flac(1), "bad"),
+        (told(id="a b"), flac(1), "bad"),
+        (told(index=0), flac(1), "bad"),
+        (told(utterance_id=7), flac(1), "bad"),
+        (told(v=True), flac(1), "bad"),
+        (told(), b"", "bad"),
+        (told(), b"fLaC" + bytes(100), "bad"),
+        (told(), flac(1)[:100], "bad"),
+        (told(), flac(1, kind="WAV"), "bad"),
+        (told(), flac(1, rate=44_100), "bad"),
+        (told(), flac(1, channels=2), "bad"),
+        (told(), flac(40), "too_long"),
+    ],
+)
+def test_what_is_no_window_is_refused(
+    headers: dict[str, str] | None, payload: bytes, code: str
+) -> None:
+    with pytest.raises(MessageError) as refused:
+        messages.read_window(SUBJECT, headers, payload)
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b"{" * 10_000,
+        b'{"v":1}',
+        b'{"v":1,"id":"w"}',
+        b'{"v":1,"id":"w","transcription":{}}',
+        b'{"v":1,"id":"w","transcription":{"text":"x","tokens":' + b"[1" + b",1" * 2000 + b"]}}",
+        b'{"v":1,"id":"w","transcription":{"text":"' + b"x" * 9000 + b'","tokens":[]}}',
+        b'{"v":1,"id":"w"}' + b" " * (1 << 16),
+    ],
+)
+def test_what_is_no_answer_is_refused(data: bytes) -> None:
+    with pytest.raises(MessageError):
+        read_answer(data)
+
+
+def test_what_is_wrong_in_an_answer_is_left_out() -> None:
+    data = {
+        "v": 1,
+        "id": "w",
+        "brain": "a b",
+        "transcription": {
+            "text": "yes\x00\x1b[2J\nno",
+            "tokens": [1, "x", -1, True, 2],
+            "language": "<script>",
+            "avg_logprob": 1e400,
+            "confidence": 7,
+            "encoder": "quantum",
+            "encode_ms": -1,
+            "flags": ["demo_model", "Bad flag", 3],
+            "finished": "yes",
+            "model": "a\nb",
+            "phrase": {"sentence": "s", "name": "n", "slots": {"a": [1]}, "confidence": 0.5},
+            "gates": {"low_confidence": 9, "no_speech_sure": 0.5, "level": 1},
+        },
+    }
+    found = read_answer(json.dumps(data).encode()).result
+    assert not isinstance(found, Refusal)
+    assert (found.text, found.tokens, found.language) == ("yes [2J no", (1, 2), "und")
+    assert (found.encoder, found.encode_ms, found.flags) == ("fleet", 0.0, ("demo_model",))
+    assert math.isnan(found.confidence)
+    assert (found.finished, found.model) == (None, "a\\nb")
+    assert found.phrase
+    assert found.phrase.slots == {}
+    assert found.recommended == {"no_speech_sure": 0.5}
+
+
+def test_a_name_becomes_a_part_of_a_subject() -> None:
+    assert messages.token("base.en int8") == "base-en-int8"
+    assert messages.token("") == "-"
+    assert messages.Subjects("kitchen", "base").window == "roomscribe.window.base.kitchen"
+    assert messages.consumer("") == "brains-any"
+    assert messages.consumer_filter("base") == "roomscribe.window.base.*"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from([*HEARD.__slots__, "slots", "sentence"]), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(found=st.dictionaries(st.sampled_from(["v", "id", "transcription", "error"]), JSON))
+def test_no_answer_crashes_an_ear(found: dict[str, Any]) -> None:
+    for data in (found, {"v": 1, "id": "w", "transcription": found.get("transcription")}):
+        try:
+            read_answer(json.dumps(data).encode())
+        except MessageError as error:
+            assert error.code in messages.CODES

@@ -1,0 +1,144 @@
+"""Two rooms as two daemons: what is said in one is transcribed by the other, whatever dies."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rigs.checkout import TESTS
+from rigs.command import roomscribe
+from rigs.daemon import daemon, log_of, write_config
+from rigs.fleet import Bus
+from rigs.nats import NatsServer
+from rigs.needs import needs_memory, needs_nats
+from rigs.waiting import until
+
+from appliance.capture.recording import Recording
+
+pytestmark = [needs_nats, needs_memory]
+WITHIN_S = 40.0
+
+
+@pytest.fixture
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as running:
+        yield running
+
+
+@pytest.fixture
+def spool() -> Iterator[Path]:
+    """A folder in memory."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def brain(folder: Path, server: NatsServer, node: str = "pi5") -> Path:
+    """Configuration of a brain without a microphone."""
+    folder.mkdir()
+    return write_config(
+        folder,
+        appliance={"node": node},
+        fleet={"role": "brain", "server": server.url},
+        capture={"device": "none"},
+        spool={"enabled": False},
+    )
+
+
+def ear(folder: Path, server: NatsServer, spool: Path, **fleet: Any) -> Path:
+    folder.mkdir()
+    return write_config(
+        folder,
+        fleet={"role": "ear", "server": server.url, **fleet},
+        spool={"path": spool},
+    )
+
+
+@contextmanager
+def hearing(config: Path) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[str], None]]]:
+    """A daemon that hears what it is given, and a way to say a sentence of tests/speech."""
+    with daemon(config, "--recording", "-", stdin=subprocess.PIPE) as running:
+        pipe = running.stdin
+        assert pipe
+
+        def say(name: str) -> None:
+            with Recording(str(TESTS / "speech" / name), real_time=False) as recording:
+                sound = np.concatenate([frame.samples for frame in recording.frames()])
+            pause = np.zeros(16_000, np.int16)
+            pipe.write(np.concatenate([pause, sound, pause]).tobytes())
+            pipe.flush()
+
+        yield running, say
+
+
+def texts(config: Path) -> list[dict[str, Any]]:
+    """What the log has, the oldest first."""
+    done = roomscribe("log", "--json", "--config", config)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def serves(server: NatsServer, number: int = 1) -> None:
+    """Waits until so many brains do."""
+    with Bus(server.url) as bus:
+        until(lambda: len(bus.brains()) == number, WITHIN_S)
+
+
+def test_what_an_ear_hears_a_brain_without_a_microphone_writes_and_it_stays_the_ears(
+    tmp_path: Path, server: NatsServer, spool: Path
+) -> None:
+    brains, ears = brain(tmp_path / "brain", server), ear(tmp_path / "ear", server, spool)
+    with daemon(brains) as other:
+        serves(server)
+        assert "serving, without a microphone with model home-en" in log_of(brains)
+        with hearing(ears) as (running, say):
+            for name in ("00.flac", "01.flac"):
+                say(name)
+            until(lambda: len(texts(ears)) == 2, WITHIN_S)
+            running.terminate()
+            assert running.wait(10) == 0
+        other.terminate()
+        assert other.wait(10) == 0
+    first, second = texts(ears)
+    assert (first["text"], first["model"], first["encoder"]) == (
+        "what is the weather like in chicago",
+        "home-en",
+        "cpu",
+    )
+    assert second["text"].startswith("remind me")
+    assert "demo_model" in first["flags"]
+    assert (first["confidence"] > 0.5, first["node"]) == (True, "kitchen")
+    assert texts(brains) == []
+    assert "trouble" not in log_of(ears).lower()
+
+
+def test_what_is_said_while_the_server_and_then_every_brain_is_away_is_written_in_order(
+    tmp_path: Path, server: NatsServer, spool: Path
+) -> None:
+    brains, ears = brain(tmp_path / "brain", server), ear(tmp_path / "ear", server, spool)
+    server.kill()
+    with hearing(ears) as (_, say):
+        say("00.flac")
+        until(lambda: "no server" in log_of(ears), WITHIN_S)
+        server.start()
+        say("01.flac")
+        until(lambda: "no brain" in log_of(ears), WITHIN_S)
+        until(lambda: len(list(spool.glob("*.window"))) == 2, WITHIN_S)
+        with daemon(brains) as first:
+            until(lambda: len(texts(ears)) == 2, WITHIN_S)
+            first.send_signal(signal.SIGKILL)
+            first.wait(10)
+        say("00.flac")
+        until(
+            lambda: log_of(ears).count("brain lost") + log_of(ears).count("no brain") > 1, WITHIN_S
+        )
+        with daemon(brains):
+            until(lambda: len(texts(ears)) == 3, WITHIN_S)
+    assert [one["text"][:6] for one in texts(ears)] == ["what i", "remind", "what i"]
+    assert not list(spool.glob("*.window"))
