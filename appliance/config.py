@@ -71,6 +71,19 @@ def is_address(text: str) -> bool:
     return False
 
 
+def is_home_url(text: str) -> bool:
+    """True for an address of http, https, ws or wss without a password in it, and for ""."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return False
+    fits = parts.scheme in ("http", "https", "ws", "wss") and parts.hostname and port != 0
+    return not text or bool(fits and not re.search(r"[\s?#@]", text) and len(text) <= 300)
+
+
 def is_network(text: str) -> bool:
     """True for a range of addresses, or for one."""
     from ipaddress import ip_network
@@ -549,6 +562,40 @@ class HomeAssistantSettings:
         "never longer than mqtt.expiry_s; 0: they do not wait.",
         unit="s", low=0, high=86400,
     )  # fmt: skip
+    url: str = key(
+        "",
+        "Home Assistant's address, to ask it for the names of what it exposes to Assist, and of "
+        "rooms and floors: the words that are said in this home. Empty: it is not asked.",
+        form="an address such as http://homeassistant.local:8123",
+        mend=lambda text: "http://" + re.sub(r"^\w*:?//|[/?#].*$", "", text.strip()),
+        fits=is_home_url,
+    )
+    token_file: str = key(
+        "",
+        "File holding a long-lived access token of Home Assistant; empty: the credential "
+        "`roomscribe.homeassistant-token`.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AssistSettings:
+    """[assist]"""
+
+    phrase: str = key(
+        "",
+        'A sentence that begins with this phrase, such as "computer", is handed over to Home '
+        "Assistant's Assist, which acts in this appliance's room; it needs homeassistant.url. "
+        "Empty: nothing is handed over.",
+        pattern=r"([^\W\d_]{2,20}( [^\W\d_]{2,20}){0,3})?",
+        form="one to four words of letters, such as computer",
+        mend=lambda text: " ".join(re.findall(r"[^\W\d_]+", text)),
+    )
+    confidence: float = key(
+        0.8,
+        "Only sentences whose confidence is at least this are handed over, and none that is "
+        "doubtful otherwise.",
+        low=0.0, high=1.0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -736,6 +783,7 @@ class Settings:
     spool: SpoolSettings = field(default_factory=SpoolSettings)
     mqtt: MqttSettings = field(default_factory=MqttSettings)
     homeassistant: HomeAssistantSettings = field(default_factory=HomeAssistantSettings)
+    assist: AssistSettings = field(default_factory=AssistSettings)
     history: HistorySettings = field(default_factory=HistorySettings)
     web: WebSettings = field(default_factory=WebSettings)
     wyoming: WyomingSettings = field(default_factory=WyomingSettings)
@@ -1034,6 +1082,18 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
             f"{settings.transcriber.port}; each would wait for the other",
         )
     yield from _fleet_contradictions(settings)
+    if settings.assist.phrase:
+        for name, wanted, there in (
+            ("homeassistant.url", "Home Assistant's address", bool(settings.homeassistant.url)),
+            ("homeassistant.enabled", "true", settings.homeassistant.enabled),
+            ("mqtt.enabled", "true", mqtt.enabled),
+        ):
+            if not there:
+                yield (
+                    ("assist.phrase", name),
+                    f"assist.phrase: expected {wanted} as {name} beside it, found "
+                    f"{'false' if wanted == 'true' else 'none'}",
+                )
     if voice.close_score > voice.open_score:
         yield (
             ("voice.close_score", "voice.open_score"),

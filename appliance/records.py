@@ -7,6 +7,7 @@ otherwise). A transcript carries wall-clock times in UTC, for people and other m
 
 from __future__ import annotations
 
+import enum
 import os
 import time
 from collections.abc import Mapping
@@ -213,6 +214,46 @@ class Transcript:
     """Where the sound came from: the appliance's own microphone, or who sent it (wyoming)."""
     phrase: Phrase | None = None
     """As in Transcription; None for a part of a longer utterance."""
+
+
+class Tier(enum.IntEnum):
+    """How likely a name of the home is said; the first are the likeliest."""
+
+    ADDRESS = 0
+    """The phrase that begins a sentence for Assist."""
+    USED_PLACE = 1
+    """A room or floor with something in it that may be asked for."""
+    CALLED = 2
+    """An entity that is called by its name: a light, a scene."""
+    PLACE = 3
+    OTHER = 4
+    """An entity whose place is named rather than itself: a sensor."""
+    ALIAS = 5
+    """Another name of an entity."""
+
+
+Name = tuple[str, Tier]
+"""A name of the home: letters, digits and what may stand within a word, single spaces between."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssistReply:
+    """What became of a sentence that was meant for Home Assistant's Assist."""
+
+    id: str
+    """The transcript's."""
+    text: str
+    """The command, without the address phrase."""
+    status: str
+    """action_done, query_answer or error, as the agent answered; failed where it did not."""
+    speech: str = ""
+    """What is to be said to the speaker."""
+    language: str = ""
+    error: str = ""
+    """Of `error` the agent's code (no_intent_match...), of `failed` why, in plain words."""
+    conversation_id: str = ""
+    took_ms: float | None = None
+    """From handing it over to the answer; None where there was none."""
 
 
 def utc_from_monotonic(moment_s: float) -> datetime:

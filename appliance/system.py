@@ -3,6 +3,7 @@
 write_whole, replacing, sync_folder   a file is there whole, and outlasts a power cut, or not
 writing                               the same for what a user named, which may be a pipe or a link
 lock                                  a file that one process, or all readers, may hold
+find_credential, read_secret          what systemd or a file gives to this user alone
 Child                                 a function in a process of its own
 shorten, legible, one_line            text from outside, made fit for a message
 holders                               who has a device open
@@ -34,6 +35,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from appliance.errors import ConfigError
+
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
@@ -46,6 +49,8 @@ NOW = {0: "low voltage", 1: "capped clock", 2: "throttled", 3: "near its tempera
 POLL_S = 0.2
 REAP_S = 2.0
 """A killed process that is there for longer hangs in the kernel, and is left alone."""
+SECRET_AT_MOST = 4096
+"""Bytes; a longer file holds no password."""
 PRINTED = 4096
 """So many bytes are kept of the end of what a child printed."""
 
@@ -145,6 +150,42 @@ def lock(
             stream.close()
             raise
         stream.close()
+
+
+def find_credential(name: str) -> Path | None:
+    """Path of a credential of systemd, if it is there."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    path = Path(folder) / name if folder else None
+    return path if path and path.exists() else None
+
+
+def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
+    """The one line in `file`, else in systemd's credential of that name, else None.
+
+    A line end behind it does not belong to it. `key` names the file in messages, `what` what it
+    holds; no message shows the secret. Raises ConfigError for a file that cannot be read, is empty,
+    or holds more.
+    """
+    path = Path(file) if file else find_credential(credential)
+    if path is None:
+        return None
+    key = key if file else "systemd credential"
+    word = what.rpartition(" ")[2]
+    cure = f"write the {word} into it, readable for this user alone, or leave the key out"
+    try:
+        with path.expanduser().open("rb") as opened:
+            text = opened.read(SECRET_AT_MOST + 1).decode("utf-8").rstrip("\r\n")
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
+        no_text = isinstance(error, UnicodeDecodeError)
+        found = "no UTF-8 text" if no_text else getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"{key}: expected a file holding {what}, found {path}: {found}; {cure}"
+        ) from (None if no_text else error)
+    if len(text) > SECRET_AT_MOST or "\n" in text:
+        raise ConfigError(f"{key}: expected one line in {path}, found more; {cure}")
+    if not text:
+        raise ConfigError(f"{key}: expected {what} in {path}, found it empty; {cure}")
+    return text
 
 
 def shorten(text: object, most: int = 60) -> str:

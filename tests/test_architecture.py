@@ -21,14 +21,17 @@ EVERYWHERE = {"config", "errors", "records", "system"}
 MAY_IMPORT = {
     "cli": {
         *{"control", "daemon", "lab", "mqtt", "store", "capture", "infer", "model"},
-        *{"fleet", "web", "wyoming"},
+        *{"fleet", "house", "web", "wyoming"},
     },
     "control": set(),
-    "daemon": {"control", "fleet", "mqtt", "store", "capture", "infer", "model", "wyoming"},
+    "daemon": {
+        *{"control", "fleet", "house", "mqtt", "store", "capture", "infer", "model", "wyoming"},
+    },
     "fleet": {"infer", "model"},
     "lab": {"mqtt", "store", "capture", "infer", "model"},
     "mqtt": {"store"},
     "web": set(),
+    "house": set(),
     "wyoming": {"capture", "infer", "model"},
     "store": set(),
     "capture": set(),
@@ -67,6 +70,7 @@ OWNERS = {
     "zeroconf": ("wyoming/announcing.py",),
     "systemd": ("daemon/journal.py",),
     "tornado": ("web/",),
+    "websockets": ("house/",),
 }
 """A library, and the file or the folder that alone may import it."""
 HEAVY = ("numpy", "onnxruntime", "onnx", "paho", "sqlite3", "sounddevice", "soundfile", "requests")

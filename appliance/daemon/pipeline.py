@@ -44,7 +44,8 @@ from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, retry
 from appliance.daemon.scribe import EncodedWindow, Scribe, open_transcriber
 from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.fleet import Brain, EarTranscriber, Link
-from appliance.infer import AnyTranscriber, transcribed_elsewhere
+from appliance.house import NAMES_FILE, Home
+from appliance.infer import AnyTranscriber, Transcriber, transcribed_elsewhere
 from appliance.mqtt import Publisher, subscriptions
 from appliance.records import (
     ApplianceState,
@@ -77,7 +78,7 @@ DECODE_WITHIN_S = 1.0
 """Of these, for the windows that are with the encoder and the decoder when time is up."""
 SERVER_LOOK_S = 0.2
 """Between two looks at whether a speech-to-text server is back."""
-JOIN_WITHIN_S = {"wyoming": 1.0, "capture": 1.0, "segmenter": 1.0}
+JOIN_WITHIN_S = {"wyoming": 1.0, "capture": 1.0, "segmenter": 1.0, "home": 0.5}
 """A stalled audio server must not take the time that transcribing needs."""
 
 Item = TypeVar("Item")
@@ -236,7 +237,9 @@ class Pipeline:
             )
             opened.callback(self._controls.close)
             listeners = (*([self._publisher] if self._publisher else ()), self._controls)
-            self._scribe = Scribe(settings, model, self._store, self.health, listeners)
+            self._home = self._open_home(model, node)
+            said = self._home.said if self._home else lambda _: None
+            self._scribe = Scribe(settings, model, self._store, self.health, listeners, said)
             self._backlog = opened.enter_context(
                 Backlog(settings, self.health, self._scribe.discard, in_process=model.in_process)
             )
@@ -260,6 +263,7 @@ class Pipeline:
         """Starts the stages, the last one of the path first."""
         works = {
             "publisher": self._publish,
+            "home": self._ask_home,
             "control": self._serve,
             "transcriber": self._transcribe,
             "encoder": self._encode,
@@ -269,6 +273,8 @@ class Pipeline:
         }
         if not self._publisher:
             del works["publisher"]
+        if not self._home:
+            del works["home"]
         if not self._controls.server:
             del works["control"]
         if not self._wyoming:
@@ -292,6 +298,8 @@ class Pipeline:
             left_s = max(0.2, deadline_s - time.monotonic())
             if stage.name == "publisher" and self._publisher:
                 self._publisher.stop(max(0.5, left_s - 0.5))
+            elif stage.name == "home" and self._home:
+                self._home.stop()
             elif stage.name == "control" and self._controls.server:
                 self._controls.server.stop()
             stage.leave(min(left_s, JOIN_WITHIN_S.get(stage.name, left_s)))
@@ -314,10 +322,11 @@ class Pipeline:
     def still_s(self) -> tuple[float, str]:
         """Seconds since the stage moved that moved longest ago, and its name.
 
-        A recording may keep its reader waiting (a pipe); a microphone may not.
+        A recording may keep its reader waiting (a pipe); a microphone may not. Home Assistant's
+        name may keep the resolver, and nothing waits for that.
         """
-        may_wait = "capture" if self._settings.capture.recording else ""
-        watched = [stage for stage in self._stages if stage.name != may_wait]
+        may_wait = ("home", "capture" if self._settings.capture.recording else "")
+        watched = [stage for stage in self._stages if stage.name not in may_wait]
         return max(((stage.still_s(), stage.name) for stage in watched), default=(0.0, ""))
 
     def state(self) -> ApplianceState:
@@ -331,6 +340,7 @@ class Pipeline:
             reasons=(
                 *troubles.values(),
                 *filter(None, [self.mute.unread, self.mute.unsaved, self._unannounced]),
+                *filter(None, [self._home.trouble if self._home else ""]),
             ),
             encoder=self._scribe.encoder,
             model=self._scribe.model,
@@ -393,6 +403,29 @@ class Pipeline:
         """The control socket, until `stop`."""
         if self._controls.server:
             self._controls.server.run(stage.moved)
+        return self._stopping
+
+    def _open_home(self, model: AnyTranscriber, node: str) -> Home | None:
+        """What asks Home Assistant, if that is wanted."""
+        state = store_folder(self._settings.store)
+        if not self._settings.homeassistant.url:
+            with contextlib.suppress(OSError):
+                (state / NAMES_FILE).unlink(missing_ok=True)
+            return None
+        return Home(
+            self._settings,
+            node,
+            state=state,
+            runtime=runtime_folder(self._settings),
+            names=model.set_names if isinstance(model, Transcriber) else lambda _: None,
+            reply=self._publisher.assist if self._publisher else lambda _: None,
+            on_change=self._tell_change,
+        )
+
+    def _ask_home(self, _stage: Stage) -> bool:
+        """Home Assistant's names, and sentences for its Assist, until `stop`."""
+        if self._home:
+            self._home.run()
         return self._stopping
 
     def _house_server(self, model: AnyTranscriber, node: str) -> WyomingServer | None:

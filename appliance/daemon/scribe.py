@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -83,9 +84,11 @@ class Scribe:
         store: Store,
         health: Health,
         listeners: tuple[Listener, ...] = (),
+        said: Callable[[Transcript], object] = lambda _: None,
     ) -> None:
+        """`said` is given each transcript that is stored."""
         self._settings, self._transcriber, self._store = settings, transcriber, store
-        self._health, self._listeners = health, listeners
+        self._health, self._listeners, self._said = health, listeners, said
         self._waiting: deque[tuple[Lease | None, Transcript]] = deque()
         self._gates = Gates(transcriber.gates)
         self._expire_s = 0.0
@@ -215,6 +218,7 @@ class Scribe:
             journal.log_transcript(stored, self._settings.journal)
             for listener in self._listeners:
                 listener.notify()
+            self._said(transcript)
         self._health.trouble("store", None)
         return 0
 

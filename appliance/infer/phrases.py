@@ -6,17 +6,20 @@ with a thousand values is there once. The decoder scores what may follow a begin
 the likeliest beginning goes on first (best-first search), and what the network of words does not
 allow is never asked for. The probability of the best sentence is weighed against those of the
 others that were found and of the text that was written freely: "none of them" is an answer, too.
+
+Over 500 lines because a sentence is written, followed and weighed in one network's terms.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 import re
 import time
 import tomllib
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,7 +32,7 @@ from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model import Bundle
-from appliance.records import Logits, Phrase
+from appliance.records import Logits, Name, Phrase, Tier
 
 SENTENCES_AT_MOST = 20_000
 VALUES_AT_MOST = 20_000
@@ -43,6 +46,11 @@ WORSE_BY = 6.0
 was written freely, is left."""
 FLOOR = 0.02
 """A sentence of less confidence is not spoken of."""
+HOME_SLOTS = {
+    "area": (Tier.USED_PLACE, Tier.PLACE),
+    "name": (Tier.CALLED, Tier.OTHER, Tier.ALIAS),
+}
+"""Slots that Home Assistant's names fill where a file has none of that name: tiers of them."""
 MARKS = {"percent": "%", "degrees": "°"}
 """Words that models with punctuation may write as a mark behind the number."""
 ENDS = ("", ".", "?", "!")
@@ -75,6 +83,8 @@ class Network:
     """Of each place, where one gets without a word, and the slot and its value (or the name of the
     sentence, as the slot "") that this way means."""
     sentences: int = 0
+    again: Callable[[Mapping[str, Sequence[str]]], Network] | None = None
+    """Makes it anew with other names of the home; None where there are none."""
 
     def place(self) -> int:
         """A new place."""
@@ -125,8 +135,8 @@ START, END, OVER = 0, 1, -1
 """The last is behind a sentence's full stop."""
 
 
-def read_phrases(path: Path) -> Network:
-    """The network of words of a file.
+def read_phrases(path: Path, home: Mapping[str, Sequence[str]] | None = None) -> Network:
+    """The network of words of a file; with `home`, names of the home are values of HOME_SLOTS.
 
     The file is TOML: [phrases] has lists of sentences by a name of your choice, [slots] the values
     of each slot: a list of texts, a table of values with the texts that mean them, or a range of
@@ -148,12 +158,12 @@ def read_phrases(path: Path) -> Network:
     except ValueError as error:  # TOML or UTF-8
         raise ConfigError(f"{path}: expected TOML in UTF-8, found: {error}") from None
     try:
-        return _network(table)
+        return _network(table, home)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _network(table: Mapping[str, Any]) -> Network:
+def _network(table: Mapping[str, Any], home: Mapping[str, Sequence[str]] | None) -> Network:
     if extra := sorted(table.keys() - {"phrases", "slots"}):
         raise ConfigError(f"expected the tables [phrases] and [slots], found [{extra[0]}]")
     phrases, slots = table.get("phrases", {}), table.get("slots", {})
@@ -161,6 +171,10 @@ def _network(table: Mapping[str, Any]) -> Network:
         raise ConfigError("expected the tables [phrases] and [slots], found other values")
     values = {name: list(_values(name, given)) for name, given in slots.items()}
     network = Network()
+    if home is not None:
+        network.again = functools.partial(_network, table)
+        for slot in HOME_SLOTS.keys() - values.keys():
+            values[slot] = [(name, spoken(name)) for name in home.get(slot, ())]
     for name, sentences in phrases.items():
         place = f"phrases.{name}"
         if not isinstance(sentences, list) or not all(isinstance(one, str) for one in sentences):
@@ -188,6 +202,11 @@ def _network(table: Mapping[str, Any]) -> Network:
             "expected sentences of at least one word, found one that is optional as a whole"
         )
     return network
+
+
+def spoken(name: str) -> str:
+    """A name of the home as words of a sentence."""
+    return " ".join(re.sub(r"[^\w'-]|_", " ", name).split())
 
 
 def _values(name: str, given: object) -> Iterator[tuple[Value, str]]:
@@ -339,34 +358,47 @@ class Phrases:
         """Raises ConfigError for a word that the bundle cannot write."""
         self._network, self._bundle, self._tokenizer = network, bundle, tokenizer
         self._decoder = decoder
-        self._cased = any(
-            re.search(b"[A-Z]", data)
-            for data in map(tokenizer.token_bytes, range(bundle.tokens.first_special))
-            if len(data) > 1
-        )
-        """True when the bundle's texts have capitals and punctuation."""
+        self._cased = tokenizer.cased
         self._barred = np.array(bundle.suppressed, np.intp)
         self._tokens: dict[tuple[str, bool], list[tuple[int, ...]]] = {}
         self._followers: dict[Items, tuple[dict[int, Items], bool]] = {}
         self.steps = STEPS_AT_MOST
         """Tokens given to the decoder for a window, those that are repeated for another beginning
         counted, too."""
-        kept = set(bundle.kept.tolist())
-        latin = set(bundle.languages) <= {"en"}
+        self._kept = set(bundle.kept.tolist())
+        self._renewed: Network | None = None
         for word in {word for words in network.words for word, _ in words}:
-            strange = latin and any(
-                one.isalpha() and "LATIN" not in unicodedata.name(one, "") for one in word
-            )
-            if strange or not all(kept.issuperset(tokens) for tokens in self._write(word, False)):
+            if not self._can_write(word):
                 raise ConfigError(
                     f"[phrases] file: expected words that model {bundle.name} can write "
                     f"({', '.join(bundle.languages[:3])}), found {word[:40]!r}"
                 )
 
+    def _can_write(self, word: str) -> bool:
+        strange = set(self._bundle.languages) <= {"en"} and any(
+            one.isalpha() and "LATIN" not in unicodedata.name(one, "") for one in word
+        )
+        return not strange and all(
+            self._kept.issuperset(tokens) for tokens in self._write(word, False)
+        )
+
+    def set_names(self, names: Sequence[Name]) -> None:
+        """The names of the home, for the slots of HOME_SLOTS; those that the bundle cannot write
+        are left out. Any thread; it holds from the next window on."""
+        if self._network.again is None:
+            return
+        home: dict[str, list[str]] = {}
+        for name, tier in names:
+            said = spoken(name).split()
+            if said and all(map(self._can_write, said)):
+                for slot in (slot for slot, tiers in HOME_SLOTS.items() if tier in tiers):
+                    home.setdefault(slot, []).append(name)
+        self._renewed = self._network.again(home)
+
     def warm_up(self) -> None:
         """Measures how many steps fit into the time of a search."""
         cache, taken = self._decoder.again(), []
-        tokens = (*self._bundle.prompt, *self._tokenizer.tokenize(" on"))
+        tokens = (*self._decoder.prompt, *self._tokenizer.tokenize(" on"))
         for at, token in enumerate(tokens * 2):
             begun_s = time.perf_counter()
             self._odds(self._decoder.step(cache, [token])[-1])
@@ -378,6 +410,8 @@ class Phrases:
         """The likeliest sentence for the states of which the decoder wrote `written` just before,
         or None when none was found. Raises ModelError.
         """
+        if renewed := self._renewed:
+            self._network, self._renewed, self._followers = renewed, None, {}
         free = sum(written.logprobs)
         scores = self._search(free)
         if not scores:
@@ -421,7 +455,7 @@ class Phrases:
 
         decoder = self._decoder
         cache = decoder.again()
-        prompt = self._bundle.prompt
+        prompt = self._decoder.prompt
         odds = self._odds(decoder.step(cache, prompt)[-1])
         follow((), frozenset([(START, ())]), 0.0, odds)
         held: tuple[int, ...] = ()

@@ -7,7 +7,7 @@ neither onnxruntime nor the memory that it takes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
@@ -18,7 +18,7 @@ from appliance.config import EncoderSettings, GateSettings, Settings
 from appliance.errors import ConfigError, ModelError, RoomscribeError
 from appliance.infer.gates import compression_ratio, is_doubtful, is_failed
 from appliance.infer.runtime import lacking_runtime
-from appliance.records import HOP, States, Transcription, Window
+from appliance.records import HOP, Name, States, Transcription, Window
 
 if TYPE_CHECKING:
     from appliance.infer.arithmetic import Products
@@ -217,6 +217,12 @@ class Transcriber:
         if self._phrases:
             self._phrases.warm_up()
 
+    def set_names(self, names: Sequence[Name]) -> None:
+        """The names of the home, the likeliest first: values of slots in the expected sentences.
+        Any thread."""
+        if self._phrases:
+            self._phrases.set_names(names)
+
     def close(self) -> None:
         """Frees the encoder's device."""
         self.encoder.close()
@@ -317,7 +323,8 @@ def _open_phrases(
             "which sentences could be compared"
         )
     file = bundle.folder / PHRASES_FILE if own else Path(name)
-    return Phrases(read_phrases(file), bundle, tokenizer, decoder)
+    names: dict[str, list[str]] | None = {} if settings.homeassistant.url else None
+    return Phrases(read_phrases(file, names), bundle, tokenizer, decoder)
 
 
 def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:

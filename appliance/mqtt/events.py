@@ -12,6 +12,7 @@ from appliance.records import (
     HEARD_HERE,
     ApplianceState,
     ApplianceStats,
+    AssistReply,
     Discarded,
     Partial,
     Phrase,
@@ -24,6 +25,7 @@ SCHEMA = 1
 AVAILABILITY, STATE, MICROPHONE = "availability", "state", "microphone"
 TRANSCRIPT, LAST, SPEECH, DISCARDED = "transcript", "last", "speech", "discarded"
 MUTE, STATS, PARTIAL = "mute", "stats", "partial"
+ASSIST_REPLY = "assist/reply"
 COUNTERS = (
     "transcripts", "recovered", "frames_dropped", "lost_overload", "lost_store_refused",
     "set_aside", "expired", "passed_over", "guesses", "guesses_used", "closed_early",
@@ -142,6 +144,21 @@ def partial(said: Partial) -> dict[str, Any]:
     if said.continues:
         message["continues"] = said.continues
     return message
+
+
+def assist_reply(reply: AssistReply) -> dict[str, Any]:
+    """The `assist/reply` message: what became of a sentence for Assist."""
+    return {
+        "schema": SCHEMA,
+        "id": reply.id,
+        "text": reply.text,
+        "status": reply.status,
+        "speech": reply.speech,
+        "language": reply.language or None,
+        "error": reply.error or None,
+        "conversation_id": reply.conversation_id or None,
+        "took_ms": rounded(reply.took_ms),
+    }
 
 
 def stats(

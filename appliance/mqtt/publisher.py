@@ -27,7 +27,7 @@ from appliance.mqtt.connection import DELAYS, Connection, Delays
 from appliance.mqtt.home_assistant import discovery, topic as discovery_topic
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, RECENT_S, Delivery, Outbox
 from appliance.mqtt.troubles import Troubles
-from appliance.records import ApplianceState, ApplianceStats, Discarded, Partial
+from appliance.records import ApplianceState, ApplianceStats, AssistReply, Discarded, Partial
 from appliance.store import Store
 
 log = logging.getLogger("roomscribe.mqtt")
@@ -53,7 +53,7 @@ class Publish(Protocol):
 class LiveTopics:
     """State, microphone, voice, discarded speech: published live, and only what is new.
 
-    `speech`, `discarded` and `partial`: any thread.
+    `speech`, `discarded`, `partial` and `assist`: any thread.
     """
 
     def __init__(
@@ -87,6 +87,10 @@ class LiveTopics:
     def partial(self, said: Partial) -> None:
         """What somebody says, so far."""
         self._passing.append((events.PARTIAL, events.encode(events.partial(said))))
+
+    def assist(self, reply: AssistReply) -> None:
+        """A sentence for Assist was answered."""
+        self._passing.append((events.ASSIST_REPLY, events.encode(events.assist_reply(reply))))
 
     def last(self, event: bytes) -> None:
         """The broker has this event: it is the one to retain there. The thread of `publish`."""
@@ -366,6 +370,11 @@ class Publisher:
         if self._partials:
             self._live.partial(partial)
             self._wake.set()
+
+    def assist(self, reply: AssistReply) -> None:
+        """A sentence for Assist was answered; published if the broker is there."""
+        self._live.assist(reply)
+        self._wake.set()
 
     def stop(self, flush_s: float = 2.0) -> None:
         """Makes `run` return when all is delivered, at the latest `flush_s` + 0.5 s from now."""

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from appliance.config import MqttSettings
 from appliance.errors import ConfigError
+from appliance.system import find_credential, read_secret
 
 PASSWORD_CREDENTIAL = "roomscribe.mqtt-password"
 KEY_CREDENTIAL = "roomscribe.mqtt-key"
 """Names, among systemd's credentials, of the password and of our certificate's private key."""
-MOST_BYTES = 4096
-"""A longer file is not one that holds a password."""
 
 
 def password(settings: MqttSettings) -> str | None:
@@ -25,38 +24,9 @@ def password(settings: MqttSettings) -> str | None:
     A line end behind it does not belong to it. Raises ConfigError when the file that was asked for
     cannot be read or is empty.
     """
-    if settings.password_file:
-        return _read(Path(settings.password_file), "mqtt.password_file")
-    credential = _credential(PASSWORD_CREDENTIAL)
-    return _read(credential, "systemd credential") if credential else None
-
-
-def _credential(name: str) -> Path | None:
-    """Path of a credential of systemd, if it is there."""
-    folder = os.environ.get("CREDENTIALS_DIRECTORY")
-    path = Path(folder) / name if folder else None
-    return path if path and path.exists() else None
-
-
-def _read(path: Path, key: str) -> str:
-    """The secret in a file, one line; no message shows it. Raises ConfigError."""
-    cure = "write the password into it, readable for this user alone, or leave the key out"
-    try:
-        with path.expanduser().open("rb") as opened:
-            text = opened.read(MOST_BYTES + 1).decode("utf-8").rstrip("\r\n")
-    except (OSError, RuntimeError, UnicodeDecodeError) as error:
-        no_text = isinstance(error, UnicodeDecodeError)
-        found = "no UTF-8 text" if no_text else getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"{key}: expected a file holding the broker's password, found {path}: {found}; {cure}"
-        ) from (None if no_text else error)
-    if len(text) > MOST_BYTES or "\n" in text:
-        raise ConfigError(f"{key}: expected one line in {path}, found more; {cure}")
-    if not text:
-        raise ConfigError(
-            f"{key}: expected the broker's password in {path}, found it empty; {cure}"
-        )
-    return text
+    return read_secret(
+        settings.password_file, PASSWORD_CREDENTIAL, "mqtt.password_file", "the broker's password"
+    )
 
 
 def context(settings: MqttSettings) -> ssl.SSLContext | None:
@@ -118,7 +88,7 @@ def _load_certificate(settings: MqttSettings, secure: ssl.SSLContext) -> None:
         )
 
     cert_file = _readable(settings.cert_file, "cert_file") or ""
-    credential = _credential(KEY_CREDENTIAL)
+    credential = find_credential(KEY_CREDENTIAL)
     key_file = _readable(settings.key_file, "key_file") or str(credential or cert_file)
     try:
         secure.load_cert_chain(cert_file, key_file, password=no_passphrase)

@@ -24,7 +24,15 @@ from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.mqtt import commands, events
-from appliance.records import ApplianceStats, Discarded, Partial, Phrase, Transcript, new_id
+from appliance.records import (
+    ApplianceStats,
+    AssistReply,
+    Discarded,
+    Partial,
+    Phrase,
+    Transcript,
+    new_id,
+)
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
 
@@ -235,6 +243,16 @@ def test_a_partial_text_is_as_its_schema_says() -> None:
         assert not is_valid("partial", plain | wrong)
 
 
+def test_a_reply_of_assist_is_as_its_schema_says() -> None:
+    done = AssistReply(new_id(), "turn on", "action_done", "Turned on", "en", "", "c-1", 84.2)
+    for one in (done, AssistReply(new_id(), "turn on", "failed", error="Home Assistant is away")):
+        found = events.assist_reply(one)
+        check("assist-reply", events.encode(found))
+        assert set(found) == {*SCHEMAS["assist-reply"]["required"]}
+    for wrong in ({"status": "done"}, {"text": ""}, {"id": "x"}, {"took_ms": -1}):
+        assert not is_valid("assist-reply", events.assist_reply(done) | wrong)
+
+
 def test_the_statistics_are_counted_right() -> None:
     found = events.stats(ApplianceStats({}, 1.0), [float(n) for n in range(100, 0, -1)])
     assert (found["latency_ms_p50"], found["latency_ms_p95"]) == (50, 95)
@@ -276,6 +294,7 @@ def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
             publisher.speech(True)
             publisher.partial(Partial(new_id(), 1, 1, "turn on", 0))
             publisher.discarded(Discarded("no_speech", new_id(), 0.5))
+            publisher.assist(AssistReply(new_id(), "turn on the light", "action_done", "Done"))
             store.append(transcript())
             publisher.notify()
             until(lambda: heard.payloads("last") and heard.payloads("discarded"))
@@ -286,7 +305,7 @@ def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
             check(
                 "transcript" if name == "last" else name.replace("/", "-"), bytes(message.payload)
             )
-            seen.add(name)
+            seen.add(name.replace("/", "-"))
             assert len(message.payload) < 8192, "Home Assistant's recorder drops long attributes"
         incoming = {"mute-set", "history-request", "history-response"}
         assert seen == set(SCHEMAS) - incoming | {"last"}
@@ -295,7 +314,7 @@ def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
 def test_the_examples_of_the_documentation_are_as_the_schemas_say() -> None:
     text = (ROOT / "docs" / "mqtt.md").read_text("utf-8")
     examples = re.findall(r"<!-- ([a-z-]+) -->\n```json\n(.*?)```", text, re.DOTALL)
-    known = {"transcript", "state", "stats", "discarded", "partial"}
+    known = {"transcript", "state", "stats", "discarded", "partial", "assist-reply"}
     assert known <= {name for name, _ in examples}
     for name, example in examples:
         check(name, example.encode())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from appliance.config import DEFAULT_PATH, MqttSettings, Settings
+from appliance.config import DEFAULT_PATH, HomeAssistantSettings, MqttSettings, Settings
 from appliance.mqtt import KEY_CREDENTIAL, PASSWORD_CREDENTIAL, password
 
 log = logging.getLogger("roomscribe.cli")
@@ -57,7 +57,11 @@ def beside_daemon(config: Path | None, settings: Settings) -> tuple[Daemon | Non
     if not daemon and INSTALLED_STATE.exists():
         os.environ.setdefault("STATE_DIRECTORY", str(INSTALLED_STATE))
     if "CREDENTIALS_DIRECTORY" not in os.environ and (daemon is None or daemon.service):
-        settings = replace(settings, mqtt=with_credentials(settings.mqtt))
+        settings = replace(
+            settings,
+            mqtt=with_credentials(settings.mqtt),
+            homeassistant=with_token(settings.homeassistant),
+        )
     return daemon, settings
 
 
@@ -72,13 +76,46 @@ def with_credentials(
     wanted |= {"key_file": KEY_CREDENTIAL} if mqtt.cert_file else {}
     found: dict[str, Any] = {}
     for key, name in wanted.items():
-        if getattr(mqtt, key):
-            continue
-        if os.access(plain / name, os.R_OK):
-            found[key] = str(plain / name)
-        elif os.geteuid() == 0 and (encrypted / name).exists():
-            found[key] = _decrypted(encrypted / name)
+        if not getattr(mqtt, key):
+            found[key] = _given(name, plain, encrypted)
     return replace(mqtt, **found)
+
+
+def with_token(
+    home: HomeAssistantSettings, plain: Path = PLAIN, encrypted: Path = ENCRYPTED
+) -> HomeAssistantSettings:
+    """The same of Home Assistant's token."""
+    if not home.url or home.token_file:
+        return home
+    from appliance.house import TOKEN_CREDENTIAL
+
+    return replace(home, token_file=_given(TOKEN_CREDENTIAL, plain, encrypted))
+
+
+def _given(name: str, plain: Path, encrypted: Path) -> str:
+    """Path of the file that systemd would give the service; "" where this user may not have it."""
+    if os.access(plain / name, os.R_OK):
+        return str(plain / name)
+    if os.geteuid() == 0 and (encrypted / name).exists():
+        return _decrypted(encrypted / name)
+    return ""
+
+
+def token_is_hidden(
+    home: HomeAssistantSettings,
+    daemon: Daemon | None,
+    plain: Path = PLAIN,
+    encrypted: Path = ENCRYPTED,
+) -> bool:
+    """True when the daemon may have a token that this user may not read."""
+    if home.token_file:
+        return _is_closed(Path(home.token_file).expanduser())
+    if os.geteuid() == 0 or "CREDENTIALS_DIRECTORY" in os.environ:
+        return False
+    from appliance.house import TOKEN_CREDENTIAL
+
+    service = daemon is not None and daemon.service
+    return service or any(_is_closed(place / TOKEN_CREDENTIAL) for place in (plain, encrypted))
 
 
 def _decrypted(file: Path) -> str:

@@ -19,6 +19,7 @@ from appliance import __version__, config
 from appliance.cli.doctor import (
     fleet,
     hearing,
+    home,
     house,
     machine,
     npu,
@@ -63,7 +64,7 @@ GROUPS: dict[str, tuple[Check, ...]] = {
     "transcribing": (*transcribing.CHECKS, house.SERVED),
     "NPU": npu.CHECKS,
     "publishing": storage.CHECKS + publishing.CHECKS,
-    "for the house": house.CHECKS,
+    "for the house": (*house.CHECKS, *home.CHECKS),
     "page": page.CHECKS,
     "several rooms": fleet.CHECKS,
     "service": publishing.SERVICE_CHECKS,

@@ -1,0 +1,235 @@
+"""Sentences that are meant for Home Assistant's Assist: which, and how they are handed over.
+
+A sentence is acted upon once at most, so everything here is in doubt against it: it begins with the
+phrase, was said just now, is sure enough, and its id is remembered before it goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from appliance.config import AssistSettings
+from appliance.house.connection import CommandError, HouseError, Link
+from appliance.records import HEARD_HERE, AssistReply, Transcript
+from appliance.system import shorten, write_whole
+
+log = logging.getLogger("roomscribe.house")
+
+FILE_NAME = "assist-sent.json"
+"""In the runtime folder: in memory, and there after a restart, as the windows are from which a
+transcript might be made again."""
+REMEMBERED = 200
+LATE_S = 10.0
+"""A sentence whose speech ended longer ago is not acted upon."""
+AHEAD_S = 2.0
+"""Nor one that ends so far in the future: the clock was set meanwhile."""
+CONVERSATION_S = 60.0
+"""So long after a reply the next sentence belongs to the same conversation."""
+ANSWER_S = 30.0
+"""An agent that asks a language model takes its time."""
+SPEECH_AT_MOST = 4000
+"""Letters of a reply: it goes to MQTT, in payloads of 64 KiB at most."""
+TYPO_FROM = 5
+"""A phrase of fewer letters has to be written exactly."""
+DOUBTFUL = (
+    "low_confidence", "demo_model", "repetition", "known_hallucination", "cut_at_window",
+    "interrupted", "token_limit",
+)  # fmt: skip
+_WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
+
+
+def command(text: str, phrase: str) -> str:
+    """What follows the address phrase at the beginning of a text; "" when it does not begin with
+    it, or nothing follows.
+
+    Capitals and punctuation do not count, and one letter may be wrong, missing or too many in a
+    phrase of TYPO_FROM letters; a space is a letter, too: "com puter".
+    """
+    wanted = " ".join(word.casefold() for word in _WORD.findall(phrase))
+    if not wanted:
+        return ""
+    words = list(_WORD.finditer(text))
+    count = wanted.count(" ") + 1
+    # the exact number of words goes first, so that none of the command's is taken for the phrase's
+    for taken in (count, count + 1, count - 1):
+        if not 0 < taken <= len(words):
+            continue
+        said = " ".join(word[0].casefold() for word in words[:taken])
+        if said == wanted or (len(wanted) >= TYPO_FROM and _one_apart(said, wanted)):
+            rest = text[words[taken - 1].end() :]
+            found = _WORD.search(rest)
+            return rest[found.start() :].strip() if found else ""
+    return ""
+
+
+def _one_apart(one: str, other: str) -> bool:
+    """True when a letter replaced, put in or taken out makes `other` of `one`."""
+    if abs(len(one) - len(other)) > 1 or one == other:
+        return False
+    same = 0
+    while same < min(len(one), len(other)) and one[same] == other[same]:
+        same += 1
+    skip_one, skip_other = len(one) >= len(other), len(other) >= len(one)
+    return one[same + skip_one :] == other[same + skip_other :]
+
+
+def why_not(transcript: Transcript, settings: AssistSettings, now: datetime) -> str:
+    """Why a transcript that begins with the phrase is not acted upon, in a word of the contract;
+    "" when it is."""
+    if transcript.source != HEARD_HERE:
+        return "source"
+    if (transcript.window, transcript.windows) != (1, 1):
+        return "long"
+    if doubtful := next((flag for flag in DOUBTFUL if flag in transcript.flags), ""):
+        return doubtful
+    if not transcript.confidence >= settings.confidence:  # not a number for one that nobody knows
+        return "confidence"
+    age_s = (now - transcript.end).total_seconds()
+    return "" if -AHEAD_S <= age_s <= LATE_S else "late"
+
+
+class Sent:
+    """The ids that were handed over, over restarts, too."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / FILE_NAME
+        self._ids: list[str] = []
+        try:
+            found = json.loads(self._file.read_bytes()[: 1 << 16])
+            self._ids = [one for one in found if isinstance(one, str)][-REMEMBERED:]
+        except (OSError, ValueError, TypeError, RecursionError):
+            pass
+
+    def take(self, one: str) -> bool:
+        """Remembers an id; False for one that is known, or that cannot be written down."""
+        if one in self._ids:
+            return False
+        ids = [*self._ids, one][-REMEMBERED:]
+        try:
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self._file, json.dumps(ids), 0o600)
+        except OSError as error:
+            log.error(
+                "%s: a sentence for Assist is not handed over, as it could be twice: %s",
+                self._file,
+                error.strerror,
+            )
+            return False
+        self._ids = ids
+        return True
+
+
+class Assist:
+    """Hands sentences over. asyncio's thread, but for `wants`."""
+
+    def __init__(
+        self, settings: AssistSettings, folder: Path, *, answer_s: float = ANSWER_S
+    ) -> None:
+        """`folder` is in memory and outlives the process."""
+        self._settings, self._sent, self._answer_s = settings, Sent(folder), answer_s
+        self._conversation, self._until_s = "", 0.0
+
+    def wants(self, transcript: Transcript) -> str:
+        """The command in a transcript that is to be acted upon; else "". Any thread."""
+        text = command(transcript.text, self._settings.phrase)
+        if not text:
+            return ""
+        if why := why_not(transcript, self._settings, datetime.now(UTC)):
+            log.info("a sentence for Assist is not handed over: %s", why)
+            return ""
+        return text
+
+    async def run(
+        self, link: Link, device: str, transcript: Transcript, text: str
+    ) -> AssistReply | None:
+        """Hands a command over and waits for the answer; None for one that was handed over before.
+        Never raises but when it is cancelled."""
+        begun_s = time.monotonic()
+        if why_not(transcript, self._settings, datetime.now(UTC)):
+            return refused(transcript, text, "late")
+        if not self._sent.take(transcript.id):
+            return None
+        done: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        found: dict[str, Any] = {}
+
+        def take(event: dict[str, Any]) -> None:
+            kind, data = event.get("type"), _table(event.get("data"))
+            if kind == "intent-end":
+                found.update(_table(data.get("intent_output")))
+            elif kind == "error":
+                found["error"] = shorten(data.get("message") or data.get("code") or "error", 200)
+            if kind in ("run-end", "error") and not done.done():
+                done.set_result(found)
+
+        talking = self._conversation if time.monotonic() < self._until_s else ""
+        number = 0
+        try:
+            async with asyncio.timeout(self._answer_s):
+                number, _ = await link.ask(
+                    "assist_pipeline/run",
+                    take,
+                    start_stage="intent",
+                    end_stage="intent",
+                    input={"text": text},
+                    device_id=device,
+                    timeout=self._answer_s,
+                    **({"conversation_id": talking} if talking else {}),
+                )
+                await done
+        except (CommandError, HouseError) as error:
+            return refused(transcript, text, shorten(error, 200))
+        except TimeoutError:
+            return refused(transcript, text, f"no answer within {self._answer_s:.0f} s")
+        finally:
+            link.forget(number)
+        reply = _reply(transcript, text, found, 1000 * (time.monotonic() - begun_s))
+        if reply.conversation_id:
+            self._conversation = reply.conversation_id
+            self._until_s = time.monotonic() + CONVERSATION_S
+        return reply
+
+
+def refused(transcript: Transcript, text: str, why: str) -> AssistReply:
+    """The reply where Home Assistant gave none."""
+    return AssistReply(transcript.id, text, "failed", error=why)
+
+
+def _reply(transcript: Transcript, text: str, found: dict[str, Any], took_ms: float) -> AssistReply:
+    """What the agent answered; its form is that of Home Assistant's IntentResponse."""
+    if error := found.get("error"):
+        return AssistReply(transcript.id, text, "failed", error=error, took_ms=took_ms)
+    response = _table(found.get("response"))
+    kind = response.get("response_type")
+    code = _table(response.get("data")).get("code")
+    speech = _table(_table(response.get("speech")).get("plain")).get("speech")
+    talking = found.get("conversation_id")
+    return AssistReply(
+        transcript.id,
+        text,
+        kind if kind in ("action_done", "query_answer", "error") else "failed",
+        speech=_sound(speech)[:SPEECH_AT_MOST] if isinstance(speech, str) else "",
+        language=shorten(response.get("language") or "", 20),
+        error=shorten(code, 60) if kind == "error" and isinstance(code, str) else "",
+        conversation_id=talking if isinstance(talking, str) and _is_id(talking) else "",
+        took_ms=took_ms,
+    )
+
+
+def _sound(text: str) -> str:
+    """A text as UTF-8 can hold it."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _is_id(text: str) -> bool:
+    return len(text) <= 200 and text.isascii() and text.isprintable()
+
+
+def _table(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,98 @@
+"""Home Assistant's websocket is asked for names and for its Assist."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rigs.home_websocket import TOKEN, Hub
+
+from appliance.cli.doctor import home
+from appliance.cli.doctor.daemon import Daemon, token_is_hidden, with_token
+from appliance.cli.doctor.main import look
+from appliance.cli.doctor.outcome import Surroundings
+from appliance.config import ApplianceSettings, AssistSettings, HomeAssistantSettings, Settings
+from appliance.house.home import TOKEN_CREDENTIAL
+
+NAMES, ASSIST = home.CHECKS
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as running:
+        yield running
+
+
+@pytest.fixture
+def around(hub: Hub, tmp_path: Path) -> Surroundings:
+    (tmp_path / "token").write_text(TOKEN, encoding="utf-8")
+    chosen = HomeAssistantSettings(url=hub.url, token_file=str(tmp_path / "token"))
+    node = ApplianceSettings(node="kitchen")
+    return Surroundings(
+        Settings(appliance=node, homeassistant=chosen, assist=AssistSettings(phrase="computer"))
+    )
+
+
+def test_without_an_address_there_is_nothing_to_ask() -> None:
+    assert [check.look(Surroundings(Settings())).found for check in home.CHECKS] == [
+        "homeassistant.url is empty",
+        "assist.phrase is empty",
+    ]
+
+
+def test_it_says_how_many_words_came_and_that_assist_is_there(around: Surroundings) -> None:
+    found = look(NAMES, around)
+    assert found.status == "ok", found.found
+    assert "version 2025.1.4: 7 names of 2 exposed entities and their places" in found.found
+    found = look(ASSIST, around)
+    assert (found.status, found.found) == (
+        "ok",
+        "pipeline 'Home Assistant'; Roomscribe kitchen is among its devices",
+    )
+
+
+def test_what_is_missing_is_said_with_the_cure(hub: Hub, around: Surroundings) -> None:
+    hub.devices = []
+    assert "is not among its devices" in look(ASSIST, around).found
+    error = '{"code": "unauthorized", "message": "Unauthorized"}'
+    refusal = f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
+    hub.raw = {"assist_pipeline/pipeline/list": refusal, "config/area_registry/list": refusal}
+    assert look(ASSIST, around).found == "there is no Assist pipeline"
+    found = look(NAMES, around)
+    assert found.status == "failed"
+    assert "config/area_registry/list: Unauthorized" in found.found
+    assert "administrator" in found.cure
+
+
+def test_a_refused_token_and_an_address_without_anybody_are_said_and_the_token_is_not(
+    hub: Hub, around: Surroundings
+) -> None:
+    hub.token = "another"
+    found = look(NAMES, around)
+    assert found.status == "failed"
+    assert "does not take the token" in found.found
+    assert TOKEN not in found.found + found.cure
+    hub.stop()
+    found = look(NAMES, around)
+    assert "cannot be reached: Connection refused" in found.found
+    assert "homeassistant.url" in found.cure
+
+
+def test_the_token_is_found_where_systemd_has_it_and_hidden_where_it_is_not_ours(
+    tmp_path: Path,
+) -> None:
+    plain, encrypted = tmp_path / "plain", tmp_path / "encrypted"
+    plain.mkdir()
+    chosen = HomeAssistantSettings(url="http://ha:8123")
+    assert with_token(chosen, plain, encrypted) == chosen
+    assert not token_is_hidden(chosen, None, plain, encrypted)
+    (plain / TOKEN_CREDENTIAL).write_text(TOKEN, encoding="utf-8")
+    assert with_token(chosen, plain, encrypted).token_file == str(plain / TOKEN_CREDENTIAL)
+    own = replace(chosen, token_file="/elsewhere")
+    assert with_token(own, plain, encrypted) == own
+    assert with_token(HomeAssistantSettings(), plain, encrypted) == HomeAssistantSettings()
+    service = Daemon(os.getpid(), "roomscribe", service=True)
+    assert token_is_hidden(chosen, service, plain, encrypted) == (os.geteuid() != 0)

@@ -1,0 +1,226 @@
+"""The websocket: who lets us in, what is asked, and what comes that nobody expects."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from rigs.home_websocket import TOKEN, Hub
+
+from appliance.house.connection import (
+    LARGEST,
+    CommandError,
+    HouseError,
+    Link,
+    Place,
+    RefusedTokenError,
+    TooLongError,
+    connect,
+)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as running:
+        yield running
+
+
+def on_link(hub: Hub, work: Callable[[Link], Awaitable[Any]], token: str = TOKEN) -> Any:
+    place = Place.of(hub.url)
+
+    async def visit() -> Any:
+        async def run() -> Any:
+            return await work(link)
+
+        async with connect(place, place.resolve(), token) as link:
+            return await link.during(run())
+
+    return asyncio.run(visit())
+
+
+@pytest.mark.parametrize(
+    ("url", "uri"),
+    [
+        ("http://ha.local:8123", "ws://ha.local:8123/api/websocket"),
+        ("https://ha.local/", "wss://ha.local:443/api/websocket"),
+        ("ws://10.0.0.2:8123/api/websocket", "ws://10.0.0.2:8123/api/websocket"),
+        ("http://[fd00::2]:8123/", "ws://[fd00::2]:8123/api/websocket"),
+        ("http://supervisor/core/websocket", "ws://supervisor:80/core/websocket"),
+    ],
+)
+def test_the_websocket_is_found_from_the_address_that_people_know(url: str, uri: str) -> None:
+    assert Place.of(url).uri == uri
+
+
+def test_answers_are_taken_in_whatever_order_they_come(hub: Hub) -> None:
+    hub.late = {"config/area_registry/list"}
+
+    async def both(link: Link) -> tuple[tuple[int, Any], tuple[int, Any]]:
+        return await asyncio.gather(
+            link.ask("config/area_registry/list"), link.ask("config/floor_registry/list")
+        )
+
+    (first, areas), (second, floors) = on_link(hub, both)
+    assert (areas, floors) == (hub.areas, hub.floors)
+    assert first < second
+
+
+def test_a_refused_command_says_its_code_and_the_link_goes_on(hub: Hub) -> None:
+    async def work(link: Link) -> Any:
+        with pytest.raises(CommandError, match="no/such: Unknown command") as refused:
+            await link.ask("no/such")
+        assert refused.value.code == "unknown_command"
+        return (await link.ask("config/area_registry/list"))[1]
+
+    assert on_link(hub, work) == hub.areas
+
+
+def test_a_wrong_token_is_told_from_an_outage_and_stands_in_no_log(
+    hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def nothing(_link: Link) -> None:
+        pass
+
+    with pytest.raises(RefusedTokenError, match="does not take the token; make a long-lived"):
+        on_link(hub, nothing, "a-wrong-token")
+    on_link(hub, nothing)
+    written = [one.getMessage() for one in caplog.records if not one.name.endswith("server")]
+    assert hub.tokens == ["a-wrong-token", TOKEN]
+    assert not any("token" in line for line in written)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        " ",
+        "no json",
+        "[" * 100_000,
+        "null",
+        "[1]",
+        '{"id": "$ID", "type": "result", "success": true}',
+        '{"id": 99, "type": "result", "success": true}',
+        '{"id": $ID, "type": "event", "event": 1}',
+        '{"id": $ID, "type": "pong"}',
+    ],
+)
+def test_what_is_no_answer_is_passed_over(hub: Hub, raw: str) -> None:
+    hub.raw["get_config"] = raw
+
+    async def work(link: Link) -> Any:
+        waiting = asyncio.ensure_future(link.ask("get_config"))
+        areas = (await link.ask("config/area_registry/list"))[1]
+        assert not waiting.done()
+        waiting.cancel()
+        return areas
+
+    assert on_link(hub, work) == hub.areas
+
+
+@pytest.mark.parametrize(
+    "error", ["null", "7", '{"code": 4, "message": {}}', '{"message": "\\u001b[31mred"}']
+)
+def test_a_refusal_of_any_form_is_one_line(hub: Hub, error: str) -> None:
+    hub.raw["get_config"] = f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
+
+    async def work(link: Link) -> None:
+        await link.ask("get_config")
+
+    with pytest.raises(CommandError) as refused:
+        on_link(hub, work)
+    assert str(refused.value).isprintable()
+
+
+def test_an_answer_that_is_too_long_ends_the_connection_and_is_not_asked_for_again(
+    hub: Hub,
+) -> None:
+    hub.raw["config/device_registry/list"] = " " * (LARGEST + 1)
+
+    async def work(link: Link) -> None:
+        await link.ask("config/device_registry/list")
+
+    async def work_barred(link: Link) -> None:
+        link.barred = frozenset({"config/device_registry/list"})
+        await link.ask("config/device_registry/list")
+
+    with pytest.raises(TooLongError, match="at most 8 MB, found a longer one") as found:
+        on_link(hub, work)
+    assert found.value.command == "config/device_registry/list"
+    with pytest.raises(CommandError) as refused:
+        on_link(hub, work_barred)
+    assert refused.value.code == "too_long"
+    assert hub.count("config/device_registry/list") == 1
+
+
+def test_a_connection_that_breaks_ends_what_waits(hub: Hub) -> None:
+    hub.ends_at = "config/area_registry/list"
+
+    async def work(link: Link) -> None:
+        await link.ask("config/area_registry/list")
+
+    with pytest.raises(HouseError, match="has ended the connection"):
+        on_link(hub, work)
+
+
+async def nothing(_link: Link) -> None:
+    pass
+
+
+def test_nobody_there_is_said_with_the_port_that_it_mostly_has() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+    place = Place.of(f"http://127.0.0.1:{port}")
+
+    async def visit(place: Place) -> None:
+        async with connect(place, place.resolve(), TOKEN):
+            pass
+
+    with pytest.raises(HouseError, match=r"cannot be reached: Connection refused; see home.*url$"):
+        asyncio.run(visit(place))
+    with pytest.raises(HouseError, match=r"mostly 8123: http://127\.0\.0\.1:8123\)$"):
+        asyncio.run(visit(Place("127.0.0.1", port, False, "/api/websocket", False)))
+    with pytest.raises(HouseError, match="no such host"):
+        Place.of("http://nobody.invalid").resolve()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "found status 404; see home"),
+        (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", "403; it bans addresses"),
+        (b"HTTP/1.1 502 Bad\r\nContent-Length: 0\r\n\r\n", "502; it starts, perhaps"),
+        (b"HTTP/1.1 301 Moved\r\nLocation: http://x/\r\nContent-Length: 0\r\n\r\n", "elsewhere"),
+        (b"220 mail.example.org ESMTP\r\n", "cannot be reached"),
+        (b"", "cannot be reached"),
+    ],
+)
+def test_what_is_no_home_assistant_is_said_on_one_line(answer: bytes, said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            one, _ = server.accept()
+            with one:
+                one.recv(65536)
+                one.sendall(answer)
+                one.shutdown(socket.SHUT_WR)
+                one.recv(65536)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        place = Place.of(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+        async def visit() -> None:
+            async with connect(place, place.resolve(), TOKEN):
+                pass
+
+        with pytest.raises(HouseError, match=said) as found:
+            asyncio.run(visit())
+        assert str(found.value).isprintable()
+        thread.join(5)

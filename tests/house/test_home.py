@@ -1,0 +1,383 @@
+"""The connection that is kept: through restarts, refusals and changes, and what is handed over."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rigs.home_websocket import DEVICE, TOKEN, Hub, action_done
+from rigs.publishing import transcript
+from rigs.waiting import until
+
+from appliance.config import AssistSettings, HomeAssistantSettings, Settings
+from appliance.house.home import Home, Paces
+from appliance.house.names import NAMES_FILE
+from appliance.records import AssistReply, Name, Tier, Transcript
+
+SOON = Paces(
+    outages_s=(0.02,), refused_s=60, look_s=0.02, steady_s=60, starting_s=0.02, names_s=0.02
+)
+
+
+@dataclass
+class Living:
+    """A Home in its thread, and what it gave."""
+
+    home: Home
+    names: list[Sequence[Name]]
+    replies: list[AssistReply]
+    troubles: list[str]
+
+    def say(self, text: str = "computer turn on the light", **changes: Any) -> Transcript:
+        """Somebody has said that just now."""
+        now = datetime.now(UTC)
+        said = replace(transcript(text), end=now, confidence=0.9, flags=())
+        said = replace(said, **changes)
+        self.home.said(said)
+        return said
+
+    def words(self) -> list[str]:
+        """The names that were given last."""
+        return [name for name, _ in self.names[-1]] if self.names else []
+
+    def reply(self, number: int = 1) -> AssistReply:
+        """The reply of that number, once it is there."""
+        until(lambda: len(self.replies) >= number)
+        return self.replies[number - 1]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as running:
+        yield running
+
+
+@contextmanager
+def living(
+    hub: Hub, folder: Path, phrase: str = "computer", paces: Paces = SOON, token: str = TOKEN
+) -> Iterator[Living]:
+    """Stopped at the end, within a second."""
+    file = folder / "token"
+    file.write_text(f"{token}\n", encoding="utf-8")
+    settings = Settings(
+        homeassistant=HomeAssistantSettings(url=hub.url, token_file=str(file)),
+        assist=AssistSettings(phrase=phrase),
+    )
+    (folder / "state").mkdir(exist_ok=True)
+    names: list[Sequence[Name]] = []
+    replies: list[AssistReply] = []
+    troubles: list[str] = []
+    home = Home(
+        settings,
+        "kitchen",
+        state=folder / "state",
+        runtime=folder / "run",
+        names=names.append,
+        reply=replies.append,
+        on_change=lambda: troubles.append(home.trouble),
+        paces=paces,
+    )
+    found = Living(home, names, replies, troubles)
+    thread = threading.Thread(target=home.run, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        home.stop()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def asks_for(hub: Hub, kind: str) -> bool:
+    return any(one.get("event_type") == kind for one in hub.asked)
+
+
+def test_names_come_and_are_kept_and_come_again_when_they_change(hub: Hub, tmp_path: Path) -> None:
+    with living(hub, tmp_path) as one:
+        until(lambda: "Ceiling lamp" in one.words())
+        assert one.names[-1][0] == ("computer", Tier.ADDRESS)
+        for kind in ("entity_registry_updated", "area_registry_updated"):
+            until(partial(asks_for, hub, kind))
+        hub.wait_for("config/floor_registry/list")
+        hub.shown["light.kitchen"] = "Big lamp"
+        hub.change()
+        until(lambda: "Big lamp" in one.words())
+        given = len(one.names)
+        hub.wait_for("config/floor_registry/list", 2)
+        hub.change("area_registry_updated")
+        hub.wait_for("config/floor_registry/list", 3)
+        assert len(one.names) == given, "the same names were given again"
+    hub.stop()
+    with living(hub, tmp_path) as one:
+        until(lambda: "Big lamp" in one.words())
+        until(lambda: "cannot be reached" in one.home.trouble)
+
+
+def test_it_is_asked_for_names_once_a_minute_at_most(hub: Hub, tmp_path: Path) -> None:
+    with living(hub, tmp_path, paces=replace(SOON, names_s=600)):
+        hub.wait_for("config/floor_registry/list")
+        until(lambda: hub.count("subscribe_events") == 4)
+        for _ in range(20):
+            hub.change()
+        hub.wait_for("unsubscribe_events")
+        assert hub.count("config/floor_registry/list") == 1
+
+
+def test_a_restart_in_the_middle_of_the_list_leaves_the_names_that_were(
+    hub: Hub, tmp_path: Path
+) -> None:
+    with living(hub, tmp_path) as one:
+        until(lambda: "Ceiling lamp" in one.words())
+        hub.ends_at = "config/area_registry/list"
+        hub.shown.clear()
+        hub.state = "NOT_RUNNING"
+        hub.change()
+        hub.wait_for("get_config", 4)
+        assert hub.ends_at == ""
+        assert "Ceiling lamp" in one.words()
+        kept = (tmp_path / "state" / NAMES_FILE).read_text(encoding="utf-8")
+        assert "Ceiling lamp" in kept
+        hub.shown["light.kitchen"] = "After"
+        hub.state = "RUNNING"
+        until(lambda: "After" in one.words())
+
+
+def test_it_comes_back_after_every_restart(hub: Hub, tmp_path: Path) -> None:
+    with living(hub, tmp_path) as one:
+        for number in range(3):
+            hub.wait_for("config/floor_registry/list", number + 1)
+            until(lambda: not one.home.trouble)
+            hub.stop()
+            until(lambda: one.home.trouble)
+            hub.start()
+        until(lambda: not one.home.trouble)
+        one.say()
+        assert one.reply().status == "action_done"
+
+
+def test_a_refused_token_is_not_tried_again_until_there_is_another(
+    hub: Hub, tmp_path: Path
+) -> None:
+    with living(hub, tmp_path, token="wrong") as one:
+        until(lambda: "does not take the token" in one.home.trouble)
+        (tmp_path / "token").write_text("wrong too", encoding="utf-8")
+        until(lambda: len(hub.tokens) == 2)
+        (tmp_path / "token").write_text(TOKEN, encoding="utf-8")
+        until(lambda: "Ceiling lamp" in one.words())
+    assert hub.tokens == ["wrong", "wrong too", TOKEN]
+
+
+def test_a_token_that_is_missing_is_said_and_awaited(hub: Hub, tmp_path: Path) -> None:
+    with living(hub, tmp_path) as one:
+        until(lambda: "Ceiling lamp" in one.words())
+        (tmp_path / "token").rename(tmp_path / "elsewhere")
+        hub.stop()
+        until(lambda: "homeassistant.token_file: expected a file" in one.home.trouble)
+        hub.start()
+        (tmp_path / "elsewhere").rename(tmp_path / "token")
+        until(lambda: not one.home.trouble)
+
+
+def test_refused_names_are_said_and_assist_goes_on(hub: Hub, tmp_path: Path) -> None:
+    error = '{"code": "home_assistant_error", "message": "broken"}'
+    hub.raw["config/area_registry/list"] = (
+        f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
+    )
+    with living(hub, tmp_path) as one:
+        until(lambda: "refuses its names: config/area_registry/list: broken" in one.home.trouble)
+        one.say()
+        assert one.reply().status == "action_done"
+
+
+def test_a_sentence_is_handed_over_with_our_own_device(hub: Hub, tmp_path: Path) -> None:
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        said = one.say("Computer, turn on the light.")
+        reply = one.reply()
+        assert (reply.id, reply.text, reply.status) == (
+            said.id, "turn on the light.", "action_done",
+        )  # fmt: skip
+        assert (reply.speech, reply.language) == ("Turned on the light", "en")
+        assert reply.took_ms is not None
+    (run,) = hub.runs
+    assert (run["start_stage"], run["end_stage"]) == ("intent", "intent")
+    assert run["input"] == {"text": "turn on the light."}
+    assert run["device_id"] == DEVICE["id"]
+    assert "conversation_id" not in run
+
+
+def test_the_next_sentence_belongs_to_the_conversation(hub: Hub, tmp_path: Path) -> None:
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        one.say()
+        assert one.reply().conversation_id == "conversation-1"
+        one.say("computer and now off")
+        one.reply(2)
+    assert [run.get("conversation_id") for run in hub.runs] == [None, "conversation-1"]
+
+
+def test_an_id_is_handed_over_once_through_reconnects_and_restarts(
+    hub: Hub, tmp_path: Path
+) -> None:
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        said = one.say()
+        one.reply()
+        one.home.said(said)
+        hub.stop()
+        until(lambda: one.home.trouble)
+        hub.start()
+        until(lambda: not one.home.trouble)
+        one.home.said(said)
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:] and not one.home.trouble)
+        hub.wait_for("config/floor_registry/list", 3)
+        one.home.said(said)
+        one.say("computer turn off the light")
+        assert one.reply().text == "turn off the light"
+    assert [run["input"]["text"] for run in hub.runs] == ["turn on the light", "turn off the light"]
+
+
+def test_without_a_phrase_nothing_is_handed_over(hub: Hub, tmp_path: Path) -> None:
+    with living(hub, tmp_path, phrase="") as one:
+        until(lambda: "Ceiling lamp" in one.words())
+        one.say()
+        one.say("turn on the light")
+        hub.change()
+        hub.wait_for("config/floor_registry/list", 2)
+        assert one.replies == []
+        assert ("computer", Tier.ADDRESS) not in one.names[-1]
+    assert hub.runs == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"flags": ("low_confidence",)},
+        {"flags": ("demo_model",)},
+        {"confidence": 0.5},
+        {"source": "wyoming"},
+        {"end": datetime.now(UTC) - timedelta(minutes=1)},
+    ],
+)
+def test_what_is_doubtful_is_not_handed_over(
+    hub: Hub, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        one.say(**changes)
+        one.say("computer turn off the light")
+        assert one.reply().text == "turn off the light"
+    assert len(hub.runs) == 1
+
+
+def test_while_it_is_away_a_sentence_is_answered_and_never_handed_over_later(
+    hub: Hub, tmp_path: Path
+) -> None:
+    hub.stop()
+    with living(hub, tmp_path) as one:
+        until(lambda: one.home.trouble)
+        one.say()
+        reply = one.reply()
+        assert (reply.status, reply.speech) == ("failed", "")
+        assert "cannot be reached" in reply.error
+        hub.start()
+        until(lambda: not one.home.trouble)
+        one.say("computer turn off the light")
+        assert one.reply(2).status == "action_done"
+    assert [run["input"]["text"] for run in hub.runs] == ["turn off the light"]
+
+
+def test_a_connection_that_breaks_at_the_command_is_answered_and_not_tried_again(
+    hub: Hub, tmp_path: Path
+) -> None:
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        hub.ends_at = "assist_pipeline/run"
+        one.say()
+        assert one.reply().status == "failed"
+        until(lambda: not one.home.trouble and len(hub.tokens) == 2)
+        one.say("computer turn off the light")
+        one.reply(2)
+    assert len(hub.runs) == 2
+
+
+def test_an_appliance_that_is_no_device_there_hands_nothing_over(hub: Hub, tmp_path: Path) -> None:
+    hub.devices = [{"id": "other", "identifiers": [["mqtt", "roomscribe_bath"]]}, {"id": 7}]
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        one.say()
+        assert "not among Home Assistant's devices" in one.reply().error
+        hub.devices = [DEVICE]
+        one.say()
+        assert one.reply(2).status == "action_done"
+
+
+def test_several_at_once_are_bounded_and_each_is_answered(hub: Hub, tmp_path: Path) -> None:
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        hub.held = threading.Event()
+        for number in range(12):
+            one.say(f"computer light {number}")
+        until(lambda: len(one.replies) + hub.count("assist_pipeline/run") == 12)
+        hub.held.set()
+        one.reply(12)
+    assert 1 <= len(hub.runs) <= 12
+    assert len({reply.id for reply in one.replies}) == 12
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "error"),
+    [
+        (
+            action_done() | {"response_type": "error", "data": {"code": "no_intent_match"}},
+            "error",
+            "no_intent_match",
+        ),
+        (action_done() | {"response_type": "query_answer"}, "query_answer", ""),
+        ({"speech": [], "response_type": [], "data": 7, "language": {}}, "failed", ""),
+        ({"speech": {"plain": {"speech": "\ud800" * 5000}}}, "failed", ""),
+        ({}, "failed", ""),
+    ],
+)
+def test_whatever_the_agent_answers_is_a_reply(
+    hub: Hub, tmp_path: Path, answer: dict[str, Any], status: str, error: str
+) -> None:
+    hub.answer = answer
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        one.say()
+        reply = one.reply()
+        assert (reply.status, reply.error) == (status, error)
+        json.dumps(reply.speech, ensure_ascii=False).encode()
+
+
+def test_an_agent_that_is_not_there_is_said(hub: Hub, tmp_path: Path) -> None:
+    error = '{"code": "pipeline-not-found", "message": "Pipeline not found"}'
+    hub.raw["assist_pipeline/run"] = (
+        f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
+    )
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        one.say()
+        assert one.reply().error == "assist_pipeline/run: Pipeline not found"
+
+
+def test_names_that_cannot_be_kept_are_given_all_the_same(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "state" / NAMES_FILE).mkdir(parents=True)
+    with living(hub, tmp_path) as one:
+        until(lambda: "Ceiling lamp" in one.words())
+
+
+def test_it_stops_while_the_other_side_says_nothing(hub: Hub, tmp_path: Path) -> None:
+    hub.silent = {"get_config"}
+    with living(hub, tmp_path):
+        hub.wait_for("get_config")
