@@ -1,6 +1,6 @@
 """Tries to break what Roomscribe promises; one line of figures each, status 1 when one is broken.
 
-    scripts/torture [--short] [kill] [disk] [broker] [power] [fuzz] [latency] [soak]
+    scripts/torture [--short] [kill] [disk] [broker] [power] [fuzz] [latency] [fleet] [soak]
 
 kill      kill -9 at random moments of a stream of sentences, while the broker restarts at random
 disk      full, read-only, locked, deleted, damaged under the running daemon (as root)
@@ -8,6 +8,7 @@ broker    restarts of the broker: lost, doubled, and how soon the first event fo
 power     the store's files as a power cut leaves them
 fuzz      damaged configurations, recordings, messages and model bundles
 latency   from the last sample of speech to the subscriber, and where the time goes
+fleet     several rooms: brains and the server die, links are bad; --scene names one of its scenes
 soak      hours of sound as fast as they are digested; with --hours and --out, to be resumed
 
 With no name all of them; the soak is short unless it is named. $ROOMSCRIBE_SHARED names a folder
@@ -51,6 +52,7 @@ def main() -> int:
     parser.add_argument("--encoder-ms", type=float, default=0.0, help="latency: at least so long")
     parser.add_argument("--decoder-ms", type=float, default=0.0, help="latency: at least so long")
     parser.add_argument("--partials", action="store_true", help="latency: with partial texts")
+    parser.add_argument("--scene", action="append", default=[], help="fleet: which; see fleet.py")
     parser.add_argument("--out", type=Path, help="soak: folder of its measures and picture")
     given = parser.parse_args()
     unknown = set(given.ordeals) - set(ORDEALS)
@@ -162,6 +164,24 @@ def latency(given: argparse.Namespace) -> bool:
     return not outcome.broken
 
 
+def fleet(given: argparse.Namespace) -> bool:
+    """Several rooms, of which some transcribe for all; skipped where there is no server."""
+    from resilience import fleet as ordeal
+    from rigs.nats import missing
+
+    if missing():
+        print(f"fleet: SKIPPED: {missing()}")
+        return True
+    if unknown := set(given.scene) - set(ordeal.SCENES):
+        print(f"fleet: no scene {', '.join(unknown)}; there are {', '.join(ordeal.SCENES)}")
+        return False
+    whole = True
+    for outcome in ordeal.run(given.scene, ordeal.Plan(given.seed, given.short, given.kills)):
+        print(outcome, flush=True)
+        whole = whole and not outcome.faults
+    return whole
+
+
 def soak(given: argparse.Namespace) -> bool:
     """Hours of sound through one daemon."""
     from resilience import soak as ordeal
@@ -181,6 +201,7 @@ ORDEALS: dict[str, Callable[[argparse.Namespace], bool]] = {
     "power": power,
     "fuzz": fuzz,
     "latency": latency,
+    "fleet": fleet,
     "soak": soak,
 }
 

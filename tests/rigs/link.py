@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
@@ -47,6 +48,8 @@ class Link:
         """All that clients sent."""
         self.returned = 0
         """Bytes that came back to them."""
+        self.watch: Callable[[bytes], object] = lambda _: None
+        """Called with all that comes back, in the order of each connection, before it goes on."""
         self.cuts = 0
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -122,6 +125,7 @@ class _Way:
                 self._link.sent += data
             else:
                 self._link.returned += len(data)
+                self._link.watch(data)
             with self._news:
                 self._news.wait_for(lambda: self._size < WAITING)
                 self._waiting.append((self._due_s(len(data)), data))

@@ -1,0 +1,44 @@
+"""`roomscribe`, whose model takes at least so long for a window: $ROOMSCRIBE_TORTURE_LEAST_MS.
+
+It waits rather than computes, so that several brains share one machine's cores fairly.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+
+from appliance.cli import run
+from appliance.cli.main import main
+from appliance.config import Settings
+from appliance.daemon.pipeline import Pipeline
+from appliance.infer.transcriber import Encoded, Transcriber, open_transcriber
+from appliance.records import Window
+
+LEAST_MS = float(os.environ.get("ROOMSCRIBE_TORTURE_LEAST_MS") or 0)
+
+
+class SlowTranscriber(Transcriber):
+    """The model, whose encoder takes at least so long."""
+
+    def __init__(self, plain: Transcriber) -> None:
+        vars(self).update(vars(plain))
+
+    def encode(self, window: Window) -> Encoded:
+        """As the transcriber does."""
+        encoded = super().encode(window)
+        time.sleep(max(0.0, LEAST_MS - encoded.encode_ms) / 1000)
+        return encoded
+
+
+def open_slow(settings: Settings) -> SlowTranscriber:
+    """The bundle of the settings. Raises as `open_transcriber` does."""
+    return SlowTranscriber(open_transcriber(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main(command=functools.partial(
+        run.run, pipeline=functools.partial(Pipeline, transcriber=open_slow)
+    )))  # fmt: skip
