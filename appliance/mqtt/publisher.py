@@ -4,6 +4,8 @@ One thread does everything in `run`; the other methods only leave a note and wak
 broker or store never leaves this module: it is a line in the log, a reason in `status`, and another
 try. Beside the transcripts go what is published live or not at all (LiveTopics), and an
 announcement for Home Assistant, for which transcripts wait while it is away (Presence).
+
+Over 500 lines because all three are one thread's, and know each other.
 """
 
 from __future__ import annotations
