@@ -11,7 +11,7 @@ run goes on where it stopped. Each holds, for n utterances:
 
     audio         int16   (total,)   16 kHz, one after another, about -20 dBFS RMS each
     offset        int64   (n + 1,)   where each utterance starts in ``audio``
-    voice         int16   (n,)       line of voices.txt
+    voice         int16   (n,)       line of voices.txt; a person from 10,000 on
     text          str     (n,)       lower case, ``[a-z' ]``
     phone         uint8   (phones,)  lines of phones.txt, one utterance after another; 0 is silence
     phone_end     float32 (phones,)  seconds from the utterance's start; each starts at the last end
@@ -52,6 +52,8 @@ KINDS = {
     "unseen": Kind(300, "test", sentences, unseen=True),
     "homeunseen": Kind(200, "test", commands, unseen=True),
 }
+FIRST_PERSON = 10_000
+"""Number of the first voice that is a person's; those below are synthesisers."""
 SHORTEST_S, LONGEST_S = 0.2, 9.5
 SHORTEST_PHONE_S = 0.003
 """Shorter ones are rounding, and go to the phone after them."""

@@ -29,8 +29,9 @@ class Batch:
 
     mel (B, T, 80) float32, start (B,), phones (B, P), tokens (B, L) fed to the decoder, targets
     (B, L) with IGNORED behind the end, places (B, L) where each target is spoken, in positions,
-    NaN where that means nothing; spelled (B, P) is the piece spoken at each position, about, and
-    end-of-text in silence.
+    NaN where that is unknown or means nothing; spelled (B, P) is the piece spoken at each position,
+    about, and end-of-text in silence. Of a person it is not known when which piece is spoken:
+    untimed (B,) says so, and phones and spelled are IGNORED there.
     """
 
     mel: Tensor
@@ -40,6 +41,7 @@ class Batch:
     targets: Tensor
     places: Tensor
     spelled: Tensor
+    untimed: Tensor
 
 
 class Planner:
@@ -86,6 +88,7 @@ def collate(rendered: list[Rendered], pieces: Wordpieces, rng: Generator) -> Bat
     places = np.full((count, length), np.nan, np.float32)
     spelled = np.full((count, frames // 2), end, np.int64)
     start = np.zeros(count, np.int64)
+    untimed = np.zeros(count, np.bool_)
     for i, item in enumerate(rendered):
         mel[i] = item.mel
         phones[i] = item.phones
@@ -94,7 +97,10 @@ def collate(rendered: list[Rendered], pieces: Wordpieces, rng: Generator) -> Bat
         targets[i, : len(row) - 1] = row[1:]
         first = len(prompt) - 1
         places[i, first : first + len(item.places)] = item.places
-        if item.text_ids:
+        untimed[i] = np.isnan(item.places[:-1]).any()
+        if untimed[i]:
+            spelled[i] = IGNORED
+        elif item.text_ids:
             spelled[i] = _spell(item, end)
         if not item.speech:
             targets[i, 0] = pieces.no_speech
@@ -108,6 +114,7 @@ def collate(rendered: list[Rendered], pieces: Wordpieces, rng: Generator) -> Bat
         targets=torch.from_numpy(targets),
         places=torch.from_numpy(places),
         spelled=torch.from_numpy(spelled),
+        untimed=torch.from_numpy(untimed),
     )
 
 

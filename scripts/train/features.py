@@ -102,6 +102,8 @@ class Renderer:
             which = np.searchsorted(said.phone_ends / plan.tempo, times, side="right")
             known = which < len(said.phones)
             phones[first:last][known] = said.phones[which[known]]
+            if not len(said.phones):
+                phones[first:last] = IGNORED
             end = at + len(sound)
             at = end + int(rng.uniform(0.0, 0.7) * SAMPLE_RATE)
         return audio, phones, ids, [*places, end / SAMPLE_RATE / POSITION_S], end

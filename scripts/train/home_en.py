@@ -4,7 +4,8 @@
 
 Needs torch (CPU), numpy, scipy, soxr, tokenizers and safetensors, and the synthesisers
 that voices.py names. BUILD/export is what `roomscribe model build` turns into a bundle. Run again,
-it goes on where it was cut off; --more-minutes trains a finished run on.
+it goes on where it was cut off; --more-minutes trains a finished run on. With --people it goes on
+from the weights in the checkout, and hears people (people.py) in half of the windows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ import sys
 import time
 from pathlib import Path
 
+from train import wordpieces
+
+BUNDLE = Path("appliance/bundles/home-en")
+BUNDLE_SHARE = "0.3"
+"""Of the weights in the end, where training began with the bundle's."""
 NICE = 15
 ATTEMPTS = 5
 
@@ -47,6 +53,7 @@ def main() -> None:
     parser.add_argument("--more-minutes", type=float, default=0, help="train a finished run on")
     parser.add_argument("--processes", type=int, default=2, help="one per core")
     parser.add_argument("--utterances", type=int, default=40_000)
+    parser.add_argument("--people", type=Path, help="folder of clones of people.toml")
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args()
     os.nice(NICE)
@@ -55,9 +62,20 @@ def main() -> None:
         "bank", "--out", str(bank), "--seed", str(args.seed), "--count", str(args.utterances),
         "--workers", str(args.processes), "--unseen",
     )  # fmt: skip
+    start: list[str] = []
+    blended: list[str] = []
+    if args.people:
+        wordpieces.learn_once(trained / "pieces")
+        run(
+            "people", "--people", str(args.people), "--out", str(bank),
+            "--pieces", str(trained / "pieces"), "--bundle", str(BUNDLE),
+            "--recordings", str(args.out / "held-out"),
+        )  # fmt: skip
+        start = ["--start-from", str(BUNDLE)]
+        blended = ["--blend", str(BUNDLE), "--share", BUNDLE_SHARE]
     length = ["--minutes", str(args.minutes)] if args.minutes else []
     train([
-        *length, "--bank", str(bank), "--out", str(trained),
+        *length, *start, "--bank", str(bank), "--out", str(trained),
         "--more-minutes", str(args.more_minutes), "--processes", str(args.processes),
         "--seed", str(args.seed),
     ])  # fmt: skip
@@ -65,7 +83,7 @@ def main() -> None:
         "evaluate", "--run", str(trained), "--bank", str(bank),
         "--json", str(args.out / "evaluation.json"),
     )  # fmt: skip
-    run("export", "--run", str(trained), "--out", str(exported))
+    run("export", "--run", str(trained), "--out", str(exported), *blended)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What training makes small: errors in the next token, in each position's phone and word piece, and
-in where the decoder looks. All but the first learn from the synthesisers' phone times.
+in where the decoder looks. All but the first learn from the synthesisers' phone times; of people
+the pieces are known, not when they are spoken, and every way to place them counts (CTC).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import Tensor
 from train.batches import Batch
 from train.features import IGNORED
 from train.network import Whisper
+from train.wordpieces import PIECES
 
 LABEL_SMOOTHING = 0.05
 GUIDED_HEADS = 2
@@ -50,6 +52,33 @@ def guide(looked_at: list[Tensor], places: Tensor) -> Tensor:
     return total / (known.sum().clamp(min=1) * len(looked_at))
 
 
+def _spelling(logits: Tensor, batch: Batch) -> Tensor:
+    """Error in the piece of a position, a scalar; `logits` (B, P, vocabulary) float32.
+
+    Silence is end-of-text, which stands behind the pieces; it is CTC's blank where times lack.
+    """
+    positions = logits.shape[1]
+    known = F.cross_entropy(
+        logits.flatten(0, 1), batch.spelled.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    count = (batch.spelled != IGNORED).sum()
+    if bool(batch.untimed.any()):
+        targets = batch.targets[batch.untimed]
+        spoken = (targets >= 0) & (targets < PIECES)
+        rows = len(targets)
+        known = known + F.ctc_loss(
+            logits[batch.untimed].log_softmax(-1).transpose(0, 1),
+            targets[spoken],
+            torch.full((rows,), positions),
+            spoken.sum(dim=1),
+            blank=PIECES,
+            reduction="sum",
+            zero_infinity=True,
+        )
+        count = count + rows * positions
+    return known / count
+
+
 def losses(model: Whisper, batch: Batch, heads_apart: bool = False) -> Losses:
     """The losses of `batch`, network in bfloat16.
 
@@ -68,6 +97,11 @@ def losses(model: Whisper, batch: Batch, heads_apart: bool = False) -> Losses:
         ignore_index=IGNORED,
         label_smoothing=LABEL_SMOOTHING,
     )
-    phone = F.cross_entropy(phone_logits.float().flatten(0, 1), batch.phones.flatten())
-    piece = F.cross_entropy(piece_logits.float().flatten(0, 1), batch.spelled.flatten())
+    phone = F.cross_entropy(
+        phone_logits.float().flatten(0, 1),
+        batch.phones.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+    ) / (batch.phones != IGNORED).sum().clamp(min=1)
+    piece = _spelling(piece_logits.float(), batch)
     return Losses(token, phone, piece, guide(looked_at, batch.places))

@@ -20,6 +20,7 @@ class Mix:
     full_share: float
     combination_share: float
     empty_share: float
+    people_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,11 @@ def draw_plan(rng: Generator, bank: Bank, mix: Mix) -> Plan:
     wanted = 1
     if rng.random() < (mix.combination_share * (1.5 if full else 0.6)):
         wanted = int(rng.choice([2, 3, 4]))
-    first = int(rng.integers(len(bank)))
+    living = rng.random() < mix.people_share and len(bank.people) > 0
+    speakers = bank.people if living or not len(bank.synthesised) else bank.synthesised
+    first = int(rng.choice(speakers))
     while bank.durations[first] / tempo > LONGEST_SPEECH_S - 0.3:
-        first = int(rng.integers(len(bank)))
+        first = int(rng.choice(speakers))
     chosen, seconds = [first], float(bank.durations[first]) / tempo
     mates = bank.same_voice(first)
     for _ in range(6):

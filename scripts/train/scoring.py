@@ -71,11 +71,11 @@ def transcribe(
 
 
 def hearing(model: Whisper, pieces: Wordpieces, bank_folder: Path, count: int) -> str:
-    """One line: WER in 10 s windows of up to `count` clean utterances of `dev` and `unseen`,
-    where the bank has such shards.
+    """One line: WER in 10 s windows of up to `count` clean utterances of `dev`, `unseen` and
+    `people`, where the bank has such shards.
     """
     parts = []
-    for split in ("dev", "unseen"):
+    for split in ("dev", "unseen", "people"):
         bank = Bank(bank_folder, split)
         bank.join(bank.on_disk()[:1])
         if not len(bank):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
+from train.bank import FIRST_PERSON
 
 SAMPLE_RATE = 16_000
 SILENCE_PHONE = 0
@@ -32,11 +33,14 @@ class Utterance:
     voice: int
 
     def piece_times(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-        """About when, in s, pieces of `lengths` letters are spoken: letters spread over phones."""
+        """About when, in s, pieces of `lengths` letters are spoken: letters spread over phones.
+
+        NaN where the phones are not known.
+        """
         starts = np.concatenate([[0.0], self.phone_ends[:-1]])
         middles = ((starts + self.phone_ends) / 2)[self.phones != SILENCE_PHONE]
         if not len(middles):
-            return np.zeros(len(lengths))
+            return np.full(len(lengths), np.nan)
         share = (np.cumsum(lengths) - lengths / 2) / lengths.sum()
         times: NDArray[np.float64] = np.interp(
             share * len(middles), np.arange(len(middles)) + 0.5, middles
@@ -74,6 +78,7 @@ class Bank:
         self.names: list[str] = []
         self.durations = np.zeros(0, np.float32)
         self.voices = np.zeros(0, np.int16)
+        self.people = self.synthesised = np.zeros(0, np.int64)
         self._shards: list[dict[str, NDArray[Any]]] = []
         self._where: list[tuple[int, int]] = []
         self._by_voice: dict[int, NDArray[np.int64]] = {}
@@ -100,6 +105,8 @@ class Bank:
             self.voices = np.concatenate([self.voices, shard["voice"].astype(np.int16)])
             self.names.append(name)
         self._by_voice = {int(v): np.flatnonzero(self.voices == v) for v in np.unique(self.voices)}
+        self.people = np.flatnonzero(self.voices >= FIRST_PERSON)
+        self.synthesised = np.flatnonzero(self.voices < FIRST_PERSON)
 
     def __len__(self) -> int:
         return len(self._where)
@@ -132,7 +139,7 @@ def readable(bank: Bank, name: str, phones: int) -> bool:
     """Whether shard `name` is complete and within the table of `phones` phones."""
     try:
         with np.load(bank.folder / name) as file:
-            return int(file["phone"].max()) < phones and len(file["offset"]) > 1
+            return int(file["phone"].max(initial=0)) < phones and len(file["offset"]) > 1
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return False
 

@@ -13,9 +13,8 @@ import math
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,6 @@ from train.plans import Mix
 from train.scoring import hearing
 from train.shards import Bank, join_new
 from train.sounds import make_channels, make_sounds
-from train.texts import sentences
 
 DEFAULT_MINUTES = 110
 WARM_UP_STEPS = 150
@@ -255,6 +253,7 @@ class Trainer:
             join_new(bank, self.phones)
             rng = np.random.default_rng([args.seed, self.step])
             mix = mix_at(self.schedule.stage(self.spent_s))
+            mix = replace(mix, people_share=args.people_share)
             for batch in windows(renderer, planner.steps(rng, mix), self.process):
                 self.learn(batch, began)
                 if reports.due(self.spent_s):
@@ -295,6 +294,9 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--more-minutes", type=float, default=0)
     parser.add_argument("--start-from", type=Path, help="folder of a bundle, for its weights")
     parser.add_argument("--processes", type=int, default=2, help="one per core")
+    parser.add_argument(
+        "--people-share", type=float, default=0.5, help="of windows, where the bank has people"
+    )
     parser.add_argument("--encoder-layers", type=int, default=5)
     parser.add_argument("--decoder-layers", type=int, default=2)
     parser.add_argument("--frames", type=int, default=5000, help="mel frames a batch and process")
@@ -320,8 +322,7 @@ def main() -> None:
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "rendezvous").unlink(missing_ok=True)
-    if not (args.out / "pieces" / "vocab.json").exists():
-        wordpieces.learn(islice(sentences(0, "train"), 40_000), args.out / "pieces")
+    wordpieces.learn_once(args.out / "pieces")
     mp.spawn(work, args=(args,), nprocs=args.processes)
 
 

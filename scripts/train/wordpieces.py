@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from train.texts import sentences
 
 PIECES = 512
+TEXTS = 40_000
+"""Of the seeded grammar, from which the pieces are learned."""
 SPECIALS = (
     "<|endoftext|>",
     "<|startoftranscript|>",
@@ -56,6 +60,12 @@ def learn(texts: Iterable[str], folder: Path) -> None:
     for name, table in (("vocab.json", ordered), ("added_tokens.json", added)):
         text = json.dumps(table, ensure_ascii=False)
         (folder / name).write_text(text, encoding="utf-8")
+
+
+def learn_once(folder: Path) -> None:
+    """Learns the pieces from training's texts unless `folder` has them."""
+    if not (folder / "vocab.json").exists():
+        learn(islice(sentences(0, "train"), TEXTS), folder)
 
 
 class Wordpieces:

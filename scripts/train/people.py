@@ -1,0 +1,256 @@
+"""Recordings of people as shards of a bank, beside the synthesised ones.
+
+    python -m train.people --people FOLDER --out BANK --pieces PIECES --bundle BUNDLE
+
+FOLDER holds a clone of every repository of people.toml under its name there; files are read at the
+commit named there, so that nothing else is ever heard. Coffee orders, of which the wording is not
+known, get the one that BUNDLE's network finds likeliest. The bank gets
+``train-people-00000.npz`` ... of 500 utterances, and of people held out by name
+``people-00000.npz`` (grown up), ``children-00000.npz``, ``digits-00000.npz`` and
+``orders-00000.npz``. When each phone sounded is not known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import random
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from itertools import permutations, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import soundfile
+import soxr
+from numpy.typing import NDArray
+from train.bank import FIRST_PERSON, Utterance, finish, write_shard
+from train.voices import SAMPLE_RATE
+
+SHARD = 500
+HELD_OUT = 8
+"""One speaker of so many is held out."""
+GROWN_UP = 15
+"""Years."""
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIGIT_TAKES = 20
+"""Of the 50 times that a speaker of free-spoken-digit-dataset says each digit."""
+DIGIT_PHRASES = f"""[phrases]
+digit = ["({"|".join(DIGITS)})"]
+other = ["(yes|no|stop|cancel)", "turn (on|off) the light", "light (on|off)"]
+"""
+"""What `scripts/measure phrases` is to expect of held-out digits."""
+WAKE_WORDS = {"computer": 150, "jarvis": 150, "smart mirror": 150, "alexa": 100}
+"""How many of each are heard: more would teach the words, not the people."""
+
+
+ORDERS_LEFT_OUT = (
+    "0c6a", "26ba", "3e81", "577d", "71f2", "84e3", "9b27", "b0ec", "ca28", "e6a1",
+    "0075d273", "18ae57a1", "32fab152", "4dd4dbf0", "6363f981", "7d2fe946", "8fb1933e", "a7b1de7b",
+    "bd6cec28", "d70f1aac",
+)  # fmt: skip
+"""Beginnings of the names of orders that are in tests of the project."""
+BEGINNINGS = (
+    "brew", "can i get", "can i have", "i want", "get me", "give me", "i'd like", "make me",
+    "may i have",
+)  # fmt: skip
+BEFORE, DRINK, BEHIND = (
+    ("size", "roast", "numberOfShots"),
+    "coffeeDrink",
+    ("milkAmount", "sugarAmount"),
+)
+"""How the grammar that the speakers of speech-to-intent-benchmark were given has an order
+(data/rhino/coffee_maker.yaml): how it begins, its article and the order of its slots are free."""
+SURE = 0.8
+"""Share of all wordings that the likeliest one of an order has to have."""
+
+
+Likeliest = Callable[[NDArray[np.float32], list[str]], tuple[str, float]]
+"""What tells which of several texts a sound (n,) says, and that text's share of them all."""
+
+
+class Clone:
+    """A repository at its commit; files are read from git, so a work tree is not needed."""
+
+    def __init__(self, folder: Path, name: str, commit: str, repository: str) -> None:
+        self._git = ["git", "-c", "safe.directory=*", "-C", str(folder / name)]
+        self._commit = commit
+        known = [*self._git, "cat-file", "-e", commit]
+        done = subprocess.run(known, capture_output=True, check=False)
+        if done.returncode:
+            raise SystemExit(
+                f"{folder / name}: no clone with commit {commit}; "
+                f"git clone {repository} {folder / name}"
+            )
+
+    def names(self, folder: str) -> list[str]:
+        """Paths of all files under `folder`."""
+        command = [*self._git, "ls-tree", "-rz", "--name-only", self._commit, folder]
+        listed = subprocess.run(command, check=True, capture_output=True).stdout
+        return [name for name in listed.decode().split("\0") if name]
+
+    def read(self, path: str) -> bytes:
+        """The content of the file at `path`."""
+        command = [*self._git, "cat-file", "blob", f"{self._commit}:{path}"]
+        return subprocess.run(command, check=True, capture_output=True).stdout
+
+    def table(self, path: str) -> dict[str, str]:
+        """Lines of a key and the rest, as Kaldi writes them."""
+        lines = self.read(path).decode().splitlines()
+        pairs = (line.split(maxsplit=1) for line in lines)
+        return {key: rest.strip() for key, rest in pairs}
+
+
+class Recording(NamedTuple):
+    """Who says one of `texts` in which file, and which shards it goes to."""
+
+    speaker: str
+    path: str
+    texts: list[str]
+    split: str
+
+
+def wordings(slots: Mapping[str, str]) -> list[str]:
+    """Every way to order `slots`, in small letters."""
+    said = {name: value.strip().lower() for name, value in slots.items()}
+    before = permutations([said[name] for name in BEFORE if name in said])
+    behind = permutations([said[name] for name in BEHIND if name in said])
+    found = []
+    for first, last, beginning, article in product(before, behind, BEGINNINGS, ("a", "an")):
+        words = [beginning, article, *first, said[DRINK]]
+        found.append(" ".join([*words, "with", " and ".join(last)] if last else words))
+    return found
+
+
+def held_out(speaker: str) -> bool:
+    """Whether `speaker` is kept for choosing; a matter of the name alone."""
+    return hashlib.sha256(speaker.encode()).digest()[0] % HELD_OUT == 0
+
+
+def speechocean762(clone: Clone) -> Iterator[Recording]:
+    """Read sentences, with the speakers' ages."""
+    for part in ("train", "test"):
+        texts, waves = clone.table(f"{part}/text"), clone.table(f"{part}/wav.scp")
+        speakers, ages = clone.table(f"{part}/utt2spk"), clone.table(f"{part}/spk2age")
+        for name, text in texts.items():
+            speaker = speakers[name]
+            split = "train"
+            if held_out(speaker):
+                split = "people" if int(ages[speaker]) >= GROWN_UP else "children"
+            yield Recording(speaker, waves[name], [text.lower()], split)
+
+
+def free_spoken_digit_dataset(clone: Clone) -> Iterator[Recording]:
+    """Digits of three of the six speakers; the others are tests of the project."""
+    for path in clone.names("recordings/"):
+        digit, speaker, take = Path(path).stem.split("_")
+        if int(take) < DIGIT_TAKES and speaker in {"george", "lucas", "theo"}:
+            split = "digits" if speaker == "theo" else "train"
+            yield Recording(speaker, path, [DIGITS[int(digit)]], split)
+
+
+def wake_word_benchmark(clone: Clone) -> Iterator[Recording]:
+    """Wake words; each file counts as a speaker."""
+    rng = random.Random(1)
+    for word, count in WAKE_WORDS.items():
+        paths = clone.names(f"audio/{word}/")
+        for path in rng.sample(paths, min(count, len(paths))):
+            yield Recording(path, path, [word], "train")
+
+
+def speech_to_intent_benchmark(clone: Clone) -> Iterator[Recording]:
+    """Coffee orders; who speaks is not named, so that held-out ones may be of people trained on."""
+    labels = json.loads(clone.read("data/label/label.json"))
+    for path in clone.names("data/speech/clean/"):
+        name = Path(path).name
+        if name in labels and not name.startswith(ORDERS_LEFT_OUT):
+            split = "orders" if held_out(name) else "train"
+            yield Recording(name, path, wordings(labels[name]["slots"]), split)
+
+
+READERS: dict[str, Callable[[Clone], Iterator[Recording]]] = {
+    "speechocean762": speechocean762,
+    "free-spoken-digit-dataset": free_spoken_digit_dataset,
+    "wake-word-benchmark": wake_word_benchmark,
+    "speech-to-intent-benchmark": speech_to_intent_benchmark,
+}
+
+
+def hear(content: bytes, text: str, voice: str) -> Utterance | None:
+    """The recording, trimmed and levelled; None for a broken, silent or too long one (9.5 s)."""
+    try:
+        sound, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError:
+        return None
+    mono = soxr.resample(sound.mean(axis=1), rate, SAMPLE_RATE, "HQ")
+    samples = np.clip(np.rint(mono * 32768), -32768, 32767).astype(np.int16)
+    done = finish(samples, [])
+    return Utterance(voice, text, *done) if done else None
+
+
+def manifest() -> dict[str, dict[str, Any]]:
+    """people.toml."""
+    return tomllib.loads(Path(__file__).with_name("people.toml").read_text(encoding="utf-8"))
+
+
+def utterances(folder: Path, likeliest: Likeliest) -> dict[str, list[Utterance]]:
+    """What each split hears, in an order that is the same every time."""
+    found: dict[str, list[Utterance]] = {}
+    for name, what in manifest().items():
+        clone = Clone(folder, name, what["commit"], what["repository"])
+        for said in READERS[name](clone):
+            heard = hear(clone.read(said.path), said.texts[0], f"{name}:{said.speaker}")
+            if heard and len(said.texts) > 1:
+                sound = heard.samples.astype(np.float32) / np.float32(32768)
+                text, share = likeliest(sound, said.texts)
+                heard = heard._replace(text=text) if share >= SURE else None
+            if heard:
+                found.setdefault(said.split, []).append(heard)
+    random.Random(1).shuffle(found["train"])
+    return found
+
+
+def write_recordings(folder: Path, heard: list[Utterance]) -> None:
+    """Writes FLAC files and a transcripts.tsv, as `scripts/measure` reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.name == "digits":
+        (folder / "phrases.toml").write_text(DIGIT_PHRASES, encoding="utf-8")
+    rows = ["file\ttext"]
+    for number, said in enumerate(heard):
+        soundfile.write(folder / f"{number:04}.flac", said.samples, SAMPLE_RATE, subtype="PCM_16")
+        rows.append(f"{number:04}.flac\t{said.text}")
+    (folder / "transcripts.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Read the command line and write the shards."""
+    from train.listener import Listener
+    from train.wordpieces import Wordpieces
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--people", type=Path, required=True, help="folder of the clones")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the bank")
+    parser.add_argument("--pieces", type=Path, required=True, help="folder of the word pieces")
+    parser.add_argument("--bundle", type=Path, required=True, help="hears how orders are worded")
+    parser.add_argument("--recordings", type=Path, help="write what is held out here as well")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    found = utterances(args.people, Listener(args.bundle, Wordpieces(args.pieces)).likeliest)
+    speakers = sorted({said.voice for part in found.values() for said in part})
+    voices = [""] * FIRST_PERSON + speakers
+    for split, heard in found.items():
+        kind = "train-people" if split == "train" else split
+        for number, at in enumerate(range(0, len(heard), SHARD)):
+            write_shard(args.out / f"{kind}-{number:05}.npz", heard[at : at + SHARD], voices)
+        if args.recordings and split != "train":
+            write_recordings(args.recordings / split, heard)
+        seconds = sum(len(said.samples) for said in heard) / SAMPLE_RATE
+        print(f"{split}: {len(heard)} utterances, {seconds / 3600:.2f} h", flush=True)
+
+
+if __name__ == "__main__":
+    main()
