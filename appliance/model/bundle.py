@@ -122,6 +122,23 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
+class PhraseCalibration:
+    """What an expected sentence's share of all answers and the log-probability of its tokens say
+    about it being what was said: a logistic regression on the log-odds of their product, fitted on
+    recordings that the model was not trained on (scripts/measure phrases --fit)."""
+
+    offset: float
+    slope: float
+
+    def confidence(self, found: float) -> float:
+        """The probability for a share times a geometric mean probability, 0..1."""
+        if not 0.0 < found < 1.0:
+            return float(found >= 1.0)
+        score = self.offset + self.slope * math.log(found / (1.0 - found))
+        return 1.0 / (1.0 + math.exp(min(700.0, -score)))
+
+
+@dataclass(frozen=True, slots=True)
 class Endings:
     """What the model's own words tell of a text being a whole sentence: limits of the natural
     log-probability that it ends there, nothing heard. From sentences with pauses in them
@@ -186,6 +203,11 @@ class Bundle:
     files: tuple[str, ...] = ()
     endings: Endings | None = None
     """None where the manifest says nothing: no pauses were measured."""
+    vocabulary_boost: float = 1.0
+    """VocabularySettings.boost, as this model wants it; 1 where the manifest says nothing: it was
+    not measured."""
+    phrase_calibration: PhraseCalibration | None = None
+    """None where the manifest says nothing: no recordings were compared."""
 
     @property
     def frames(self) -> int:
@@ -224,7 +246,9 @@ class Bundle:
         """How likely an expected sentence is what was said, 0..1: by its `share` of the probability
         of all answers that were found, and by the `mean` natural log-probability of its tokens;
         without a calibration the product of share and geometric mean."""
-        return share * math.exp(min(0.0, mean))
+        found = share * math.exp(min(0.0, mean))
+        fitted = self.phrase_calibration
+        return found if fitted is None else fitted.confidence(found)
 
     @property
     def low_confidence(self) -> float:
@@ -512,6 +536,8 @@ def _parse(table: _Table, folder: Path) -> Bundle:
         calibration=_parse_calibration(table),
         files=tuple(table.table("files")),
         endings=_parse_endings(table),
+        vocabulary_boost=table.number("vocabulary_boost", 0.0, 4.0, absent=1.0),
+        phrase_calibration=_parse_phrase_calibration(table),
     )
 
 
@@ -533,6 +559,14 @@ def _parse_calibration(table: _Table) -> Calibration | None:
         total=values.number("total", 0.0, 1000.0),
         low=values.number("low", 0.0, 1.0),
     )
+
+
+def _parse_phrase_calibration(table: _Table) -> PhraseCalibration | None:
+    if "phrase_calibration" not in table or table.is_null("phrase_calibration"):
+        return None
+    values = table.table("phrase_calibration")
+    offset = values.number("offset", -100.0, 100.0)
+    return PhraseCalibration(offset=offset, slope=values.number("slope", 0.0, 100.0))
 
 
 def _check_sense(table: _Table, bundle: Bundle) -> None:

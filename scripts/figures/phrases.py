@@ -1,23 +1,29 @@
 """How often an expected sentence is found where the free text is wrong, and what it costs.
 
     scripts/measure phrases FOLDER... [--bundle home-en] [--file PHRASES.toml]
+    scripts/measure phrases FOLDER... --fit FOLDER... [--write]
 
-Folders have a MANIFEST.tsv or transcripts.tsv (columns file and text). Recordings go through voice
-detector and segmenter as the microphone's would; those of one window count. A text or a sentence is
-right when it is so word for word, numbers in words, "what's" the same as "what is".
+Folders have a MANIFEST.tsv or transcripts.tsv (columns file and text), and a phrases.toml where
+other sentences are to be expected. Recordings go through voice detector and segmenter as the
+microphone's would; those of one window count. A text or a sentence is right when it is so word for
+word, numbers in words, "what's" the same as "what is". The fit is a logistic regression of a right
+sentence on the log-odds of what was found, each folder counting as much as any other; --write puts
+it into the bundle. Fit and report on different recordings.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from figures.confidence import RIDGE, distance
 from figures.model import cut, quiet, read, to_int16
 from rigs.word_errors import words
 
@@ -25,6 +31,7 @@ from appliance.config import PhrasesSettings, Settings
 from appliance.infer.phrases import in_words
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.lab.recordings import listed_texts
+from appliance.model.bundle import PhraseCalibration, enter_files
 from appliance.records import Phrase, Window
 
 LIMITS = (0.0, 0.5, 0.7, 0.9)
@@ -53,26 +60,43 @@ def main() -> int:
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--bundle", default="home-en")
     parser.add_argument("--file", default="bundle")
+    parser.add_argument("--fit", type=Path, nargs="+", default=[], metavar="FOLDER")
+    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     settings = replace(Settings(), model=replace(Settings().model, bundle=options.bundle))
-    phrases = PhrasesSettings(file=options.file)
+    with open_transcriber(settings) as transcriber:
+        bundle = transcriber.bundle
+    now, fit = bundle.phrase_calibration, None
+    if options.fit:
+        fit = fitted([list(listen(settings, folder, options.file)) for folder in options.fit], now)
+        print("phrase_calibration", rounded(fit))
+    heard = [one for folder in options.folders for one in listen(settings, folder, options.file)]
+    limits = "".join(f"  {f'>= {limit:.0%}':>13}" for limit in LIMITS)
+    print(f"{'group':28} {'said':>5} {'text':>5}{limits}   ms p50  p95  error")
+    for group in [*sorted({one.group for one in heard}), ""]:
+        show(group or "all", [one for one in heard if group in ("", one.group)])
+    if fit:
+        print("as fitted:")
+        show("all", [recalibrated(one, now, fit) for one in heard])
+    if fit and options.write:
+        enter_files(bundle.folder, (), phrase_calibration=rounded(fit))
+    return 0
+
+
+def listen(settings: Settings, folder: Path, file: str) -> Iterator[Heard]:
+    """What is made of each recording in the folder's list, with its own sentences or a file's."""
+    own = folder / "phrases.toml"
+    phrases = PhrasesSettings(file=str(own) if own.exists() else file)
     with (
         open_transcriber(replace(settings, phrases=PhrasesSettings(file=""))) as free,
         open_transcriber(replace(settings, phrases=phrases)) as expecting,
     ):
         free.warm_up()
         expecting.warm_up()
-        heard = [
-            one for folder in options.folders for one in listen(settings, free, expecting, folder)
-        ]
-    limits = "".join(f"  {f'>= {limit:.0%}':>13}" for limit in LIMITS)
-    print(f"{'group':28} {'said':>5} {'text':>5}{limits}   ms p50  p95")
-    for group in [*sorted({one.group for one in heard}), ""]:
-        show(group or "all", [one for one in heard if group in ("", one.group)])
-    return 0
+        yield from compare(settings, free, expecting, folder)
 
 
-def listen(
+def compare(
     settings: Settings, free: Transcriber, expecting: Transcriber, folder: Path
 ) -> Iterator[Heard]:
     """What is made of each recording in the folder's list."""
@@ -101,6 +125,47 @@ def listen(
         yield Heard(group, bool(said.strip()), same[0], same[1], found, search_ms)
 
 
+def odds(confidence: float, calibration: PhraseCalibration | None) -> float:
+    """Log-odds of what a bundle's calibration made a confidence of."""
+    found = min(max(confidence, 1e-6), 1 - 1e-6)
+    seen = math.log(found / (1 - found))
+    return (seen - calibration.offset) / calibration.slope if calibration else seen
+
+
+def fitted(folders: Sequence[Sequence[Heard]], now: PhraseCalibration | None) -> PhraseCalibration:
+    """The logistic regression of a right sentence on log-odds, by Newton's method."""
+    rows = [
+        (odds(one.phrase.confidence, now), one.said and one.sentence, 1 / len(found))
+        for folder in folders
+        for found in [[one for one in folder if one.phrase]]
+        for one in found
+        if one.phrase
+    ]
+    seen, right, weights = np.array(rows, float).T
+    features = np.stack([np.ones_like(seen), seen], axis=1)
+    weights *= len(rows) / weights.sum()
+    values = np.zeros(2)
+    for _ in range(100):
+        share = 1 / (1 + np.exp(-features @ values))
+        slope = features.T @ (weights * (share - right)) + RIDGE * values
+        bend = (features.T * (weights * share * (1 - share))) @ features + RIDGE * np.eye(2)
+        values -= np.linalg.solve(bend, slope)
+    return PhraseCalibration(*map(float, values))
+
+
+def rounded(calibration: PhraseCalibration) -> dict[str, float]:
+    """As bundle.json has it."""
+    return {key: round(value, 2) for key, value in asdict(calibration).items()}
+
+
+def recalibrated(one: Heard, now: PhraseCalibration | None, fit: PhraseCalibration) -> Heard:
+    """`one` with the confidence of another calibration."""
+    if one.phrase is None:
+        return one
+    seen = 1 / (1 + math.exp(-odds(one.phrase.confidence, now)))
+    return replace(one, phrase=replace(one.phrase, confidence=fit.confidence(seen)))
+
+
 def alike(text: str) -> list[str]:
     """The words of a text, as they are compared."""
     spelled = re.sub(r"\d{1,3}", lambda number: f" {in_words(int(number[0]))} ", text)
@@ -109,7 +174,7 @@ def alike(text: str) -> list[str]:
 
 def show(name: str, heard: Sequence[Heard]) -> None:
     """Prints a line: how many were said, how many texts are right, and how many sentences are of
-    those found with at least each confidence."""
+    those found with at least each confidence; and the expected calibration error."""
     said = [one for one in heard if one.said]
     cells = []
     for limit in LIMITS:
@@ -118,7 +183,9 @@ def show(name: str, heard: Sequence[Heard]) -> None:
     p50, p95 = np.percentile([one.search_ms for one in heard], (50, 95))
     texts = sum(one.text for one in said)
     columns = "".join(f"  {cell:>13}" for cell in cells)
-    print(f"{name:28} {len(said):5} {texts:5}{columns}   {p50:6.0f} {p95:4.0f}")
+    sure = [(one.phrase.confidence, one.said and one.sentence) for one in heard if one.phrase]
+    error = distance(*np.array(sure or [(0.0, False)]).T)
+    print(f"{name:28} {len(said):5} {texts:5}{columns}   {p50:6.0f} {p95:4.0f}  {error:.2f}")
 
 
 if __name__ == "__main__":

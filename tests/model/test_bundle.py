@@ -78,6 +78,21 @@ def test_a_calibration_weighs_mean_and_sum(folder: Path) -> None:
     assert 0 < bundle.confidence([-9.0] * 100) < 1e-9
 
 
+def test_a_phrase_is_as_sure_as_its_share_where_no_recordings_were_compared(folder: Path) -> None:
+    edit(folder, phrase_calibration=None)
+    assert load_bundle(folder).phrase_confidence(0.5, -0.2) == pytest.approx(0.5 * math.exp(-0.2))
+
+
+def test_a_phrase_calibration_moves_the_odds_and_keeps_the_order(folder: Path) -> None:
+    edit(folder, phrase_calibration={"offset": 1.0, "slope": 2.0})
+    bundle = load_bundle(folder)
+    assert bundle.phrase_confidence(0.5, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
+    assert bundle.phrase_confidence(0.8, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0) / 16))
+    assert bundle.phrase_confidence(0.5, -9.0) < bundle.phrase_confidence(0.5, -1.0) < 0.5
+    assert bundle.phrase_confidence(1.0, 0.0) == 1.0
+    assert bundle.phrase_confidence(0.0, 0.0) == 0.0
+
+
 def test_of_a_model_whose_pauses_were_not_measured_nothing_is_told(folder: Path) -> None:
     edit(folder, endings=None)
     assert load_bundle(folder).endings is None
@@ -165,6 +180,10 @@ def test_a_manifest_cannot_name_files_elsewhere(folder: Path) -> None:
         ({"endings": {"sure": 1}}, "endings.sure: expected a number from -1000 to 0"),
         ({"endings": {"sure": -9, "open": -8}}, "endings.open: expected a number from -1000 to -9"),
         ({"calibration": {"offset": 0}}, "calibration.mean: expected a number from 0 to 1000"),
+        (
+            {"phrase_calibration": {"offset": 0, "slope": -1}},
+            "phrase_calibration.slope: expected a number from 0 to 100",
+        ),
     ],
 )
 def test_a_wrong_value_in_the_manifest_is_named(
