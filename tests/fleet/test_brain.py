@@ -1,0 +1,206 @@
+"""A brain does each window once, gives back what it cannot finish, and answers for what it is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rigs.brains import FakeBrain
+from rigs.fleet import Bus
+from rigs.nats import NatsServer
+from rigs.needs import needs_nats
+from rigs.transcriber import HEARD
+from rigs.waiting import until
+from rigs.windows import a_window
+
+from appliance.fleet.messages import Job, pack_window
+from appliance.records import Window
+
+pytestmark = needs_nats
+SUBJECT = "roomscribe.window.any.kitchen"
+
+
+@pytest.fixture
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as running:
+        yield running
+
+
+@pytest.fixture
+def brain(server: NatsServer) -> Iterator[FakeBrain]:
+    with FakeBrain(server.url) as running:
+        until(lambda: server.stream().get("consumer_detail"))
+        yield running
+
+
+@pytest.fixture
+def bus(server: NatsServer) -> Iterator[Bus]:
+    """Hears what is answered to the kitchen."""
+    with Bus(server.url) as bus:
+        bus.listen("roomscribe.answer.kitchen")
+        yield bus
+
+
+def send(bus: Bus, window: Window, attempt: int = 1, **job: Any) -> str:
+    headers, payload = pack_window(Job(window, "kitchen", attempt, **job))
+    bus.publish(SUBJECT, payload, headers)
+    return window.id
+
+
+def answers(bus: Bus) -> list[dict[str, Any]]:
+    return [json.loads(one.data) for one in bus.heard]
+
+
+def test_the_stream_lies_in_memory_and_holds_little(server: NatsServer, brain: FakeBrain) -> None:
+    found = server.stream()
+    config = found["config"]
+    assert config["storage"] == "memory"
+    assert config["retention"] == "workqueue"
+    assert (config["discard"], config["discard_new_per_subject"]) == ("new", True)
+    assert (config["max_msgs_per_subject"], config["max_msg_size"]) == (4, 1_000_000)
+    assert config["max_age"] == 60_000_000_000
+    until(lambda: len(server.stream()["consumer_detail"]) == 2)
+    consumers = {one["name"]: one["config"] for one in server.stream()["consumer_detail"]}
+    assert set(consumers) == {"brains-any", "brains-fake"}
+    assert consumers["brains-any"]["filter_subject"] == "roomscribe.window.any.*"
+    assert consumers["brains-any"]["ack_wait"] == 3_000_000_000
+
+
+def test_a_window_is_done_once_and_gone(server: NatsServer, brain: FakeBrain, bus: Bus) -> None:
+    window_id = send(bus, a_window())
+    until(lambda: bus.heard)
+    found = answers(bus)[0]
+    assert (found["id"], found["brain"], found["v"]) == (window_id, "pi5", 1)
+    assert found["transcription"]["text"] == HEARD.text
+    assert found["transcription"]["gates"]["low_confidence"] == 0.3
+    until(lambda: server.stream()["state"]["messages"] == 0)
+    assert brain.counts == {"fleet_done": 1}
+    seen = bus.brains()["pi5"]
+    assert (seen["model"], seen["done"], seen["busy"], seen["window_s"]) == ("fake", 1, False, 10.0)
+
+
+def test_while_its_own_room_speaks_it_takes_none(brain: FakeBrain, bus: Bus) -> None:
+    brain.waiting = 2
+    send(bus, a_window())
+    until(lambda: bus.heard)  # the request that was under way
+    send(bus, a_window())
+    time.sleep(0.3)
+    assert len(bus.heard) == 1
+    assert bus.brains()["pi5"]["queue"] == 2
+    brain.waiting = 0
+    until(lambda: len(bus.heard) == 2)
+
+
+def test_of_two_brains_each_has_one_window_at_a_time(
+    server: NatsServer, brain: FakeBrain, bus: Bus
+) -> None:
+    with FakeBrain(server.url, node="second") as second:
+        until(lambda: len(bus.brains()) == 2)
+        brain.took_s, second.took_s = 1.0, 0.0
+        for _ in range(4):
+            send(bus, a_window())
+        until(lambda: len(bus.heard) == 4)
+        assert len(brain.windows) <= 1
+        assert len(second.windows) >= 3
+
+
+def test_a_brain_that_ends_in_order_gives_back_what_it_has_not_finished(
+    server: NatsServer, brain: FakeBrain, bus: Bus
+) -> None:
+    brain.took_s = 60.0
+    send(bus, a_window())
+    until(lambda: brain.windows)
+    with FakeBrain(server.url, node="second") as second:
+        until(lambda: len(bus.brains()) == 2)
+        begun_s = time.monotonic()
+        brain.stop()
+        until(lambda: bus.heard)
+        assert time.monotonic() - begun_s < 2.5  # not only when the lease of 3 s has run out
+        assert answers(bus)[0]["brain"] == "second"
+        assert second.counts == {"fleet_done": 1, "fleet_redone": 1}
+
+
+def test_work_that_takes_longer_than_the_lease_is_not_given_to_another(
+    server: NatsServer, brain: FakeBrain, bus: Bus
+) -> None:
+    brain.took_s = 4.0
+    send(bus, a_window(), patience_s=10.0)
+    until(lambda: brain.windows)
+    with FakeBrain(server.url, node="second") as second:
+        until(lambda: bus.heard)
+        assert (answers(bus)[0]["brain"], second.windows) == ("pi5", [])
+        assert brain.counts == {"fleet_done": 1}
+
+
+def test_an_ear_that_asks_again_gets_the_text_that_was_made(brain: FakeBrain, bus: Bus) -> None:
+    window = a_window()
+    send(bus, window)
+    until(lambda: bus.heard)
+    send(bus, window, attempt=2)
+    until(lambda: len(bus.heard) == 2)
+    assert [one["attempt"] for one in answers(bus)] == [1, 2]
+    assert answers(bus)[1]["transcription"]["text"] == HEARD.text
+    assert len(brain.windows) == 1
+
+
+def test_what_is_no_window_is_refused_by_name_and_taken_away(
+    server: NatsServer, brain: FakeBrain, bus: Bus
+) -> None:
+    headers, payload = pack_window(Job(window := a_window(), "kitchen", 1))
+    newer = {"Roomscribe-Window": headers["Roomscribe-Window"].replace('"v": 1', '"v": 9')}
+    for told, sound in ((newer, payload), (headers, b"junk"), ({}, payload), ({"X": "y"}, b"")):
+        bus.publish(SUBJECT, sound, told or None)
+    brain.model.window_s = 0.05
+    send(bus, a_window(seconds=0.2))
+    until(lambda: len(bus.heard) == 3)
+    codes = [one["error"]["code"] for one in answers(bus)]
+    assert codes == ["version", "bad", "too_long"]
+    assert answers(bus)[0]["id"] == window.id
+    assert "of version 1 at most, found 9" in answers(bus)[0]["error"]["text"]
+    until(lambda: server.stream()["state"]["messages"] == 0)
+    assert brain.counts == {"fleet_refused": 5}
+
+
+def test_who_has_no_time_says_so(brain: FakeBrain, bus: Bus) -> None:
+    brain.free = False
+    send(bus, a_window(), patience_s=0.2)
+    until(lambda: bus.heard)
+    assert answers(bus)[0]["error"]["code"] == "busy"
+
+
+def test_a_window_that_two_brains_did_not_finish_is_not_tried_again(
+    server: NatsServer, brain: FakeBrain, bus: Bus
+) -> None:
+    brain.took_s = 60.0
+    send(bus, a_window())
+    for number in (1, 2):
+        until(lambda number=number: len(brain.windows) == number)
+        brain.stop()
+        brain.start()
+    until(lambda: bus.heard)
+    assert answers(bus)[0]["error"]["code"] == "set_aside"
+    until(lambda: server.stream()["state"]["messages"] == 0)
+    assert len(brain.windows) == 2
+
+
+def test_a_server_that_forgot_everything_is_made_ready_again(
+    server: NatsServer, brain: FakeBrain, bus: Bus
+) -> None:
+    server.kill()
+    until(lambda: str(brain.troubles[-1]).startswith("no server"))
+    server.start()
+    until(lambda: brain.troubles[-1] is None and server.stream().get("consumer_detail"))
+    until(bus.brains)
+    send(bus, a_window())
+    until(lambda: bus.heard)
+
+
+def test_a_server_without_jetstream_is_named() -> None:
+    with NatsServer("jetstream: disabled") as plain, FakeBrain(plain.url) as brain:
+        until(lambda: any("gives no stream" in str(one) for one in brain.troubles))
+        trouble = next(one for one in brain.troubles if one and "stream" in one)
+        assert trouble.startswith("refused: the fleet's server nats://")
+        assert "see that its JetStream is on" in trouble
