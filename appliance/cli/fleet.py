@@ -214,6 +214,8 @@ def _join(
 
     Raises RoomscribeError.
     """
+    from appliance.fleet import make_folder
+
     folder = file.absolute().parent / FOLDER
     changes: dict[str, Any] = {
         "fleet.role": code.role,
@@ -242,7 +244,7 @@ def _join(
         print("nothing was changed")
         return 1
     try:
-        folder.mkdir(mode=0o755, exist_ok=True)
+        make_folder(folder)
         if code.authority:
             write_whole(folder / TRUSTED, code.authority, 0o644)
         write_whole(folder / CREDENTIAL, secret, 0o600)
@@ -494,7 +496,7 @@ def _a(role: str) -> str:
 
 def _start(engine: Engine, folder: Path, file: Path, *, anew: bool) -> str:
     """Has nats-server run with its files; what was done. Raises StoreError."""
-    from appliance.fleet import CONFIG, program
+    from appliance.fleet import CONFIG, make_folder, program
 
     if not _has_systemd(file):
         return (
@@ -510,7 +512,7 @@ def _start(engine: Engine, folder: Path, file: Path, *, anew: bool) -> str:
     )
     try:
         if _text(DROP_IN) != text:
-            DROP_IN.parent.mkdir(exist_ok=True)
+            make_folder(DROP_IN.parent)
             write_whole(DROP_IN, text, 0o644)
             anew = True
     except OSError as error:
@@ -519,7 +521,25 @@ def _start(engine: Engine, folder: Path, file: Path, *, anew: bool) -> str:
         _systemctl("daemon-reload")
         _systemctl("enable", SERVER_UNIT)
     _systemctl("restart" if anew else "reload-or-restart", SERVER_UNIT)
+    until_s = time.monotonic() + START_S
+    while not _greets(engine):
+        if time.monotonic() > until_s:
+            raise StoreError(
+                f"nats-server: expected it to listen on port {engine.port}, found that it does "
+                f"not; `journalctl -u {SERVER_UNIT} -n 20` says why"
+            )
+        time.sleep(0.1)
     return "nats-server runs"
+
+
+def _greets(engine: Engine) -> bool:
+    """True when the server on this machine greets whoever connects."""
+    from appliance.config import is_loopback
+
+    host = engine.host if is_loopback(engine.host) else "127.0.0.1"
+    with suppress(OSError), socket.create_connection((host, engine.port), 1.0) as probe:
+        return probe.recv(5) == b"INFO "
+    return False
 
 
 def _require_ours(file: Path) -> None:
@@ -544,8 +564,10 @@ def _runtime(file: Path, engine: Engine) -> Path:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Only one run at a time changes the server. Raises StoreError."""
+    from appliance.fleet import make_folder
+
     try:
-        folder.mkdir(mode=0o755, exist_ok=True)
+        make_folder(folder)
         held = lock(folder / ".lock")
     except BlockingIOError:
         raise StoreError(
@@ -645,7 +667,7 @@ def _require_joined(settings: Settings) -> None:
 
 
 def _require_writable(file: Path) -> None:
-    """Raises StoreError before anything was begun in vain."""
+    """Raises ConfigError before anything was begun in vain."""
     there = file if file.exists() else file.parent
     if not os.access(there, os.W_OK) or not os.access(file.parent, os.W_OK):
         found = "one that is not for this user" if there.exists() else "no such folder"

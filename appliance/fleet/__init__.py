@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Engine as Engine,
         given as given,
         is_host as is_host,
+        make_folder as make_folder,
         program as program,
         server_of as server_of,
     )

@@ -228,7 +228,7 @@ class Engine:
         StoreError for a disk that refuses, and for a configuration that nats-server refuses.
         """
         try:
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            make_folder(folder)
             files = self.files(folder, runtime)
             self._check(files, folder)
             write_whole(folder / STATE, json.dumps(self._state(), indent=1), 0o600)
@@ -310,6 +310,12 @@ class Engine:
                 "}",
             ]
         return "\n".join([*lines, ""])
+
+
+def make_folder(folder: Path) -> None:
+    """A folder that nats-server may enter, which is not root, whatever the umask. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
 
 
 def server_of(text: str) -> Engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from contextlib import ExitStack
 from dataclasses import replace
@@ -209,6 +210,16 @@ def test_secrets_are_for_the_owner_and_the_server_alone(tmp_path: Path) -> None:
         assert not (tmp_path / "s" / name).stat().st_mode & 0o007, name
     assert engine.boxes["kitchen"].password not in repr(engine)
     assert engine.key not in repr(engine)
+
+
+def test_nats_server_may_read_its_files_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        engine_of(kitchen="ear").write(tmp_path / "s", tmp_path / "js")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "s").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "s" / "ca.crt").stat().st_mode & 0o777 == 0o644
 
 
 def test_a_certificate_is_kept_until_it_ends_or_the_names_change() -> None:
