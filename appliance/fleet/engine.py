@@ -313,7 +313,7 @@ class Engine:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder that nats-server may enter, which is not root, whatever the umask. Raises OSError."""
+    """A folder that nats-server may enter, not being root, whatever the umask. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
 
