@@ -37,6 +37,12 @@ class Tokenizer:
             )
         self._bytes = tuple(_to_bytes(written[number], number) for number in range(first_special))
         self._ranks = {data: number for number, data in enumerate(self._bytes)}
+        self.specials = {
+            token: number for token, number in vocabulary.items() if number >= first_special
+        }
+        """Tokens that are not text, as they are written."""
+        self.cased = any(re.search(b"[A-Z]", data) for data in self._bytes if len(data) > 1)
+        """True when the model's texts have capitals and punctuation."""
 
     @classmethod
     def open(cls, bundle: Bundle) -> Tokenizer:
