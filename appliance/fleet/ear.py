@@ -49,6 +49,7 @@ from appliance.infer import (
     Transcriber,
     Unit,
     compression_ratio,
+    lacking_runtime,
     open_transcriber as open_model,
 )
 from appliance.model import chosen_model
@@ -468,7 +469,7 @@ def open_ear(settings: Settings) -> EarTranscriber:
     for the model here, but never for a server or a brain that is away.
     """
     link = Link(settings.fleet, node_name(settings))
-    has_model = bool(settings.model.bundle or chosen_model())
+    has_model = bool(settings.model.bundle or chosen_model()) and not lacking_runtime()
     return EarTranscriber(settings, open_model(settings) if has_model else None, link)
 
 
