@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import ssl
 import stat
 import threading
@@ -47,6 +48,7 @@ CLOSE_S = 1.0
 LOOKED_UP = "its name is still being looked up; write its address in numbers into fleet.server"
 
 Found = TypeVar("Found")
+LookUp = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,11 @@ class Link:
     `add` before `start`; any thread may call the others.
     """
 
-    def __init__(self, settings: FleetSettings, node: str) -> None:
-        """Reads credential and authority; raises ConfigError. Does not connect."""
+    def __init__(
+        self, settings: FleetSettings, node: str, *, look_up: LookUp = socket.getaddrinfo
+    ) -> None:
+        """Reads credential and authority; raises ConfigError. Does not connect. `look_up` finds
+        the addresses of a name."""
         self._options = options(settings, node)
         self.node: str = self._options["name"]
         self.trouble: str | None = "the fleet's server was not asked yet"
@@ -117,13 +122,14 @@ class Link:
         """Called, in the link's thread, with a new `trouble`."""
         self._servers = list(settings.server)
         self._workers: list[Callable[[Client], Coroutine[Any, Any, None]]] = []
-        self._loop = _Loop()
+        self._loop = _Loop(look_up)
         self._closing = asyncio.Event()
         self._tried = threading.Event()
         self._client: Client | None = None
         self._since_s = 0.0
         self._errand: Errand | None = None
         self._ended: asyncio.Event | None = None
+        self._running: asyncio.Task[None] | None = None
 
     @property
     def client(self) -> Client | None:
@@ -160,13 +166,14 @@ class Link:
             async with asyncio.timeout(within_s):
                 return await ask()
 
-        if not self._errand or not self._errand.is_alive():
+        if not self._errand or not self._errand.is_alive() or self._closing.is_set():
             raise ServerError("the connection to the fleet is closed")
         future = asyncio.run_coroutine_threadsafe(bounded(), self._loop)
         try:
             return future.result(within_s + 1.0)
         except TimeoutError:
-            future.cancel()
+            if not self._loop.is_closed():
+                future.cancel()
             raise ServerError(f"expected an answer within {within_s:g} s, found none") from None
 
     def soon(self, work: Callable[[], object]) -> None:
@@ -185,14 +192,22 @@ class Link:
         if errand is None:
             self._loop.close()
             return
-        self.soon(self._closing.set)
+        self.soon(self._end)
         errand.join(CLOSE_S + 0.5)
+
+    def _end(self) -> None:
+        """Has the loop end; a connection is taken leave of, one that is being made is not."""
+        self._closing.set()
+        if self._client is None and self._running:
+            self._running.cancel()
 
     def _run(self) -> None:
         """Thread's body."""
         asyncio.set_event_loop(self._loop)
+        self._running = self._loop.create_task(self._stay_connected())
         try:
-            self._loop.run_until_complete(self._stay_connected())
+            with suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._running)
         finally:
             self._loop.close()
 
@@ -302,18 +317,17 @@ class Link:
 class _Loop(asyncio.SelectorEventLoop):
     """A loop in which looking up a name may hang: a thread does it that nothing waits for."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_up: LookUp) -> None:
         super().__init__()
+        self._look_up = look_up
         self._looking: dict[object, Errand] = {}
 
     async def getaddrinfo(self, host: Any, port: Any, **more: Any) -> Any:
         """As socket.getaddrinfo. Raises OSError, at once while an earlier question hangs."""
-        import socket
-
         if (before := self._looking.get(host)) and before.is_alive():
             raise OSError(LOOKED_UP)
         asked = self._looking[host] = Errand(
-            lambda: socket.getaddrinfo(host, port, **more), "fleet name"
+            lambda: self._look_up(host, port, **more), "fleet name"
         )
         while asked.is_alive():
             await asyncio.sleep(0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -177,13 +178,17 @@ def test_a_window_that_two_brains_did_not_finish_is_not_tried_again(
     brain.took_s = 60.0
     send(bus, a_window())
     for number in (1, 2):
-        until(lambda number=number: len(brain.windows) == number)
+        until(partial(_has, brain, number))
         brain.stop()
         brain.start()
     until(lambda: bus.heard)
     assert answers(bus)[0]["error"]["code"] == "set_aside"
     until(lambda: server.stream()["state"]["messages"] == 0)
     assert len(brain.windows) == 2
+
+
+def _has(brain: FakeBrain, number: int) -> bool:
+    return len(brain.windows) == number
 
 
 def test_a_server_that_forgot_everything_is_made_ready_again(

@@ -144,7 +144,12 @@ def test_without_a_model_here_a_window_waits_and_is_sent_when_the_server_is_back
         assert patiently(ear, window).text == HEARD.text
         assert ear.encoder.trouble is None
         brain.took_s = 1.0
-        restarted = threading.Timer(0.3, lambda: (server.kill(), server.start()))
+
+        def restart() -> None:
+            server.kill()
+            server.start()
+
+        restarted = threading.Timer(0.3, restart)
         restarted.start()
         assert patiently(ear, a_window(seconds=0.2)).text == HEARD.text
         restarted.join()

@@ -1,0 +1,224 @@
+"""The connection to the fleet's server comes back for ever, stalls nobody, and tells a stranger
+nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rigs.engine import engine_of, missing, served, settings_for
+from rigs.nats import Cluster, NatsServer
+from rigs.needs import needs_nats
+from rigs.waiting import until
+
+from appliance.config import FleetSettings
+from appliance.errors import ConfigError, ServerError
+from appliance.fleet.link import CREDENTIAL, Link, credential, options
+
+PASSWORD = "a very secret password"
+
+
+def written(folder: Path, text: str, mode: int = 0o600) -> FleetSettings:
+    file = folder / "credential"
+    file.write_text(text, encoding="utf-8")
+    file.chmod(mode)
+    return FleetSettings(role="ear", server=("tls://house:4222",), credential=str(file))
+
+
+@contextmanager
+def linked(*servers: str, **fleet: Any) -> Iterator[Link]:
+    opened = Link(FleetSettings(role="ear", server=servers, **fleet), "kitchen")
+    opened.start()
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_a_credential_is_user_and_password_for_its_owner_alone(tmp_path: Path) -> None:
+    chosen = written(tmp_path, f'user = "bed-room"\npassword = "{PASSWORD}"\n')
+    found = options(chosen, "kitchen")
+    assert (found["user"], found["password"]) == ("bed-room", PASSWORD)
+    assert (found["name"], found["inbox_prefix"]) == ("bed-room", "_INBOX.bed-room")
+    assert "tls" in found
+    assert options(FleetSettings(role="ear"), "kitchen") == {
+        "name": "kitchen",
+        "inbox_prefix": "_INBOX.kitchen",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "wanted"),
+    [
+        (f'user = "x"\npassword = "{PASSWORD}"', 0o640, "with 0640; chmod 600 "),
+        (f'user = "x"\npassword = "{PASSWORD}"', 0o604, "expected a file that its owner alone"),
+        (f'password = "{PASSWORD}"', 0o600, 'user = "..." and password = "..."'),
+        (PASSWORD, 0o600, 'user = "..." and password = "..."'),
+        (f'user = "a.>"\npassword = "{PASSWORD}"', 0o600, "expected a user of a-z, A-Z"),
+        ("", 0o600, "without; `roomscribe fleet join CODE` writes it"),
+    ],
+)
+def test_a_wrong_credential_is_named_on_one_line_that_does_not_show_it(
+    tmp_path: Path, text: str, mode: int, wanted: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        options(written(tmp_path, text, mode), "kitchen")
+    (line,) = refused.value.messages
+    assert line.startswith("fleet.credential: expected")
+    assert wanted in line
+    assert PASSWORD not in line
+
+
+def test_a_credential_or_an_authority_that_is_not_there_is_named(tmp_path: Path) -> None:
+    beyond = FleetSettings(role="ear", server=("nats://127.0.0.1:1", "tls://house:4222"))
+    with pytest.raises(ConfigError, match="user and password for tls://house:4222, found none"):
+        options(beyond, "kitchen")
+    gone = str(tmp_path / "gone")
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        options(FleetSettings(credential=gone), "kitchen")
+    inside = FleetSettings(server=("tls://127.0.0.1:4222",), ca=gone)
+    with pytest.raises(ConfigError, match=r"fleet\.ca: .*No such file"):
+        options(inside, "kitchen")
+    (tmp_path / "ca").write_text("no certificate", encoding="ascii")
+    with pytest.raises(ConfigError, match=r"fleet\.ca: expected a certificate authority"):
+        options(FleetSettings(server=("tls://[::1]:4222",), ca=str(tmp_path / "ca")), "kitchen")
+
+
+def test_systemd_hands_a_credential_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert credential(FleetSettings()) is None
+    given = tmp_path / CREDENTIAL
+    given.write_text(f'user = "x"\npassword = "{PASSWORD}"', encoding="ascii")
+    given.chmod(0o440)  # as systemd makes it
+    found = credential(FleetSettings())
+    assert found
+    assert (found.user, found.password) == ("x", PASSWORD)
+    assert stat.S_IMODE(given.stat().st_mode) == 0o440
+
+
+@needs_nats
+def test_a_server_that_comes_later_and_again_is_found() -> None:
+    with NatsServer() as server:
+        server.kill()
+        with linked(server.url) as link:
+            link.settle(5.0)
+            assert "nothing listens there" in str(link.trouble)
+            assert link.client is None
+            for _ in range(2):
+                server.start()
+                until(lambda: link.trouble is None)
+                assert link.server == server.url
+                server.kill()
+                until(lambda: "no server" in str(link.trouble))
+
+
+@needs_nats
+def test_a_cluster_that_loses_the_server_that_we_have_goes_on_with_another() -> None:
+    with Cluster() as cluster, linked(*cluster.urls) as link:
+        until(lambda: link.trouble is None)
+        lost = next(one for one in cluster.servers if one.url == link.server)
+        lost.kill()
+        until(lambda: link.server not in ("", lost.url))
+
+
+def test_who_waits_is_let_go_in_time_whatever_the_server_does() -> None:
+    gate = threading.Event()
+
+    async def never() -> None:
+        while not gate.is_set():
+            await asyncio.sleep(0.01)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as dumb,  # takes connections and says nothing
+        linked(f"nats://127.0.0.1:{dumb.getsockname()[1]}") as link,
+    ):
+        begun_s = time.monotonic()
+        with pytest.raises(ServerError, match=r"expected an answer within 0\.2 s, found none"):
+            link.call(never, 0.2)
+        assert time.monotonic() - begun_s < 1.0
+        begun_s = time.monotonic()
+        link.close()
+        assert time.monotonic() - begun_s < 1.0
+        with pytest.raises(ServerError, match="is closed"):
+            link.call(never, 0.2)
+
+
+def test_a_name_that_takes_for_ever_to_be_looked_up_stalls_nobody(tmp_path: Path) -> None:
+    asked = []
+    gate = threading.Event()
+
+    def look_up(host: str, *_: object, **__: object) -> Any:
+        asked.append(host)
+        gate.wait()
+        raise OSError("never mind")
+
+    chosen = written(tmp_path, f'user = "x"\npassword = "{PASSWORD}"')
+    link = Link(chosen, "kitchen", look_up=look_up)
+    link.start()
+    begun_s = time.monotonic()
+    link.settle(8.0)
+    assert "no answer within 5 s" in str(link.trouble)
+    until(lambda: "its name is still being looked up" in str(link.trouble))
+    assert asked == ["house"]
+    link.close()
+    assert time.monotonic() - begun_s < 12.0
+    gate.set()
+
+
+def test_a_stranger_in_the_servers_place_that_offers_no_tls_is_not_told_the_password(
+    tmp_path: Path,
+) -> None:
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def greet() -> None:
+            connection, _ = stranger.accept()
+            with connection:
+                connection.settimeout(5.0)
+                connection.sendall(
+                    b'INFO {"server_id":"x","version":"2.9.10","proto":1,"max_payload":1048576,'
+                    b'"auth_required":true,"headers":true}\r\n'
+                )
+                while got := connection.recv(1 << 16):
+                    heard.append(got)
+
+        greeter = threading.Thread(target=greet)
+        greeter.start()
+        chosen = written(tmp_path, f'user = "x"\npassword = "{PASSWORD}"')
+        port = stranger.getsockname()[1]
+        with linked(f"tls://127.0.0.1:{port}", credential=chosen.credential) as link:
+            until(lambda: "offers none" in str(link.trouble))
+            greeter.join(5.0)
+    assert PASSWORD.encode() not in b"".join(heard)
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "")
+def test_tls_and_the_credential_are_checked(tmp_path: Path) -> None:
+    engine = engine_of(bed="ear", pi5="brain")
+    engine.write(tmp_path / "server", tmp_path / "js")
+    with served(tmp_path / "server", engine.port):
+        good = settings_for(engine, "bed", tmp_path / "bed")
+        right = Link(good, "kitchen")
+        right.start()
+        until(lambda: right.trouble is None)
+        assert right.node == "bed"
+        right.close()
+        file = Path(good.credential)
+        file.write_text('user = "bed"\npassword = "another"', encoding="ascii")
+        with linked(*good.server, credential=good.credential, ca=good.ca) as wrong:
+            until(lambda: "does not know this user or password" in str(wrong.trouble))
+        with linked(*good.server, credential=good.credential) as unknown:
+            until(
+                lambda: (
+                    "expected a certificate of an authority that we know" in str(unknown.trouble)
+                )
+            )
+            assert str(unknown.trouble).startswith("refused: ")
