@@ -174,21 +174,35 @@ def join_fleet(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe fleet join`; 0 when all is as it was wanted, 1 when it was declined."""
     _same_options(options)
     file = options.config or DEFAULT_PATH
+    if not options.yes and not sys.stdin.isatty():
+        options.usage_error("join asks on a terminal, and there is none: add --yes")
     if options.serve:
         return _serve(options, settings, file)
+    _require_writable(file)
+    return _join(_code(options), options, settings, file)
+
+
+def _code(options: argparse.Namespace) -> Code:
+    """The code that was given, else what standard input has; of a terminal's once it is whole.
+
+    Raises ConfigError.
+    """
     from appliance.fleet import Code
 
-    text = options.code
-    if text is None:
-        if sys.stdin.isatty():
-            print("The code that the server printed, then Enter and Ctrl-D: ", end="", flush=True)
-        elif not options.yes:
-            options.usage_error("a code from standard input needs --yes: nobody is there to ask")
-        text = sys.stdin.read()
-    elif not options.yes and not sys.stdin.isatty():
-        options.usage_error("join asks on a terminal, and there is none: add --yes")
-    _require_writable(file)
-    return _join(Code.read(text), options, settings, file)
+    if options.code is not None:
+        return Code.read(options.code)
+    if not sys.stdin.isatty():
+        return Code.read(sys.stdin.read())
+    print("The code that the server printed: ", end="", flush=True)
+    text = ""
+    while True:  # a messenger may have made lines of it
+        line = sys.stdin.readline()
+        text += line
+        try:
+            return Code.read(text)
+        except ConfigError:
+            if not line.strip():
+                raise
 
 
 def _same_options(options: argparse.Namespace) -> None:
@@ -285,7 +299,7 @@ def _agreed(before: str, after: str, file: Path, options: argparse.Namespace) ->
     for line in difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""):
         if line[:3] not in ("---", "+++") and line[:2] != "@@":
             print(line)
-    if options.yes or not sys.stdin.isatty():
+    if options.yes:
         return True
     print("Write it? [yes] ", end="", flush=True)
     return sys.stdin.readline().strip().casefold() in ("", "y", "yes")
@@ -585,9 +599,15 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def show_status(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe fleet status`; 1 when nobody transcribes. Raises RoomscribeError."""
+    from appliance.cli.doctor.fleet import hidden
     from appliance.fleet import Probe
 
     _require_joined(settings)
+    if hidden(settings, os.geteuid()):
+        raise ConfigError(
+            "fleet.credential: expected a file that this user may read, found one that is the "
+            "daemon's; sudo roomscribe fleet status"
+        )
     with Probe(settings.fleet, node_name(settings)) as probe:
         brains, queue = probe.brains(), probe.queue()
         found: dict[str, Any] = {

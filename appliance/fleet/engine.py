@@ -289,7 +289,7 @@ class Engine:
             "max_file_store: 0 }",
             "accounts {",
             f"  {STREAM} {{",
-            f"    jetstream {{ max_mem: {most}, max_file: 0, max_streams: 1, max_consumers: 64 }}",
+            "    jetstream { max_file: 0, max_streams: 1, max_consumers: 64 }",
             f'    include "{BOXES}"',
             "  }",
             "}",

@@ -18,6 +18,7 @@ from rigs.command import OBEYING_MODES, errors, roomscribe, start
 from rigs.daemon import daemon, log_of, write_config
 from rigs.engine import served
 from rigs.nats import NatsServer
+from rigs.terminal import Terminal
 from rigs.waiting import until
 from rigs.wyoming import free_port
 
@@ -159,6 +160,24 @@ def test_a_join_twice_changes_nothing_and_another_boxs_code_is_refused(tmp_path:
         assert not (tmp_path / "den" / "fleet").exists()
 
 
+def test_a_code_is_pasted_into_a_terminal_and_the_change_declined(tmp_path: Path) -> None:
+    with house(tmp_path) as (attic, server):
+        (code,) = invited(attic, server, "kitchen")
+        kitchen = box(tmp_path / "kitchen")
+        before = kitchen.read_text(encoding="utf-8")
+        for answer, status in (("no", 1), ("", 0)):
+            with Terminal("fleet", "join", "--config", kitchen) as terminal:
+                terminal.until("The code that the server printed: ")
+                terminal.enter(code[:300])  # as a messenger broke it
+                terminal.enter(code[300:])
+                shown = terminal.until("Write it? [yes] ")
+                assert '+role = "ear"' in shown
+                assert "password" not in shown
+                terminal.enter(answer)
+                assert terminal.wait() == status
+            assert (kitchen.read_text(encoding="utf-8") == before) == (answer == "no")
+
+
 def test_two_invitations_at_once_are_both_there_or_one_is_told_to_wait(tmp_path: Path) -> None:
     with house(tmp_path) as (attic, _):
         names = [f"room{number}" for number in range(4)]
@@ -197,7 +216,7 @@ def test_a_join_that_is_killed_leaves_a_whole_configuration(tmp_path: Path, last
     [
         ("join --yes hello", 78, "code: expected what `roomscribe fleet invite` printed"),
         ("join --yes", 78, "found nothing"),
-        ("join", 2, "a code from standard input needs --yes"),
+        ("join", 2, "add --yes"),
         ("join CODE", 2, "add --yes"),
         ("join --yes --port 1 CODE", 2, "--port needs --serve"),
         ("join --serve --yes --port 0", 78, "--port: expected 1 to 65535, found 0"),

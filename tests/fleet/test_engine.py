@@ -116,12 +116,27 @@ def test_a_wrong_password_and_a_wrong_authority_are_told_apart(tmp_path: Path) -
 
 
 def test_nothing_of_it_waits_on_a_disk(tmp_path: Path) -> None:
-    engine = engine_of(kitchen="ear")
+    engine = engine_of(kitchen="ear", attic="brain")
     engine.write(tmp_path / "s", tmp_path / "js")
     text = (tmp_path / "s" / CONFIG).read_text(encoding="utf-8")
-    assert "max_file_store: 0" in text
-    assert "max_file: 0" in text
     assert not any(word in text for word in ("trace", "debug", "http", "log_file"))
+    with served(tmp_path / "s", engine.port) as server:
+        with Probe(settings_for(engine, "attic", tmp_path), "attic") as probe:
+            with pytest.raises(ServerError, match=r"(?i)storage|resources"):
+                made(probe, 1, "file")
+            assert made(probe, 1)
+        with Probe(settings_for(engine, "kitchen", tmp_path), "kitchen") as ear:
+            said = b"nobody reads this on a disk" * 100
+            ear._ask(lambda: ear._client().jetstream().publish(ear_subject(), said), 3.0)
+            assert ear.queue()
+        assert ear_subject() not in server.log()
+        files = [one for one in tmp_path.rglob("*") if one.is_file()]
+        assert files
+        assert not [one for one in files if said[:27] in one.read_bytes()]
+
+
+def ear_subject() -> str:
+    return "roomscribe.window.any.kitchen"
 
 
 def test_three_servers_are_one_and_each_may_fail(tmp_path: Path) -> None:
@@ -154,8 +169,8 @@ def test_three_servers_are_one_and_each_may_fail(tmp_path: Path) -> None:
             assert probe.address != f"tls://127.0.0.1:{first.port}"
 
 
-def made(probe: Probe, copies: int) -> bool:
-    """True once a stream of that many copies is there, which a cluster alone can have."""
+def made(probe: Probe, copies: int, storage: str = "memory") -> bool:
+    """True once a stream of that many copies is there; three a cluster alone can have."""
     there = probe.queue()
     if there is None:
 
@@ -168,7 +183,7 @@ def made(probe: Probe, copies: int) -> bool:
                 .add_stream(
                     name="ROOMSCRIBE",
                     subjects=["roomscribe.window.*.*"],
-                    storage=StorageType.MEMORY,
+                    storage=StorageType(storage),
                     retention=RetentionPolicy.WORK_QUEUE,
                     num_replicas=copies,
                 )
