@@ -710,8 +710,8 @@ class FleetSettings:
         "alone",
         "Several rooms together, see docs/fleet.md. ear: what is said here is transcribed by the "
         "brains, and by a model on this machine, where one was chosen, while no brain can; brain: "
-        "transcribes for the ears, its own room first; both: a brain whose own room is transcribed "
-        "by other brains while it is behind.",
+        "transcribes for the ears, its own room first (capture.device = \"none\" where it has no "
+        "microphone); both: the same, of a room that may be given the rights of an ear, too.",
         choices=("alone", "ear", "brain", "both"),
     )
     server: tuple[str, ...] = key(

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from appliance import __version__
 from appliance.config import GateSettings
 from appliance.errors import ServerError
@@ -42,8 +44,8 @@ from appliance.fleet.messages import (
     token,
     window_facts,
 )
-from appliance.infer import Model
-from appliance.records import Transcription, Window
+from appliance.infer import Model, compression_ratio
+from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.system import shorten
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ REMEMBERED = 32
 REPLICAS = 3
 """Of the stream, where the server is one of a cluster."""
 API_S = 5.0
+CUT_MS = 20
+"""So long a stretch is judged when a window is cut."""
 
 
 class Asked(Protocol):
@@ -262,14 +266,25 @@ class Brain:
 
     async def _transcription(self, job: Job, message: Msg) -> Transcription | Refusal:
         """The window's, made by the pipeline when it has time; meanwhile the server is told that
-        we are at work."""
+        we are at work. A window that is longer than our model takes is made in parts."""
         model = self._model()
-        if job.window.duration_s > model.window_s:
-            return Refusal(
-                "too_long",
-                f"expected a window of at most {model.window_s:g} s, as its model {model.name} "
-                f"takes, found {job.window.duration_s:.1f} s",
-            )
+        made: list[Transcription] = []
+        begun_s = time.monotonic()
+        for part in _parts(job.window, model.window_s):
+            result = await self._made(part, job, message, begun_s)
+            if isinstance(result, Refusal):
+                return result
+            if isinstance(result, Exception):
+                log.error("a window of %s failed: %s", job.node, result)
+                return Refusal("failed", shorten(f"transcribing failed: {result}", 200))
+            made.append(result)
+        whole = made[0] if len(made) == 1 else _joined(made)
+        return replace(whole, model=whole.model or model.name)
+
+    async def _made(
+        self, window: Window, job: Job, message: Msg, begun_s: float
+    ) -> Transcription | Exception | Refusal:
+        """What the pipeline makes of a window."""
         loop = asyncio.get_running_loop()
         made: asyncio.Future[Transcription | Exception] = loop.create_future()
 
@@ -281,11 +296,11 @@ class Brain:
             self._link.soon(functools.partial(settle, result))
 
         asked: Asked | None = None
-        begun_s = told_s = time.monotonic()
+        told_s = time.monotonic()
         try:
             while not made.done():
                 now_s = time.monotonic()
-                asked = asked or self._ask(job.window, job.ahead, answer)
+                asked = asked or self._ask(window, job.ahead, answer)
                 if now_s - told_s >= AT_WORK_S:
                     await message.in_progress()
                     told_s = now_s
@@ -295,11 +310,7 @@ class Brain:
         finally:
             if asked:
                 asked.wanted = False
-        result = made.result()
-        if isinstance(result, Exception):
-            log.error("a window of %s failed: %s", job.node, result)
-            return Refusal("failed", shorten(f"transcribing failed: {result}", 200))
-        return replace(result, model=result.model or model.name)
+        return made.result()
 
     def _refused(self, said: str) -> None:
         """The server says that we have no right to something."""
@@ -344,3 +355,42 @@ def _keep(message: Msg, found: list[Msg]) -> None:
     elif status not in ("404", "408"):
         said = (message.headers or {}).get("Description", "no responders")
         raise ServerError(f"brain lost: the fleet's stream {STREAM} is gone: {status} {said}")
+
+
+def _parts(window: Window, longest_s: float) -> list[Window]:
+    """The window, cut where it is quietest in the second half of what a model takes; an ear that
+    has not met this brain yet may send longer ones."""
+    samples, parts = window.samples, list[Samples]()
+    longest, step = int(longest_s * SAMPLE_RATE), CUT_MS * SAMPLE_RATE // 1000
+    while len(samples) > longest:
+        around = samples[longest // 2 : longest].astype(np.float32)
+        levels = np.square(around[: len(around) // step * step]).reshape(-1, step).mean(axis=1)
+        cut = longest // 2 + step * int(levels.argmin()) + step // 2
+        parts.append(samples[:cut])
+        samples = samples[cut:]
+    parts.append(samples)
+    last = len(parts) - 1
+    return [
+        replace(window, samples=one, last=window.last and number == last)
+        for number, one in enumerate(parts)
+    ]
+
+
+def _joined(made: list[Transcription]) -> Transcription:
+    """The texts of a window's parts as one, as sure as the least sure of them."""
+    said = [one for one in made if one.text] or made[:1]
+    text = " ".join(one.text for one in said)
+    return replace(
+        made[-1],
+        text=text,
+        tokens=tuple(token for one in said for token in one.tokens),
+        avg_logprob=min(one.avg_logprob for one in said),
+        no_speech_prob=min(one.no_speech_prob for one in said),
+        compression_ratio=compression_ratio(text),
+        ended=all(one.ended for one in said),
+        encode_ms=sum(one.encode_ms for one in made),
+        decode_ms=sum(one.decode_ms for one in made),
+        confidence=min(one.confidence for one in said),
+        flags=tuple(dict.fromkeys(flag for one in said for flag in one.flags)),
+        phrase=None,
+    )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from rigs.brains import FakeBrain
 from rigs.fleet import Bus
@@ -154,8 +156,7 @@ def test_what_is_no_window_is_refused_by_name_and_taken_away(
     newer = {"Roomscribe-Window": headers["Roomscribe-Window"].replace('"v": 1', '"v": 9')}
     for told, sound in ((newer, payload), (headers, b"junk"), ({}, payload), ({"X": "y"}, b"")):
         bus.publish(SUBJECT, sound, told or None)
-    brain.model.window_s = 0.05
-    send(bus, a_window(seconds=0.2))
+    send(bus, a_window(samples=np.zeros(40 * 16_000, np.int16)))
     until(lambda: len(bus.heard) == 3)
     codes = [one["error"]["code"] for one in answers(bus)]
     assert codes == ["version", "bad", "too_long"]
@@ -209,3 +210,22 @@ def test_a_server_without_jetstream_is_named() -> None:
         trouble = next(one for one in brain.troubles if one and "stream" in one)
         assert trouble.startswith("refused: the fleet's server nats://")
         assert "see that its JetStream is on" in trouble
+
+
+def test_a_window_longer_than_its_model_takes_is_made_in_parts(brain: FakeBrain, bus: Bus) -> None:
+    texts = iter(("turn on", "the light"))
+    surest = iter((0.5, 0.9))
+    brain.say = lambda _: replace(HEARD, text=next(texts), confidence=next(surest))
+    brain.model.window_s = 2.0
+    window = a_window(seconds=3)
+    window.samples[24_000:24_480] = 0  # a pause after 1.5 s
+    send(bus, window)
+    until(lambda: bus.heard)
+    assert np.array_equal(np.concatenate([one.samples for one in brain.windows]), window.samples)
+    assert [(one.last, round(one.duration_s, 1)) for one in brain.windows] == [
+        (False, 1.5),
+        (True, 1.5),
+    ]
+    found = answers(bus)[0]["transcription"]
+    assert (found["text"], found["confidence"]) == ("turn on the light", 0.5)
+    assert len(found["tokens"]) == 2 * len(HEARD.tokens)
