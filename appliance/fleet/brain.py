@@ -112,7 +112,8 @@ class Brain:
         self._waiting, self._count, self._trouble = waiting, count, trouble
         self._replicas = REPLICAS if clustered else 1
         self._busy, self._done = False, 0
-        self._recent: OrderedDict[str, Transcription] = OrderedDict()
+        self._recent: OrderedDict[tuple[str, str], Transcription] = OrderedDict()
+        """By ear and window: one that knows another's ids does not get its texts."""
         link.add(self._serve)
         link.changed = trouble
         link.refused = self._refused
@@ -245,7 +246,8 @@ class Brain:
                     return Answer(window_id, attempt, self._link.node, refusal)
             return None
         say = functools.partial(Answer, job.window.id, job.attempt, self._link.node)
-        if known := self._recent.get(job.window.id):
+        asked = job.node, job.window.id
+        if known := self._recent.get(asked):
             return say(known)
         if deliveries >= DELIVERIES:
             self._count("fleet_refused")
@@ -255,7 +257,7 @@ class Brain:
         if isinstance(result, Refusal):
             self._count("fleet_refused")
             return say(result)
-        self._recent[job.window.id] = result
+        self._recent[asked] = result
         while len(self._recent) > REMEMBERED:
             self._recent.popitem(last=False)
         self._done += 1

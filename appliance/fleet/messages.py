@@ -173,7 +173,7 @@ def window_headers(job: Job) -> dict[str, str]:
         "ahead": job.ahead,
         "patience_s": job.patience_s,
     }
-    return {ID_HEADER: f"{window.id}.{job.attempt}", WINDOW_HEADER: json.dumps(told)}
+    return {ID_HEADER: f"{job.node}.{window.id}.{job.attempt}", WINDOW_HEADER: json.dumps(told)}
 
 
 def pack_sound(samples: Samples) -> bytes:

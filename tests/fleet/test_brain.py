@@ -149,6 +149,21 @@ def test_an_ear_that_asks_again_gets_the_text_that_was_made(brain: FakeBrain, bu
     assert len(brain.windows) == 1
 
 
+def test_an_ear_that_knows_the_id_of_anothers_window_does_not_get_its_text(
+    server: NatsServer, brain: FakeBrain, bus: Bus
+) -> None:
+    window = a_window()
+    texts = iter(("the kitchen's secret", "the bedroom's own"))
+    brain.say = lambda _: replace(HEARD, text=next(texts))
+    send(bus, window)
+    until(lambda: bus.heard)
+    bus.listen("roomscribe.answer.bedroom")
+    headers, payload = pack_window(Job(window, "bedroom", 1))
+    bus.publish("roomscribe.window.any.bedroom", payload, headers)
+    until(lambda: len(bus.heard) == 2)
+    assert answers(bus)[1]["transcription"]["text"] == "the bedroom's own"
+
+
 def test_what_is_no_window_is_refused_by_name_and_taken_away(
     server: NatsServer, brain: FakeBrain, bus: Bus
 ) -> None:

@@ -39,7 +39,7 @@ def told(**fields: Any) -> dict[str, str]:
 def test_a_window_arrives_as_it_was_sent_but_for_times_that_are_anothers() -> None:
     window = replace(a_window("u1", seconds=3), index=2, last=False)
     headers, payload = messages.pack_window(Job(window, "kitchen", 3, ahead=True, patience_s=2.5))
-    assert headers["Nats-Msg-Id"] == f"{window.id}.3"
+    assert headers["Nats-Msg-Id"] == f"kitchen.{window.id}.3"
     found = messages.read_window(SUBJECT, headers, payload)
     assert np.array_equal(found.window.samples, window.samples)
     assert (found.window.id, found.window.index, found.window.last) == (window.id, 2, False)
