@@ -141,7 +141,7 @@ def test_the_pages_unit_reaches_nothing_but_what_it_is_given() -> None:
 
 def test_what_adds_models_for_the_page_is_root_without_rights() -> None:
     socket = (ROOT / "systemd" / "roomscribe-models.socket").read_text(encoding="utf-8")
-    asked = {"Accept=yes", "MaxConnections=1", "SocketMode=0660", "SocketGroup=roomscribe"}
+    asked = {"Accept=yes", "MaxConnections=2", "SocketMode=0660", "SocketGroup=roomscribe"}
     assert asked | {f"ListenStream={adding.PLACE}"} <= set(socket.splitlines())
     text = (ROOT / "systemd" / "roomscribe-models@.service").read_text(encoding="utf-8")
     lines = set(text.splitlines())

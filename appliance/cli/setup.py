@@ -97,6 +97,11 @@ def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "--model", metavar="NAME", help="home-en, an installed model, or one to add, such as tiny"
     )
+    sub.add_argument(
+        "--page",
+        action="store_true",
+        help="switch the page for a browser on, too, and print a link to it",
+    )
     sub.add_argument("--yes", action="store_true", help="ask nothing, and write what has changed")
     sub.set_defaults(command=setup, usage_error=sub.error)
 
@@ -166,10 +171,14 @@ class _Setup:
             step()
         if not self._write():
             return 1
+        if self._options.page:
+            self._page()
         self._say("\n5 of 5  A sentence", "bold")
         self._sentence()
         self._say("\nHow it stands", "bold")
         self._doctor()
+        if not (self._options.page or self._settings.web.enabled):
+            self._say("\n`sudo roomscribe setup --page` shows what is said in a browser, too")
         return 0
 
     # 1: the room
@@ -209,7 +218,9 @@ class _Setup:
             self._show(meters)
         present = next((one for one in meters if one.present), meters[0])
         names = [one.name for one in meters]
-        answer = self._choose("Which one?", names, names.index(present.name))
+        answer = names[0]
+        if len(names) > 1:
+            answer = self._choose("Which one?", names, names.index(present.name))
         self._say(f"{answer}: {meters[names.index(answer)].verdict()}")
         if answer != present.name or not present.present:
             self._changes["capture.device"] = answer
@@ -482,6 +493,17 @@ class _Setup:
             self._say(f"written; {error}")
         else:
             self._say("written, and the daemon has read it")
+
+    def _page(self) -> None:
+        """Switches the page on and prints a link to it. Raises ConfigError and StoreError."""
+        from appliance.cli.web import enable_page, print_link
+
+        self._say("\nThe page", "bold")
+        now = config.read(self._file).settings
+        if not now.web.enabled:
+            self._changes["web.enabled"] = True  # the daemon starts again with it
+        enable_page(self._options, now)
+        print_link(self._options, config.read(self._file).settings)
 
     # 5: the sentence
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,7 @@ class Container:
             ["pgrep", "-P", str(self._nspawn.pid)], capture_output=True, text=True, check=False
         )
         for pid in children.stdout.split():
-            if Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip() == "systemd":
-                self._leader = int(pid)
+            with suppress(OSError):  # it has ended meanwhile
+                if Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip() == "systemd":
+                    self._leader = int(pid)
         return self._leader > 0

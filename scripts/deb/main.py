@@ -65,6 +65,7 @@ def plan(deb: str, newer: str, version: str) -> dict[str, Callable[[Container], 
         daily.outlives_hanging,
         daily.outlives_stalled_sound,
         daily.stops_in_time,
+        web.adds_a_model,
         life.keeps_what_waits,
         life.refuses_mistakes,
         life.tries_again,
@@ -86,6 +87,7 @@ def plan(deb: str, newer: str, version: str) -> dict[str, Callable[[Container], 
     }
 
 
+        "first_sentence": lambda box: web.first_sentence(box, deb),
 def main() -> int:
     """Runs the checks in order, all of them whatever fails; 1 when one did."""
     deb, tools, root, work = (Path(argument).resolve() for argument in sys.argv[1:5])

@@ -3,15 +3,18 @@
     scripts/measure page [SENTENCES]
 
 A private Mosquitto, a private PulseAudio microphone, the daemon, the page and a browser. A sentence
-is seen at the first frame that has it, told when a subscriber of the broker has it. Then 200
-readers come at once, of whom most are refused, and as many sentences are spoken again.
+is seen at the first frame that has it, told when a subscriber of the broker has it, at the sizes of
+a desk and of a phone. Then 200 readers come at once, of whom most are refused and some do not read,
+and as many sentences are spoken again.
 """
 
 from __future__ import annotations
 
 import functools
+import gzip
 import http.client
 import re
+import socket
 import statistics
 import sys
 import tempfile
@@ -22,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rigs import broker as rig_broker, microphone as rig_microphone
-from rigs.browser import DESK, Browser, browser
+from rigs.browser import DESK, PHONE, Browser, browser
 from rigs.checkout import SPEECH
 from rigs.daemon import daemon
 from rigs.mqtt_client import Subscriber
@@ -32,7 +35,7 @@ from rigs.waiting import holds, until
 from appliance.web.server import FILES, FOLDER
 
 TARGET_MS, TARGET_MB = 300.0, 25.0
-READERS = 200
+READERS, STALLED = 200, 10
 WATCH = """
 window.seen = [];
 new MutationObserver(() => {
@@ -49,8 +52,9 @@ new MutationObserver(() => {
 def main() -> int:
     """Prints the figures; 1 when a target is missed."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 12
-    size = sum((FOLDER / file).stat().st_size for file, _ in FILES.values())
-    print(f"all files of the page: {size / 1000:.1f} kB")
+    files = [(FOLDER / file).read_bytes() for file, _ in FILES.values()]
+    sent = sum(len(gzip.compress(file)) for file in files)
+    print(f"all files of the page: {sum(map(len, files)) / 1000:.1f} kB, {sent / 1000:.1f} as sent")
     with (
         tempfile.TemporaryDirectory() as name,
         rig_broker.Broker() as broker,
@@ -73,6 +77,9 @@ def main() -> int:
             painted_ms = [paint(tab, home) for _ in range(5)]
             print(f"first paint: median {statistics.median(painted_ms):.0f} ms of 5")
             quiet = sentences(tab, heard, microphone, count)
+            tab.resize(PHONE)
+            tab.enter(home)
+            quiet += sentences(tab, heard, microphone, count)
             with_crowd(home, lambda: sentences(tab, heard, microphone, count))
             own_mb = memory_mb(home.process.pid)
             print(f"memory of the page's process, its own: {own_mb:.1f} MB")
@@ -131,6 +138,13 @@ def with_crowd(home: Page, work: Callable[[], object]) -> None:
     """Does `work` while 200 readers come, are refused, and come again."""
     ended = threading.Event()
 
+    def stall() -> None:
+        with socket.create_connection(("127.0.0.1", home.port)) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            head = f"Host: localhost\r\nCookie: {home.cookie}\r\n\r\n"
+            one.sendall(f"GET /api/events?events=level HTTP/1.1\r\n{head}".encode())
+            ended.wait()
+
     def read() -> None:
         while not ended.is_set():
             with suppress(OSError, http.client.HTTPException):
@@ -141,10 +155,11 @@ def with_crowd(home: Page, work: Callable[[], object]) -> None:
                 one.close()
             ended.wait(5)
 
-    crowd = [threading.Thread(target=read) for _ in range(READERS)]
+    crowd = [threading.Thread(target=stall) for _ in range(STALLED)]
+    crowd += [threading.Thread(target=read) for _ in range(READERS - STALLED)]
     for one in crowd:
         one.start()
-    print(f"with {READERS} readers more: ", end="")
+    print(f"with {READERS} readers more, {STALLED} of whom do not read: ", end="")
     try:
         work()
     finally:
