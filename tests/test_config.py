@@ -88,6 +88,24 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
             "wyoming.allow: expected addresses or ranges such as 192.168.0.0/16, found '10.0.0.0/3",
         ),
         ("[wyoming]\nallow = [10]", "wyoming.allow: expected a text, found 10"),
+        (
+            '[homeassistant]\nurl = "ha.local:8123"',
+            "such as http://homeassistant.local:8123, found",
+        ),
+        ('[homeassistant]\nurl = "ha.local:8123"', "; did you mean http://ha.local:8123?"),
+        ('[homeassistant]\nurl = "http://ha:99999"', "found 'http://ha:99999'"),
+        ('[homeassistant]\nurl = "http://me:pass@ha"', "expected an address such as http://"),
+        ('[assist]\nphrase = "hey, 2 you!"', "expected one to four words of letters, such as"),
+        ("[assist]\nconfidence = 2", "expected 0.0 to 1.0, found 2"),
+        (
+            '[assist]\nphrase = "computer"',
+            "assist.phrase: expected Home Assistant's address as homeassistant.url beside it",
+        ),
+        (
+            '[assist]\nphrase = "computer"\n[homeassistant]\nurl = "http://ha:8123"\n'
+            "[mqtt]\nenabled = false",
+            "assist.phrase: expected true as mqtt.enabled beside it, found false",
+        ),
         ("[MQTT]", "unknown section [MQTT]; did you mean mqtt?"),
         ("[voice]\nclose_score = 0.9", "voice.close_score: expected at most voice.open_score"),
         ('[mqtt]\npassword_file = "/x"', "expected mqtt.username beside it"),

@@ -156,12 +156,12 @@ class Link:
         try:
             async for message in self._websocket:
                 self._take(message)
-            why = "closed"
+            why = "it leaves"
         except ConnectionClosed as error:
             why = one_line(error)
             if error.sent and error.sent.code == 1009:
                 raise TooLongError(self._waiting(), self._place) from error
-        raise HouseError(f"{self._place} has ended the connection ({shorten(why, 80)})")
+        raise HouseError(f"{self._place} has ended the connection: {shorten(why, 80)}")
 
     def _waiting(self) -> str:
         """The command that was asked longest ago."""

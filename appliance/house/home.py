@@ -224,6 +224,7 @@ class Home:
     async def _stay(self, link: Link) -> None:
         """What is done while the connection stands."""
         while (await _config(link)).get("state", "RUNNING") != "RUNNING":
+            self._say(f"{self._place} has not started all of itself yet")
             await asyncio.sleep(self._paces.starting_s)
         for kind in CHANGES:
             with suppress(CommandError):  # one that this version does not know

@@ -12,7 +12,7 @@ import soundfile
 from rigs.recordings import Sentence, sentences
 from rigs.vocabularies import letters_of
 
-from appliance.config import DecoderSettings, PhrasesSettings, Settings
+from appliance.config import DecoderSettings, HomeAssistantSettings, PhrasesSettings, Settings
 from appliance.errors import ConfigError
 from appliance.infer import phrases as subject
 from appliance.infer.decoder import Decoded, Decoder, choose_guards
@@ -20,7 +20,7 @@ from appliance.infer.phrases import FLOOR, Network, Phrases, in_words, plain, re
 from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import open_transcriber
 from appliance.model.bundle import Bundle, load_bundle
-from appliance.records import SAMPLE_RATE, States, Window
+from appliance.records import SAMPLE_RATE, Name, States, Tier, Window
 
 
 def written(folder: Path, text: str) -> Path:
@@ -63,6 +63,44 @@ def test_a_sentence_means_its_slots(
 ) -> None:
     words = network(tmp_path, template, slots=SLOTS)
     assert words.meaning(said.split()) == slots | {"": "all"}
+
+
+def test_names_of_the_home_are_values_where_the_file_has_none(tmp_path: Path) -> None:
+    file = written(tmp_path, '[phrases]\nall = ["light in [the] {area}", "turn on {name}"]\n')
+    names = {"area": ["Anna's room", "Küche"], "name": ["TV/Hi-Fi"]}
+    found = read_phrases(file, names)
+    said = "light in the anna's room", "light in küche", "turn on tv hi-fi", "light in attic"
+    assert [found.meaning(one.split()) for one in said] == [
+        {"": "all", "area": "Anna's room"},
+        {"": "all", "area": "Küche"},
+        {"": "all", "name": "TV/Hi-Fi"},
+        None,
+    ]
+    own = read_phrases(written(tmp_path, SLOTS + '[phrases]\na = ["in {area}"]\n'), names)
+    assert own.meaning(["in", "kitchen"])
+    assert own.meaning(["in", "küche"]) is None
+    with pytest.raises(ConfigError, match=r"found .area.; add area to"):
+        read_phrases(written(tmp_path, '[phrases]\na = ["in {area}"]\n'))
+
+
+def test_names_of_the_home_come_and_go_while_the_model_is_in_use(tmp_path: Path) -> None:
+    file = written(tmp_path, '[phrases]\nall = ["what is the weather like in {area}"]\n')
+    settings = Settings(
+        phrases=PhrasesSettings(file=str(file)),
+        homeassistant=HomeAssistantSettings(url="http://ha:8123"),
+    )
+    first: list[Name] = [("居間", Tier.PLACE), ("Chicago", Tier.PLACE), ("Lamp", Tier.CALLED)]
+    with open_transcriber(settings) as transcriber:
+
+        def slots() -> object:
+            found = transcriber.transcribe(window_of(sentences()[0])).phrase
+            return found and found.slots
+
+        assert slots() is None
+        transcriber.set_names(first)
+        assert slots() == {"area": "Chicago"}
+        transcriber.set_names([("computer", Tier.ADDRESS), ("Lamp", Tier.CALLED)])
+        assert slots() is None
 
 
 @pytest.mark.parametrize("said", ["", "turn", "turn on", "turn on the light now", "on the light"])

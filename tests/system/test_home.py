@@ -46,7 +46,7 @@ def written(folder: Path, hub: Hub, port: int = 0, phrase: str = "", **more: Any
 def test_a_sentence_to_assist_is_stored_first_then_handed_over_and_answered_on_the_broker(
     hub: Hub, tmp_path: Path
 ) -> None:
-    model = FakeTranscriber()
+    model: Any = FakeTranscriber()
     model.answer = replace(HEARD, text="Computer, turn on the light", confidence=0.9)
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
         settings = config.load(written(tmp_path, hub, broker.port, "computer"))
@@ -122,6 +122,7 @@ def test_names_go_when_home_assistant_is_asked_no_more(hub: Hub, tmp_path: Path)
     names.write_text("{}", encoding="utf-8")
     settings = config.load(write_config(tmp_path))
     recording = CaptureSettings(recording=str(SENTENCE.file))
-    Pipeline(replace(settings, capture=recording), transcriber=lambda _: FakeTranscriber()).stop()
+    model: Any = FakeTranscriber()
+    Pipeline(replace(settings, capture=recording), transcriber=lambda _: model).stop()
     assert not names.exists()
     assert hub.tokens == []
