@@ -48,7 +48,10 @@ def key(
     """
     limits = {"unit": unit, "low": low, "high": high, "choices": choices}
     texts = {"pattern": pattern, "form": form, "mend": mend, "fits": fits, "alone": alone}
-    return field(default=default, metadata={"sentence": sentence, **limits, **texts})
+    given: dict[str, Any] = {"default": default}
+    if isinstance(default, dict):
+        given = {"default_factory": dict}
+    return field(**given, metadata={"sentence": sentence, **limits, **texts})
 
 
 def slug(name: str) -> str:
@@ -122,6 +125,17 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ip_address(host).is_loopback
     return host.lower() == "localhost"
+
+
+WORDS_AT_MOST = 1000
+"""Words of a home, those that others give and corrections."""
+
+
+def is_word(text: str) -> bool:
+    """True for what may be a word or a name of several: 1 to 64 characters, letters or digits among
+    them, on one line."""
+    said = any(one.isalnum() for one in text)
+    return said and len(text) <= 64 and text == text.strip() and text.isprintable()
 
 
 _HOST = r"[^\s./:]{1,63}(\.[^\s./:]{1,63}){0,31}\.?|[0-9A-Fa-f.]*(:[0-9A-Fa-f.]*){2,8}(%\w+)?"
@@ -353,6 +367,23 @@ class DecoderSettings:
         low=-1.0,
         high=5.0,
     )
+    language: str = key(
+        "",
+        "What is spoken, for models of several languages: a code such as de; auto: each window's "
+        "is found out, one of `languages`, and its probability told. Empty: the one that the model "
+        "was added with.",
+        pattern=r"(auto|[a-z]{2,3})?",
+        form="auto or an ISO 639 code such as de",
+        mend=lambda text: text.strip().lower()[:2],
+    )
+    languages: tuple[str, ...] = key(
+        (),
+        "The languages that auto chooses from; empty: all that the model knows. Few are told apart "
+        "better than many.",
+        pattern=r"[a-z]{2,3}",
+        form="ISO 639 codes such as de",
+        mend=lambda text: text.strip().lower()[:2],
+    )
     temperature_fallback: bool = key(
         False,
         "Decode again at temperatures 0.2, 0.4 .. 1.0 while the text is a repetition or of low "
@@ -376,6 +407,37 @@ class PhrasesSettings:
         "File of sentences that are expected, see docs/phrases.md: which of them was said, with "
         "its slots, stands beside the text in each event. bundle: those that come with the model, "
         "if any do; empty: none.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularySettings:
+    """[vocabulary]"""
+
+    words: tuple[str, ...] = key(
+        (),
+        "Words of this home that the model was not taught: names of people, rooms, devices and "
+        "places, as they are to be written. Where a text has something like one of them, and the "
+        "sound allows it, that word is written. At most 1000 with those of the file.",
+        form="words or names of 1 to 64 letters",
+        mend=lambda text: " ".join(text.split()),
+        fits=is_word,
+    )
+    file: str = key("", "File of more words, one a line (# begins a comment); empty: none.")
+    boost: float = key(
+        -1.0,
+        "How much is done for these words: 0 is off, more finds more of them and writes one more "
+        "often where another was said; -1: what the bundle recommends, 1 where it says nothing.",
+        low=-1.0,
+        high=4.0,
+    )
+    replace: dict[str, str] = key(  # noqa: RUF009
+        {},
+        'A table [vocabulary.replace] of what the model hears and what is to be written: "wood '
+        'pecker" = "Woodpecker"; whole words, whatever their case. Such texts are flagged '
+        "corrected.",
+        form="at most 1000 words or names of 1 to 64 letters, each with the text for it",
+        fits=is_word,
     )
 
 
@@ -778,6 +840,7 @@ class Settings:
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
     decoder: DecoderSettings = field(default_factory=DecoderSettings)
     phrases: PhrasesSettings = field(default_factory=PhrasesSettings)
+    vocabulary: VocabularySettings = field(default_factory=VocabularySettings)
     gates: GateSettings = field(default_factory=GateSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     spool: SpoolSettings = field(default_factory=SpoolSettings)
@@ -1012,6 +1075,8 @@ def _section(
 
 def _trouble(entry: Field[Any], kind: type, value: Any) -> str:
     """What is wrong with `value`; empty when nothing is."""
+    if kind == dict[str, str]:
+        return _trouble_of_table(entry, value)
     if kind != tuple[str, ...]:
         return _trouble_of_one(entry, kind, value)
     if isinstance(value, str) and entry.metadata["alone"]:
@@ -1019,6 +1084,14 @@ def _trouble(entry: Field[Any], kind: type, value: Any) -> str:
     if not isinstance(value, list):
         return f"expected a list of texts, found {_shown(value)}"
     return next(filter(None, (_trouble_of_one(entry, str, one) for one in value)), "")
+
+
+def _trouble_of_table(entry: Field[Any], value: Any) -> str:
+    if not isinstance(value, dict) or len(value) > WORDS_AT_MOST:
+        found = f"{len(value)} of them" if isinstance(value, dict) else _shown(value)
+        return f"expected {entry.metadata['form']}, found {found}"
+    texts = (text for pair in value.items() for text in pair)
+    return next(filter(None, (_trouble_of_one(entry, str, one) for one in texts)), "")
 
 
 def _trouble_of_one(entry: Field[Any], kind: type, value: Any) -> str:

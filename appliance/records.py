@@ -8,6 +8,7 @@ otherwise). A transcript carries wall-clock times in UTC, for people and other m
 from __future__ import annotations
 
 import enum
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -175,6 +176,8 @@ class Transcription:
     """What wrote it, where that may be another than the transcriber's bundle."""
     phrase: Phrase | None = None
     """The likeliest of the sentences that are expected, where any are and one was found."""
+    language_probability: float = math.nan
+    """Of `language` among those that may be spoken; not a number where it is not in question."""
     recommended: Mapping[str, float] = field(default_factory=dict)
     """What the model that wrote it recommends for keys of [gates] that leave it to the bundle;
     empty for the model here."""
@@ -214,6 +217,8 @@ class Transcript:
     """Where the sound came from: the appliance's own microphone, or who sent it (wyoming)."""
     phrase: Phrase | None = None
     """As in Transcription; None for a part of a longer utterance."""
+    language_probability: float | None = None
+    """As in Transcription; None where it is not in question."""
 
 
 class Tier(enum.IntEnum):

@@ -7,6 +7,7 @@ A transcript is committed to the store before any listener is notified. While th
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -285,6 +286,7 @@ def _answer(request: Request, result: Transcription | Exception) -> None:
 
 def compose(window: Window, result: Transcription, model: str, queue_ms: float) -> Transcript:
     """The transcript of a window on time.monotonic()'s clock."""
+    probability = result.language_probability
     return Transcript(
         id=window.id,
         utterance_id=window.utterance_id,
@@ -308,4 +310,5 @@ def compose(window: Window, result: Transcription, model: str, queue_ms: float) 
         phrase=result.phrase if window.index == 1 and window.last else None,
         flags=(*window.flags, *result.flags),
         continues=window.continues,
+        language_probability=None if math.isnan(probability) else probability,
     )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from appliance.config import DecoderSettings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.drafts import Drafts
+from appliance.infer.languages import Languages
 from appliance.infer.network import Network, Step, StepNetwork
 from appliance.model import JOINT, JOINT_FILE, STEP_FILE, Bundle, Guards
 from appliance.records import Logits, States
@@ -34,6 +35,8 @@ SEED = 0
 """Of the draws at a temperature above 0, afresh for each decode: the same sound, the same text."""
 BALANCED_SHARE = 0.2
 """Of the positions that the model was trained on and the window does not fill."""
+AHEAD = 8
+"""Tokens of a text that are scored in one pass."""
 PASSES, TRIES = (1, 2, 4, 8, JOINT), 5
 """Tokens in the passes whose cost is measured, and how often each one is."""
 
@@ -50,6 +53,9 @@ class Decoded:
     no_speech_prob: float
     ended: bool
     """True when end-of-text was reached."""
+    language: str = ""
+    """What is spoken, where the decoder was to find out."""
+    language_probability: float = math.nan
 
     @property
     def avg_logprob(self) -> float:
@@ -78,6 +84,8 @@ class Cache:
 
     length: int = 0
     """Tokens so far."""
+    tokens: tuple[int, ...] = ()
+    """Those of a text, prompt included, that others may be compared with."""
 
 
 def suppress(logits: Logits, columns: NDArray[np.intp]) -> Logits:
@@ -152,6 +160,10 @@ class Decoder:
         self._end = int(self._columns_of([bundle.tokens.end_of_text])[0])
         self._barred_first = self._columns_of(bundle.suppressed_first)
         self._start = bundle.prompt.index(bundle.tokens.start)
+        self.prompt = bundle.prompt
+        """What a text begins with: the bundle's prompt, in the language of the window before."""
+        self.languages: Languages | None = None
+        """What the CPU's network is to tell apart; None: the prompt's language is spoken."""
         self._every = np.arange(len(self._kept))
         self._cache = Cache()
 
@@ -161,19 +173,26 @@ class Decoder:
         duration_s: float,
         temperature: float = 0.0,
         network: StepNetwork | None = None,
+        language: str = "",
     ) -> Decoded:
         """Tokens for states (P, d_model) of `duration_s` of sound, greedy at `temperature` 0.
 
-        `network` is used in place of the CPU's. Raises ModelError, and what `network` raises.
+        `network` is used in place of the CPU's; `language` was spoken in this room before. Raises
+        ModelError, and what `network` raises.
         """
         network = network or self._network
         self._cache = Cache()  # whatever cache `start` gave is over
         drafts = self._drafts if network is self._network and temperature == 0.0 else None
         rng = np.random.Generator(np.random.PCG64(SEED))
         network.begin(states, self.rules.positions)
-        prompt = self._bundle.prompt
-        step, row = network.advance(prompt, (self._start, len(prompt) - 1), (0,)), 1
+        asked = self._start, len(self.prompt) - 1
+        step, row = network.advance(self.prompt, asked, (0,)), 1
         no_speech_prob = self._no_speech_prob(step)
+        language, probability = self._spoken(step, language)
+        if self._speak(language):
+            self._network.rewind(0)
+            step = network.advance(self.prompt, asked, (0,))
+        prompt = self.prompt
         columns: list[int] = []
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -198,14 +217,77 @@ class Decoder:
                 if drafts:
                     draft = drafts.propose(tokens, limit - len(tokens) - 1, missed)
                 step, row = self._pass(network, len(prompt) + len(tokens) - 1, tokens[-1], draft), 0
-        return Decoded(tuple(tokens), tuple(logprobs), no_speech_prob, len(logprobs) > len(tokens))
+        self._cache = Cache(tokens=(*prompt, *tokens) if network is self._network else ())
+        ended = len(logprobs) > len(tokens)
+        return Decoded(tuple(tokens), tuple(logprobs), no_speech_prob, ended, language, probability)
+
+    def logprobs(self, tokens: Sequence[int], begin: int) -> tuple[float, ...]:
+        """Natural log-probabilities of the tokens of a text from index `begin` on, and then of its
+        end, as `Decoded` has them, for the states that `decode` or `start` had last on the CPU.
+
+        Where 8-bit products of several tokens have one scale they differ a little from a decode's,
+        and in an int4 scan those that are not among the best. Raises ModelError.
+        """
+        written = (*self.prompt, *tokens)
+        first = len(self.prompt) + begin - 1
+        known = 0
+        while known < min(first, len(self._cache.tokens)):
+            if written[known] != self._cache.tokens[known]:
+                break
+            known += 1
+        self._cache, found = Cache(tokens=written), list[float]()
+        while known < len(written):
+            ahead = written[known : known + AHEAD]
+            step = self._steps(known, ahead)
+            for row in range(max(0, first - known), len(ahead)):
+                at = known + row + 1
+                token = written[at] if at < len(written) else self._bundle.tokens.end_of_text
+                found.append(self._logprob(step, row, token, first=at == len(self.prompt)))
+            known += len(ahead)
+        return tuple(found)
+
+    def _steps(self, known: int, tokens: Sequence[int]) -> Step:
+        """The steps of at most AHEAD tokens behind the `known`, in one pass."""
+        network = self._network
+        network.rewind(known)
+        if self._drafts:
+            return network.verify(tokens)
+        # what follows the last one is not looked at: each length would have arrays of its own
+        behind = min(AHEAD, network.capacity - known) - len(tokens)
+        ahead = (*tokens, *[tokens[-1]] * behind)
+        return network.advance(ahead, range(len(ahead)))
+
+    def _logprob(self, step: Step, row: int, token: int, *, first: bool) -> float:
+        """Of a token that may be written."""
+        offer = self._offer(step, row, () if first else (0,), everything=True)
+        column = int(self._columns_of([token])[0])
+        place = np.flatnonzero(offer.columns == column)
+        logit = offer.logits[place[0]] if len(place) else step.logits[row, column]
+        return float(logit) - offer.total
+
+    def _spoken(self, step: Step, before: str) -> tuple[str, float]:
+        """What language is spoken, and its probability, by a step's first row; empty where that is
+        known."""
+        if self.languages is None:
+            return "", math.nan
+        logits = np.empty(self._bundle.vocabulary_size, np.float32)
+        logits[self._kept], logits[self._left_out] = step.logits[0], step.left_out[0]
+        return self.languages.choose(logits, before)
+
+    def _speak(self, language: str) -> bool:
+        """Puts a language into the prompt; False when it is there, and for none."""
+        if self.languages is None:
+            return False
+        before, place = self.prompt, self._start + 1
+        self.prompt = (*before[:place], self.languages.tokens[language], *before[place + 1 :])
+        return self.prompt != before
 
     def end_prior(self, tokens: Sequence[int]) -> float:
         """Natural log-probability of end-of-text after `tokens` where nothing is heard (states of
         zeros): what the language alone says. Minus infinity for no tokens and for more than
         PRIOR_TOKENS with the prompt. The window that was decoded is over. Raises ModelError.
         """
-        written = (*self._bundle.prompt, *tokens)
+        written = (*self.prompt, *tokens)
         if not tokens or len(written) > min(PRIOR_TOKENS, self._network.capacity):
             return -math.inf
         self._cache = Cache()

@@ -398,7 +398,7 @@ class Phrases:
     def warm_up(self) -> None:
         """Measures how many steps fit into the time of a search."""
         cache, taken = self._decoder.again(), []
-        tokens = (*self._bundle.prompt, *self._tokenizer.tokenize(" on"))
+        tokens = (*self._decoder.prompt, *self._tokenizer.tokenize(" on"))
         for at, token in enumerate(tokens * 2):
             begun_s = time.perf_counter()
             self._odds(self._decoder.step(cache, [token])[-1])
@@ -455,7 +455,7 @@ class Phrases:
 
         decoder = self._decoder
         cache = decoder.again()
-        prompt = self._bundle.prompt
+        prompt = self._decoder.prompt
         odds = self._odds(decoder.step(cache, prompt)[-1])
         follow((), frozenset([(START, ())]), 0.0, odds)
         held: tuple[int, ...] = ()

@@ -6,6 +6,7 @@ neither onnxruntime nor the memory that it takes.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import numpy as np
 
 from appliance.config import EncoderSettings, GateSettings, Settings
 from appliance.errors import ConfigError, ModelError, RoomscribeError
+from appliance.infer.corrections import Corrections
 from appliance.infer.gates import compression_ratio, is_doubtful, is_failed
 from appliance.infer.runtime import lacking_runtime
 from appliance.records import HOP, Name, States, Transcription, Window
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
     from appliance.infer.hailo.decoder import HailoDecoder
     from appliance.infer.phrases import Phrases
     from appliance.infer.tokenizer import Tokenizer
+    from appliance.infer.vocabulary import SecondLook
     from appliance.model import Bundle
+
+log = logging.getLogger("roomscribe.infer")
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Tried in this order while a decode fails (openai/whisper, transcribe.py)."""
@@ -47,6 +52,11 @@ class Encoded:
     """True for a guess, of which it is asked, too, whether the text is whole."""
     whole: bool = False
     """True for an utterance of one window, in which an expected sentence is looked for."""
+    names: tuple[str, ...] = ()
+    """Words that are likely in this one, beside the home's."""
+    room: str | None = ""
+    """Where it was said, "" here: a room is likely to go on in the language that it spoke last;
+    None where nobody knows."""
     owner: tuple[str, int] = ("", 0)
     """Utterance and index of the window, whose text may have been guessed before."""
 
@@ -132,11 +142,18 @@ class Transcriber:
         trouble: str = "",
         phrases: Phrases | None = None,
         drafts: Drafts | None = None,
+        look: SecondLook | None = None,
+        corrections: Corrections | None = None,
+        language: str = "",
     ) -> None:
-        """`drafts` are the decoder's."""
+        """`drafts` are the decoder's; `language` is what it writes if it does not say, the bundle's
+        where it is empty."""
         self.bundle, self.encoder = bundle, encoder
         self._drafts = drafts
-        self._phrases = phrases
+        self._phrases, self._look = phrases, look
+        self._corrections = corrections or Corrections({})
+        self._language = language or bundle.language
+        self._spoken: dict[str, str] = {}
         self._decoder, self._tokenizer = decoder, tokenizer
         self._temperatures = TEMPERATURES if fallback else TEMPERATURES[:1]
         self.gates = gates
@@ -179,14 +196,19 @@ class Transcriber:
             drafts.expect(encoded.owner)
         for temperature in self._temperatures:
             begun_s = time.perf_counter()
-            decoded = self._decoder.decode(encoded.states, encoded.duration_s, temperature)
+            decoded = self._decode(encoded, temperature)
             decode_ms += 1000 * (time.perf_counter() - begun_s)
-            text = self._tokenizer.detokenize(decoded.tokens).strip()
-            transcription = self._describe(text, decoded, encoded, decode_ms)
+            transcription = self._describe(decoded, encoded, decode_ms)
             if not is_failed(transcription, self.gates):
                 break
         if drafts:
             drafts.add(decoded.tokens)
+        if self._look and transcription.text:
+            begun_s = time.perf_counter()
+            decoded = self._look.at(decoded, encoded.names)
+            decode_ms += 1000 * (time.perf_counter() - begun_s)
+            transcription = self._describe(decoded, encoded, decode_ms)
+        self._remember(encoded.room, transcription)
         if self._phrases and encoded.whole and transcription.text:
             begun_s = time.perf_counter()
             phrase = self._phrases.find(decoded)
@@ -197,6 +219,26 @@ class Transcriber:
                 transcription, finished=self._is_finished(transcription, decoded)
             )
         return transcription
+
+    def _decode(self, encoded: Encoded, temperature: float) -> Decoded:
+        from appliance.infer.decoder import Decoder
+
+        states, duration_s = encoded.states, encoded.duration_s
+        if not isinstance(self._decoder, Decoder):
+            return self._decoder.decode(states, duration_s, temperature)
+        before = self._spoken.get(encoded.room, "") if encoded.room is not None else ""
+        return self._decoder.decode(states, duration_s, temperature, language=before)
+
+    def _remember(self, room: str | None, heard: Transcription) -> None:
+        """What language a room speaks, where that is sure."""
+        from appliance.infer.languages import ROOMS, SURE
+
+        if room is None or not heard.language_probability >= SURE or not heard.text:
+            return
+        self._spoken.pop(room, None)
+        self._spoken[room] = heard.language
+        if len(self._spoken) > ROOMS:
+            del self._spoken[next(iter(self._spoken))]
 
     def _is_finished(self, transcription: Transcription, decoded: Decoded) -> bool | None:
         prior = self._decoder.end_prior(decoded.tokens)
@@ -216,10 +258,14 @@ class Transcriber:
             self._decoder.warm_up()
         if self._phrases:
             self._phrases.warm_up()
+        if self._look:
+            self._look.warm_up()
 
     def set_names(self, names: Sequence[Name]) -> None:
-        """The names of the home, the likeliest first: values of slots in the expected sentences.
-        Any thread."""
+        """The names of the home, the likeliest first: words that may be said, and values of slots
+        in the expected sentences. Any thread."""
+        if self._look and (trouble := self._look.vocabulary.set_names(names)):
+            log.info("names of the home: %s", trouble)
         if self._phrases:
             self._phrases.set_names(names)
 
@@ -233,14 +279,19 @@ class Transcriber:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _describe(
-        self, text: str, decoded: Decoded, encoded: Encoded, decode_ms: float
-    ) -> Transcription:
-        flags = {"demo_model": self.bundle.demo_model, "token_limit": not decoded.ended}
+    def _describe(self, decoded: Decoded, encoded: Encoded, decode_ms: float) -> Transcription:
+        heard = self._tokenizer.detokenize(decoded.tokens).strip()
+        text = self._corrections.on(heard)
+        flags = {
+            "demo_model": self.bundle.demo_model,
+            "token_limit": not decoded.ended,
+            "corrected": text != heard,
+        }
         return Transcription(
             text=text,
             tokens=decoded.tokens,
-            language=self.bundle.language,
+            language=decoded.language or self._language,
+            language_probability=decoded.language_probability,
             avg_logprob=decoded.avg_logprob,
             no_speech_prob=decoded.no_speech_prob,
             compression_ratio=compression_ratio(text),
@@ -266,6 +317,7 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
     from appliance.infer.decoder import Decoder, choose_guards
     from appliance.infer.drafts import Drafts
     from appliance.infer.hailo.decoder import open_on_npu
+    from appliance.infer.languages import choose_languages
     from appliance.infer.tokenizer import Tokenizer
     from appliance.model import load_bundle
 
@@ -276,7 +328,11 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
     on_cpu = settings.decoder.backend == "cpu"
     drafts = Drafts() if settings.decoder.drafts and on_cpu else None
     cpu = Decoder(bundle, rules, settings.decoder.threads, drafts)
+    cpu.languages, language = choose_languages(
+        bundle, tokenizer, settings.decoder.language, settings.decoder.languages, on_cpu=on_cpu
+    )
     phrases = _open_phrases(settings, bundle, tokenizer, cpu)
+    look = _open_look(settings, bundle, tokenizer, cpu)
     decoder: Decoder | HailoDecoder = cpu
     if settings.decoder.backend == "hailo":
         encoder, decoder = open_on_npu(bundle, settings.encoder, cpu)
@@ -301,7 +357,29 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
         trouble=trouble,
         phrases=phrases,
         drafts=drafts,
+        look=look,
+        corrections=Corrections(settings.vocabulary.replace),
+        language=language,
     )
+
+
+def _open_look(
+    settings: Settings, bundle: Bundle, tokenizer: Tokenizer, decoder: Decoder
+) -> SecondLook | None:
+    """What puts words of the home into a text; None where that is off. Raises ConfigError."""
+    from appliance.infer.vocabulary import SecondLook, open_vocabulary
+
+    wanted = settings.vocabulary
+    boost = bundle.vocabulary_boost if wanted.boost < 0 else wanted.boost
+    if settings.decoder.backend == "hailo":
+        if wanted.words or wanted.file:
+            raise ConfigError(
+                "[vocabulary] words: expected [decoder] backend = cpu, found hailo, which has no "
+                "cache in which texts could be compared"
+            )
+        return None
+    vocabulary = open_vocabulary(wanted, bundle, tokenizer)
+    return SecondLook(bundle, tokenizer, decoder, vocabulary, boost) if boost else None
 
 
 def _open_phrases(

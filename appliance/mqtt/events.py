@@ -75,6 +75,8 @@ def transcript(
         "queue_ms": rounded(one.queue_ms),
         "late": late,
     }
+    if one.language_probability is not None:
+        event["language_probability"] = rounded(one.language_probability, 3)
     if one.phrase:
         event |= phrase(one.phrase)
     if one.continues:

@@ -24,7 +24,7 @@ from appliance.errors import StoreError
 from appliance.records import HEARD_HERE, Phrase, Transcript
 from appliance.system import boot_id
 
-SCHEMA = 5
+SCHEMA = 6
 """Number of the layout, kept in the file's user_version; a higher one is refused."""
 
 _TRANSCRIPTS = (
@@ -96,7 +96,17 @@ _ORIGIN = (
 _PHRASE = ("ALTER TABLE transcripts ADD COLUMN phrase TEXT",)
 """The fields of Phrase as JSON; NULL where none was found."""
 
-MIGRATIONS = {1: _TRANSCRIPTS, 2: _SEARCH, 3: _CONFIDENCE, 4: _ORIGIN, 5: _PHRASE}
+_LANGUAGE = ("ALTER TABLE transcripts ADD COLUMN language_probability REAL",)
+"""NULL where the language was not in question."""
+
+MIGRATIONS = {
+    1: _TRANSCRIPTS,
+    2: _SEARCH,
+    3: _CONFIDENCE,
+    4: _ORIGIN,
+    5: _PHRASE,
+    6: _LANGUAGE,
+}
 """What makes each layout of the one before it; a new file goes through all of them."""
 
 TABLES = {
@@ -105,6 +115,7 @@ TABLES = {
     3: {"transcripts", "outbox", "search"},
     4: {"transcripts", "outbox", "search"},
     5: {"transcripts", "outbox", "search"},
+    6: {"transcripts", "outbox", "search"},
 }
 """What a file of each layout holds at least."""
 
@@ -174,7 +185,7 @@ _RECORD = tuple(entry.name for entry in fields(Transcript))
 _FLOATS = tuple(entry.name for entry in fields(Transcript) if entry.type == "float")
 _TEXTS = tuple(entry.name for entry in fields(Transcript) if entry.type == "str")
 _NAMES = (*_RECORD, "stored", "boot", "boot_s")
-_ADDED = {"confidence": 3, "continues": 4, "source": 4, "phrase": 5}
+_ADDED = {"confidence": 3, "continues": 4, "source": 4, "phrase": 5, "language_probability": 6}
 """The layout that brought a column; the others were in the first."""
 CURSOR = "SELECT cursor FROM outbox"
 HIGHEST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence"
@@ -293,6 +304,8 @@ def from_row(row: Row) -> StoredTranscript:
             named["confidence"] = math.exp(min(0.0, named["avg_logprob"]))
         named["continues"] = "" if named["continues"] is None else named["continues"]
         named["source"] = HEARD_HERE if named["source"] is None else named["source"]
+        if named["language_probability"] is not None:
+            named["language_probability"] = float(named["language_probability"])
         for name in _FLOATS:
             named[name] = float(named[name])
         if not all(isinstance(named[name], str) for name in _TEXTS):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from dataclasses import MISSING
 
 from rigs.checkout import ROOT
 
@@ -36,7 +37,8 @@ def default_config() -> str:
             notes.append(f"{limits['low']} to {limits['high']} {limits['unit']}".rstrip())
         sentence = limits["sentence"] + (f" ({'; '.join(notes)})" if notes else "")
         lines.extend(textwrap.wrap(sentence, 96, initial_indent="# ", subsequent_indent="# "))
-        lines.append(f"#{entry.name} = {json.dumps(entry.default)}")
+        default = {} if entry.default is MISSING else entry.default
+        lines.append(f"#{entry.name} = {json.dumps(default)}")
     return "\n".join(lines) + "\n"
 
 

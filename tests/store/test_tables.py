@@ -102,7 +102,7 @@ def test_a_file_of_the_first_version_goes_on_with_all_that_it_holds(
         assert [one.seq for one in store.query(grep="NUMBER 21")] == [22]
         assert store.append(transcript("a new one")).seq == 31
         assert [one.seq for one in store.query(grep="new one")] == [31]
-    assert layout(old) == SCHEMA == 5
+    assert layout(old) == SCHEMA == 6
 
 
 def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(

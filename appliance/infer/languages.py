@@ -1,0 +1,77 @@
+"""Which of a few languages is spoken, by the decoder's first step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from appliance.errors import ConfigError
+from appliance.infer.tokenizer import Tokenizer
+from appliance.model import Bundle
+from appliance.records import Logits
+
+STAYS = 0.8
+"""Probability, before anything is heard, that a room goes on in the language that it spoke last."""
+ROOMS = 64
+"""So many have theirs remembered, those that spoke last."""
+SURE = 0.5
+"""A language that is less likely than this does not become a room's."""
+
+
+class Languages:
+    """The languages that may be spoken, by their ISO 639 codes."""
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        """`tokens` are those behind start-of-transcript by which the model knows a language."""
+        self.tokens = dict(tokens)
+
+    def choose(self, logits: Logits, before: str = "") -> tuple[str, float]:
+        """The likeliest language and its probability among these, by the logits (vocabulary,) after
+        start-of-transcript; of a single one it is not a number. `before` is what the room spoke
+        last, if that is known."""
+        names = list(self.tokens)
+        if len(names) == 1:
+            return names[0], math.nan
+        scores = logits[list(self.tokens.values())].astype(np.float64)
+        if before in self.tokens and len(names) > 1:
+            others = (1.0 - STAYS) / (len(names) - 1)
+            scores += np.log([STAYS if name == before else others for name in names])
+        odds = np.exp(scores - scores.max())
+        best = int(np.argmax(odds))
+        return names[best], float(odds[best] / odds.sum())
+
+
+def choose_languages(
+    bundle: Bundle, tokenizer: Tokenizer, language: str, allowed: Sequence[str], *, on_cpu: bool
+) -> tuple[Languages | None, str]:
+    """What to tell apart, if anything, and the language to begin with, for the settings `language`
+    ("", "auto" or a code) and `allowed`. Raises ConfigError."""
+    if language in ("", bundle.language):
+        return None, bundle.language
+    tokens = {code: tokenizer.specials.get(f"<|{code}|>", -1) for code in bundle.languages}
+    tokens = {code: token for code, token in tokens.items() if token >= 0}
+    named = {token: code for code, token in tokens.items()}
+    place = bundle.prompt.index(bundle.tokens.start) + 1
+    if len(tokens) < 2 or named.keys().isdisjoint(bundle.prompt[place : place + 1]):
+        raise ConfigError(
+            f"[decoder] language: expected a model of several languages, found {bundle.name} "
+            f"({', '.join(bundle.languages[:3])}); leave the key out, or choose another model"
+        )
+    wanted = list(allowed) if language == "auto" else [language]
+    wanted = wanted or list(tokens)
+    if strange := [code for code in wanted if code not in tokens]:
+        key = "languages" if language == "auto" else "language"
+        raise ConfigError(
+            f"[decoder] {key}: expected languages of model {bundle.name} "
+            f"({', '.join(list(tokens)[:8])}{' ...' if len(tokens) > 8 else ''}), found "
+            f"{strange[0]!r}"
+        )
+    if not on_cpu:
+        raise ConfigError(
+            f"[decoder] language: expected the model's own ({bundle.language}) where [decoder] "
+            "backend is hailo, found another; backend = cpu, which is faster"
+        )
+    first = bundle.language if bundle.language in wanted else wanted[0]
+    return Languages({code: tokens[code] for code in wanted}), first
