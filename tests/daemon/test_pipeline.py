@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rigs.nats import NatsServer
+from rigs.needs import needs_nats
 from rigs.recordings import sentences
 from rigs.sources import FakeSource, silence
 from rigs.systemd import Systemd
@@ -28,6 +30,7 @@ from rigs.wyoming import Talk, free_port, sound_of
 from appliance.config import (
     ApplianceSettings,
     CaptureSettings,
+    FleetSettings,
     MqttSettings,
     Settings,
     SpoolSettings,
@@ -545,3 +548,71 @@ def test_a_server_that_is_away_holds_no_stop_up(tmp_path: Path) -> None:
     pipeline.stop()
     assert not any(one.is_alive() for one in pipeline._stages)
     assert pipeline._backlog.lost() == 3  # without a spool; with one the next start finds them
+
+
+def deaf(rig: Rig, **sections: Any) -> Settings:
+    """Of a machine without a microphone."""
+    capture = CaptureSettings(device="none")
+    return replace(rig.settings, capture=capture, mqtt=MqttSettings(enabled=False), **sections)
+
+
+def test_a_machine_without_a_microphone_opens_none_and_says_so(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.gates["capture"].shut()
+    pipeline = rig.pipeline(deaf(rig))
+    pipeline.start()
+    try:
+        state = pipeline.state()
+        assert (state.status, state.reasons, state.listens) == ("running", (), False)
+        assert (state.microphone, state.microphone_online) == ("none", False)
+        assert service.status(pipeline).startswith("serving, without a microphone, 0 transcripts")
+        pipeline.mute.set(True)
+        until(lambda: pipeline.state().status == "muted")
+        pipeline.mute.set(False)
+        until(lambda: pipeline.state().status == "running")
+        moved_s = stage(pipeline, "capture")._moved_s
+        until(lambda: stage(pipeline, "capture")._moved_s > moved_s)
+    finally:
+        pipeline.stop()
+    assert not rig.gates["capture"].reached.is_set()
+    pipeline.check()
+
+
+@needs_nats
+def test_a_brain_transcribes_for_an_ear_and_both_say_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "ear").mkdir()
+    with NatsServer() as server:
+        fleet = FleetSettings(role="brain", server=(server.url,))
+        rig = Rig(tmp_path)
+        fakes: dict[str, Any] = {"transcriber": lambda _: FakeTranscriber(), "idle_s": 0.05}
+        brain = Pipeline(deaf(rig, fleet=fleet), **fakes)
+        brain.start()
+        heard = Rig(tmp_path / "ear", [iter([FRAME])])
+        ear_settings = replace(
+            heard.settings,
+            appliance=ApplianceSettings(node=f"ear_{os.getpid()}"),
+            mqtt=MqttSettings(enabled=False),
+            fleet=replace(fleet, role="ear"),
+        )
+        segmenter: dict[str, Any] = {
+            "source": heard.source,
+            "segmenter": lambda *_: heard.segmenter,
+        }
+        ear = Pipeline(ear_settings, **segmenter, idle_s=0.05)
+        ear.start()
+        try:
+            until(lambda: ear.health.counters().get("transcripts") == 1)
+            assert brain.state().fleet == ("brain", server.url)
+            assert (ear.state().fleet, ear.state().encoder) == (("ear", server.url), "fleet")
+            assert (ear.state().model, ear.state().reasons) == ("fake", ())
+            counted = (ear.stats().counters["fleet_sent"], len(ear.stats().round_trips_ms))
+            assert counted == (1, 1)
+            assert brain.stats().counters["fleet_done"] == 1
+            server.kill()
+            until(lambda: any("no server" in reason for reason in brain.state().reasons))
+            assert brain.state().fleet == ("brain", "")
+        finally:
+            ear.stop()
+            brain.stop()
+        for pipeline in (ear, brain):
+            pipeline.check()
