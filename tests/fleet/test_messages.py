@@ -56,7 +56,9 @@ def test_half_a_minute_of_noise_is_taken_by_a_server_that_takes_a_megabyte() -> 
 
 def test_an_answer_carries_all_that_an_ear_makes_of_a_text() -> None:
     phrase = Phrase("turn on the light", "lights", {"room": "kitchen", "percent": 40}, 0.9)
-    heard = replace(HEARD, phrase=phrase, finished=True, model="base", flags=("token_limit",))
+    flags = ("token_limit", "corrected")
+    heard = replace(HEARD, phrase=phrase, finished=True, model="base", flags=flags)
+    heard = replace(heard, language="de", language_probability=0.8)
     gates = {"no_speech_sure": 0.9, "no_speech_lone": -1.0, "low_confidence": 0.5}
     packed = messages.pack_answer(Answer("w", 2, "pi5", heard), gates)
     found = read_answer(packed)
