@@ -56,6 +56,10 @@ UNIT_TEXT = """\
 [Service]
 ExecStart=
 ExecStart={program} -c {config}
+# Debian's ask /bin/kill, which a small system has not
+ExecStop=
+ExecReload=
+ExecReload={program} --signal reload=$MAINPID
 Restart=always
 RestartSec=2
 RuntimeDirectory={runtime}
@@ -70,7 +74,6 @@ ProtectSystem=strict
 ProtectHome=yes
 PrivateDevices=yes
 """
-NOT_WRITABLE = "cannot be written: {}; run this with sudo, where that is not it see the disk"
 
 
 def add_fleet(
@@ -228,7 +231,7 @@ def _join(
 
     Raises RoomscribeError.
     """
-    from appliance.fleet import make_folder
+    from appliance.fleet import make_folder, unwritable
 
     folder = file.absolute().parent / FOLDER
     changes: dict[str, Any] = {
@@ -266,7 +269,7 @@ def _join(
             shutil.chown(folder / CREDENTIAL, USER, USER)
         _replace(file, after)
     except OSError as error:
-        raise StoreError(f"{file.parent}: {NOT_WRITABLE.format(error.strerror)}") from error
+        raise unwritable(file.parent, error) from error
     print(_reload(options, config.parse(after, str(file)), file))
     return 0
 
@@ -510,7 +513,7 @@ def _a(role: str) -> str:
 
 def _start(engine: Engine, folder: Path, file: Path, *, anew: bool) -> str:
     """Has nats-server run with its files; what was done. Raises StoreError."""
-    from appliance.fleet import CONFIG, make_folder, program
+    from appliance.fleet import CONFIG, make_folder, program, unwritable
 
     if not _has_systemd(file):
         return (
@@ -530,7 +533,7 @@ def _start(engine: Engine, folder: Path, file: Path, *, anew: bool) -> str:
             write_whole(DROP_IN, text, 0o644)
             anew = True
     except OSError as error:
-        raise StoreError(f"{DROP_IN}: {NOT_WRITABLE.format(error.strerror)}") from error
+        raise unwritable(DROP_IN, error) from error
     if anew:
         _systemctl("daemon-reload")
         _systemctl("enable", SERVER_UNIT)
@@ -578,7 +581,7 @@ def _runtime(file: Path, engine: Engine) -> Path:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Only one run at a time changes the server. Raises StoreError."""
-    from appliance.fleet import make_folder
+    from appliance.fleet import make_folder, unwritable
 
     try:
         make_folder(folder)
@@ -589,7 +592,7 @@ def _alone(folder: Path) -> Iterator[None]:
             "wait for it"
         ) from None
     except OSError as error:
-        raise StoreError(f"{folder}: {NOT_WRITABLE.format(error.strerror)}") from error
+        raise unwritable(folder, error) from error
     with held:
         yield
 

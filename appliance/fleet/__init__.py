@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         make_folder as make_folder,
         program as program,
         server_of as server_of,
+        unwritable as unwritable,
     )
     from appliance.fleet.link import Link as Link
     from appliance.fleet.probe import Probe as Probe

@@ -244,10 +244,7 @@ class Engine:
                             shutil.chown(draft, "root", "nats")
                             draft.chmod(0o640)
         except OSError as error:
-            raise StoreError(
-                f"{folder}: cannot be written: {error.strerror}; nothing was changed: run this "
-                "with sudo, where that is not it see the disk"
-            ) from error
+            raise unwritable(folder, error) from error
         return anew
 
     def _check(self, files: Mapping[str, str], folder: Path) -> None:
@@ -316,6 +313,12 @@ def make_folder(folder: Path) -> None:
     """A folder that nats-server may enter, not being root, whatever the umask. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
+
+
+def unwritable(place: Path, error: OSError) -> StoreError:
+    """Why nothing can be written there, and what to do; a later run does what is left."""
+    cure = "run this with sudo" if isinstance(error, PermissionError) else "see its disk, try again"
+    return StoreError(f"{place}: cannot be written: {error.strerror}; {cure}")
 
 
 def server_of(text: str) -> Engine:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rigs import engine as rig
 from rigs.certificates import Authority
+from rigs.disks import mounted
 from rigs.engine import engine_of, served, settings_for
 from rigs.waiting import until
 from rigs.wyoming import free_port
@@ -216,6 +217,23 @@ def test_what_nats_server_refuses_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"nats-server refuses its configuration: .*; nothing was"):
         broken.write(tmp_path / "s", tmp_path / "js")
     assert {file.name: file.read_bytes() for file in (tmp_path / "s").iterdir()} == before
+
+
+def test_a_full_disk_leaves_the_server_as_it_was(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "48k") as disk:
+        engine = engine_of(kitchen="ear")
+        engine.write(disk / "s", tmp_path / "js")
+        before = {file.name: file.read_bytes() for file in (disk / "s").iterdir()}
+        with pytest.raises(OSError, match="No space"), (disk / "rest").open("wb") as rest:
+            while True:
+                rest.write(bytes(4096))
+                rest.flush()
+        many = replace(engine, port=free_port())
+        for number in range(40):
+            many = many.invite(f"room{number}", "ear")
+        with pytest.raises(StoreError, match="cannot be written: No space left on device; see its"):
+            many.write(disk / "s", tmp_path / "js")
+        assert {file.name: file.read_bytes() for file in (disk / "s").iterdir()} == before
 
 
 def test_secrets_are_for_the_owner_and_the_server_alone(tmp_path: Path) -> None:
