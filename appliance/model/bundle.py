@@ -365,9 +365,12 @@ def find_bundle(path_or_name: str | Path) -> Path:
         return folder
     if path_or_name in installed:
         return installed[path_or_name]
+    cure = "name one of these, or roomscribe model add tiny"
+    if path_or_name == BUILT_IN:
+        cure = "`sudo apt install roomscribe` brings it (roomscribe-ear comes without)"
     raise MissingModelError(
         f"model bundle {path_or_name!r}: expected it in {', '.join(map(str, _places()))}, found "
-        f"there: {', '.join(installed) or 'none'}; name one of these, or roomscribe model add tiny"
+        f"there: {', '.join(installed) or 'none'}; {cure}"
     )
 
 
