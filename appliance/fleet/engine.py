@@ -350,7 +350,7 @@ def rights(node: str, role: str) -> tuple[list[str], list[str]]:
             "roomscribe.answer.*",
             "$JS.API.INFO",
             "$JS.API.STREAM.NAMES",
-            *(f"$JS.API.STREAM.{what}.{STREAM}" for what in ("CREATE", "UPDATE")),
+            *(f"$JS.API.STREAM.{what}.{STREAM}" for what in ("CREATE", "UPDATE", "DELETE")),
             *(f"$JS.API.CONSUMER.{what}.{STREAM}.>" for what in ("CREATE", "DELETE", "MSG.NEXT")),
             f"$JS.API.CONSUMER.DURABLE.CREATE.{STREAM}.*",
             f"$JS.API.CONSUMER.CREATE.{STREAM}",
