@@ -45,8 +45,9 @@ SERVER_UNIT, UNIT = "nats-server.service", "roomscribe.service"
 DROP_IN = Path("/etc/systemd/system/nats-server.service.d/roomscribe.conf")
 THEIRS = Path("/etc/nats-server.conf")
 """What Debian's unit reads otherwise."""
-RUNTIME = "roomscribe-nats"
-"""Its folder in memory, below /run."""
+PLACE = "roomscribe-nats"
+"""Its folder: below /run, in memory; of a cluster's server below /var/lib, since one that has
+forgotten which queues there are makes the others forget them (tried with nats-server 2.9.10)."""
 USER = "roomscribe"
 START_S = 10.0
 """So long nats-server may take until it lets us in."""
@@ -62,8 +63,7 @@ ExecReload=
 ExecReload={program} --signal reload=$MAINPID
 Restart=always
 RestartSec=2
-RuntimeDirectory={runtime}
-RuntimeDirectoryPreserve=restart
+{folder}Directory={name}
 # what was said waits in memory: no core file has it, and it is never swapped out
 LimitCORE=0
 MemoryMax={most}M
@@ -343,7 +343,7 @@ def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
         if not options.code and role != "none" and not _second(engine):
             engine = engine.invite(node, role)
         engine = engine.certified()
-        anew = engine.write(folder, _runtime(file, engine))
+        anew = engine.write(folder, _place(file, engine))
         started = _start(engine, folder, file, anew=anew)
     where = engine.cluster or engine.names
     print(f"the server: {', '.join(where)}, port {engine.port}; its files are in {folder}")
@@ -491,7 +491,7 @@ def invite_boxes(options: argparse.Namespace, settings: Settings) -> int:
         for node in options.nodes:
             role = options.role or (engine.boxes[node].role if node in engine.boxes else "ear")
             engine = engine.remove(node) if options.remove else engine.invite(node, role)
-        anew = engine.write(folder, _runtime(file, engine))
+        anew = engine.write(folder, _place(file, engine))
         told = _start(engine, folder, file, anew=anew)
     if not _has_systemd(file):
         print(told)
@@ -523,7 +523,8 @@ def _start(engine: Engine, folder: Path, file: Path, *, anew: bool) -> str:
     text = UNIT_TEXT.format(
         program=program(),
         config=folder / CONFIG,
-        runtime=RUNTIME,
+        folder="State" if engine.cluster else "Runtime",
+        name=PLACE,
         most=2 * engine.memory_mb + 192,
         soft=engine.memory_mb + 96,
     )
@@ -571,11 +572,13 @@ def _require_ours(file: Path) -> None:
         )
 
 
-def _runtime(file: Path, engine: Engine) -> Path:
-    """Where nats-server may make its folders: in memory."""
+def _place(file: Path, engine: Engine) -> Path:
+    """Where nats-server may make its folders."""
     if _has_systemd(file):
-        return Path("/run") / RUNTIME
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/dev/shm") / f"{RUNTIME}-{engine.port}"
+        return Path("/var/lib" if engine.cluster else "/run") / PLACE
+    if engine.cluster:
+        return file.absolute().parent / FOLDER / "queues"
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/dev/shm") / f"{PLACE}-{engine.port}"
 
 
 @contextmanager

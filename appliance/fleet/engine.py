@@ -210,18 +210,18 @@ class Engine:
         """The code with which this server's machine is set up."""
         return _packed({"engine": self._state()})
 
-    def files(self, folder: Path, runtime: Path) -> dict[str, str]:
-        """nats-server's own files by name; `runtime` is where it may make folders, in memory."""
+    def files(self, folder: Path, place: Path) -> dict[str, str]:
+        """nats-server's own files by name; `place` is where it may make folders."""
         files = {
             AUTHORITY: self.authority,
             CERTIFICATE: self.certificate,
             KEY: self.key,
             BOXES: _users(self.boxes),
-            CONFIG: self._config(folder, runtime),
+            CONFIG: self._config(folder, place),
         }
         return {name: text for name, text in files.items() if text}
 
-    def write(self, folder: Path, runtime: Path) -> bool:
+    def write(self, folder: Path, place: Path) -> bool:
         """Writes all files, those that nats-server reads after it has found them to be right.
 
         True when it has to start anew, False when reading its boxes again will do. Raises
@@ -229,7 +229,7 @@ class Engine:
         """
         try:
             make_folder(folder)
-            files = self.files(folder, runtime)
+            files = self.files(folder, place)
             self._check(files, folder)
             write_whole(folder / STATE, json.dumps(self._state(), indent=1), 0o600)
             anew = False
@@ -267,7 +267,7 @@ class Engine:
     def _state(self) -> dict[str, Any]:
         return asdict(self)
 
-    def _config(self, folder: Path, runtime: Path) -> str:
+    def _config(self, folder: Path, place: Path) -> str:
         """`nats.conf`. Nothing is traced: a trace would show what was said."""
         here = {name: json.dumps(str(folder / name)) for name in (CERTIFICATE, KEY, AUTHORITY)}
         most = self.memory_mb << 20
@@ -281,8 +281,8 @@ class Engine:
             "max_pending: 8388608",
             'ping_interval: "30s"',
             f"tls {{ cert_file: {here[CERTIFICATE]}, key_file: {here[KEY]}, timeout: 5 }}",
-            "# sound waits in memory alone; what is on the store_dir is a stream's name and sizes",
-            f"jetstream {{ store_dir: {json.dumps(str(runtime))}, max_memory_store: {most}, "
+            "# sound waits in memory alone; in the store_dir are names of queues, and who leads",
+            f"jetstream {{ store_dir: {json.dumps(str(place))}, max_memory_store: {most}, "
             "max_file_store: 0 }",
             "accounts {",
             f"  {STREAM} {{",

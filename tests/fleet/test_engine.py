@@ -164,8 +164,14 @@ def test_three_servers_are_one_and_each_may_fail(tmp_path: Path) -> None:
                 return False
 
         until(lambda: stands(3), 30)
+        said = b"nobody reads this on a disk" * 100
+        with Probe(settings_for(first, "kitchen", tmp_path), "kitchen") as ear:
+            ear._ask(lambda: ear._client().jetstream().publish(ear_subject(), said), 5.0)
         servers[0].kill()
         until(lambda: stands(3), 30)
+        kept = [one for one in tmp_path.rglob("*") if one.is_file()]
+        assert any("_meta_" in str(one) for one in kept)
+        assert not [one for one in kept if said[:27] in one.read_bytes()]
         with Probe(chosen, "attic") as probe:
             assert probe.address != f"tls://127.0.0.1:{first.port}"
 
