@@ -192,10 +192,10 @@ class House:
         room = Room(self, node, "brain", servers, environment=environment, **sections)
         return self._opened.enter_context(room)
 
-    def serving(self, bus: Bus, *brains: Room) -> bool:
-        """Waits until these brains answer."""
+    def serving(self, bus: Bus, *brains: Room, within_s: float = 0.3) -> bool:
+        """Waits until these brains answer, each time within so long."""
         wanted = {one.node for one in brains}
-        return holds(lambda: wanted <= set(bus.brains()), READY_S)
+        return holds(lambda: wanted <= set(bus.brains(within_s)), READY_S)
 
     def __enter__(self) -> Self:
         self.broker = self._opened.enter_context(Broker())
