@@ -266,7 +266,8 @@ def _join(
             write_whole(folder / TRUSTED, code.authority, 0o644)
         write_whole(folder / CREDENTIAL, secret, 0o600)
         with suppress(LookupError, PermissionError):
-            shutil.chown(folder / CREDENTIAL, USER, USER)
+            if file == DEFAULT_PATH:
+                shutil.chown(folder / CREDENTIAL, USER, USER)
         _replace(file, after)
     except OSError as error:
         raise unwritable(file.parent, error) from error
@@ -395,7 +396,8 @@ def _wanted(options: argparse.Namespace, before: Engine | None) -> Engine:
         )
     names = _hosts("--name", options.name) if options.name else before.names if before else ()
     hosts = cluster if cluster is not None else before.cluster if before else ()
-    names = names or tuple(one for one in hosts if one in _own_names()) or _own_names()
+    ours = (*_own_names(), socket.gethostname())
+    names = names or tuple(one for one in hosts if one in ours) or _own_names()
     if not names or (hosts and not set(names) & set(hosts)):
         raise ConfigError(
             "--name: expected which of "
