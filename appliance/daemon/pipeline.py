@@ -470,6 +470,10 @@ class Pipeline:
             request = Request(window, answer, ahead=ahead)
             return request if self.ask(request) else None
 
+        def tell(trouble: str | None) -> None:
+            if self.health.trouble("fleet", trouble) and trouble:
+                log.warning("%s", trouble)
+
         link = Link(self._settings.fleet, node)
         Brain(
             link,
@@ -478,7 +482,7 @@ class Pipeline:
             ask=ask,
             waiting=lambda: len(self._backlog),
             count=self.health.count,
-            trouble=functools.partial(self.health.trouble, "fleet"),
+            trouble=tell,
             clustered=len(self._settings.fleet.server) > 1,
         )
         opened.callback(link.close)

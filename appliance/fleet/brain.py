@@ -63,7 +63,7 @@ DELIVERIES = 3
 """Twice a window is transcribed; with the third delivery its ear is told that nobody can."""
 WAITING, WAITING_S = 4, 60.0
 """So many windows of one ear wait at most, and so long."""
-PULL_S = 10.0
+PULL_S = 5.0
 """Between two requests for a window while none comes."""
 QUIET_S = 0.05
 """Between two looks at whether our own room has windows, and at whether more can be asked for."""
@@ -73,7 +73,8 @@ REMEMBERED = 32
 """Texts that are kept for an ear that asks again."""
 REPLICAS = 3
 """Of the stream, where the server is one of a cluster."""
-API_S = 5.0
+API_S = 1.5
+"""Nobody answers while a cluster elects a leader: asked again soon."""
 CUT_MS = 20
 """So long a stretch is judged when a window is cut."""
 
@@ -104,14 +105,18 @@ class Brain:
         count: Callable[[str], object],
         trouble: Callable[[str | None], object],
         clustered: bool = False,
+        pull_s: float = PULL_S,
     ) -> None:
         """Before the link is started. `waiting` says how many windows of our own room do. `count`
         is told of fleet_done, fleet_redone and fleet_refused; `trouble` why nobody is served."""
         self._link, self._model, self._ask = link, model, ask
         self._recommended = {name: getattr(gates, name) for name in RECOMMENDED}
         self._waiting, self._count, self._trouble = waiting, count, trouble
+        self._pull_s = pull_s
         self._replicas = REPLICAS if clustered else 1
         self._busy, self._done = False, 0
+        self._suspected: set[str] = set()
+        """Consumers that gave nothing though windows wait, when that was looked into last."""
         self._recent: OrderedDict[tuple[str, str], Transcription] = OrderedDict()
         """By ear and window: one that knows another's ids does not get its texts."""
         link.add(self._serve)
@@ -126,8 +131,11 @@ class Brain:
             while True:
                 while self._waiting():
                     await asyncio.sleep(QUIET_S)
-                for message in await _next(client, consumers):
+                messages = await _next(client, consumers, self._pull_s)
+                for message in messages:
                     await self._do(client, message)
+                if not messages:
+                    await self._mend(client, consumers)
         finally:
             with suppress(Exception):
                 await heard.unsubscribe()
@@ -180,6 +188,25 @@ class Brain:
                 "(`roomscribe fleet check`)"
             ) from error
         return [consumer(name) for name in names]
+
+    async def _mend(self, client: Client, consumers: list[str]) -> None:
+        """Makes a consumer anew that gives nothing though windows wait: one of a cluster that lost
+        several servers in turn has counted further than what is left. Raises ServerError."""
+        from nats.errors import Error
+
+        server = client.jetstream(timeout=API_S)
+        try:
+            for name in consumers:
+                if name in self._suspected and await _is_stuck(server, name):
+                    log.warning("the consumer %s gives none of the windows that wait: anew", name)
+                    await server.delete_consumer(STREAM, name)
+                    raise ServerError(f"brain lost: the fleet's consumer {name} is made anew")
+            self._suspected = {name for name in consumers if await _is_stuck(server, name)}
+        except Error as error:
+            said = shorten(str(error) or type(error).__name__, 120)
+            raise ServerError(
+                f"brain lost: the fleet's server tells nothing of its stream: {said}"
+            ) from error
 
     async def _adjust(self, server: Any, stream: Any) -> None:
         """Makes the stream what it should be, as far as the server lets it."""
@@ -322,7 +349,17 @@ class Brain:
         )
 
 
-async def _next(client: Client, consumers: list[str]) -> list[Msg]:
+async def _is_stuck(server: Any, name: str) -> bool:
+    """True when no window is with anybody, and there are some. Raises nats.errors.Error."""
+    found = await server.consumer_info(STREAM, name)
+    wanted = found.config.filter_subject
+    state = (await server.stream_info(STREAM, subjects_filter=wanted)).state
+    waiting = sum((state.subjects or {}).values())
+    gone_by = found.delivered.stream_seq > state.last_seq
+    return bool(waiting) and (gone_by or not found.num_ack_pending)
+
+
+async def _next(client: Client, consumers: list[str], within_s: float) -> list[Msg]:
     """The next window of any consumer: mostly one, two where two came at once; none after a while.
 
     Raises ServerError when there is no such stream or consumer any more.
@@ -330,12 +367,12 @@ async def _next(client: Client, consumers: list[str]) -> list[Msg]:
     from nats.errors import TimeoutError as NothingError
 
     heard: Subscription = await client.subscribe(inbox := client.new_inbox())
-    wanted = b'{"batch":1,"expires":%d}' % int(PULL_S * 1e9)
+    wanted = b'{"batch":1,"expires":%d}' % int(within_s * 1e9)
     found: list[Msg] = []
     try:
         for name in consumers:
             await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{name}", wanted, reply=inbox)
-        ends_s = time.monotonic() + PULL_S
+        ends_s = time.monotonic() + within_s
         with suppress(NothingError):
             while not found and (left_s := ends_s - time.monotonic()) > 0:
                 _keep(await heard.next_msg(timeout=left_s), found)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import socket
 import ssl
 import stat
@@ -106,10 +107,16 @@ class Link:
     """
 
     def __init__(
-        self, settings: FleetSettings, node: str, *, look_up: LookUp = socket.getaddrinfo
+        self,
+        settings: FleetSettings,
+        node: str,
+        *,
+        look_up: LookUp = socket.getaddrinfo,
+        connect_s: float = CONNECT_S,
     ) -> None:
         """Reads credential and authority; raises ConfigError. Does not connect. `look_up` finds
         the addresses of a name."""
+        self._connect_s = connect_s
         self._options = options(settings, node)
         self.node: str = self._options["name"]
         self.trouble: str | None = "the fleet's server was not asked yet"
@@ -120,7 +127,8 @@ class Link:
         """Called, in the link's thread, with what the server says we have no right to."""
         self.changed: Callable[[str | None], object] = lambda _: None
         """Called, in the link's thread, with a new `trouble`."""
-        self._servers = list(settings.server)
+        self._servers = random.sample(settings.server, len(settings.server))
+        """In an order of our own: not every box is to be at the first one."""
         self._workers: list[Callable[[Client], Coroutine[Any, Any, None]]] = []
         self._loop = _Loop(look_up)
         self._closing = asyncio.Event()
@@ -281,7 +289,7 @@ class Link:
             # TLS is not told
             chosen["password"] = lambda: _only_over_tls(client, password)
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(self._connect_s):
                 await client.connect(
                     server,
                     error_cb=on_error,
@@ -304,13 +312,11 @@ class Link:
         return client, errors
 
     def _note(self, trouble: str | None) -> None:
-        """Logs what is news."""
+        """Tells what is news."""
         if trouble != self.trouble:
             self.trouble = trouble
             self.changed(trouble)
-            if trouble:
-                log.warning("%s", trouble)
-            else:
+            if not trouble:
                 log.info("connected to the fleet's server %s", self.server)
 
 
@@ -368,7 +374,7 @@ def _explain(server: str, error: Exception) -> str:
     if isinstance(error, ServerError):
         return said
     if isinstance(error, TimeoutError):
-        said = f"no answer within {CONNECT_S:g} s"
+        said = "no answer in time"
     elif isinstance(error, ConnectionRefusedError):
         said = "nothing listens there"
     elif isinstance(error, ConnectionResetError) or "eof" in low or "stale connection" in low:

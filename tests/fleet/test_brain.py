@@ -19,7 +19,7 @@ from rigs.transcriber import HEARD
 from rigs.waiting import until
 from rigs.windows import a_window
 
-from appliance.fleet.messages import Job, pack_window
+from appliance.fleet.messages import STREAM, Job, pack_window
 from appliance.records import Window
 
 pytestmark = needs_nats
@@ -35,7 +35,7 @@ def server() -> Iterator[NatsServer]:
 @pytest.fixture
 def brain(server: NatsServer) -> Iterator[FakeBrain]:
     with FakeBrain(server.url) as running:
-        until(lambda: server.stream().get("consumer_detail"))
+        running.settle()
         yield running
 
 
@@ -81,20 +81,20 @@ def test_a_window_is_done_once_and_gone(server: NatsServer, brain: FakeBrain, bu
     assert found["transcription"]["gates"]["low_confidence"] == 0.3
     until(lambda: server.stream()["state"]["messages"] == 0)
     assert brain.counts == {"fleet_done": 1}
-    seen = bus.brains()["pi5"]
+    seen = bus.brains(2.0)["pi5"]
     assert (seen["model"], seen["done"], seen["busy"], seen["window_s"]) == ("fake", 1, False, 10.0)
 
 
-def test_while_its_own_room_speaks_it_takes_none(brain: FakeBrain, bus: Bus) -> None:
+def test_while_its_own_room_speaks_it_takes_none(server: NatsServer, bus: Bus) -> None:
+    brain = FakeBrain(server.url)
     brain.waiting = 2
-    send(bus, a_window())
-    until(lambda: bus.heard)  # the request that was under way
-    send(bus, a_window())
-    time.sleep(0.3)
-    assert len(bus.heard) == 1
-    assert bus.brains()["pi5"]["queue"] == 2
-    brain.waiting = 0
-    until(lambda: len(bus.heard) == 2)
+    with brain:
+        until(lambda: bus.brains().get("pi5", {}).get("queue") == 2)
+        send(bus, a_window())
+        time.sleep(0.3)
+        assert bus.heard == []
+        brain.waiting = 0
+        until(lambda: bus.heard)
 
 
 def test_of_two_brains_each_has_one_window_at_a_time(
@@ -244,3 +244,28 @@ def test_a_window_longer_than_its_model_takes_is_made_in_parts(brain: FakeBrain,
     found = answers(bus)[0]["transcription"]
     assert (found["text"], found["confidence"]) == ("turn on the light", 0.5)
     assert len(found["tokens"]) == 2 * len(HEARD.tokens)
+
+
+def test_a_consumer_that_gives_nothing_though_windows_wait_is_made_anew(
+    server: NatsServer, bus: Bus
+) -> None:
+    """As in a cluster whose servers were lost in turn: the consumer takes the window for done."""
+    brain = FakeBrain(server.url)
+    brain.pull_s, brain.waiting = 0.3, 1  # it asks for nothing yet
+
+    async def deliver_to_nobody() -> None:
+        stream = bus.client.jetstream()
+        config = (await stream.consumer_info(STREAM, "brains-any")).config
+        await stream.delete_consumer(STREAM, "brains-any")
+        await stream.add_consumer(STREAM, config.evolve(max_deliver=1, ack_wait=0.1))
+        nobody = await stream.pull_subscribe_bind("brains-any", STREAM)
+        await nobody.fetch(1, timeout=5)
+
+    with brain:
+        until(lambda: server.stream().get("consumer_detail"))
+        send(bus, a_window())
+        bus.run(deliver_to_nobody())
+        brain.waiting = 0
+        until(lambda: bus.heard, 25.0)
+    assert brain.counts == {"fleet_done": 1}
+    assert server.stream()["state"]["messages"] == 0

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Self, cast
 
+from rigs.fleet import Bus
 from rigs.transcriber import HEARD
+from rigs.waiting import until
 
 from appliance.config import FleetSettings, GateSettings
 from appliance.fleet.brain import Brain
@@ -41,6 +43,7 @@ class FakeBrain:
         self.took_s = 0.0
         self.waiting = 0
         """Windows of its own room."""
+        self.pull_s = 5.0
         self.free = True
         """False: it takes no more requests."""
         self.windows: list[Window] = []
@@ -65,8 +68,14 @@ class FakeBrain:
             count=lambda name: self.counts.update([name]),
             trouble=self.troubles.append,
             clustered=len(self.settings.server) > 1,
+            pull_s=self.pull_s,
         )
         self.link.start()
+
+    def settle(self) -> None:
+        """Waits until it answers who asks for brains."""
+        with Bus(*self.settings.server) as bus:
+            until(lambda: self.node in bus.brains())
 
     def stop(self) -> None:
         """As a daemon that ends in order."""
