@@ -86,8 +86,10 @@ class Request:
     answer: Callable[[Transcription | Exception], None]
     """Called once, by the encoder's or the transcriber's thread, with the transcription or with why
     there is none; not at all when it is not wanted any more. Should not take long."""
+    names: tuple[str, ...] = ()
+    """Words that are likely in it, beside the home's."""
     idle: bool = False
-    """True when all other requests go first."""
+    """True when all other requests go first, as for what is being said here."""
     ahead: bool = False
     """True when it is asked, too, whether the text is a whole sentence."""
     wanted: bool = True

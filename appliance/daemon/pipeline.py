@@ -436,8 +436,8 @@ class Pipeline:
         async def announce(port: int) -> None:
             await advertise(f"roomscribe-{node}"[:63], port, self._tell_announced)
 
-        def ask(window: Window, answer: Answer) -> Request | None:
-            request = Request(window, answer)
+        def ask(window: Window, answer: Answer, names: tuple[str, ...]) -> Request | None:
+            request = Request(window, answer, names=names)
             return request if self.ask(request) else None
 
         def keep(window: Window, result: Transcription, queue_ms: float) -> None:

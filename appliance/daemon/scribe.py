@@ -141,7 +141,8 @@ class Scribe:
             self._health.count("partials")
         try:
             encoded = self._transcriber.encode(request.window)
-            request.encoded = replace(encoded, ahead=True) if request.ahead else encoded
+            room = "" if request.idle else None
+            request.encoded = replace(encoded, ahead=request.ahead, names=request.names, room=room)
         except Exception as error:
             _answer(request, error)
         return request.encoded is not None

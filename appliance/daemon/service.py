@@ -238,6 +238,9 @@ def _read_again(
         if renewed.phrases.file not in ("", "bundle"):
             log.info("starting again with the sentences of %s", renewed.phrases.file)
             return renewed
+        if renewed.vocabulary.file:
+            log.info("starting again with the words of %s", renewed.vocabulary.file)
+            return renewed
         log.info("the configuration is the one in use")
     notify("READY=1")
     return None

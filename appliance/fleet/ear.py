@@ -423,7 +423,7 @@ class EarTranscriber(RemoteTranscriber[Presence, Transcription]):
         self.ear, self.link = Ear(link, settings.fleet), link
         link.start()
         encoder = EarEncoder(self.ear, link, settings, local.encoder if local else None)
-        super().__init__(encoder, local, settings.gates)
+        super().__init__(encoder, local, settings.gates, settings.vocabulary.replace)
 
     @property
     def bundle(self) -> Model:

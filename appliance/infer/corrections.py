@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+
+from appliance.records import Transcription
 
 
 class Corrections:
@@ -19,6 +22,13 @@ class Corrections:
     def on(self, text: str) -> str:
         """The text corrected; what was written in capitals, or with one in front, is again."""
         return self._pattern.sub(self._written, text) if self._pattern else text
+
+    def applied(self, heard: Transcription) -> Transcription:
+        """The transcription corrected, and flagged where that changed it."""
+        text = self.on(heard.text)
+        if text == heard.text:
+            return heard
+        return replace(heard, text=text, flags=(*heard.flags, "corrected"))
 
     def _written(self, match: re.Match[str]) -> str:
         found = match[0]

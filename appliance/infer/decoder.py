@@ -2,6 +2,8 @@
 
 The loop is the same for the network on the CPU and for the one on a Hailo. A column is where a
 token stands among the logits.
+
+Over 500 lines because what looks at a text again needs the loop's own steps and offers.
 """
 
 from __future__ import annotations
@@ -185,13 +187,12 @@ class Decoder:
         drafts = self._drafts if network is self._network and temperature == 0.0 else None
         rng = np.random.Generator(np.random.PCG64(SEED))
         network.begin(states, self.rules.positions)
-        asked = self._start, len(self.prompt) - 1
-        step, row = network.advance(self.prompt, asked, (0,)), 1
+        step, row = self._begin(network), 1
         no_speech_prob = self._no_speech_prob(step)
         language, probability = self._spoken(step, language)
         if self._speak(language):
             self._network.rewind(0)
-            step = network.advance(self.prompt, asked, (0,))
+            step = self._begin(network)
         prompt = self.prompt
         columns: list[int] = []
         tokens: list[int] = []
@@ -236,13 +237,16 @@ class Decoder:
                 break
             known += 1
         self._cache, found = Cache(tokens=written), list[float]()
+        following = (*written[1:], self._bundle.tokens.end_of_text)
+        if known < len(self.prompt):
+            known = len(self.prompt)
+            self._network.rewind(0)
+            step = self._begin(self._network)
+            found += [self._logprob(step, 1, following[first], first=True)] * (begin == 0)
         while known < len(written):
-            ahead = written[known : known + AHEAD]
-            step = self._steps(known, ahead)
+            step = self._steps(known, ahead := written[known : known + AHEAD])
             for row in range(max(0, first - known), len(ahead)):
-                at = known + row + 1
-                token = written[at] if at < len(written) else self._bundle.tokens.end_of_text
-                found.append(self._logprob(step, row, token, first=at == len(self.prompt)))
+                found.append(self._logprob(step, row, following[known + row]))
             known += len(ahead)
         return tuple(found)
 
@@ -257,7 +261,11 @@ class Decoder:
         ahead = (*tokens, *[tokens[-1]] * behind)
         return network.advance(ahead, range(len(ahead)))
 
-    def _logprob(self, step: Step, row: int, token: int, *, first: bool) -> float:
+    def _begin(self, network: StepNetwork) -> Step:
+        """The steps of start-of-transcript and of the prompt's last token."""
+        return network.advance(self.prompt, (self._start, len(self.prompt) - 1), (0,))
+
+    def _logprob(self, step: Step, row: int, token: int, *, first: bool = False) -> float:
         """Of a token that may be written."""
         offer = self._offer(step, row, () if first else (0,), everything=True)
         column = int(self._columns_of([token])[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from appliance.config import GateSettings
 from appliance.errors import DeviceError, RefusedError, ServerError
+from appliance.infer.corrections import Corrections
 from appliance.infer.encoder import Unit
 from appliance.infer.errand import Errand
 from appliance.infer.transcriber import Encoded, Model, Transcriber
@@ -235,7 +236,10 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
         encoder: RemoteEncoder[Facts, Reply],
         local: Transcriber | None,
         gates: GateSettings,
+        corrections: Mapping[str, str] | None = None,
     ) -> None:
+        """`corrections` are what is to be written for what is always misheard."""
+        self._corrections = Corrections(corrections or {})
         self.encoder, self._local, self.gates = encoder, local, gates
         self.trouble = local.trouble if local else ""
         self.in_process = local is not None
@@ -277,7 +281,7 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
             if not self._local:
                 raise
             return self._local.encode(window)
-        told = self.transcription(window, reply)
+        told = self._corrections.applied(self.transcription(window, reply))
         return Answered(
             NO_STATES, window.duration_s, told.encoder, told.encode_ms, transcription=told
         )

@@ -280,14 +280,9 @@ class Transcriber:
         self.close()
 
     def _describe(self, decoded: Decoded, encoded: Encoded, decode_ms: float) -> Transcription:
-        heard = self._tokenizer.detokenize(decoded.tokens).strip()
-        text = self._corrections.on(heard)
-        flags = {
-            "demo_model": self.bundle.demo_model,
-            "token_limit": not decoded.ended,
-            "corrected": text != heard,
-        }
-        return Transcription(
+        text = self._tokenizer.detokenize(decoded.tokens).strip()
+        flags = {"demo_model": self.bundle.demo_model, "token_limit": not decoded.ended}
+        heard = Transcription(
             text=text,
             tokens=decoded.tokens,
             language=decoded.language or self._language,
@@ -302,6 +297,7 @@ class Transcriber:
             confidence=self.bundle.confidence(decoded.logprobs),
             flags=tuple(flag for flag, raised in flags.items() if raised),
         )
+        return self._corrections.applied(heard)
 
 
 def open_transcriber(settings: Settings, products: Products | None = None) -> Transcriber:

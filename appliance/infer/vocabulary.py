@@ -127,6 +127,7 @@ class Vocabulary:
                 shorten(", ".join(lacking), 80),
             )
         self._words = Words(self._own)
+        self._last: tuple[Words, Sequence[str], Words] | None = None
 
     @property
     def words(self) -> Words:
@@ -144,8 +145,13 @@ class Vocabulary:
         return trouble
 
     def with_names(self, names: Sequence[str]) -> Words:
-        """The words, and names behind them that hold for one text. Any thread."""
-        return self._joined([*self._words.words[len(self._own) :], *names])[0]
+        """The words, and names that hold for one text between the configuration's and those that
+        others gave. One thread, the decoder's."""
+        words, last = self._words, self._last
+        if last is None or last[:2] != (words, names):
+            joined, _ = self._joined([*names, *words.words[len(self._own) :]])
+            last = self._last = words, names, joined
+        return last[2]
 
     def _joined(self, names: Iterable[str]) -> tuple[Words, str]:
         kept = dict.fromkeys(self._own)

@@ -53,7 +53,7 @@ class Asked(Protocol):
 
 
 Answer = Callable[[Transcription | Exception], None]
-Ask = Callable[[Window, Answer], Asked | None]
+Ask = Callable[[Window, Answer, tuple[str, ...]], Asked | None]
 """Has a window transcribed and calls the answer, from any thread; None when too many wait."""
 Keep = Callable[[Window, Transcription, float], None]
 """Has a text written down, with how long its window waited, in ms."""
@@ -141,9 +141,12 @@ class Hearing:
         window_s: float,
         ask: Ask,
         keep: Keep | None = None,
+        names: tuple[str, ...] = (),
     ) -> None:
+        """`names` are words that are likely to be said."""
         self.form = form
         self._ask, self._keep, self._gates = ask, keep, Gates(gates)
+        self._names = names
         self._segmenter = Segmenter(detector, segmenter, window_s)
         self._speculate = segmenter.speculate
         self._resampler, self._framer = Resampler(form.rate), Framer()
@@ -229,7 +232,7 @@ class Hearing:
             self._guess = None
         if window and not self._guess:
             self._guess = _Part(window)
-            self._guess.asked = self._ask(window, self._guess.answer)
+            self._guess.asked = self._ask(window, self._guess.answer, self._names)
 
     async def _ask_for(self, found: list[Window | Discarded]) -> None:
         """Has windows transcribed, in order; those of this request that are too many wait."""
@@ -246,7 +249,7 @@ class Hearing:
             while len(self._parts) >= AHEAD:
                 await self._next_text()
             while part.asked is None:
-                part.asked = self._ask(window, part.answer)
+                part.asked = self._ask(window, part.answer, self._names)
                 if part.asked is None:
                     await asyncio.sleep(ASK_AGAIN_S)
             self._parts.append(part)

@@ -88,7 +88,9 @@ class ServedTranscriber(RemoteTranscriber[Info, Reply]):
         encoder = ServedEncoder(
             client or Client(chosen), chosen.timeout_s, local.encoder if local else None
         )
-        super().__init__(encoder, local, local.gates if local else settings.gates)
+        super().__init__(
+            encoder, local, local.gates if local else settings.gates, settings.vocabulary.replace
+        )
 
     @property
     def bundle(self) -> Model:

@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import itertools
 import logging
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
 from appliance import HOMEPAGE, __version__
 from appliance.capture import VoiceDetector
-from appliance.config import GateSettings, Settings
+from appliance.config import WORDS_AT_MOST, GateSettings, Settings
 from appliance.infer import Model
 from appliance.system import one_line
 from appliance.wyoming.hearing import Ask, Hearing, Keep, RequestError, SoundFormat
@@ -119,9 +120,11 @@ class Server:
         self._detectors.append(detector)
         self._free.release()
 
-    def hear(self, form: SoundFormat, detector: VoiceDetector) -> Hearing:
-        """What takes a request's sound."""
-        return self._hear(form, detector, window_s=self.model().window_s)
+    def hear(
+        self, form: SoundFormat, detector: VoiceDetector, names: tuple[str, ...] = ()
+    ) -> Hearing:
+        """What takes a request's sound; `names` are words that are likely in it."""
+        return self._hear(form, detector, window_s=self.model().window_s, names=names)
 
     def stop(self) -> None:
         """Any thread. Who waits for a text is told that there will be none."""
@@ -227,6 +230,8 @@ class Connection:
         self._begun = self._told = self._answered = False
         """There is a request; a part of its text was told; all of it was, and what still comes of
         its sound counts for nothing."""
+        self._names: tuple[str, ...] = ()
+        """Words that are likely in the next request's sound, as who asks says."""
         self._until_s = 0.0
         """When the request's sound must have come, on the loop's clock."""
 
@@ -277,6 +282,7 @@ class Connection:
                 await self._tell(pack(Event("pong", {"text": text})))
             case "transcribe":
                 self._end()
+                self._names = _names(event.data)
             case "audio-start":
                 self._end()
                 await self._begin(SoundFormat.of(event.data))
@@ -299,7 +305,7 @@ class Connection:
         async with _in_time(server.within_s):
             self._detector = await server.detector()
         self._until_s = asyncio.get_running_loop().time() + server.within_s
-        self._hearing = server.hear(form, self._detector)
+        self._hearing = server.hear(form, self._detector, self._names)
         return self._hearing
 
     async def _hear(self, event: Event) -> None:
@@ -365,7 +371,16 @@ class Connection:
             self._server.requests -= 1
         if self._hearing:
             self._hearing.close()
+            self._names = ()
         self._hearing, self._told, self._answered = None, False, False
+
+
+def _names(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """The words of a request, those that are names first; none where they are no lists of texts."""
+    given = (data.get(key) for key in ("transcript_names", "transcript_terms"))
+    lists = (one for one in given if isinstance(one, list))
+    texts = (text for one in lists for text in one if isinstance(text, str))
+    return tuple(dict.fromkeys(itertools.islice(texts, WORDS_AT_MOST)))
 
 
 def info(node: str, model: Model, *, external_vad: bool) -> dict[str, Any]:

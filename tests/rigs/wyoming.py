@@ -51,6 +51,7 @@ class Asked:
 
     window: Window
     answer: Answer
+    names: tuple[str, ...] = ()
     wanted: bool = True
 
 
@@ -66,11 +67,11 @@ class Worker:
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def ask(self, window: Window, answer: Answer) -> Asked | None:
+    def ask(self, window: Window, answer: Answer, names: tuple[str, ...] = ()) -> Asked | None:
         """None when too many wait."""
         if self._waiting.qsize() >= self._most:
             return None
-        asked = Asked(window, answer)
+        asked = Asked(window, answer, names)
         self.asked.append(asked)
         self._waiting.put(asked)
         return asked

@@ -1,0 +1,157 @@
+"""Which of a few languages is spoken is found out by one step, with what the room spoke last."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
+from appliance.errors import ConfigError
+from appliance.infer.decoder import Decoder
+from appliance.infer.languages import ROOMS, STAYS, Languages, choose_languages
+from appliance.infer.tokenizer import Tokenizer
+from appliance.infer.transcriber import Encoded, open_transcriber
+from appliance.model.bundle import VOCABULARY_FILE, Bundle, Guards, enter_files, load_bundle
+
+RULES = Guards(500, 1.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def two(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A model of two languages, with random weights."""
+    folder = tmp_path_factory.mktemp("two") / "two"
+    shutil.copytree(bundle_folder, folder)
+    file = folder / VOCABULARY_FILE
+    file.write_text(file.read_text().replace("<|translate|>", "<|de|>"))
+    enter_files(folder, [VOCABULARY_FILE], languages=["de", "en"])
+    return load_bundle(folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(two: Bundle) -> Tokenizer:
+    return Tokenizer.open(two)
+
+
+def sounds(bundle: Bundle, count: int = 12) -> list[NDArray[np.float32]]:
+    rng = np.random.default_rng(3)
+    shape = bundle.positions, bundle.d_model
+    return [rng.uniform(-2, 2, shape).astype(np.float32) for _ in range(count)]
+
+
+def test_the_likeliest_language_is_chosen_and_the_last_one_is_likelier() -> None:
+    languages = Languages({"de": 1, "en": 3})
+    logits = np.array([9.0, 1.0, 9.0, 1.5], np.float32)
+    name, probability = languages.choose(logits)
+    assert name == "en" and probability == pytest.approx(1 / (1 + math.exp(-0.5)))
+    name, probability = languages.choose(logits, "de")
+    odds = STAYS * math.exp(1.0), (1 - STAYS) * math.exp(1.5)
+    assert name == "de" and probability == pytest.approx(odds[0] / sum(odds))
+    logits[3] = 4.0
+    assert languages.choose(logits, "de")[0] == "en"
+    assert languages.choose(logits, "fr") == languages.choose(logits)
+    assert Languages({"de": 1}).choose(logits)[0] == "de"
+
+
+def test_a_decode_is_that_of_a_model_told_the_language(two: Bundle, tokenizer: Tokenizer) -> None:
+    finding = Decoder(two, RULES, 1)
+    finding.languages, _ = choose_languages(two, tokenizer, "auto", ("de", "en"), on_cpu=True)
+    german = tokenizer.specials["<|de|>"]
+    english = tokenizer.specials["<|en|>"]
+    prompts = {
+        name: tuple(token if one == english else one for one in two.prompt)
+        for name, token in (("de", german), ("en", english))
+    }
+    told = {name: Decoder(replace(two, prompt=prompts[name]), RULES, 1) for name in prompts}
+    found = set()
+    for states in sounds(two):
+        row = told["en"].step(told["en"].start(states), two.prompt[:1])[0]
+        expected = "de" if row[german] > row[english] else "en"
+        decoded = finding.decode(states, 1.0)
+        assert decoded.language == expected
+        assert decoded.language_probability == pytest.approx(
+            1 / (1 + math.exp(-abs(float(row[german] - row[english])))), abs=1e-3
+        )
+        assert decoded.tokens == told[expected].decode(states, 1.0).tokens
+        assert decoded.logprobs == told[expected].decode(states, 1.0).logprobs
+        found.add(expected)
+    assert found == {"de", "en"}
+
+
+def test_nothing_is_found_out_unless_it_is_wanted(two: Bundle, tokenizer: Tokenizer) -> None:
+    decoder = Decoder(two, RULES, 1)
+    for wanted in ("", "en"):
+        decoder.languages, first = choose_languages(two, tokenizer, wanted, ("de",), on_cpu=True)
+        assert (decoder.languages, first) == (None, "en")
+    decoded = decoder.decode(sounds(two)[0], 1.0)
+    assert decoded.language == "" and math.isnan(decoded.language_probability)
+
+
+@pytest.mark.parametrize(
+    ("language", "allowed", "message"),
+    [
+        (
+            "auto",
+            ("de", "xx"),
+            "languages: expected languages of model random (de, en), found 'xx'",
+        ),
+        ("fr", (), "language: expected languages of model random (de, en), found 'fr'"),
+    ],
+)
+def test_a_language_that_the_model_lacks_is_refused_in_one_line(
+    two: Bundle, tokenizer: Tokenizer, language: str, allowed: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_languages(two, tokenizer, language, allowed, on_cpu=True)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_model_of_one_language_and_the_npu_decoder_say_so(
+    two: Bundle, tokenizer: Tokenizer
+) -> None:
+    with pytest.raises(ConfigError, match="expected a model of several languages, found home-en"):
+        open_transcriber(Settings(decoder=DecoderSettings(language="auto")))
+    with pytest.raises(ConfigError, match="backend is hailo"):
+        choose_languages(two, tokenizer, "auto", (), on_cpu=False)
+
+
+def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
+    settings = Settings(
+        model=ModelSettings(bundle=str(two.folder)),
+        decoder=DecoderSettings(language="auto", languages=("de", "en"), threads=1),
+        encoder=EncoderSettings(threads=1),
+    )
+    with open_transcriber(settings) as transcriber:
+
+        def say(states: NDArray[np.float32], room: str | None) -> tuple[str, float]:
+            heard = transcriber.write(Encoded(states, 1.0, "cpu", 0.0, room=room))
+            assert heard.text
+            return heard.language, heard.language_probability
+
+        first = [(*say(states, None), states) for states in sounds(two)]
+        spoken, least, close = min(first, key=lambda one: one[1])
+        other, _, sure = next(one for one in first if one[0] != spoken and one[1] > least)
+        assert 0.5 < least < STAYS
+        assert say(sure, "hall")[0] == other
+        assert say(close, "kitchen") == (spoken, least)
+        assert say(close, "hall")[0] == other
+        assert say(close, "kitchen")[0] == spoken
+        assert say(close, None) == (spoken, least)
+        for number in range(ROOMS + 2):
+            say(close, f"room {number}")
+        assert len(transcriber._spoken) == ROOMS
+
+
+def test_codes_of_languages_are_checked_where_they_are_written(bundle_folder: Path) -> None:
+    from appliance.config import parse
+
+    assert json.loads((bundle_folder / "bundle.json").read_text())["languages"] == ["en"]
+    for line in ('language = "German"', 'languages = ["Deutsch"]', 'languages = "de"'):
+        with pytest.raises(ConfigError, match=r"decoder\.language"):
+            parse(f"[decoder]\n{line}\n", "here")

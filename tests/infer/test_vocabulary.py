@@ -1,0 +1,314 @@
+"""Words of a home come into a text where the sound allows it, and nowhere else; whatever others
+call a name is bounded, and told in a line."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from figures.model import read, to_int16
+from rigs.checkout import SPEECH
+from rigs.models import HOME, random_weights, write_checkpoint
+
+from appliance.config import DecoderSettings, EncoderSettings, Settings, VocabularySettings
+from appliance.errors import ConfigError
+from appliance.infer.decoder import Decoded, Decoder
+from appliance.infer.drafts import Drafts
+from appliance.infer.tokenizer import Tokenizer
+from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.vocabulary import (
+    ASKED_AT_MOST,
+    CREDIT,
+    LEAST,
+    UNLIKE,
+    SecondLook,
+    Span,
+    Vocabulary,
+    Words,
+    likeness,
+    open_vocabulary,
+    sound,
+)
+from appliance.model.build import Recipe, build_bundle
+from appliance.model.bundle import Bundle, Guards, load_bundle
+from appliance.records import Transcription, Window
+
+QUICK = Settings(decoder=DecoderSettings(threads=1), encoder=EncoderSettings(threads=1))
+
+
+@pytest.fixture(scope="module")
+def home_en() -> Bundle:
+    return load_bundle("home-en")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(home_en: Bundle) -> Tokenizer:
+    return Tokenizer.open(home_en)
+
+
+class Ear:
+    """A decoder that finds each text as likely as it is told; in place of `Decoder`."""
+
+    capacity = 112
+
+    def __init__(self, tokenizer: Tokenizer, likely: dict[str, float]) -> None:
+        self._tokenizer, self._likely = tokenizer, likely
+        self.asked: list[str] = []
+
+    def logprobs(self, tokens: Sequence[int], begin: int) -> tuple[float, ...]:
+        text = self._tokenizer.detokenize(tokens).strip()
+        self.asked.append(text)
+        return (*[0.0] * (len(tokens) - begin), self._likely.get(text, -1000.0))
+
+
+def written(tokenizer: Tokenizer, text: str, logprob: float = -3.0) -> Decoded:
+    tokens = tokenizer.tokenize(f" {text}")
+    return Decoded(tokens, (*[0.0] * len(tokens), logprob), 0.0, ended=True)
+
+
+def looked(
+    home_en: Bundle,
+    tokenizer: Tokenizer,
+    words: Sequence[str],
+    text: str,
+    likely: dict[str, float],
+) -> tuple[str, Decoded, Ear]:
+    """What becomes of a text, and which others were asked about."""
+    vocabulary = Vocabulary(words, lambda _: True)
+    ear = Ear(tokenizer, likely)
+    look = SecondLook(home_en, tokenizer, cast(Decoder, ear), vocabulary, 1.0)
+    result = look.at(written(tokenizer, text))
+    return tokenizer.detokenize(result.tokens).strip(), result, ear
+
+
+def test_letters_that_are_said_alike_are_alike() -> None:
+    assert sound("Philippa") == sound("filipa")
+    assert sound("Zoë") == "soe"
+    assert likeness(sound("wind stone"), sound("Winston")) > 0.7
+    assert likeness(sound("castle"), sound("kitchen")) < LEAST
+    assert likeness("", "") == 1.0 and likeness("abc", "") == 0.0
+
+
+def test_the_likest_words_are_found_among_a_thousand() -> None:
+    others = [f"{a}{b}{c}" for a in "bdfgklmnpr" for b in "aeiou" for c in "bdfgklmnprstvzhjqwxy"]
+    words = Words([*others[:999], "Winston"])
+    found = words.near([Span(0, 2, "wind stone"), Span(0, 1, "wind"), Span(1, 2, "stone")])
+    assert (found[0].word, found[0].span.text) == ("Winston", "wind stone")
+    assert Words(()).near([Span(0, 1, "a")]) == Words(["a"]).near([]) == []
+
+
+def test_a_word_comes_in_when_the_sound_allows_it_and_not_else(
+    home_en: Bundle, tokenizer: Tokenizer
+) -> None:
+    text, better = "tell wind stone to come", "tell winston to come"
+    credit = CREDIT * (likeness(sound("wind stone"), sound("winston")) - UNLIKE)
+    near, far = -3.0 - credit + 0.1, -3.0 - credit - 0.1
+    assert looked(home_en, tokenizer, ["Winston"], text, {better: near})[0] == better
+    assert looked(home_en, tokenizer, ["Winston"], text, {better: far})[0] == text
+    assert looked(home_en, tokenizer, ["Beatrix"], text, {better: near})[2].asked == []
+
+
+def test_no_credit_is_in_the_log_probabilities(home_en: Bundle, tokenizer: Tokenizer) -> None:
+    text, better = "tell wind stone to come", "tell winston to come"
+    _, result, _ = looked(home_en, tokenizer, ["Winston"], text, {better: -7.0})
+    assert sum(result.logprobs) == -7.0
+    assert len(result.logprobs) == len(result.tokens) + 1
+
+
+def test_what_is_a_word_of_the_home_stays_and_more_than_one_comes_in(
+    home_en: Bundle, tokenizer: Tokenizer
+) -> None:
+    text = "tell gideon and wind stone to call bee tricks"
+    one = "tell gideon and winston to call bee tricks"
+    both = "tell gideon and winston to call beatrix"
+    words = ["Gideon", "Gibson", "Winston", "Beatrix"]
+    likely = {one: -6.0, both: -7.0, text.replace("gideon", "gibson"): 0.0}
+    assert looked(home_en, tokenizer, words, text, likely)[0] == both
+
+
+def test_only_a_few_texts_are_asked_about(home_en: Bundle, tokenizer: Tokenizer) -> None:
+    words = [f"winst{letter}n" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    asked = looked(home_en, tokenizer, words, "tell winson to come", {})[2].asked
+    assert 0 < len(asked) <= ASKED_AT_MOST
+
+
+def test_words_of_one_text_are_forgotten_with_it(home_en: Bundle, tokenizer: Tokenizer) -> None:
+    vocabulary = Vocabulary(["Gideon"], lambda _: True)
+    vocabulary.set_names([("Pantry", 1)])
+    assert vocabulary.with_names(("Winston",)).words == ("Gideon", "Winston", "Pantry")
+    assert vocabulary.words.words == ("Gideon", "Pantry")
+
+
+def test_a_text_that_did_not_end_is_left_as_it_is(home_en: Bundle, tokenizer: Tokenizer) -> None:
+    ear = Ear(tokenizer, {"tell winston to come": 0.0})
+    vocabulary = Vocabulary(["Winston"], lambda _: True)
+    look = SecondLook(home_en, tokenizer, cast(Decoder, ear), vocabulary, 4.0)
+    endless = replace(written(tokenizer, "tell winson to come"), ended=False)
+    assert look.at(endless) is endless
+
+
+def test_names_of_others_are_bounded_whatever_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    vocabulary = Vocabulary(["Anna"], str.isascii)
+    hostile = ["", "x" * 10_000, "bell\x07\x1b[31m", "\U0001f3e0 Kitchen \U0001f3e0", "\U0001f600",
+               "Küche", "a\nb", "  Anna  ", "\ud800"]  # fmt: skip
+    told = vocabulary.set_names([(name, 1) for name in hostile])
+    assert vocabulary.words.words == ("Anna", "bell 31m", "Kitchen", "a b")
+    assert told.startswith("5 of 9 names are left out: expected 1 to 64 letters")
+    begun_s = time.process_time()
+    told = vocabulary.set_names([(f"name {number}", number % 3) for number in range(100_000)])
+    assert time.process_time() - begun_s < 5
+    assert len(vocabulary.words.words) == 1000 and vocabulary.words.words[:2] == ("Anna", "name 0")
+    assert told == (
+        "99001 of 100000 names are left out: expected at most 1000 words in all; expose fewer"
+    )
+    assert "\n" not in told and vocabulary.set_names([]) == ""
+    assert list(vocabulary.words.words) == ["Anna"]
+
+
+def test_the_likeliest_names_stay_when_there_are_too_many() -> None:
+    vocabulary = Vocabulary([], lambda _: True)
+    vocabulary.set_names([*((f"sensor {at}", 4) for at in range(2000)), ("Pantry", 1)])
+    assert vocabulary.words.words[0] == "Pantry"
+
+
+def test_words_that_the_model_cannot_write_are_left_out_with_a_line(
+    home_en: Bundle, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = VocabularySettings(words=("Анна", "Anna"))
+    with caplog.at_level(logging.WARNING):
+        assert open_vocabulary(settings, home_en, tokenizer).words.words == ("Anna",)
+    assert "1 cannot be written by the model and are left out: Анна" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"Anna\n\x07bell\n", "line 2: expected a word or name of 1 to 64 letters, found"),
+        (b"x" * 65, "line 1: expected a word or name of 1 to 64 letters, found"),
+        (b"Anna\n\xff\n", "found a byte that is none in line 2; save it as UTF-8"),
+        (b"a\n" * (1 << 20), "expected at most 1000 words, one a line"),
+        (b"".join(b"w%d\n" % at for at in range(1001)), "at most 1000 words in all, found 1001"),
+        (None, "expected a readable file of words"),
+    ],
+)
+def test_a_file_of_words_that_is_wrong_is_refused_in_one_line(
+    tmp_path: Path, home_en: Bundle, tokenizer: Tokenizer, content: bytes | None, message: str
+) -> None:
+    file = tmp_path / "words.txt"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        open_vocabulary(VocabularySettings(file=str(file)), home_en, tokenizer)
+    (line,) = caught.value.messages
+    assert message in line and "\n" not in line
+
+
+def test_a_file_of_words_is_read_with_its_comments(
+    tmp_path: Path, home_en: Bundle, tokenizer: Tokenizer
+) -> None:
+    file = tmp_path / "words.txt"
+    file.write_text("# people\nGideon  # a cat\n\nair fryer\nGideon\n")
+    settings = VocabularySettings(words=("Pantry",), file=str(file))
+    read = open_vocabulary(settings, home_en, tokenizer)
+    assert read.words.words == ("Pantry", "Gideon", "air fryer")
+
+
+def balcony() -> Window:
+    """A recording that the model hears wrongly."""
+    sound = np.pad(to_int16(read(SPEECH / "33.flac")), (9600, 4800))
+    return Window("", 1, True, sound, 0.0, 0.0, 0.0)
+
+
+def heard(vocabulary: VocabularySettings, window: Window, **settings: Any) -> Transcription:
+    chosen = replace(QUICK, vocabulary=vocabulary, **settings)
+    with open_transcriber(chosen) as transcriber:
+        return transcriber.transcribe(window)
+
+
+def test_a_recording_has_its_word_with_the_list_and_not_without() -> None:
+    said, misheard = "close the garage door in the balcony", "in the police conney"
+    others = ("Winston", "pantry", "air fryer", "Balthasar")
+    free = heard(VocabularySettings(words=others), balcony())
+    assert free.text.endswith(misheard)
+    led = heard(VocabularySettings(words=(*others, "Balcony")), balcony())
+    assert led.text == said
+    assert led.avg_logprob > free.avg_logprob  # the greedy decode had passed the likelier text by
+    off = heard(VocabularySettings(words=("balcony",), boost=0.0), balcony())
+    assert off.text == free.text and off.avg_logprob == free.avg_logprob
+
+
+def test_a_list_without_a_word_like_it_changes_no_bit_of_a_text() -> None:
+    free = heard(VocabularySettings(), balcony())
+    listed = heard(VocabularySettings(words=("Xanthippe",)), balcony())
+    assert replace(listed, encode_ms=0, decode_ms=0) == replace(free, encode_ms=0, decode_ms=0)
+
+
+def test_words_are_taken_over_between_two_windows() -> None:
+    with open_transcriber(QUICK) as transcriber:
+        assert isinstance(transcriber, Transcriber)
+        before = transcriber.transcribe(balcony())
+        transcriber.set_names([("Balcony", 1)])  # type: ignore[list-item]
+        assert transcriber.transcribe(balcony()).text.endswith("in the balcony")
+        transcriber.set_names([])
+        assert transcriber.transcribe(balcony()).text == before.text
+        encoded = replace(transcriber.encode(balcony()), names=("Balcony",))
+        assert transcriber.write(encoded).text.endswith("in the balcony")
+        assert transcriber.transcribe(balcony()).text == before.text
+
+
+def test_the_npu_decoder_has_no_words() -> None:
+    settings = replace(QUICK, decoder=DecoderSettings(backend="hailo"))
+    with pytest.raises(ConfigError, match=r"\[vocabulary\] words: expected \[decoder\] backend"):
+        open_transcriber(replace(settings, vocabulary=VocabularySettings(words=("Anna",))))
+
+
+@pytest.fixture(scope="module", params=["none", "int8", "int4"])
+def any_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("words")
+    checkpoint = write_checkpoint(folder / "checkpoint", HOME, random_weights(HOME, seed=1))
+    recipe = Recipe(
+        name="random",
+        window_s=10.0,
+        quantize="none" if request.param == "none" else "int8",
+        vocabulary_scan="int4" if request.param == "int4" else "exact",
+    )
+    build_bundle(checkpoint, folder / "bundle", recipe)
+    return load_bundle(folder / "bundle")
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_text_is_as_likely_on_a_second_look_as_when_it_was_written(
+    any_bundle: Bundle, drafts: bool
+) -> None:
+    decoder = Decoder(any_bundle, Guards(500, 1.0, 0.3), 1, Drafts() if drafts else None)
+    decoder.warm_up()
+    rng = np.random.default_rng(5)
+    states = rng.uniform(-2, 2, (any_bundle.positions, any_bundle.d_model)).astype(np.float32)
+    wrote = decoder.decode(states, 1.0)
+    close = {"none": 1e-4, "int8": 0.0 if drafts else 0.5}
+    within = 0.6 if any_bundle.vocabulary_scan == "int4" else close[any_bundle.quantize]
+    for begin in (0, 3, len(wrote.tokens) - 1, 0):
+        again = decoder.logprobs(wrote.tokens, begin)[:-1]
+        former = wrote.logprobs[begin : len(wrote.tokens)]
+        assert np.allclose(again, former, rtol=0, atol=max(within, 1e-6))
+    other = (*wrote.tokens[:4], 40, 50, *wrote.tokens[4:12])
+    decoder.logprobs(other, 2)
+    twice = decoder.logprobs(wrote.tokens, 4), decoder.logprobs(wrote.tokens, 4)
+    assert twice[0] == pytest.approx(twice[1], abs=max(within, 1e-6))
+    rows = decoder.step(decoder.start(states), [*any_bundle.prompt, *other])
+    rows = rows[len(any_bundle.prompt) - 1 :].astype(np.float64)
+    rows[:, list(any_bundle.suppressed)] = -np.inf
+    following = [*other, any_bundle.tokens.end_of_text]
+    expected = [
+        row[token] - np.logaddexp.reduce(row) for row, token in zip(rows, following, strict=True)
+    ]
+    if any_bundle.vocabulary_scan == "exact":
+        decoder.start(states)
+        several = 0.5 if any_bundle.quantize == "int8" else 1e-3
+        assert np.allclose(decoder.logprobs(other, 0), expected, rtol=0, atol=several)
