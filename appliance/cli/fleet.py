@@ -51,6 +51,8 @@ forgotten which queues there are makes the others forget them (tried with nats-s
 USER = "roomscribe"
 START_S = 10.0
 """So long nats-server may take until it lets us in."""
+BACK_S = 20.0
+"""So long the daemon may take until it is connected."""
 PLAIN = re.compile(r"(host|port|listen)\s*[:=]?\s*\S+")
 UNIT_TEXT = """\
 # Written by `roomscribe fleet join --serve`.
@@ -271,7 +273,7 @@ def _join(
         _replace(file, after)
     except OSError as error:
         raise unwritable(file.parent, error) from error
-    print(_reload(options, config.parse(after, str(file)), file))
+    print(_reload(config.parse(after, str(file)), file))
     return 0
 
 
@@ -306,11 +308,12 @@ def _agreed(before: str, after: str, file: Path, options: argparse.Namespace) ->
     if options.yes:
         return True
     print("Write it? [yes] ", end="", flush=True)
-    return sys.stdin.readline().strip().casefold() in ("", "y", "yes")
+    answer = sys.stdin.readline()
+    return bool(answer) and answer.strip().casefold() in ("", "y", "yes")
 
 
-def _reload(options: argparse.Namespace, settings: Settings, file: Path) -> str:
-    """Has the daemon read the configuration; what came of it."""
+def _reload(settings: Settings, file: Path) -> str:
+    """Has the daemon read the configuration, and waits for it; what it says of itself then."""
     from appliance.control import SOCKET_NAME, Client
     from appliance.store import runtime_folders
 
@@ -318,12 +321,21 @@ def _reload(options: argparse.Namespace, settings: Settings, file: Path) -> str:
     try:
         with Client(places) as daemon:
             daemon.ask("reload")
-        return "written, and the daemon has read it"
     except DaemonError as error:
         if not _has_systemd(file):
             return f"written; {error}"
-    _systemctl("restart", UNIT)
-    return "written, and the daemon runs"
+        _systemctl("restart", UNIT)
+    until_s = time.monotonic() + BACK_S
+    state: dict[str, Any] = {}
+    while time.monotonic() < until_s:  # it starts again, and ends every connection
+        with suppress(DaemonError), Client(places) as daemon:
+            state = daemon.ask("state")
+            there = state.get("fleet") or {}
+            if there.get("role") == settings.fleet.role and there.get("server"):
+                break
+        time.sleep(0.1)
+    said = "; ".join((str(state.get("status", "not there yet")), *state.get("reasons", ())))
+    return f"written, and the daemon has read it: {said}"
 
 
 # the server

@@ -133,6 +133,10 @@ def test_a_brain_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> No
             own = roomscribe("fleet", "status", "--config", brain, environment=runtime)
             assert "attic                home-en, idle, 1 done" in own.stdout
             assert "here: 1 done for others, 0 again, 0 refused" in own.stdout
+            again = roomscribe(
+                "fleet", "join", "--serve", "--yes", "--config", brain, environment=runtime
+            )
+            assert "written, and the daemon has read it: running\n" in again.stdout, again.stderr
             assert "password" not in log_of(brain)
         refused = [one for one in server.log().splitlines() if "Violation" in one]
         # the brain needs no more than it may; the doctor tried
