@@ -10,7 +10,7 @@ from deb.checks import SPOKEN, expect, is_alike, listens
 from deb.container import SPEAK, Container
 
 CONFIG = "/etc/roomscribe/roomscribe.toml"
-EXPOSED_AT_MOST, EXPOSED_ROOT_AT_MOST = 1.5, 3.0
+EXPOSED_AT_MOST, EXPOSED_ROOT_AT_MOST = 1.5, 2.0
 FIRST_WITHIN_S = 120.0
 SOCKET, SERVICE = "roomscribe-web.socket", "roomscribe-web.service"
 ENTER = """\

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import soundfile
+from rigs.broker import Broker
 from rigs.checkout import ROOT, TESTS
 from rigs.command import errors, following, roomscribe
 from rigs.daemon import READY_WITHIN_S, daemon, log_of, write_config
+from rigs.mqtt_client import Subscriber
+from rigs.needs import needs_broker
 from rigs.waiting import until
 
 from appliance import config as configuration
@@ -69,6 +72,32 @@ def test_what_is_said_is_heard_over_the_socket_and_the_daemon_obeys(tmp_path: Pa
                     pass
         until(lambda: "the configuration has changed" in log_of(config))
     assert configuration.load(config).segmenter.hang_over_ms == 900
+
+
+@needs_broker
+def test_a_broker_that_is_chosen_over_the_socket_is_used_at_once_and_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    users = {"ear": "open sesame", "watch": "secret"}
+    config = write_config(tmp_path)
+    with (
+        Broker(users=users) as broker,
+        Subscriber(broker.port, user="watch", password="secret") as heard,
+        Path("/dev/zero").open("rb") as zero,
+    ):
+        chosen = {"host": broker.host, "port": broker.port, "username": "ear"}
+        with daemon(config, "--recording", "-", stdin=zero):
+            until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
+            with Client([place_of(config)]) as client:
+                wrong = client.ask("broker", **chosen, password="not that")["mistakes"]
+                assert "refuses user 'ear'" in wrong["mqtt.password"]
+                told = client.ask("broker", **chosen, password="open sesame")
+                assert "mqtt.enabled" in told["changed"]
+            until(lambda: heard.payloads("availability", "kitchen") == [b"online"], 30)
+        heard.messages.clear()
+        with daemon(config, "--recording", "-", stdin=zero):
+            until(lambda: b"online" in heard.payloads("availability", "kitchen"), 30)
+    assert "open sesame" not in log_of(config)
 
 
 def test_a_killed_daemon_leaves_a_socket_that_the_next_one_replaces(tmp_path: Path) -> None:
