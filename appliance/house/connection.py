@@ -220,7 +220,7 @@ class TooLongError(HouseError):
     def __init__(self, command: str, place: Place) -> None:
         super().__init__(
             f"{place}: expected an answer to {command} of at most {LARGEST >> 20} MB, found a "
-            "longer one; expose fewer entities"
+            "longer one; expose fewer entities, and make the token as an administrator"
         )
         self.command = command
 
