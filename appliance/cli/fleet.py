@@ -619,15 +619,9 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def show_status(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe fleet status`; 1 when nobody transcribes. Raises RoomscribeError."""
-    from appliance.cli.doctor.fleet import hidden
     from appliance.fleet import Probe
 
     _require_joined(settings)
-    if hidden(settings, os.geteuid()):
-        raise ConfigError(
-            "fleet.credential: expected a file that this user may read, found one that is the "
-            "daemon's; sudo roomscribe fleet status"
-        )
     with Probe(settings.fleet, node_name(settings)) as probe:
         brains, queue = probe.brains(), probe.queue()
         found: dict[str, Any] = {
@@ -696,10 +690,18 @@ def check_fleet(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _require_joined(settings: Settings) -> None:
+    """Raises ConfigError where there is no fleet, and for a user who may not ask it."""
+    from appliance.cli.doctor.fleet import hidden
+
     if settings.fleet.role == "alone":
         raise ConfigError(
             "fleet.role: expected ear, brain or both, found alone: this box is in no fleet; "
             "`sudo roomscribe fleet join` makes it part of one"
+        )
+    if hidden(settings, os.geteuid()):
+        raise ConfigError(
+            "fleet.credential: expected a file that this user may read, found one that is the "
+            "daemon's; run this with sudo"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -287,6 +288,20 @@ def test_a_user_without_rights_is_told_to_use_sudo(tmp_path: Path) -> None:
         done = roomscribe("fleet", *typed, "--config", config, wrapper=OBEYING_MODES)
         assert done.returncode == 78
         assert "run this with sudo" in errors(done)[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="runs as another user, which takes root")
+def test_who_may_not_read_the_credential_is_told_to_use_sudo(tmp_path: Path) -> None:
+    secret = tmp_path / "credential"
+    secret.touch(mode=0o600)
+    config = write_config(tmp_path, fleet={"role": "ear", "credential": str(secret)})
+    other = ("setpriv", "--reuid=65534", "--clear-groups")
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o755)
+    for word in ("status", "check"):
+        done = roomscribe("fleet", word, "--config", config, wrapper=other)
+        assert (done.returncode, done.stdout) == (78, "")
+        assert errors(done)[0].endswith("found one that is the daemon's; run this with sudo")
 
 
 def test_a_server_of_somebody_elses_is_not_taken_over() -> None:
