@@ -269,3 +269,16 @@ def test_a_consumer_that_gives_nothing_though_windows_wait_is_made_anew(
         until(lambda: bus.heard, 25.0)
     assert brain.counts == {"fleet_done": 1}
     assert server.stream()["state"]["messages"] == 0
+
+
+def test_a_stream_that_is_gone_while_the_connection_stands_is_made_again(
+    server: NatsServer, brain: FakeBrain, bus: Bus
+) -> None:
+    async def delete() -> None:
+        await bus.client.jetstream().delete_stream(STREAM)
+
+    until(lambda: server.stream().get("consumer_detail"))
+    bus.run(delete())
+    until(lambda: server.stream().get("consumer_detail"))
+    send(bus, a_window())
+    until(lambda: bus.heard)
