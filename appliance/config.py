@@ -772,7 +772,7 @@ class FleetSettings:
         "alone",
         "Several rooms together, see docs/fleet.md. ear: what is said here is transcribed by the "
         "brains, and by a model on this machine, where one was chosen, while no brain can; brain: "
-        "transcribes for the ears, its own room first (capture.device = \"none\" where it has no "
+        'transcribes for the ears, its own room first (capture.device = "none" where it has no '
         "microphone); both: the same, of a room that may be given the rights of an ear, too.",
         choices=("alone", "ear", "brain", "both"),
     )
@@ -997,13 +997,20 @@ def overlay_file(settings: Settings) -> Path:
 
 
 def as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Sections with their keys (texts, numbers, booleans) as a file."""
+    """Sections with their keys (texts, numbers, booleans, lists and tables of texts) as a file."""
     lines = [OVERLAY_HEAD]
     for section, content in tables.items():
         lines += ["", f"[{section}]"]
         # a text of JSON is one of TOML but for a single letter, which no value may hold
-        lines += [f"{name} = {json.dumps(value)}" for name, value in content.items()]
+        lines += [f"{name} = {_as_value(value)}" for name, value in content.items()]
     return "\n".join([*lines, ""])
+
+
+def _as_value(value: Any) -> str:
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    pairs = (f"{json.dumps(name)} = {json.dumps(one)}" for name, one in value.items())
+    return f"{{ {', '.join(pairs)} }}"
 
 
 def mistake(name: str, value: Any) -> str:

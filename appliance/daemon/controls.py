@@ -54,7 +54,8 @@ LIVE = (
     "model.bundle", "encoder.threads", "decoder.threads", "decoder.preset", "gates.",
     "store.retention_days", "store.retention_count", "store.retention_mb", "mqtt.enabled",
     "mqtt.partials", "mqtt.retain_last", "homeassistant.enabled", "homeassistant.area",
-    "homeassistant.hold_s", "journal.",
+    "homeassistant.hold_s", "journal.", "vocabulary.words", "vocabulary.boost",
+    "vocabulary.replace",
 )  # fmt: skip
 """The keys that may be set over the socket, and sections whose every key may be: they hold from the
 next reload on, and name no file, no host and nobody who may come in."""

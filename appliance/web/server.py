@@ -21,6 +21,7 @@ import re
 import signal
 import socket
 from collections.abc import Sequence
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
@@ -284,17 +285,17 @@ class _Keys(_Guarded):
     """What the configuration says of its keys."""
 
     def get(self) -> None:
-        """By section.key: its kind (bool, int, float, str), meaning, unit and limits."""
+        """By section.key: its kind (bool, int, float, str, list, table), meaning, unit, limits."""
         self.session()
         about = ("sentence", "unit", "low", "high", "choices")
-        self.finish({
-            f"{section}.{entry.name}": {
-                "kind": type(entry.default).__name__,
-                "default": entry.default,
-                **{name: entry.metadata[name] for name in about},
-            }
-            for section, entry in keys()
-        })  # fmt: skip
+        kinds = {"tuple": "list", "dict": "table"}
+        found: dict[str, Any] = {}
+        for section, entry in keys():
+            default = {} if entry.default is MISSING else entry.default
+            kind = type(default).__name__
+            known = {name: entry.metadata[name] for name in about}
+            found[f"{section}.{entry.name}"] = {"kind": kinds.get(kind, kind), **known}
+        self.finish(found)
 
 
 class _Command(_Guarded):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import time
 from collections.abc import Iterator
@@ -185,6 +186,15 @@ def test_keys_are_set_beside_the_configuration_and_hold_from_the_next_reload_on(
     assert found.voice.close_score == 0.2
     assert found.capture.device == 'a "b" é'
     assert ask(house, "settings")["settings"]["capture.device"]["from"] == place
+    words = {"vocabulary.words": ["Zoë", "air fryer"], "vocabulary.replace": {'a "b"': "c = d"}}
+    assert set(ask(house, "configure", set=words)["changed"]) == set(words)
+    found = config.load(house.folder / "roomscribe.toml")
+    assert found.vocabulary.words == ("Zoë", "air fryer")
+    assert found.vocabulary.replace == {'a "b"': "c = d"}
+    assert ask(house, "configure", set={"vocabulary.replace": {}})["changed"]
+    assert config.load(house.folder / "roomscribe.toml").vocabulary.replace == {}
+    settings = ask(house, "settings")["settings"]
+    assert json.loads(json.dumps(settings))["vocabulary.words"]["value"] == ["Zoë", "air fryer"]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +211,11 @@ def test_keys_are_set_beside_the_configuration_and_hold_from_the_next_reload_on(
         ("model.bundle", "enormous", "expected an installed model (home-en), found enormous"),
         ("capture.device", "\ud800", "expected text, found half a letter"),
         ("capture.device", "a\nb", "expected text without control characters"),
+        ("vocabulary.words", "Zoë", "expected"),
+        ("vocabulary.words", ["x" * 65], "expected words or names of 1 to 64 letters"),
+        ("vocabulary.words", ["\ud800"], ""),
+        ("vocabulary.replace", {"a": 1}, "expected"),
+        ("vocabulary.file", "/etc/shadow", "may not be set here"),
     ],
 )
 def test_a_mistake_is_told_by_its_key_and_nothing_is_set(

@@ -49,6 +49,7 @@ class Feed:
             "capture.device": "", "appliance.node": "kitchen", "homeassistant.area": "Kitchen",
             "model.bundle": "tiny", "segmenter.hang_over_ms": 600, "mqtt.enabled": True,
             "decoder.preset": "bundle", "store.retention_days": 30,
+            "vocabulary.words": ["Priscilla"], "vocabulary.replace": {}, "vocabulary.boost": -1.0,
         }  # fmt: skip
         names = (
             "state", "stats", "mute", "history", "delete", "devices", "microphone_test",

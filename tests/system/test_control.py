@@ -85,7 +85,7 @@ def test_a_broker_that_is_chosen_over_the_socket_is_used_at_once_and_after_a_res
         Subscriber(broker.port, user="watch", password="secret") as heard,
         Path("/dev/zero").open("rb") as zero,
     ):
-        chosen = {"host": broker.host, "port": broker.port, "username": "ear"}
+        chosen: dict[str, Any] = {"host": broker.host, "port": broker.port, "username": "ear"}
         with daemon(config, "--recording", "-", stdin=zero):
             until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
             with Client([place_of(config)]) as client:

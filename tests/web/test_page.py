@@ -187,6 +187,28 @@ def test_settings_are_chosen_and_a_mistake_stands_at_its_field(found: Found, tab
     until(lambda: "too quiet" in tab.text("main"), WITHIN_S)
 
 
+def test_words_and_what_is_written_for_others_are_set_a_line_each(
+    found: Found, tab: Browser
+) -> None:
+    home, feed, _ = found
+    feed.asked.clear()
+    words, replace = "[id='key-vocabulary.words']", "[id='key-vocabulary.replace']"
+    tab.enter(home, "setup")
+    shown = "return document.getElementById('key-vocabulary.words')?.value"
+    until(lambda: tab.run(shown) == "Priscilla", WITHIN_S)
+    tab.type(words, "Priscilla\n Gideon \n\nair fryer")
+    tab.type(replace, "wood pecker")
+    tab.press(".keep button", "Save")
+    wrong = "[id='key-vocabulary.replace-wrong']"
+    until(lambda: "what is heard = what is written" in tab.text(wrong), WITHIN_S)
+    assert not [name for name, _ in feed.asked if name == "configure"]
+    tab.type(replace, "wood pecker = Woodpecker\na=b=c")
+    tab.press(".keep button", "Save")
+    until(lambda: "Saved." in tab.text(".keep"), WITHIN_S)
+    assert feed.chosen["vocabulary.words"] == ["Priscilla", "Gideon", "air fryer"]
+    assert feed.chosen["vocabulary.replace"] == {"wood pecker": "Woodpecker", "a": "b=c"}
+
+
 def test_a_model_is_added_while_its_download_is_shown_and_can_be_cancelled(
     found: Found, tab: Browser
 ) -> None:

@@ -264,6 +264,8 @@ def test_commands_reach_the_daemon_and_its_refusals_the_reader(found: Found) -> 
     assert wrong["mistakes"] == {"segmenter.hang_over_ms": "expected 200 to 3000 ms, found 5"}
     about = json.loads(home.get("api/keys")[2])
     assert about["segmenter.hang_over_ms"]["high"] == 3000
+    kinds = {name: one["kind"] for name, one in about.items() if name.startswith("vocabulary.")}
+    assert (kinds["vocabulary.words"], kinds["vocabulary.replace"]) == ("list", "table")
 
 
 def test_a_sentence_comes_to_every_reader_with_its_number(found: Found) -> None:

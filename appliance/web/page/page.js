@@ -449,15 +449,29 @@ const SETUP = [
   ["Microphone", ["capture.device"]],
   ["Room", ["appliance.node", "homeassistant.area"]],
   ["Model", ["model.bundle", "decoder.preset"]],
+  ["Words", ["vocabulary.words", "vocabulary.replace", "vocabulary.boost"]],
   ["Broker", ["mqtt.enabled", "homeassistant.enabled", "mqtt.partials", "mqtt.retain_last"]],
   ["Log", ["store.retention_days", "store.retention_count", "store.retention_mb"]],
 ];
 const NAMES = {
   "appliance.node": "Name in topics and events", "homeassistant.area": "Room in Home Assistant",
+  "vocabulary.words": "Words of this home", "vocabulary.replace": "What is written in place of another word", "vocabulary.boost": "How much is done for them",
   "model.bundle": "Model", "decoder.preset": "Against running on", "mqtt.enabled": "Publish to MQTT",
   "homeassistant.enabled": "Announce to Home Assistant", "mqtt.partials": "Tell what somebody says so far",
   "mqtt.retain_last": "Leave the last sentence on the broker", "store.retention_days": "Days that sentences are kept",
   "store.retention_count": "Sentences that are kept", "store.retention_mb": "Space for the log",
+};
+const listed = { list: "one a line", table: "one a line: what is heard = what is written" };
+// a key's value as it is edited, and back; null for what is none
+const asText = (kind, value) =>
+  kind === "list" ? value.join("\n") : kind === "table" ? Object.entries(value).map((pair) => pair.join(" = ")).join("\n") : value;
+const asValue = (kind, text) => {
+  if (kind === "int" || kind === "float") return String(text).trim() !== "" && isFinite(text) ? Number(text) : text;
+  if (!listed[kind]) return text;
+  const lines = text.split("\n").map((line) => line.trim()).filter(Boolean);
+  if (kind === "list") return lines;
+  const pairs = lines.map((line) => /^(.*?)\s*=\s*(.*)$/.exec(line));
+  return pairs.every(Boolean) ? Object.fromEntries(pairs.map(([, heard, written]) => [heard, written])) : null;
 };
 const VERDICTS = {
   good: "This is a good level.", clipped: "This is too loud: move away, or turn the microphone down.",
@@ -470,7 +484,9 @@ function Key({ name, about, value, mistake, choices, onInput }) {
   const shared = { id, "aria-invalid": Boolean(mistake), "aria-describedby": `${id}-about ${id}-wrong` };
   const number = about.kind === "int" || about.kind === "float";
   const limits = number && about.low !== null ? ` (${about.low} to ${about.high}${about.unit ? ` ${about.unit}` : ""})` : "";
-  const field = about.kind === "bool"
+  const field = listed[about.kind]
+    ? html`<textarea ...${shared} rows="4" spellcheck=${false} placeholder=${listed[about.kind]} value=${value} onInput=${(event) => onInput(event.target.value)}></textarea>`
+    : about.kind === "bool"
     ? html`<input ...${shared} type="checkbox" checked=${value} onChange=${(event) => onInput(event.target.checked)} />`
     : choices
       ? html`<select ...${shared} value=${value} onChange=${(event) => onInput(event.target.value)}>${choices.map(([one, shown]) => html`<option key=${one} value=${one} selected=${one === value}>${shown}</option>`)}</select>`
@@ -578,16 +594,13 @@ function Setup({ live }) {
     }
     setMoving(false);
   };
-  const typed = (name, text) => {
-    const { kind } = known.about[name];
-    return kind === "int" || kind === "float" ? (String(text).trim() !== "" && isFinite(text) ? Number(text) : text) : text;
-  };
   const keep = async (event) => {
     event.preventDefault();
     setSaid("");
     try {
-      const set = Object.fromEntries(Object.entries(drafts).map(([name, text]) => [name, typed(name, text)]));
-      const answer = await ask("configure", { set });
+      const set = Object.fromEntries(Object.entries(drafts).map(([name, text]) => [name, asValue(known.about[name].kind, text)]));
+      const torn = Object.keys(set).find((name) => set[name] === null);
+      const answer = torn ? { mistakes: { [torn]: `expected ${listed.table}` } } : await ask("configure", { set });
       setMistakes(answer.mistakes || {});
       if (answer.mistakes) {
         setSaid("Nothing was changed: see the fields.");
@@ -623,11 +636,11 @@ function Setup({ live }) {
     return [["", "The default one"], ...found, ...(value && !found.some(([one]) => one === value) ? [[value, `${value} (not there)`]] : [])];
   };
   const field = (name) => {
-    const value = name in drafts ? drafts[name] : settings[name].value;
+    const kept = asText(about[name].kind, settings[name].value), value = name in drafts ? drafts[name] : kept;
     return html`<${Key} key=${name} name=${name} about=${about[name]} value=${value} mistake=${mistakes[name]}
       choices=${choicesOf(name, value)} onInput=${(text) => {
         const { [name]: _, ...others } = drafts;
-        setDrafts(text === settings[name].value ? others : { ...others, [name]: text });
+        setDrafts(text === kept ? others : { ...others, [name]: text });
         setSaid("");
       }} />`;
   };
