@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from rigs.publishing import transcript
 from rigs.waiting import until
 
 from appliance.config import AssistSettings, HomeAssistantSettings, Settings
+from appliance.house.connection import LARGEST
 from appliance.house.home import Home, Paces
 from appliance.house.names import NAMES_FILE
 from appliance.records import AssistReply, Name, Tier, Transcript
@@ -122,12 +124,14 @@ def test_names_come_and_are_kept_and_come_again_when_they_change(hub: Hub, tmp_p
 
 
 def test_it_is_asked_for_names_once_a_minute_at_most(hub: Hub, tmp_path: Path) -> None:
-    with living(hub, tmp_path, paces=replace(SOON, names_s=600)):
+    with living(hub, tmp_path, paces=replace(SOON, names_s=600)) as one:
         hub.wait_for("config/floor_registry/list")
         until(lambda: hub.count("subscribe_events") == 4)
-        for _ in range(20):
+        until(lambda: one.words()[1:])
+        for number in range(1, 6):
             hub.change()
-        hub.wait_for("unsubscribe_events")
+            one.say(f"computer light {number}")
+            one.reply(number)  # what was told before is taken by then
         assert hub.count("config/floor_registry/list") == 1
 
 
@@ -168,6 +172,7 @@ def test_a_refused_token_is_not_tried_again_until_there_is_another(
 ) -> None:
     with living(hub, tmp_path, token="wrong") as one:
         until(lambda: "does not take the token" in one.home.trouble)
+        time.sleep(10 * SOON.look_s)
         (tmp_path / "token").write_text("wrong too", encoding="utf-8")
         until(lambda: len(hub.tokens) == 2)
         (tmp_path / "token").write_text(TOKEN, encoding="utf-8")
@@ -195,6 +200,16 @@ def test_refused_names_are_said_and_assist_goes_on(hub: Hub, tmp_path: Path) -> 
         until(lambda: "refuses its names: config/area_registry/list: broken" in one.home.trouble)
         one.say()
         assert one.reply().status == "action_done"
+
+
+def test_an_answer_that_is_too_long_is_asked_for_once_and_the_rest_goes_on(
+    hub: Hub, tmp_path: Path
+) -> None:
+    hub.raw["config/device_registry/list"] = " " * (LARGEST + 1)
+    with living(hub, tmp_path) as one:
+        until(lambda: "Ceiling lamp" in one.words())
+    assert hub.count("config/device_registry/list") == 1
+    assert len(hub.tokens) == 2
 
 
 def test_a_sentence_is_handed_over_with_our_own_device(hub: Hub, tmp_path: Path) -> None:
