@@ -225,6 +225,10 @@ def _read_again(
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
     try:
         renewed = reread()
+        if renewed.vocabulary.file or renewed.phrases.file not in ("", "bundle"):
+            from appliance.infer import check_files
+
+            check_files(renewed)  # one that is wrong now would end the old configuration, too
     except ConfigError as error:
         *others, last = error.messages
         for message in others:

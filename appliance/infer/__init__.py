@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         Encoded as Encoded,
         Model as Model,
         Transcriber as Transcriber,
+        check_files as check_files,
         open_encoder as open_encoder,
         open_transcriber as open_transcriber,
     )

@@ -359,6 +359,17 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
     )
 
 
+def check_files(settings: Settings) -> None:
+    """Reads the files of words and of sentences that the configuration names. Raises ConfigError
+    for those that `open_transcriber` would refuse, whatever the model."""
+    from appliance.infer.phrases import read_phrases
+    from appliance.infer.vocabulary import read_words
+
+    read_words(settings.vocabulary)
+    if settings.phrases.file not in ("", "bundle"):
+        read_phrases(Path(settings.phrases.file))
+
+
 def _open_look(
     settings: Settings, bundle: Bundle, tokenizer: Tokenizer, decoder: Decoder
 ) -> SecondLook | None:

@@ -17,17 +17,20 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from appliance.config import WORDS_AT_MOST, VocabularySettings, is_word
 from appliance.errors import ConfigError, ModelError
-from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.joining import is_unspaced
 from appliance.infer.tokenizer import Tokenizer
-from appliance.model import Bundle
 from appliance.system import shorten
+
+if TYPE_CHECKING:
+    from appliance.infer.decoder import Decoded, Decoder
+    from appliance.model import Bundle
 
 log = logging.getLogger("roomscribe.infer")
 
@@ -302,13 +305,7 @@ def _breaks(known: Span, span: Span, word: str) -> bool:
 def open_vocabulary(
     settings: VocabularySettings, bundle: Bundle, tokenizer: Tokenizer
 ) -> Vocabulary:
-    """The words of the configuration and of its file. Raises ConfigError."""
-    words = list(dict.fromkeys([*settings.words, *_read(settings.file)]))
-    if len(words) > WORDS_AT_MOST:
-        raise ConfigError(
-            f"[vocabulary] words, file: expected at most {WORDS_AT_MOST} words in all, found "
-            f"{len(words)}; keep those that are misheard"
-        )
+    """The words of the configuration and of its file, for a model. Raises ConfigError."""
     kept = set(bundle.kept.tolist())
     latin = set(bundle.languages) <= {"en"}
 
@@ -321,7 +318,18 @@ def open_vocabulary(
         except ModelError:  # a vocabulary without every byte
             return False
 
-    return Vocabulary(words, can_write)
+    return Vocabulary(read_words(settings), can_write)
+
+
+def read_words(settings: VocabularySettings) -> list[str]:
+    """The words of the configuration and of its file. Raises ConfigError."""
+    words = list(dict.fromkeys([*settings.words, *_read(settings.file)]))
+    if len(words) > WORDS_AT_MOST:
+        raise ConfigError(
+            f"[vocabulary] words, file: expected at most {WORDS_AT_MOST} words in all, found "
+            f"{len(words)}; keep those that are misheard"
+        )
+    return words
 
 
 def _read(name: str) -> list[str]:

@@ -157,7 +157,7 @@ class Hearing:
         """Samples that came, and those of them, at 16 kHz, that went on to the framer."""
         self._parts: deque[_Part] = deque()
         self._guess: _Part | None = None
-        self._text = ""
+        self._text = self.language = ""
         self.texts: list[str] = []
         """What is known of the text and was not taken yet; the pieces append."""
         self.over = False
@@ -265,6 +265,7 @@ class Hearing:
         result, reason = self._gates.on(part.window, result)
         if reason:
             return
+        self.language = result.language
         unspaced = is_unspaced(self._text[-1:] + result.text[:1])
         piece = result.text if unspaced or not self._text else " " + result.text
         self._text += piece

@@ -330,8 +330,7 @@ class Connection:
                 self._segmented()
                 await hearing.finish()
         self._server.count("wyoming_requests")
-        language = self._server.model().language or None
-        whole = {"text": hearing.text if hearing else "", "language": language}
+        whole = {"text": hearing.text if hearing else "", "language": self._language(hearing)}
         parts = self._parts(hearing) if hearing else b""
         await _tell(
             self._writer, parts + pack(Event("transcript", whole)) + pack(Event("transcript-stop"))
@@ -344,9 +343,14 @@ class Connection:
         events = [Event("transcript-chunk", {"text": one}) for one in pieces]
         if not self._told:
             self._told = True
-            language = self._server.model().language or None
-            events.insert(0, Event("transcript-start", {"language": language}))
+            start = Event("transcript-start", {"language": self._language(hearing)})
+            events.insert(0, start)
         return b"".join(map(pack, events))
+
+    def _language(self, hearing: Hearing | None) -> str | None:
+        """What was spoken, or what the model writes."""
+        heard = hearing.language if hearing else ""
+        return heard or self._server.model().language or None
 
     async def _tell(self, events: bytes) -> None:
         await _tell(self._writer, events, self._server.idle_s)

@@ -141,6 +141,26 @@ def test_a_reload_uses_a_changed_configuration_in_the_same_process(
     assert log.count("listening to") == 2
 
 
+def test_a_reload_reads_the_words_of_the_home_again(tmp_path: Path, systemd: Systemd) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("Gideon\n")
+    config = write_config(tmp_path, vocabulary={"file": str(words)})
+    with deaf_daemon(config, systemd, "--recording", "-", sound="/dev/zero") as running:
+        systemd.told("READY=1")
+        for content in ("Priscilla\n", "\x07\n"):
+            words.write_text(content)
+            running.send_signal(signal.SIGHUP)
+            systemd.told("RELOADING=1")
+            systemd.told("READY=1")
+        assert systemd.told("STATUS=").startswith("STATUS=the configuration on the disk is wrong")
+        assert running.poll() is None
+    log = log_of(config)
+    assert log.count(f"starting again with the words of {words}") == 1
+    assert log.count("ERROR") == 1
+    assert f"{words}, line 1: expected a word or name of 1 to 64 letters" in log
+    assert "going on with the configuration that was read before" in log
+
+
 def test_a_reload_to_a_model_that_is_not_there_goes_on_with_the_old_configuration(
     tmp_path: Path, systemd: Systemd
 ) -> None:

@@ -96,6 +96,12 @@ def test_an_expected_sentence_has_its_name_slots_and_confidence() -> None:
     assert set(event) - set(event_of(transcript())) == {*PHRASE}
 
 
+def test_how_sure_the_language_is_is_told_where_it_is_in_question() -> None:
+    event = event_of(transcript(language="de", language_probability=0.98765))
+    assert event["language_probability"] == 0.988
+    assert set(event) - set(event_of(transcript())) == {"language_probability"}
+
+
 def test_flags_lateness_and_an_unfinished_utterance_are_told() -> None:
     event = event_of(transcript(windows=None, flags=("demo_model", "cut_at_window")), late=True)
     assert event["windows"] is None
@@ -168,7 +174,7 @@ REGISTRY = referencing.Registry().with_resources(
 )
 
 PHRASE = ("phrase", "phrase_name", "slots", "phrase_confidence")
-OPTIONAL = ("continues", "source", *PHRASE)
+OPTIONAL = ("continues", "source", "language_probability", *PHRASE)
 TEXTS = {"availability", "microphone", "speech", "mute", "mute-set"}
 
 
@@ -205,7 +211,7 @@ def test_a_schema_is_one_and_says_what_it_is_of(name: str) -> None:
         {"windows": None, "flags": ()},
         {"avg_logprob": -math.inf, "no_speech_prob": math.nan, "latency_ms": math.inf},
         {"text": "“Grüße”, 日本 🎤\n", "language": "de", "encoder": "cpu"},
-        {"continues": new_id(), "source": "wyoming"},
+        {"continues": new_id(), "source": "wyoming", "language_probability": 0.9},
         {"phrase": Phrase("turn on the light", "light", {"area": "hall", "level": 5}, math.nan)},
     ],
     ids=["plain", "unfinished", "not numbers", "beyond ascii", "from elsewhere", "phrase"],

@@ -239,6 +239,20 @@ def test_an_expected_sentence_is_stored_and_its_damage_is_found(settings: StoreS
                 tables.from_row(row)
 
 
+def test_how_sure_the_language_is_is_stored_and_its_damage_is_found(
+    settings: StoreSettings,
+) -> None:
+    said = [transcript("old", id="01A"), transcript("new", id="01B", language_probability=0.75)]
+    with Store.open(settings) as store:
+        assert [store.append(one).transcript for one in said] == said
+        assert [one.transcript.language_probability for one in store.after(0)] == [None, 0.75]
+    with closing(sqlite3.connect(Path(settings.path) / FILE_NAME)) as connection:
+        connection.execute("UPDATE transcripts SET language_probability = 'x' WHERE seq = 2")
+        row = connection.execute(f"{tables.select(connection)} WHERE seq = 2").fetchone()
+        with pytest.raises(tables.DamagedRowError):
+            tables.from_row(row)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_where_a_transcript_comes_from_is_stored_beside_what_older_versions_stored_without_it(
     settings: StoreSettings, steps: int

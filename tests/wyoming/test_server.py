@@ -89,6 +89,38 @@ def test_one_connection_makes_one_request_after_another_and_asks_in_between() ->
         assert talk.event() == Event("pong", {"text": None})
 
 
+def test_words_that_a_request_names_hold_for_it_alone() -> None:
+    terms = ["Gideon", 5, "air fryer"]
+    with running() as house, Talk(house.port) as talk:
+        talk.send("transcribe", transcript_terms=terms, transcript_names=["Pantry", "Gideon"])
+        for sent in (True, False):
+            talk.send("audio-start", **AUDIO_16K)
+            talk.sound(SPEECH)
+            talk.send("audio-stop")
+            assert talk.text() == HEARD.text
+            named = {one.names for one in house.worker.asked}
+            assert named == {("Pantry", "Gideon", "air fryer") if sent else ()}
+            house.worker.asked.clear()
+        for odd in ("Gideon", None, {"a": 1}, 7):
+            talk.send("transcribe", transcript_terms=odd)
+            talk.speak(SPEECH)
+            assert talk.text() == HEARD.text
+        talk.send("transcribe", transcript_names=[f"n{number}" for number in range(5000)])
+        talk.sound(SPEECH)
+        talk.send("audio-stop")
+        assert talk.text() == HEARD.text
+        assert len(house.worker.asked[-1].names) == 1000
+
+
+def test_the_language_that_was_heard_is_told() -> None:
+    german = FakeTranscriber()
+    german.answer = replace(HEARD, language="de")
+    with running(german) as house, Talk(house.port) as talk:
+        talk.speak(SPEECH)
+        events = talk.events("transcript-stop")
+    assert [one.data["language"] for one in events if "language" in one.data] == ["de", "de"]
+
+
 def test_silence_nothing_at_all_and_a_stop_without_a_start_have_an_empty_text() -> None:
     with running() as house, Talk(house.port) as talk:
         talk.speak(np.concatenate([SILENCE] * 3))
