@@ -150,21 +150,51 @@ def test_without_a_model_here_a_window_waits_and_is_sent_when_the_server_is_back
     with pytest.raises(ServerError, match=r"no server: .*nothing listens there"):
         ear.encode(window)
     assert str(ear.encoder.trouble).endswith("until then what is said waits")
-    with FakeBrain(server.url) as brain:
+    with FakeBrain(server.url):
         server.start()
         assert patiently(ear, window).text == HEARD.text
         assert ear.encoder.trouble is None
+
+
+def test_a_window_that_is_under_way_when_the_server_restarts_is_sent_again(
+    server: NatsServer, ears: Callable[..., EarTranscriber]
+) -> None:
+    with FakeBrain(server.url) as brain:
+        brain.settle()
+        ear = ears(patience_s=30.0)
+        brain.took_s = 1.0
+        restarted = threading.Timer(0.3, lambda: restart(server))
+        restarted.start()
+        assert ear.transcribe(a_window()).text == HEARD.text
+        restarted.join()
+    assert (told(ear)["fleet_sent"], told(ear)["fleet_redone"]) == (2, 1)
+
+
+def test_a_window_that_is_under_way_is_not_sent_again_after_a_mute(
+    server: NatsServer, ears: Callable[..., EarTranscriber]
+) -> None:
+    muted = threading.Event()
+    with FakeBrain(server.url) as brain:
+        brain.settle()
+        ear = ears(patience_s=30.0)
+        ear.ear.muted = muted.is_set
         brain.took_s = 1.0
 
-        def restart() -> None:
-            server.kill()
-            server.start()
+        def mute_and_restart() -> None:
+            muted.set()
+            restart(server)
 
-        restarted = threading.Timer(0.3, restart)
+        restarted = threading.Timer(0.3, mute_and_restart)
         restarted.start()
-        assert patiently(ear, a_window(seconds=0.2)).text == HEARD.text
+        with pytest.raises(ServerError, match="muted"):
+            ear.transcribe(a_window())
         restarted.join()
-    assert told(ear)["fleet_redone"] >= 1
+    assert told(ear)["fleet_sent"] == 1
+
+
+def restart(server: NatsServer) -> None:
+    server.kill()
+    server.start()
 
 
 def test_an_ear_that_may_ask_one_model_alone_asks_no_other(
@@ -206,6 +236,7 @@ def test_an_answer_that_came_too_late_is_there_when_its_window_is_asked_again(
         until(lambda: told(ear)["fleet_late"] == 1)
         assert patiently(ear, window).text == HEARD.text
         assert len(brain.windows) == 1
+        assert told(ear)["fleet_sent"] == 1
 
 
 def test_a_brain_that_is_newer_or_older_is_refused_by_name_and_the_window_waits(
