@@ -62,7 +62,7 @@ ExecStart={program} -c {config}
 # Debian's ask /bin/kill, which a small system has not
 ExecStop=
 ExecReload=
-ExecReload={program} --signal reload=$MAINPID
+ExecReload={program} --signal reload=${{MAINPID}}
 Restart=always
 RestartSec=2
 {folder}Directory={name}
