@@ -27,7 +27,7 @@ from appliance.daemon.backlog import Request
 from appliance.daemon.health import EVERY_S, Day
 from appliance.daemon.mute import Mute
 from appliance.errors import DeviceError, RoomscribeError, StoreError
-from appliance.infer import Gates
+from appliance.infer import Gates, lacking_runtime
 from appliance.model import installed_bundles, library
 from appliance.mqtt import Publisher, events
 from appliance.records import (
@@ -489,13 +489,15 @@ class Controls:
             "offered": offered,
             "adding": how if running else None,
             "failed": None if running else how,
-            "possible": self._adding.possible,
+            "possible": self._adding.possible and not lacking_runtime(),
         }
 
     def _on_model_add(self, request: Mapping[str, Any]) -> dict[str, Any]:
         (name,) = _take(request, "model")
         if not isinstance(name, str) or name not in library.PUBLISHED:
             raise _bad(f"model: expected one of {', '.join(library.PUBLISHED)}")
+        if why := lacking_runtime():
+            raise _unavailable(why)
         cure = f"`sudo roomscribe model add {name}` adds it"
         if not self._adding.possible:
             raise _unavailable(f"models are added here while the page is on; {cure}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -256,6 +257,16 @@ def test_models_are_listed_and_added_where_somebody_may_add_them(
         until(lambda: ask(house, "models")["adding"] is None)
         failed = ask(house, "models")["failed"]
         assert (failed["name"], failed["error"]) == ("tiny", "no room; make some")
+
+
+def test_where_no_model_can_run_none_is_added(
+    house: Appliance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with adder(house.folder / "models", {}, ("sleep", "60")) as begun:
+        assert not ask(house, "models")["possible"]
+        assert "sudo apt install roomscribe" in refusal(house, "model_add", model="tiny")
+        assert not begun
 
 
 def test_the_memory_of_the_day_ends_with_now(house: Appliance) -> None:
