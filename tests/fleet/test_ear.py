@@ -24,7 +24,7 @@ from rigs.windows import a_window
 
 from appliance.config import FleetSettings, SegmenterSettings, Settings
 from appliance.errors import RefusedError, ServerError
-from appliance.fleet.ear import EarTranscriber
+from appliance.fleet.ear import COMING_S, EarTranscriber
 from appliance.fleet.link import Link
 from appliance.infer.remote import UnwantedError
 from appliance.infer.transcriber import Transcriber
@@ -333,3 +333,25 @@ def test_more_than_may_wait_is_kept_by_the_ear_and_no_windows_fault(
         brain.waiting = 0
         assert patiently(ear, window).text == HEARD.text
     assert told(ear)["fleet_sent"] == 1
+
+
+def test_when_the_only_brain_goes_in_mid_window_the_own_model_writes_before_the_patience_ends(
+    server: NatsServer, ears: Callable[..., EarTranscriber]
+) -> None:
+    with FakeBrain(server.url) as brain:
+        brain.settle()
+        ear = ears(FakeTranscriber(), patience_s=60.0)
+        until(lambda: ear.link.age_s > COMING_S)
+        brain.took_s = 60.0
+        gone = threading.Timer(0.3, brain.stop)
+        gone.start()
+        begun_s = time.monotonic()
+        assert ear.transcribe(a_window()).recommended == {
+            "low_confidence": 0.3,
+            "no_speech_lone": -1.0,
+            "no_speech_sure": -1.0,
+        }
+        assert time.monotonic() - begun_s < 10.0
+        gone.join()
+        assert str(ear.encoder.trouble).startswith("brain lost: expected a brain at")
+    assert told(ear)["fleet_own_cpu"] == 1
