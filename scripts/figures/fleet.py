@@ -1,7 +1,9 @@
 """What it costs that another room's machine transcribes, and how many rooms one server carries.
 
-    scripts/measure fleet [latency] [throughput] [return] [idle] [load]
+    scripts/measure fleet [trip] [latency] [throughput] [return] [idle] [load]
 
+trip        the same windows by the model in this process and by a brain on loopback, in turn: how
+            much longer the brain takes, window by window
 latency     the same sentences in real time in a room of its own and at an ear on loopback: how much
             later the same text is complete, sentence by sentence
 throughput  three ears, one brain and two, which take at least 200 ms for a window: they wait rather
@@ -26,7 +28,7 @@ import time
 import wave
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -43,8 +45,10 @@ from rigs.recordings import sentences
 from rigs.waiting import holds
 from rigs.wyoming import sound_of
 
-from appliance.config import StoreSettings
+from appliance.config import Settings, StoreSettings
+from appliance.fleet import open_ear
 from appliance.fleet.messages import ID_HEADER, WINDOW_HEADER, Job, pack_window
+from appliance.infer import open_transcriber as open_model
 from appliance.records import SAMPLE_RATE, Window, new_id
 from appliance.store.store import Store
 
@@ -184,6 +188,39 @@ def main() -> None:
     for name in given.figures or FIGURES:
         for line in FIGURES[name](given):
             print(f"{name}: {line}", flush=True)
+
+
+def trip(_given: argparse.Namespace) -> Iterator[str]:
+    """How much longer a brain takes than the model in the same process."""
+    windows = [
+        Window(f"u{number}", 1, True, sound_of(one.file, 0.3, 0.6), 0.0, 1.0, 1.0)
+        for number, one in enumerate(sentences())
+    ]
+    plain = replace(Settings(), model=replace(Settings().model, bundle="home-en"))
+    with House(0, 12) as house, NatsServer() as server, Bus(server.url) as bus:
+        if not house.serving(bus, house.brain("brain", [server.url])):
+            raise RuntimeError("the brain does not serve")
+        fleet = replace(Settings().fleet, role="ear", server=(server.url,))
+        with open_model(plain) as local, open_ear(replace(Settings(), fleet=fleet)) as ear:
+            local.warm_up()
+            ear.warm_up()
+            taken_ms: dict[str, list[float]] = {"here": [], "there": []}
+            for turn, window in enumerate((*windows[:5], *windows, *windows)):
+                for name, by in (("here", local), ("there", ear)):
+                    begun_s = time.monotonic()
+                    by.transcribe(replace(window, id=new_id()))
+                    if turn >= WARM:
+                        taken_ms[name].append(1000 * (time.monotonic() - begun_s))
+    extra = [b - a for a, b in zip(taken_ms["here"], taken_ms["there"], strict=True)]
+    length_s = statistics.mean(one.duration_s for one in windows)
+    yield (
+        f"windows of {length_s:.1f} s: here {of(taken_ms['here'])}, by a brain "
+        f"{of(taken_ms['there'])}; window by window {of(extra)} longer"
+    )
+
+
+WARM = 5
+"""The first windows are slower."""
 
 
 def latency(given: argparse.Namespace) -> Iterator[str]:
@@ -396,6 +433,7 @@ def of(taken_ms: Sequence[float]) -> str:
 
 
 FIGURES: dict[str, Callable[[argparse.Namespace], Iterator[str]]] = {
+    "trip": trip,
     "latency": latency,
     "throughput": throughput,
     "return": back_to_work,
