@@ -126,6 +126,7 @@ class Brain:
     async def _serve(self, client: Client) -> None:
         """Serves a connection until it ends. Raises ServerError."""
         consumers = await self._prepare(client)
+        self._link.well()
         heard = await client.subscribe(BRAINS, cb=self._tell)
         try:
             while True:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.config import FleetSettings, Settings, node_name
 from appliance.errors import ServerError
-from appliance.fleet.link import Link
+from appliance.fleet.link import COMING, Link
 from appliance.fleet.messages import (
     BRAINS,
     FLEET,
@@ -111,7 +111,7 @@ class Ear:
         async def ask() -> Presence:
             client = self._link.client
             if client is None:
-                raise ServerError(self._link.trouble or "no server")
+                raise ServerError(self._link.trouble or COMING)
             return await self._presence(client)
 
         return self._link.call(ask, PRESENCE_S + 0.5)
@@ -185,7 +185,7 @@ class Ear:
                 if left_s <= 0:
                     raise _lost(within_s)
                 if client is None and sent_to is None:
-                    raise ServerError(self._link.trouble or "no server", busy=True)
+                    raise ServerError(self._link.trouble or COMING, busy=True)
                 if client is not None and client is not sent_to:
                     if not await self._send(client, job, sound):
                         await asyncio.sleep(AGAIN_S)

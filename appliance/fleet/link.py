@@ -42,10 +42,13 @@ CONNECT_S = 5.0
 """For all of a connection: name, TCP, TLS, greeting."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 """Between two attempts to connect."""
+STEADY_S = 2.0
+"""A connection that lasted longer was a good one; after others it is waited longer each time."""
 PING_S, PINGS = 20, 2
 """A connection is dead when so many pings in a row were not answered."""
 CLOSE_S = 1.0
 """For taking leave of a server."""
+COMING = "no server: the connection to the fleet's server is being made"
 LOOKED_UP = "its name is still being looked up; write its address in numbers into fleet.server"
 
 Found = TypeVar("Found")
@@ -119,7 +122,7 @@ class Link:
         self._connect_s = connect_s
         self._options = options(settings, node)
         self.node: str = self._options["name"]
-        self.trouble: str | None = "the fleet's server was not asked yet"
+        self.trouble: str | None = COMING
         """Why there is no connection, with the cure; None while there is one."""
         self.server = ""
         """The one that is connected to; empty while none is."""
@@ -137,6 +140,8 @@ class Link:
         self._since_s = 0.0
         self._errand: Errand | None = None
         self._ended: asyncio.Event | None = None
+        self._unwell = False
+        """True when it was a worker that ended the connection before."""
         self._running: asyncio.Task[None] | None = None
 
     @property
@@ -153,6 +158,11 @@ class Link:
         """`worker` is run on each connection, until that is lost; ending is its own affair, an
         error ends the connection."""
         self._workers.append(worker)
+
+    def well(self) -> None:
+        """A worker that failed says that it works; the loop's thread."""
+        self._unwell = False
+        self._note(None)
 
     def start(self) -> None:
         """Begins to connect. Does not wait."""
@@ -221,7 +231,7 @@ class Link:
 
     async def _stay_connected(self) -> None:
         """Connects to one server after the other until `close`."""
-        pause_s, turn = FIRST_PAUSE_S, 0
+        pause_s, turn, failed = FIRST_PAUSE_S, 0, 0
         while not self._closing.is_set():
             server = self._servers[turn % len(self._servers)]
             turn += 1
@@ -229,10 +239,13 @@ class Link:
             try:
                 await self._be_connected(server)
             except Exception as error:
-                self._note(_explain(server, error))
-            if self._since_s != before_s:
-                pause_s = FIRST_PAUSE_S
-            if turn % len(self._servers) == 0 or self.trouble is None:
+                if self._since_s != before_s and self.age_s > STEADY_S:
+                    pause_s, failed = FIRST_PAUSE_S, 0
+                failed += 1
+                self._unwell = isinstance(error, ServerError)
+                if failed >= len(self._servers):  # of a cluster another one may be there
+                    self._note(_explain(server, error))
+            if failed % len(self._servers) == 0:
                 self._tried.set()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), pause_s)
@@ -244,7 +257,8 @@ class Link:
         client, errors = await self._connect(server, ended)
         self._ended = ended
         self._client, self._since_s, self.server = client, time.monotonic(), server
-        self._note(None)
+        if not self._unwell:
+            self._note(None)
         self._tried.set()
         workers = [asyncio.ensure_future(work(client)) for work in self._workers]
         waits = [asyncio.ensure_future(one.wait()) for one in (ended, self._closing)]

@@ -228,6 +228,9 @@ def test_a_server_without_jetstream_is_named() -> None:
         trouble = next(one for one in brain.troubles if one and "stream" in one)
         assert trouble.startswith("refused: the fleet's server nats://")
         assert "see that its JetStream is on" in trouble
+        number = len(brain.troubles)
+        time.sleep(1.0)
+        assert len(brain.troubles) - number <= 1  # it is told once, however often it is tried
 
 
 def test_a_window_longer_than_its_model_takes_is_made_in_parts(brain: FakeBrain, bus: Bus) -> None:

@@ -124,9 +124,15 @@ def test_a_server_that_comes_later_and_again_is_found() -> None:
 def test_a_cluster_that_loses_the_server_that_we_have_goes_on_with_another() -> None:
     with Cluster() as cluster, linked(*cluster.urls) as link:
         until(lambda: link.trouble is None)
+        troubles: list[str | None] = []
+        link.changed = troubles.append
         lost = next(one for one in cluster.servers if one.url == link.server)
         lost.kill()
         until(lambda: link.server not in ("", lost.url))
+        assert troubles == []
+        for one in cluster.servers:
+            one.kill()
+        until(lambda: "no server" in str(link.trouble))
 
 
 def test_who_waits_is_let_go_in_time_whatever_the_server_does() -> None:
