@@ -9,7 +9,7 @@ import time
 from deb.checks import SPOKEN, expect, is_alike, listens
 from deb.container import SPEAK, Container
 
-CONFIG = "/etc/roomscribe/roomscribe.toml"
+CONFIG, STATE = "/etc/roomscribe/roomscribe.toml", "/var/lib/roomscribe"
 EXPOSED_AT_MOST, EXPOSED_ROOT_AT_MOST = 1.5, 2.0
 FIRST_WITHIN_S = 120.0
 SOCKET, SERVICE = "roomscribe-web.socket", "roomscribe-web.service"
@@ -46,6 +46,8 @@ until = time.monotonic() + 90
 while (found := command(head, "models"))["adding"] and time.monotonic() < until:
     time.sleep(0.2)
 print(json.dumps([found["failed"], [one["name"] for one in found["models"]]]))
+broker = {{"host": "127.0.0.1", "username": "ear", "password": "open sesame"}}
+print(json.dumps(command(head, "broker", **broker)))
 """
 PERSON = f"""\
 {ENTER}
@@ -141,7 +143,8 @@ def shows_a_page(box: Container) -> str:
 
 def adds_a_model(box: Container) -> str:
     """The page's user has a model added, which root's process does without a right but that one;
-    one that is cancelled ends, and a name that is none of the three is none."""
+    one that is cancelled ends, and a name that is none of the three is none. A broker is tried and
+    its password kept from within the daemon's sandbox."""
     place = "/run/systemd/system/roomscribe-models@.service.d"
     box.run(
         f"install -d {place}; printf '[Service]\\nEnvironment=HF_ENDPOINT=%s\\n' $(cat /share/hub)"
@@ -155,7 +158,7 @@ def adds_a_model(box: Container) -> str:
     (box.share / "adder.py").write_text(ADDER, encoding="utf-8")
     link = box.run("roomscribe web open 2>/dev/null").strip().rpartition("#link=")[2]
     lines = box.run(f"python3 -I /share/adder.py {link}", timeout_s=150).splitlines()
-    cancelled, refused, (failed, names) = map(json.loads, lines)
+    cancelled, refused, (failed, names), broker = map(json.loads, lines)
     expect(cancelled == [{"adding": "tiny"}, {"cancelled": True}], f"cancelled: {cancelled}")
     expect(refused[0] == 400, f"another name: {refused}")
     expect(failed is None and "tiny" in names, f"added: {failed}, {names}")
@@ -167,6 +170,12 @@ def adds_a_model(box: Container) -> str:
         10,
     )
     box.run("runuser -u roomscribe -- roomscribe model verify tiny")
+    expect("mqtt.password_file" in broker.get("changed", ()), f"the broker: {broker}")
+    kept = box.run(f"stat -c '%a %U' {STATE}/mqtt-password-*; cat {STATE}/mqtt-password-*").split(
+        "\n"
+    )
+    expect(kept[:2] == ["600 roomscribe", "open sesame"], f"the password: {kept}")
+    box.run(f"rm {STATE}/settings.toml {STATE}/mqtt-password-*")
     box.run(f"roomscribe model remove tiny; roomscribe web disable; rm -r {place}")
     box.run(f"systemctl daemon-reload; sed -i 's/^enabled = false$/#enabled = false/' {CONFIG}")
     box.run("systemctl reload roomscribe")

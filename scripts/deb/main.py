@@ -1,6 +1,6 @@
 """Installs the package in a booted container and runs every check; scripts/test-deb calls it.
 
-python -m deb.main DEB TOOLS_ROOT TEST_ROOT WORK [CHECK...]
+python -m deb.main DEB EAR_DEB TOOLS_ROOT TEST_ROOT WORK [CHECK...]
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from deb import checks as daily, checks_life as life, checks_user as user, checks_web as web
+from deb import (
+    checks as daily,
+    checks_ear as ears,
+    checks_life as life,
+    checks_user as user,
+    checks_web as web,
+)
 from deb.container import CheckError, Container
 from rigs.checkout import ROOT
 
@@ -45,7 +51,7 @@ def field(deb: Path, name: str) -> str:
     return done.stdout.strip()
 
 
-def plan(deb: str, newer: str, version: str) -> dict[str, Callable[[Container], str]]:
+def plan(deb: str, ear: str, newer: str, version: str) -> dict[str, Callable[[Container], str]]:
     """Every check by its name, in an order in which each finds what it needs."""
     checks = [
         daily.is_whole,
@@ -59,13 +65,13 @@ def plan(deb: str, newer: str, version: str) -> dict[str, Callable[[Container], 
         user.keeps_to_readme,
         user.reads_models,
         web.shows_a_page,
+        web.adds_a_model,
         daily.outlives_broker,
         daily.outlives_microphone,
         daily.outlives_kill,
         daily.outlives_hanging,
         daily.outlives_stalled_sound,
         daily.stops_in_time,
-        web.adds_a_model,
         life.keeps_what_waits,
         life.refuses_mistakes,
         life.tries_again,
@@ -81,27 +87,31 @@ def plan(deb: str, newer: str, version: str) -> dict[str, Callable[[Container], 
         "upgrades": lambda box: life.upgrades(box, newer),
         "downgrades": lambda box: life.downgrades(box, deb),
         "leaves": lambda box: life.leaves(box, deb),
+        "first_sentence": lambda box: web.first_sentence(box, deb),
+        "awaits_a_brain": lambda box: ears.awaits_a_brain(box, ear),
+        "has_another_transcribe": lambda box: ears.has_another_transcribe(box, deb),
+        "changes_places": lambda box: ears.changes_places(box, deb, ear),
         "comes_from_repository": lambda box: life.comes_from_repository(
             box, version + NEXT, version
         ),
     }
 
 
-        "first_sentence": lambda box: web.first_sentence(box, deb),
 def main() -> int:
     """Runs the checks in order, all of them whatever fails; 1 when one did."""
-    deb, tools, root, work = (Path(argument).resolve() for argument in sys.argv[1:5])
+    deb, ear, tools, root, work = (Path(argument).resolve() for argument in sys.argv[1:6])
     version = field(deb, "Version")
     share = work / "share"
     share.mkdir(parents=True)
     shutil.copy(deb, share)
+    shutil.copy(ear, share)
     newer = newer_package(deb, version, share)
-    checks = plan(f"/share/{deb.name}", f"/share/{newer.name}", version)
-    chosen = sys.argv[5:] or list(checks)
+    checks = plan(f"/share/{deb.name}", f"/share/{ear.name}", f"/share/{newer.name}", version)
+    chosen = sys.argv[6:] or list(checks)
     repository = [str(ROOT / "scripts" / "build-repo"), str(share / "repository")]
     if "comes_from_repository" in chosen:
         address = ["--url", "http://127.0.0.1:8000"]
-        subprocess.run([*repository, *address, str(deb), str(newer)], check=True)
+        subprocess.run([*repository, *address, str(deb), str(newer), str(ear)], check=True)
     box = Container(tools, root, work)
     failed = []
     begun_s = time.monotonic()

@@ -12,7 +12,7 @@ BUILD_PACKAGES=(debhelper dh-python python3 python3-argparse-manpage python3-num
 LINT_PACKAGES=(lintian)
 REPOSITORY_PACKAGES=(apt-utils gnupg)
 TOOLS_PACKAGES=(systemd-container)
-TEST_PACKAGES=(mosquitto mosquitto-clients bash-completion man-db sudo jq)
+TEST_PACKAGES=(mosquitto mosquitto-clients nats-server bash-completion man-db sudo jq)
 # these bring libraries that the package must bring by itself: libsndfile1, numpy
 LATER_PACKAGES=(pulseaudio pulseaudio-utils libasound2-plugins python3-pytest python3-safetensors)
 HOST_PACKAGES=(debootstrap debian-archive-keyring)
@@ -127,7 +127,7 @@ test_root() {
         depends=$1; shift
         later=$1; shift
         apt-get install -y "$@"
-        systemctl disable mosquitto.service
+        systemctl disable mosquitto.service nats-server.service
         echo "$later" > /root/later
         apt-get install -y --download-only $later
         apt-get satisfy -y --download-only "$depends"' _ "$2" "${LATER_PACKAGES[*]}" "${TEST_PACKAGES[@]}"

@@ -1,0 +1,124 @@
+"""What must hold of the package for an ear: it waits, has another machine transcribe, and changes
+places with the whole package without a loss."""
+
+from __future__ import annotations
+
+import shlex
+
+from deb.checks import SPOKEN, expect, hears, is_up, listens
+from deb.checks_user import CONFIG, USER, does, has_a_user, is_well, quiet_room, refused
+from deb.container import Container
+
+MEMORY_MB = 60.0
+"""All processes of an ear, proportional set size, at most; a Raspberry Pi Zero 2 W has 512."""
+BRAIN = "/opt/brain"
+BRAIN_CONFIG = "/etc/brain/roomscribe.toml"
+BRAIN_RUNS = (
+    f"env PYTHONPATH={BRAIN}/usr/lib/roomscribe:{BRAIN}/usr/lib/roomscribe/vendor"
+    f" python3 -m appliance --config {BRAIN_CONFIG}"
+)
+APT = "apt-get install -y"
+LEFT = (
+    "find / -xdev \\( -path /share -o -path /proc -o -path /var/log/journal \\) -prune -o "
+    "\\( -name '*roomscribe*' -o -user roomscribe \\) -print"
+)
+ELSEWHERE = ("/var/lib/apt/", "/var/cache/man/", "/run/")
+
+
+def leaves_nothing(box: Container) -> None:
+    """After a purge there is no file of the package's or the daemon's."""
+    left = [one for one in box.run(LEFT).split() if not one.startswith(ELSEWHERE)]
+    expect(not left, f"purge leaves {left}")
+
+
+def awaits_a_brain(box: Container, ear: str) -> str:
+    """Installed, it stays up, hears nothing, and says in one line what to do; commands that need a
+    model say so, too."""
+    box.run(f"{APT} {ear}", timeout_s=400)
+    expect(is_up(box), f"after installation: {box.status()}")
+    said = box.status()
+    expect("fleet join" in said["StatusText"], f"STATUS does not say what to do: {said}")
+    expect(said["NRestarts"] == "0", f"it was restarted: {said}")
+    expect(box.journal().count("fleet join") == 1, f"not one line: {box.journal()}")
+    box.run("test ! -e /usr/lib/roomscribe/appliance/bundles")
+    if not box.run(f"id -u {USER} 2>/dev/null || true").strip():
+        has_a_user(box)
+    refused(box, "roomscribe transcribe /share/speech/00.flac", 78, "apt install roomscribe")
+    does(box, "roomscribe --version && roomscribe model list && roomscribe devices", 0, 1)
+    return said["StatusText"]
+
+
+def has_another_transcribe(box: Container, whole: str) -> str:
+    """A sentence comes through from a brain on another configuration, over nats-server with TLS,
+    and the ear's processes take little memory."""
+    does(box, "sudo roomscribe fleet join --serve --yes --name 127.0.0.1 --role ear")
+    box.run(
+        f"mkdir -p {BRAIN} /etc/brain /var/lib/brain && dpkg-deb -x {whole} {BRAIN} &&"
+        f" ln -s /usr/lib/*-linux-gnu {BRAIN}/usr/lib/"  # libgomp is asked for beside it
+    )
+    box.run(
+        'printf \'[appliance]\\nnode = "attic"\\n[capture]\\ndevice = "none"\\n'
+        '[store]\\npath = "/var/lib/brain"\\n[mqtt]\\nenabled = false\\n'
+        f"' > {BRAIN_CONFIG}"
+    )
+    invited = does(box, "sudo roomscribe fleet invite attic --role brain")
+    code = next(line for line in invited.splitlines() if "fleet join" in line).split()[-1]
+    box.run(f"{BRAIN_RUNS} fleet join --yes {shlex.quote(code)}")
+    box.run("chown -R roomscribe: /etc/brain /var/lib/brain")
+    box.run(
+        "systemd-run -q -u brain -p User=roomscribe -p RuntimeDirectory=brain"
+        f" -E RUNTIME_DIRECTORY=/run/brain {BRAIN_RUNS} run"
+    )
+    box.wait("a brain", lambda: "attic" in box.run("roomscribe fleet status", check=False), 20)
+    box.wait("the microphone", lambda: listens(box), 20)
+    took_s = max(hears(box, name) for name in SPOKEN)
+    with quiet_room(box):
+        is_well(box, "sudo roomscribe doctor")
+    mapped = box.run(f"cat /proc/{box.status()['MainPID']}/maps")
+    expect("onnxruntime" not in mapped, "what runs a model is loaded")
+    box.run("systemctl stop brain")  # it shares pages with the ear, which nobody does elsewhere
+    memory_mb = memory_of(box)
+    expect(memory_mb <= MEMORY_MB, f"the ear's processes take {memory_mb:.1f} MB")
+    return f"{took_s:.2f} s from the sound's end to the text; {memory_mb:.1f} MB in all processes"
+
+
+def memory_of(box: Container) -> float:
+    """Proportional set size of all processes of the unit, MB."""
+    group = box.run("systemctl show -P ControlGroup roomscribe").strip()
+    sizes = box.run(
+        f"for pid in $(cat /sys/fs/cgroup{group}/cgroup.procs); do"
+        " sed -n 's/^Pss: *\\([0-9]*\\) kB/\\1/p' /proc/$pid/smaps_rollup; done"
+    )
+    return sum(map(int, sizes.split())) / 1024
+
+
+def changes_places(box: Container, whole: str, ear: str) -> str:
+    """The whole package takes the ear's place and back: configuration, credentials, log and what is
+    enabled stay; the purge of the one that is gone takes nothing from the other."""
+    box.run("roomscribe web enable; (umask 077; echo word > /etc/credstore/roomscribe.x)")
+    kept = (
+        f"sha256sum {CONFIG} /etc/credstore/roomscribe.x $(find /etc/roomscribe -type f);"
+        " systemctl is-enabled roomscribe roomscribe-web.socket;"
+        " systemctl is-active roomscribe roomscribe-web.socket; roomscribe log | wc -l"
+    )
+    before = box.run(kept)
+    for package, deb, gone in (
+        ("roomscribe", whole, "roomscribe-ear"),
+        ("roomscribe-ear", ear, "roomscribe"),
+    ):
+        said = box.run(f"{APT} {deb}")
+        expect("dpkg-dist" not in said and "dpkg-new" not in said, f"apt asks: {said[-2000:]}")
+        box.run(f"dpkg --verify {package}")
+        box.wait("the daemon", lambda: is_up(box), 20)
+        after = box.run(kept)
+        expect(after == before, f"{package} after {gone}: before {before} after {after}")
+        box.run(f"dpkg --purge {gone}")
+        after = box.run(kept)
+        expect(after == before, f"{gone} purged: before {before} after {after}")
+        expect(box.status()["ActiveState"] == "active", f"the purge ended the daemon: {after}")
+    said = box.run(f"{APT} {whole}; dpkg --purge roomscribe 2>&1")
+    expect("sudo apt purge roomscribe-ear" in said, f"purge does not say what stays: {said}")
+    box.run("test -e /var/lib/roomscribe/roomscribe.db; apt-get purge -y roomscribe-ear")
+    box.run("rm -rf /opt/brain /etc/brain /var/lib/brain; systemctl stop nats-server")
+    leaves_nothing(box)
+    return ""
