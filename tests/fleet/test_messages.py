@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 from hypothesis import given, settings, strategies as st
+from rigs.checkout import ROOT
 from rigs.transcriber import HEARD
 from rigs.windows import a_window
 
@@ -226,3 +229,26 @@ def test_no_answer_crashes_an_ear(found: dict[str, Any]) -> None:
             read_answer(json.dumps(data).encode())
         except MessageError as error:
             assert error.code in messages.CODES
+
+
+SEALED = """
+import ctypes, sys
+import numpy as np
+from appliance.fleet.messages import pack_sound, _sound
+
+PR_SET_MDWE, REFUSE_EXEC_GAIN = 65, 1
+if ctypes.CDLL(None).prctl(PR_SET_MDWE, REFUSE_EXEC_GAIN, 0, 0, 0):
+    sys.exit(77)
+samples = np.arange(16_000, dtype=np.int16)
+assert np.array_equal(_sound(pack_sound(samples)), samples)
+"""
+
+
+def test_sound_is_packed_and_read_where_memory_may_not_be_made_executable() -> None:
+    """As in the daemon's unit (MemoryDenyWriteExecute)."""
+    done = subprocess.run(
+        [sys.executable, "-c", SEALED], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode == 77:
+        pytest.skip("this kernel cannot forbid it (Linux 6.3 can)")
+    assert done.returncode == 0, done.stderr
