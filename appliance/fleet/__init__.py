@@ -22,6 +22,6 @@ if TYPE_CHECKING:
         unwritable as unwritable,
     )
     from appliance.fleet.link import Link as Link
-    from appliance.fleet.probe import Probe as Probe
+    from appliance.fleet.probe import Probe as Probe, Waiting as Waiting
 
 __getattr__ = lazily(__name__, __file__)

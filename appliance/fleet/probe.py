@@ -34,6 +34,8 @@ PRESENT_S = 0.5
 REFUSED_S = 0.3
 """nats-server says at once what it refuses; so long is waited for that."""
 API_S = 3.0
+DELIVERIES = 2
+"""A window is given out so often at least."""
 NOBODY = "503"
 """Status of what the server answers in place of nobody."""
 Found = TypeVar("Found")
@@ -50,6 +52,8 @@ class Waiting:
     max_per_subject: int
     consumers: tuple[str, ...]
     """Those of the stream's consumers that were asked for and are there."""
+    careless: tuple[str, ...]
+    """Those of them that do not give a window to another brain when one is lost."""
 
 
 class Probe:
@@ -175,15 +179,18 @@ class Probe:
     async def _queue(self, models: Sequence[str]) -> Waiting | None:
         from nats.js.errors import NotFoundError
 
-        stream, there = self._client().jetstream(timeout=API_S), list[str]()
+        stream = self._client().jetstream(timeout=API_S)
+        there, careless = list[str](), list[str]()
         try:
             info = await stream.stream_info(STREAM)
         except NotFoundError:
             return None
         for name in map(consumer, models):
             with suppress(NotFoundError):
-                await stream.consumer_info(STREAM, name)
+                chosen = (await stream.consumer_info(STREAM, name)).config
                 there.append(name)
+                if chosen.ack_policy != "explicit" or (chosen.max_deliver or 0) < DELIVERIES:
+                    careless.append(name)
         config = info.config
         return Waiting(
             windows=info.state.messages,
@@ -192,6 +199,7 @@ class Probe:
             replicas=config.num_replicas or 1,
             max_per_subject=config.max_msgs_per_subject or -1,
             consumers=tuple(there),
+            careless=tuple(careless),
         )
 
     async def _transcribe(self, job: Job, within_s: float) -> tuple[Answer, float]:

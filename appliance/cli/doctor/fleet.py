@@ -6,15 +6,19 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from appliance.cli.doctor.daemon import ENCRYPTED, PLAIN
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.cli.doctor.transcribing import TEXT, spoken_window, words
 from appliance.config import Settings, fleet_server, is_loopback, node_name
 from appliance.fleet import Probe, messages
+
+if TYPE_CHECKING:
+    from appliance.fleet import Waiting
 
 SERVER = "fleet's server"
 APART_S = 2.0
@@ -92,23 +96,31 @@ def queue(around: Surroundings) -> Outcome:
         )
     if found is None:
         return failed("there is none: a brain makes it", "start a brain's daemon")
+    wrong, cure = _unlike(found, models)
     line = (
         f"{found.windows} windows wait, {found.storage}, {found.retention}, "
         f"{found.replicas} copies, {found.max_per_subject} for each ear"
     )
-    wrong = found.storage != MEMORY or found.retention != WORK or found.max_per_subject < 1
-    if wrong:
-        return failed(
-            f"{line}; expected {MEMORY}, {WORK} and a limit",
+    return failed(f"{line}; {wrong}", cure) if wrong else ok(f"{line}; {payload} bytes at once")
+
+
+def _unlike(found: Waiting, models: Sequence[str]) -> tuple[str, str]:
+    """What the queue is that a brain would not have made, and the cure; empty for nothing."""
+    if found.storage != MEMORY or found.retention != WORK or found.max_per_subject < 1:
+        return (
+            f"expected {MEMORY}, {WORK} and a limit",
             f"delete the stream {messages.STREAM}: a brain makes it anew",
         )
-    missing = [
-        one for one in map(messages.consumer, models) if one not in found.consumers
-    ]  # fmt: skip
-    if missing:
-        wanted = f"a brain with the model {fleet.model}" if fleet.model else "a brain's daemon"
-        return failed(f"{line}; nobody has ever asked for {', '.join(missing)}", f"start {wanted}")
-    return ok(f"{line}; {payload} bytes at once")
+    if found.careless:
+        return (
+            f"{', '.join(found.careless)} would lose a window with its brain",
+            "delete that consumer: a brain makes it anew",
+        )
+    for model in models:
+        if (name := messages.consumer(model)) not in found.consumers:
+            wanted = f"a brain with the model {model}" if model else "a brain's daemon"
+            return f"nobody has ever asked for {name}", f"start {wanted}"
+    return "", ""
 
 
 def brains(around: Surroundings) -> Outcome:

@@ -103,13 +103,20 @@ def test_a_queue_that_is_missing_or_another_is_told(tmp_path: Path) -> None:
         assert found("queue", chosen).found == "there is none: a brain makes it"
         make_queue(brain)
         assert "nobody has ever asked for brains-any" in found("queue", chosen).found
-        wanted = ConsumerConfig(
-            durable_name="brains-any",
-            filter_subject="roomscribe.window.any.*",
-            ack_policy=AckPolicy.EXPLICIT,
-        )
-        brain.run(brain.client.jetstream().add_consumer("ROOMSCRIBE", wanted))
-        assert found("queue", chosen).status == "ok", found("queue", chosen).found
+        stream = brain.client.jetstream()
+        for deliveries, status in ((1, "failed"), (3, "ok")):
+            wanted = ConsumerConfig(
+                durable_name="brains-any",
+                filter_subject="roomscribe.window.any.*",
+                ack_policy=AckPolicy.EXPLICIT,
+                max_deliver=deliveries,
+            )
+            brain.run(stream.add_consumer("ROOMSCRIBE", wanted))
+            told = found("queue", chosen)
+            assert told.status == status, told.found
+            assert ("brains-any would lose a window" in told.found) == (deliveries == 1)
+            if deliveries == 1:
+                brain.run(stream.delete_consumer("ROOMSCRIBE", "brains-any"))
         other = found("queue", replace(chosen, model="large"))
         assert other.cure == "start a brain with the model large"
     with NatsServer("max_payload: 4096") as small:
