@@ -239,7 +239,7 @@ class Pipeline:
             listeners = (*([self._publisher] if self._publisher else ()), self._controls)
             self._home = self._open_home(model, node)
             said = self._home.said if self._home else lambda _: None
-            self._scribe = Scribe(settings, model, self._store, self.health, listeners, said)
+            self._scribe = Scribe(settings, model, self._store, self.health, listeners, said=said)
             self._backlog = opened.enter_context(
                 Backlog(settings, self.health, self._scribe.discard, in_process=model.in_process)
             )

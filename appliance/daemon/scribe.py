@@ -85,6 +85,7 @@ class Scribe:
         store: Store,
         health: Health,
         listeners: tuple[Listener, ...] = (),
+        *,
         said: Callable[[Transcript], object] = lambda _: None,
     ) -> None:
         """`said` is given each transcript that is stored."""
