@@ -27,7 +27,6 @@ WORD = "open sesame"
 def house(tmp_path: Path) -> Iterator[Appliance]:
     with appliance(tmp_path) as found:
         yield found
-        found.controls.close()
 
 
 @pytest.fixture(scope="module")

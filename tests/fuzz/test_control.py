@@ -33,11 +33,11 @@ VALUES: tuple[object, ...] = (
 )  # fmt: skip
 NAMES = (
     "on", "query", "since", "until", "before", "limit", "ids", "set", "seconds", "events", "after",
-    "id", "x", "",
+    "id", "x", "", "host", "port", "username", "password", "tls", "model",
 )  # fmt: skip
 COMMANDS = (
     "state", "stats", "mute", "history", "delete", "microphone_test", "settings", "configure",
-    "reload", "subscribe", "x", "",
+    "reload", "subscribe", "x", "", "broker", "models", "model_add", "model_cancel", "day",
 )  # fmt: skip
 
 

@@ -92,4 +92,8 @@ def appliance(folder: Path, texts: tuple[str, ...] = ("turn on the light",)) -> 
     with Store.open(settings.store) as store:
         for text in texts:
             store.append(transcript(text))
-        yield Appliance(folder, settings, store, Mute(state))
+        found = Appliance(folder, settings, store, Mute(state))
+        try:
+            yield found
+        finally:
+            found.controls.close()
