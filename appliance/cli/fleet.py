@@ -51,6 +51,8 @@ forgotten which queues there are makes the others forget them (tried with nats-s
 USER = "roomscribe"
 START_S = 10.0
 """So long nats-server may take until it lets us in."""
+CATCHES_UP = (2, 10)
+"""Versions of nats-server from which on a cluster is one."""
 BACK_S = 20.0
 """So long the daemon may take until it is connected."""
 PLAIN = re.compile(r"(host|port|listen)\s*[:=]?\s*\S+")
@@ -343,7 +345,7 @@ def _reload(settings: Settings, file: Path) -> str:
 
 def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
     """`roomscribe fleet join --serve`. Raises RoomscribeError."""
-    from appliance.fleet import Engine, program, server_of
+    from appliance.fleet import Engine, program, server_of, version
 
     _require_writable(file)
     program()
@@ -352,6 +354,7 @@ def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
     with _alone(folder):
         before = Engine.load(folder)
         engine = server_of(options.code) if options.code else _wanted(options, before)
+        _require_catching_up(engine, version())
         role = options.role or (engine.boxes[node].role if node in engine.boxes else "brain")
         if not options.code and role != "none" and not _second(engine):
             engine = engine.invite(node, role)
@@ -572,6 +575,20 @@ def _greets(engine: Engine) -> bool:
     with suppress(OSError), socket.create_connection((host, engine.port), 1.0) as probe:
         return probe.recv(5) == b"INFO "
     return False
+
+
+def _require_catching_up(engine: Engine, found: tuple[int, ...]) -> None:
+    """Raises ConfigError for a cluster of an old nats-server.
+
+    In 2.9.10 one that was away does not get what it missed of a queue in memory, so that the next
+    death is one too many; 2.10.27 does (both tried).
+    """
+    if engine.cluster and found < CATCHES_UP:
+        raise ConfigError(
+            f"--cluster: expected nats-server {'.'.join(map(str, CATCHES_UP))} or newer (Debian 13 "
+            f"has it), found {'.'.join(map(str, found))}, in which a server that was away does not "
+            "get what it missed; leave --cluster out"
+        )
 
 
 def _require_ours(file: Path) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         program as program,
         server_of as server_of,
         unwritable as unwritable,
+        version as version,
     )
     from appliance.fleet.link import Link as Link
     from appliance.fleet.probe import Probe as Probe, Waiting as Waiting

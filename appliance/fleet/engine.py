@@ -373,6 +373,23 @@ def program() -> str:
     return found
 
 
+def version() -> tuple[int, ...]:
+    """nats-server's, such as (2, 10, 27). Raises StoreError when there is none, or it says none."""
+    try:
+        said = subprocess.run(
+            [program(), "--version"], capture_output=True, text=True, timeout=OPENSSL_S, check=False
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise StoreError(f"nats-server --version: {shorten(error, 200)}; try again") from error
+    found = re.search(r"v(\d+)\.(\d+)\.(\d+)", said)
+    if not found:
+        raise StoreError(
+            f"nats-server --version: expected its version, found {shorten(said) or 'nothing'}; "
+            "install Debian's (`sudo apt install nats-server`)"
+        )
+    return tuple(map(int, found.groups()))
+
+
 def given(certificate: Path, key: Path, names: Sequence[str]) -> tuple[str, str]:
     """A certificate and its key that somebody brings, once they fit together and the first name.
 

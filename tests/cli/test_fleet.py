@@ -7,10 +7,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,8 @@ from rigs.wyoming import free_port
 from appliance.cli import fleet
 from appliance.cli.main import main
 from appliance.config import DEFAULT_PATH
-from appliance.fleet.engine import PATHS, STATE, Engine
+from appliance.errors import ConfigError
+from appliance.fleet.engine import PATHS, STATE, Engine, version
 
 pytestmark = pytest.mark.skipif(bool(rig.missing()), reason=rig.missing())
 
@@ -302,6 +305,25 @@ def test_who_may_not_read_the_credential_is_told_to_use_sudo(tmp_path: Path) -> 
         done = roomscribe("fleet", word, "--config", config, wrapper=other)
         assert (done.returncode, done.stdout) == (78, "")
         assert errors(done)[0].endswith("found one that is the daemon's; run this with sudo")
+
+
+def test_a_cluster_takes_a_nats_server_that_catches_up(tmp_path: Path) -> None:
+    for found, words in (((2, 9, 10), 1), ((2, 10), 0), ((2, 10, 27), 0), ((3, 0, 0), 0)):
+        three = Engine(("a",), cluster=("a", "b", "c"))
+        refused = []
+        try:
+            fleet._require_catching_up(three, found)
+        except ConfigError as error:
+            refused = str(error).splitlines()
+        assert len(refused) == words
+        fleet._require_catching_up(replace(three, cluster=()), found)
+    config = box(tmp_path / "attic")
+    hosts = f"{socket.gethostname()},b.local,c.local"
+    done = roomscribe("fleet", "join", "--serve", "--yes", "--cluster", hosts, "--config", config)
+    old = version() < fleet.CATCHES_UP
+    assert done.returncode == (78 if old else 0), done.stderr
+    assert done.stdout.count("which becomes a server of the cluster") == (0 if old else 2)
+    assert (config.parent / "fleet" / STATE).exists() != old
 
 
 def test_a_server_of_somebody_elses_is_not_taken_over() -> None:
