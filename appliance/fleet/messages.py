@@ -2,6 +2,8 @@
 
 Nothing that comes over the network is trusted: sizes, numbers and texts have bounds, and what is
 not understood is refused by name. Unknown fields are ignored; a newer version is not.
+
+Over 500 lines because it is every message, there and back.
 """
 
 from __future__ import annotations
