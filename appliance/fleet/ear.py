@@ -359,6 +359,8 @@ class EarEncoder(RemoteEncoder[Presence, Transcription]):
         segmenter = settings.segmenter
         self._guesses = segmenter.speculate and segmenter.early_ms > 0
         self._seen: object = None
+        self._waited_for = False
+        """True while a window waits for a brain."""
         self.own_cpu = 0
         """Windows that this machine's model encoded."""
         super().__init__(local, clock)
@@ -394,16 +396,23 @@ class EarEncoder(RemoteEncoder[Presence, Transcription]):
         """A brain's transcription. Raises as the base's, and ServerError while muted."""
         if self._ear.muted():
             raise ServerError("muted: what was said before is not sent", busy=True)
-        if self.fault:  # somebody waits: looked for as often as at the beginning
-            self._look_s = min(self._look_s, self._clock() + self.pauses_s[0])
-            self._pause_s = self.pauses_s[0]
-        return super().ask(window)
+        self._waited_for = True
+        reply = super().ask(window)
+        self._waited_for = False
+        return reply
 
     def facts(self) -> dict[str, Any]:
         """Beside what is known of the chip here, `counters` and `round_trips_ms`."""
         counters = {**self._ear.counts, "fleet_own_cpu": self.own_cpu}
         mine = {"counters": counters, "round_trips_ms": tuple(self._ear.round_trips_ms)}
         return {**super().facts(), **mine}
+
+    def _fail(self, error: ServerError) -> None:
+        """A brain is looked for as often as at the beginning while a window waits for one."""
+        super()._fail(error)
+        if self._waited_for:
+            self._pause_s = self.pauses_s[0]
+            self._look_s = self._clock() + self._pause_s
 
     def _watch(self, now_s: float) -> None:
         """That the connection was lost, or is another, is looked into at once."""

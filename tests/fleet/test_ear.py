@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +25,7 @@ from rigs.windows import a_window
 
 from appliance.config import FleetSettings, SegmenterSettings, Settings
 from appliance.errors import RefusedError, ServerError
-from appliance.fleet.ear import COMING_S, EarTranscriber
+from appliance.fleet.ear import COMING_S, Ear, EarEncoder, EarTranscriber
 from appliance.fleet.link import Link
 from appliance.infer.remote import UnwantedError
 from appliance.infer.transcriber import Transcriber
@@ -276,6 +277,38 @@ def test_a_window_that_alone_fails_is_refused_and_the_next_one_written(
             patiently(ear, strange)
         assert patiently(ear, a_window()).text == HEARD.text
         assert brain.counts["fleet_refused"] == 3
+
+
+def test_while_a_window_waits_a_brain_is_looked_for_twice_a_second_and_seldom_else() -> None:
+    class Deserted:
+        looks = 0
+
+        def present(self) -> None:
+            self.looks += 1
+            raise ServerError("no brain", busy=True)
+
+        def muted(self) -> bool:
+            return False
+
+    now_s, deserted = 0.0, Deserted()
+    link = cast("Link", SimpleNamespace(client=None))
+    encoder = EarEncoder(cast("Ear", deserted), link, Settings(), None, lambda: now_s)
+
+    def looks_in_10_s() -> int:
+        nonlocal now_s
+        before = deserted.looks
+        for _ in range(100):
+            now_s += 0.1
+            encoder.look_after(now_s)
+            encoder.settle(5.0)
+        return deserted.looks - before
+
+    encoder.settle(5.0)
+    assert looks_in_10_s() <= 8
+    with pytest.raises(ServerError):
+        encoder.ask(a_window())
+    looks_in_10_s()
+    assert looks_in_10_s() >= 16
 
 
 def test_not_a_byte_of_sound_leaves_an_ear_that_is_muted(
