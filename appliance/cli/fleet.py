@@ -147,7 +147,7 @@ def _add_join(add: Any) -> None:
     serve.add_argument(
         "--role",
         choices=("ear", "brain", "both", "none"),
-        help="what this box does beside that (default: brain)",
+        help="what this box does beside that (default: brain, where it has a model)",
     )
     serve.add_argument("--port", type=int, metavar="N", help="TCP port (default: 4222)")
     serve.add_argument(
@@ -236,7 +236,13 @@ def _join(
     Raises RoomscribeError.
     """
     from appliance.fleet import make_folder, unwritable
+    from appliance.infer import lacking_model
 
+    if code.role != "ear" and (lacking := lacking_model(settings)):
+        raise ConfigError(
+            f"code: expected one for an ear, found one for {_a(code.role)}, which transcribes; "
+            f"{lacking}"
+        )
     folder = file.absolute().parent / FOLDER
     changes: dict[str, Any] = {
         "fleet.role": code.role,
@@ -346,6 +352,7 @@ def _reload(settings: Settings, file: Path) -> str:
 def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
     """`roomscribe fleet join --serve`. Raises RoomscribeError."""
     from appliance.fleet import Engine, program, server_of, version
+    from appliance.infer import lacking_model
 
     _require_writable(file)
     program()
@@ -355,7 +362,8 @@ def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
         before = Engine.load(folder)
         engine = server_of(options.code) if options.code else _wanted(options, before)
         _require_catching_up(engine, version())
-        role = options.role or (engine.boxes[node].role if node in engine.boxes else "brain")
+        usual = "ear" if lacking_model(settings) else "brain"
+        role = options.role or (engine.boxes[node].role if node in engine.boxes else usual)
         if not options.code and role != "none" and not _second(engine):
             engine = engine.invite(node, role)
         engine = engine.certified()

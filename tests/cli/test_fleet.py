@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs import engine as rig
+from rigs import bare, engine as rig
 from rigs.checkout import ROOT
 from rigs.command import OBEYING_MODES, errors, roomscribe, start
 from rigs.daemon import daemon, log_of, write_config
@@ -186,6 +186,21 @@ def test_a_code_is_pasted_into_a_terminal_and_the_change_declined(tmp_path: Path
                 terminal.enter(answer)
                 assert terminal.wait() == status
             assert (kitchen.read_text(encoding="utf-8") == before) == (answer == "no")
+
+
+def test_where_nothing_runs_a_model_a_box_is_an_ear_and_takes_no_brains_code(
+    tmp_path: Path,
+) -> None:
+    attic = box(tmp_path / "attic", "attic")
+    done = roomscribe("fleet", "join", "--serve", "--yes", "--config", attic, program=bare.PROGRAM)
+    assert done.returncode == 0, done.stderr
+    assert "fleet invite attic --role ear" in done.stdout
+    code = roomscribe("fleet", "invite", "attic", "--role", "brain", "--config", attic)
+    word = code.stdout.split()[-1]
+    done = roomscribe("fleet", "join", "--yes", word, "--config", attic, program=bare.PROGRAM)
+    assert done.returncode == 78
+    assert "expected one for an ear, found one for a brain" in errors(done)[0]
+    assert "sudo apt install roomscribe" in errors(done)[0]
 
 
 def test_two_invitations_at_once_are_both_there_or_one_is_told_to_wait(tmp_path: Path) -> None:

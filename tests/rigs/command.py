@@ -26,10 +26,12 @@ def roomscribe(
     timeout_s: float = 60,
     environment: Mapping[str, str] | None = None,
     wrapper: Sequence[str] = (),
+    program: Sequence[str] = PROGRAM,
 ) -> subprocess.CompletedProcess[str]:
-    """Exit status and output of `roomscribe ARGUMENTS`, run by the command `wrapper`, if any."""
+    """Exit status and output of `roomscribe ARGUMENTS`, run by the command `wrapper`, if any;
+    `program` is what Python runs."""
     done = subprocess.run(
-        [*wrapper, sys.executable, *PROGRAM, *map(str, arguments)],
+        [*wrapper, sys.executable, *program, *map(str, arguments)],
         input=stdin,
         capture_output=True,
         timeout=timeout_s,
