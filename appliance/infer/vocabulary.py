@@ -110,6 +110,8 @@ class Words:
         for place in best.tolist():
             at, word = divmod(place, len(self.words))
             alike = likeness(sounds[at], self._sounds[word])
+            if alike >= LEAST and " " in self.words[word]:
+                alike = _apart(spans[at].text, self.words[word])
             if alike >= LEAST:
                 found.append(Near(alike, spans[at], self.words[word]))
         return sorted(found, key=lambda one: (-one.likeness, one.span.begin, one.word))
@@ -288,6 +290,17 @@ class SecondLook:
                 text = self._tokenizer.detokenize(tokens[starts[first] : end]).strip()
                 found.append(Span(starts[first], end, text))
         return found
+
+
+def _apart(text: str, name: str) -> float:
+    """Likeness of a text and a name of several words, those apart with which both begin or end:
+    "lights" is no sound of "hall lights", all of which but one word it has."""
+    one, other = text.casefold().split(), name.casefold().split()
+    while one and other and one[0] == other[0]:
+        one, other = one[1:], other[1:]
+    while one and other and one[-1] == other[-1]:
+        one, other = one[:-1], other[:-1]
+    return likeness(sound("".join(one)), sound("".join(other)))
 
 
 def _is_mark(piece: bytes) -> bool:
