@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -227,7 +228,8 @@ def test_the_likeliest_sentence_is_found_with_its_probability(
 ) -> None:
     texts = [text for text, _, _ in heard]
     templates = [*texts, "turn (on|off) the light", "what (is|was) that [thing]", "stop"]
-    found = Phrases(network(tmp_path, *templates), home, Tokenizer.open(home), decoder)
+    plainly = replace(home, phrase_calibration=None)
+    found = Phrases(network(tmp_path, *templates), plainly, Tokenizer.open(home), decoder)
     for text, states, duration_s in heard:
         written = decoder.decode(states, duration_s)
         phrase = found.find(written)
@@ -236,6 +238,23 @@ def test_the_likeliest_sentence_is_found_with_its_probability(
         length = len(written.logprobs)
         assert 0 < phrase.confidence <= math.exp(score / length) + 1e-6
         assert phrase.confidence >= math.exp(score / length) * 0.5
+
+
+def test_a_models_calibration_says_how_sure_a_sentence_is(
+    tmp_path: Path, home: Bundle, decoder: Decoder, heard: list[tuple[str, States, float]]
+) -> None:
+    assert home.phrase_calibration is not None
+    text, states, duration_s = heard[0]
+    words = network(tmp_path, text)
+    confidences = []
+    for bundle in (replace(home, phrase_calibration=None), home):
+        found = Phrases(words, bundle, Tokenizer.open(home), decoder)
+        phrase = found.find(decoder.decode(states, duration_s))
+        assert phrase
+        confidences.append(phrase.confidence)
+    plainly, calibrated = confidences
+    assert calibrated == pytest.approx(home.phrase_calibration.confidence(plainly))
+    assert abs(calibrated - plainly) > 0.001
 
 
 def test_of_sentences_that_nobody_said_the_best_is_the_one_that_an_exhaustive_search_finds(
