@@ -200,7 +200,9 @@ class SecondLook:
         """Texts that are compared with the one before."""
 
     def warm_up(self) -> None:
-        """Measures how many texts can be compared in the time that there is."""
+        """Measures how many texts can be compared in the time that there is, if any are to be."""
+        if not self.vocabulary.words.words:
+            return  # the arrays take 3 MB with a real model
         tokens = self._bundle.kept[:TYPICAL].tolist()
         taken = []
         for _ in range(3):
