@@ -324,8 +324,9 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
     on_cpu = settings.decoder.backend == "cpu"
     drafts = Drafts() if settings.decoder.drafts and on_cpu else None
     cpu = Decoder(bundle, rules, settings.decoder.threads, drafts)
+    wanted = settings.decoder.language
     cpu.languages, language = choose_languages(
-        bundle, tokenizer, settings.decoder.language, settings.decoder.languages, on_cpu=on_cpu
+        bundle, tokenizer, wanted, settings.decoder.languages, on_cpu=on_cpu
     )
     phrases = _open_phrases(settings, bundle, tokenizer, cpu)
     look = _open_look(settings, bundle, tokenizer, cpu)
@@ -343,6 +344,9 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
         gates = replace(gates, low_confidence=bundle.low_confidence)
     fallback = settings.decoder.temperature_fallback
     trouble = warn_of_trouble(bundle, products)
+    if cpu.languages:  # others are told what may be spoken, and one language if it is one
+        one = "" if wanted == "auto" else language
+        bundle = replace(bundle, language=one, languages=tuple(cpu.languages.tokens))
     return Transcriber(
         bundle,
         encoder,

@@ -128,6 +128,7 @@ def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
         encoder=EncoderSettings(threads=1),
     )
     with open_transcriber(settings) as transcriber:
+        assert (transcriber.bundle.language, transcriber.bundle.languages) == ("", ("de", "en"))
 
         def say(states: NDArray[np.float32], room: str | None) -> tuple[str, float]:
             heard = transcriber.write(Encoded(states, 1.0, "cpu", 0.0, room=room))
@@ -146,6 +147,23 @@ def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
         for number in range(ROOMS + 2):
             say(close, f"room {number}")
         assert len(transcriber._spoken) == ROOMS
+
+
+def test_one_language_is_spoken_from_the_first_window_on(two: Bundle) -> None:
+    settings = Settings(
+        model=ModelSettings(bundle=str(two.folder)),
+        decoder=DecoderSettings(language="de", threads=1),
+        encoder=EncoderSettings(threads=1),
+    )
+    with open_transcriber(settings) as transcriber:
+        assert (transcriber.bundle.language, transcriber.bundle.languages) == ("de", ("de",))
+        heard = transcriber.write(Encoded(sounds(two)[0], 1.0, "cpu", 0.0))
+    assert heard.language == "de" and math.isnan(heard.language_probability)
+    specials = Tokenizer.open(two).specials
+    german = tuple(specials["<|de|>"] if one == specials["<|en|>"] else one for one in two.prompt)
+    told = [Decoder(replace(two, prompt=one), RULES, 1) for one in (german, two.prompt)]
+    expected, english = (one.decode(sounds(two)[0], 1.0).avg_logprob for one in told)
+    assert heard.avg_logprob == expected != english
 
 
 def test_codes_of_languages_are_checked_where_they_are_written(bundle_folder: Path) -> None:
