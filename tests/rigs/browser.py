@@ -107,10 +107,12 @@ class Browser:
     def type(self, selector: str, text: str) -> None:
         """Puts `text` in place of what the field has, as a keyboard does."""
         from selenium.webdriver.common.by import By
+        from selenium.webdriver.common.keys import Keys
 
         field = self.driver.find_element(By.CSS_SELECTOR, selector)
-        field.clear()
-        field.send_keys(text)
+        # as a person does: a field that the driver clears is filled again when the page is drawn
+        field.send_keys(Keys.CONTROL, "a")
+        field.send_keys(text or Keys.DELETE)
 
     def errors(self) -> list[str]:
         """What the console complained of since the last time, but for requests that failed."""

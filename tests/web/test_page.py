@@ -23,7 +23,7 @@ from appliance.control import SOCKET_NAME, Server
 pytestmark = needs_browser
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 Found = tuple[Page, Feed, Server]
-SENTENCES = ".said li[data-seq] p"
+SENTENCES = ".said li[data-seq] > p:first-of-type"
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,7 @@ def test_the_days_memory_and_an_expected_sentence_are_shown(found: Found, tab: B
     home, feed, _ = found
     feed.say("turn of the light", phrase="turn off the light", phrase_confidence=0.934)
     tab.enter(home)
-    expected = "As expected: turn off the light 93 % sure"
+    expected = "Nearest of those expected: turn off the light 93 % sure"
     until(lambda: tab.texts(".expected") == [expected], WITHIN_S)
     tab.show("health")
     until(lambda: "118 MB now, 118 MB at most" in tab.text("[aria-labelledby=memory]"), WITHIN_S)
@@ -378,6 +378,11 @@ def test_a_real_daemons_sentence_is_there_and_mute_closes_its_microphone(
             microphone.speak(SPEECH / "00.flac")
             until(lambda: tab.texts(SENTENCES), 30)
             assert tab.texts(SENTENCES) == heard.texts()
+            tab.resize(PHONE)
+            microphone.speak(SPEECH / "02.flac")
+            until(lambda: len(tab.texts(SENTENCES)) == 2, 30)
+            assert tab.texts(SENTENCES) == heard.texts()[::-1]
+            tab.resize(DESK)
             tab.press("button", "Mute")
             until(lambda: tab.text(".pill") == "Muted", WITHIN_S)
             until(lambda: microphone.listeners() == 0)

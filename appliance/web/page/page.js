@@ -137,7 +137,7 @@ function Sentence({ one, onDelete }) {
     <time datetime=${one.start}>${clock(one.start)}</time>
     <p lang=${one.language || null} dir="auto">${one.text}</p>
     ${onDelete && html`<button class="plain" aria-label=${`Delete: ${one.text}`} onClick=${onDelete}><${Icon} name="bin" /></button>`}
-    ${one.phrase && html`<p class="expected">As expected: <q>${one.phrase}</q> <span class="number">${share(one.phrase_confidence)}</span></p>`}
+    ${one.phrase && html`<p class="expected">Nearest of those expected: <q>${one.phrase}</q> <span class="number">${share(one.phrase_confidence)}</span></p>`}
     <div class="about number">
       <span>${share(one.confidence)}</span><span>after ${seconds(one.latency_ms)}</span>
       ${(one.flags || []).map((flag) => html`<span class="chip" key=${flag}>${FLAGS[flag] || words(flag)}</span>`)}
