@@ -4,6 +4,8 @@ cannot.
 One window is under way at a time, which keeps the order. It is sent again, as another attempt, when
 the server was away meanwhile: what waits there lies in memory alone. An answer is for a window's
 id: the first one counts, whichever attempt it is for.
+
+Over 500 lines because asking, and what is known of who is asked, change together.
 """
 
 from __future__ import annotations
@@ -407,6 +409,11 @@ class EarEncoder(RemoteEncoder[Presence, Transcription]):
         mine = {"counters": counters, "round_trips_ms": tuple(self._ear.round_trips_ms)}
         return {**super().facts(), **mine}
 
+    def stood_in(self) -> None:
+        """This machine's model encoded a window: none waits for a brain."""
+        self.own_cpu += 1
+        self._waited_for = False
+
     def _fail(self, error: ServerError) -> None:
         """A brain is looked for as often as at the beginning while a window waits for one."""
         super()._fail(error)
@@ -453,7 +460,7 @@ class EarTranscriber(RemoteTranscriber[Presence, Transcription]):
         """As the base's; counts what is encoded here."""
         encoded = super().encode(window)
         if not isinstance(encoded, Answered):
-            self.encoder.own_cpu += 1
+            self.encoder.stood_in()
         return encoded
 
     def write(self, encoded: Encoded) -> Transcription:

@@ -388,3 +388,19 @@ def test_when_the_only_brain_goes_in_mid_window_the_own_model_writes_before_the_
         gone.join()
         assert str(ear.encoder.trouble).startswith("brain lost: expected a brain at")
     assert told(ear)["fleet_own_cpu"] == 1
+
+
+def test_an_idle_ear_without_brains_looks_for_them_seldom_once_its_own_model_has_written(
+    server: NatsServer, ears: Callable[..., EarTranscriber]
+) -> None:
+    ear = ears(FakeTranscriber())
+    ear.transcribe(a_window())
+
+    def sent() -> int:
+        return int(server.monitor("varz")["in_msgs"])
+
+    before = sent()
+    for _ in range(70):
+        ear.encoder.look_after(time.monotonic())
+        time.sleep(0.05)
+    assert 1 <= sent() - before <= 4  # after 0.5, 1 and 2 s; not each half second
