@@ -107,13 +107,13 @@ class Place:
 
 
 class Daemon:
-    """A running `roomscribe run --recording -` and the pipe that it hears."""
+    """A running `roomscribe run`, and the pipe that it hears, unless told otherwise."""
 
     def __init__(
         self, place: Place, *, fast: bool = True, program: Sequence[str] = (), **more: str
     ) -> None:
-        """Without `fast` the plain daemon, which hears in real time, or what `program` makes of it;
-        `more` is its environment."""
+        """Without `fast` the plain daemon, which hears in real time, or a `program` of ours, which
+        hears what its configuration says; `more` is its environment."""
         self.begun_s = time.monotonic()
         self.ready_s: float | None = None
         """Seconds from the start to READY."""
@@ -128,7 +128,7 @@ class Daemon:
         told = {"NOTIFY_SOCKET": "@" + address[1:], "ROOMSCRIBE_MODELS": str(place.folder / "no")}
         with place.log.open("ab") as log:
             self.process = start(
-                *("run", "--config", place.config, "--recording", "-"),
+                *("run", "--config", place.config, *(() if program else ("--recording", "-"))),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
