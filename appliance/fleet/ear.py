@@ -417,7 +417,7 @@ class EarEncoder(RemoteEncoder[Presence, Transcription]):
     def _fail(self, error: ServerError) -> None:
         """A brain is looked for as often as at the beginning while a window waits for one."""
         super()._fail(error)
-        if self._waited_for:
+        if self._waited_for and not self._local:
             self._pause_s = self.pauses_s[0]
             self._look_s = self._clock() + self._pause_s
 

@@ -19,7 +19,7 @@ from rigs.brains import FakeBrain
 from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_nats
-from rigs.transcriber import HEARD, FakeTranscriber
+from rigs.transcriber import HEARD, FakeEncoder, FakeTranscriber
 from rigs.waiting import until
 from rigs.windows import a_window
 
@@ -27,6 +27,7 @@ from appliance.config import FleetSettings, SegmenterSettings, Settings
 from appliance.errors import RefusedError, ServerError
 from appliance.fleet.ear import COMING_S, Ear, EarEncoder, EarTranscriber
 from appliance.fleet.link import Link
+from appliance.infer.encoder import Unit
 from appliance.infer.remote import UnwantedError
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Transcription, Window
@@ -279,7 +280,10 @@ def test_a_window_that_alone_fails_is_refused_and_the_next_one_written(
         assert brain.counts["fleet_refused"] == 3
 
 
-def test_while_a_window_waits_a_brain_is_looked_for_twice_a_second_and_seldom_else() -> None:
+@pytest.mark.parametrize("local", [None, FakeEncoder()], ids=["waits", "own model"])
+def test_while_a_window_waits_a_brain_is_looked_for_twice_a_second_and_seldom_else(
+    local: FakeEncoder | None,
+) -> None:
     class Deserted:
         looks = 0
 
@@ -292,7 +296,9 @@ def test_while_a_window_waits_a_brain_is_looked_for_twice_a_second_and_seldom_el
 
     now_s, deserted = 0.0, Deserted()
     link = cast("Link", SimpleNamespace(client=None))
-    encoder = EarEncoder(cast("Ear", deserted), link, Settings(), None, lambda: now_s)
+    encoder = EarEncoder(
+        cast("Ear", deserted), link, Settings(), cast("Unit", local), lambda: now_s
+    )
 
     def looks_in_10_s() -> int:
         nonlocal now_s
@@ -308,7 +314,7 @@ def test_while_a_window_waits_a_brain_is_looked_for_twice_a_second_and_seldom_el
     with pytest.raises(ServerError):
         encoder.ask(a_window())
     looks_in_10_s()
-    assert looks_in_10_s() >= 16
+    assert (looks_in_10_s() >= 16) == (local is None)
 
 
 def test_not_a_byte_of_sound_leaves_an_ear_that_is_muted(
