@@ -58,10 +58,6 @@ def main() -> None:
     args = parser.parse_args()
     os.nice(NICE)
     bank, trained, exported = (args.out / name for name in ("bank", "run", "export"))
-    run(
-        "bank", "--out", str(bank), "--seed", str(args.seed), "--count", str(args.utterances),
-        "--workers", str(args.processes), "--unseen",
-    )  # fmt: skip
     start: list[str] = []
     blended: list[str] = []
     if args.people:
@@ -73,6 +69,10 @@ def main() -> None:
         )  # fmt: skip
         start = ["--start-from", str(BUNDLE)]
         blended = ["--blend", str(BUNDLE), "--share", BUNDLE_SHARE]
+    run(
+        "bank", "--out", str(bank), "--seed", str(args.seed), "--count", str(args.utterances),
+        "--workers", str(args.processes), "--unseen",
+    )  # fmt: skip
     length = ["--minutes", str(args.minutes)] if args.minutes else []
     train([
         *length, *start, "--bank", str(bank), "--out", str(trained),
@@ -87,4 +87,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except subprocess.CalledProcessError as failed:  # it has said why
+        sys.exit(failed.returncode)

@@ -200,8 +200,11 @@ def manifest() -> dict[str, dict[str, Any]]:
 def utterances(folder: Path, likeliest: Likeliest) -> dict[str, list[Utterance]]:
     """What each split hears, in an order that is the same every time."""
     found: dict[str, list[Utterance]] = {}
-    for name, what in manifest().items():
-        clone = Clone(folder, name, what["commit"], what["repository"])
+    clones = {
+        name: Clone(folder, name, what["commit"], what["repository"])
+        for name, what in manifest().items()
+    }
+    for name, clone in clones.items():
         for said in READERS[name](clone):
             heard = hear(clone.read(said.path), said.texts[0], f"{name}:{said.speaker}")
             if heard and len(said.texts) > 1:
