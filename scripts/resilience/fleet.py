@@ -11,6 +11,7 @@ links     2 Mbit/s, 300 ms, 5 % loss, and cuts, before an ear and before a brain
 quiet     muted and idle: no sound leaves; no file of the server has any of it
 versions  messages of newer and older versions, and none at all
 refused   a wrong password, and a subject that is somebody else's
+alone     the only brain goes, and comes back: an ear's own model writes meanwhile
 left      an ear is killed while no brain works
 lease     the control: where windows are acknowledged at once, sentences must be lost
 
@@ -564,6 +565,47 @@ DELIVERED = re.compile(rb"HMSG \S+ \S+ (\$JS\.ACK\.\S+) \d+ \d+\r\n")
 """A window's way to a brain, in NATS's protocol, and where that is acknowledged."""
 
 
+def alone(outcome: Outcome, plan: Plan) -> None:
+    """The only brain goes, and comes back, beside an ear that has a model of its own."""
+    rounds, waits_s = 1 if plan.short else 10, list[float]()
+    with House(plan.seed, 12) as house, NatsServer() as server, Bus(server.url) as bus:
+        brain = house.brain("brain", [server.url])
+        ear = house.ear("ear1", [server.url], model={"bundle": "home-en"})
+        outcome.must(house.serving(bus, brain), "the brain does not serve")
+        ear.speak(lambda: True, 2)
+        all_told([ear])
+        for _ in range(rounds):
+            brain.kill()
+            own, told, begun_s = (
+                ear.counters()["fleet_own_cpu"],
+                len(ear.heard_s()),
+                time.monotonic(),
+            )
+            ear.speak(lambda: True, 2)
+            all_told([ear])
+            waits_s.append((ear.heard_s()[told:] or [begun_s + 99.0])[0] - begun_s)
+            outcome.must(ear.counters()["fleet_own_cpu"] > own, "its own model wrote nothing")
+            brain.start()
+            outcome.must(house.serving(bus, brain), "the brain does not come back")
+            back = holds(lambda: ear.state()["encoder"] == "fleet", 15)
+            outcome.must(back, "the ear does not go back to the brain")
+            sent = ear.counters()["fleet_sent"]
+            ear.speak(lambda: True, 2)
+            all_told([ear])
+            outcome.must(ear.counters()["fleet_sent"] > sent, "nothing is sent to the brain")
+        with _alive(outcome, [brain, ear]):
+            figures = _told(outcome, [ear])
+    outcome.must(max(waits_s) < PATIENCE_S + 2.0, f"a text took {max(waits_s):.1f} s")
+    outcome.figures = (
+        f"the only brain killed {rounds} times beside an ear with a model: {figures}; the first "
+        f"text of its own after {max(waits_s):.2f} s at most (patience {PATIENCE_S:g} s)"
+    )
+
+
+PATIENCE_S = 5.0
+"""fleet.patience_s, unless told otherwise."""
+
+
 SCENES: dict[str, Scene] = {
     "deaths": deaths,
     "server": server,
@@ -575,6 +617,7 @@ SCENES: dict[str, Scene] = {
     "versions": versions,
     "refused": refused,
     "left": left,
+    "alone": alone,
     "lease": lease,
 }
 IN_SHORT = ("deaths",)
