@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def whole_file() -> list[str]:
         if name != section:
             lines.append(f"[{name}]")
             section = name
-        default = entry.default
+        default = {} if entry.default is MISSING else entry.default
         shown = repr(list(default) if isinstance(default, tuple) else default)
         shown = shown.lower() if isinstance(default, bool) else shown
         lines.append(f"{entry.name} = {shown}")
