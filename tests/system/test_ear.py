@@ -13,8 +13,11 @@ from rigs.bare import MAIN, PROGRAM
 from rigs.checkout import ROOT, TESTS
 from rigs.command import roomscribe, start
 from rigs.daemon import daemon, log_of, write_config
+from rigs.nats import NatsServer
+from rigs.needs import needs_nats
 from rigs.stt_server import SpeechServer, says
 from rigs.systemd import Systemd
+from rigs.waiting import until
 
 WITHIN_S = 30.0
 SENTENCE = TESTS / "speech" / "00.flac"
@@ -101,6 +104,24 @@ def test_a_model_that_was_chosen_before_does_not_stop_it(tmp_path: Path) -> None
     assert status == 0, said
     log = roomscribe("log", "--config", config).stdout
     assert "what is the weather" in log
+
+
+@needs_nats
+def test_an_ear_hears_a_sentence_with_nothing_that_runs_a_model(tmp_path: Path) -> None:
+    (tmp_path / "brain").mkdir()
+    with NatsServer() as server:
+        attic = write_config(
+            tmp_path / "brain",
+            appliance={"node": "attic"},
+            capture={"device": "none"},
+            fleet={"role": "brain", "server": server.url},
+        )
+        config = write_config(tmp_path, fleet={"role": "ear", "server": server.url})
+        with daemon(attic):
+            until(lambda: "connected to the fleet's server" in log_of(attic), WITHIN_S)
+            status, said = run_bare("run", "--config", config, "--recording", SENTENCE)
+    assert status == 0, said
+    assert "what is the weather" in roomscribe("log", "--config", config).stdout
 
 
 @pytest.mark.parametrize(
