@@ -330,6 +330,7 @@ def test_the_manual_has_every_command_and_every_key(texts: Path) -> None:
         assert f".SH [{section}]\n" in page
         assert f".B {entry.name}\n" in page
     assert str(DEFAULT_PATH) in page
+    assert "Default: {}." in page and "MISSING" not in page
 
 
 def test_a_usage_in_the_manual_breaks_between_arguments_only(texts: Path) -> None:

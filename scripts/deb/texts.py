@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import MISSING
 from pathlib import Path
 
 import shtab
@@ -106,7 +107,7 @@ def file_page() -> str:
             section = name
             lines.append(f".SH [{name}]")
         limits = entry.metadata
-        notes = [f"Default: {shown(entry.default)}"]
+        notes = [f"Default: {shown({} if entry.default is MISSING else entry.default)}"]
         if limits["choices"]:
             notes.append("one of " + ", ".join(limits["choices"]))
         if limits["low"] is not None:
@@ -121,6 +122,8 @@ def shown(value: object) -> str:
     """A default as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return str(list(value))
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
