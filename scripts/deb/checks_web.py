@@ -186,7 +186,7 @@ def adds_a_model(box: Container) -> str:
 def first_sentence(box: Container, deb: str) -> str:
     """From `apt install` to the first sentence on the page by `setup` alone, in five answers; what
     the package depends on is there (`installs` says how long that takes)."""
-    box.run("apt-get purge -y roomscribe")
+    box.run("dpkg --purge roomscribe")  # apt knows of none that is gone and in no repository
     box.run("apt-get install -y --no-download $(cat /root/later)", timeout_s=400)
     box.run("systemctl start mosquitto fakemic")
     (box.share / "person.py").write_text(PERSON, encoding="utf-8")
