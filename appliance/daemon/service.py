@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -61,7 +62,8 @@ class Announcer:
         """READY has been said."""
         self._status = ""
         self._period_s = min(10.0, int(os.environ.get("WATCHDOG_USEC", "0")) / 3e6 or 10.0)
-        self._fed_s = time.monotonic()
+        self._fed_s = -math.inf
+        """The watchdog is fed at once: pipelines may follow each other faster than it is due."""
 
     def look(self) -> None:
         """Says READY when sound has come, or when it is known that it has to be waited for."""
@@ -195,6 +197,7 @@ def _supervise(
     while not asked.stop.wait(LOOK_S if announcer.ready else LOOK_S / 4):
         if pipeline.ended.is_set():
             return None
+        announcer.feed()
         pipeline.mute.look()
         if asked.toggle_mute.is_set():
             asked.toggle_mute.clear()
@@ -213,7 +216,6 @@ def _supervise(
                 "restarting, what waits to be transcribed is kept"
             )
         announcer.look()
-        announcer.feed()
     return None
 
 

@@ -4,6 +4,7 @@ still is named and starves the watchdog.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -432,6 +433,35 @@ def test_the_watchdog_is_fed_while_every_stage_moves_and_never_after(
     assert rig.gates[stuck].reached.is_set()
     time.sleep(0.5)
     assert "WATCHDOG=1" not in systemd.everything()
+
+
+@pytest.mark.usefixtures("handlers")
+def test_reloads_faster_than_the_watchdog_is_due_feed_it(
+    tmp_path: Path, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", systemd.address)
+    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+    rig = Rig(tmp_path)
+    sizes, fed = itertools.count(4000), list[str]()
+
+    def reread() -> Settings:
+        larger = replace(rig.settings.appliance, memory_mb=next(sizes))
+        return replace(rig.settings, appliance=larger)
+
+    def meanwhile() -> None:
+        try:
+            for _ in range(3):
+                fed.append(systemd.told("WATCHDOG=1"))
+                systemd.told("READY=1")
+                os.kill(os.getpid(), signal.SIGHUP)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    other = threading.Thread(target=meanwhile)
+    other.start()
+    service.run(rig.settings, reread, rig.pipeline)
+    other.join(10)
+    assert len(fed) == 3
 
 
 def test_what_is_wrong_with_the_encoder_at_the_start_is_in_the_first_state(tmp_path: Path) -> None:
