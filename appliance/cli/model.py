@@ -310,8 +310,9 @@ def serve(_options: argparse.Namespace, _settings: Settings) -> int:
     from appliance.infer import find_chip
     from appliance.model import AUTO, AddRequest, library
 
+    connection = _connection()
     asked = sys.stdin.buffer.readline(ASKED_BYTES).decode(errors="replace").strip()
-    _end_with_input()
+    _end_with(connection)
     told = _Told()
     try:
         if asked not in library.PUBLISHED:
@@ -325,8 +326,23 @@ def serve(_options: argparse.Namespace, _settings: Settings) -> int:
     return 0
 
 
-def _end_with_input() -> None:
-    """Has the end of standard input, a socket, end the command as Ctrl-C does."""
+def _connection() -> socket.socket:
+    """Standard input, a connection where systemd starts the command. Raises ConfigError."""
+    number = -1
+    try:
+        number = os.dup(0)
+        return socket.socket(fileno=number)
+    except OSError:
+        if number >= 0:
+            os.close(number)
+        raise ConfigError(
+            "standard input: expected a connection of systemd's roomscribe-models.socket, found "
+            "none; `roomscribe model add NAME` adds a model"
+        ) from None
+
+
+def _end_with(reader: socket.socket) -> None:
+    """Has the end of the connection end the command as Ctrl-C does."""
 
     def look(*_: object) -> None:
         try:
@@ -338,7 +354,6 @@ def _end_with_input() -> None:
         if not left:
             _end(signal.SIGTERM, None)
 
-    reader = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     signal.signal(signal.SIGIO, look)
     fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)

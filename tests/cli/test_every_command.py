@@ -39,6 +39,7 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "model use": lambda folder: (folder / "nothing",),
     "model export": lambda folder: (folder / "nothing", "--for", "hailo"),
     "model pack": lambda folder: (folder / "nothing",),
+    "model serve": lambda _folder: (),
     # these change the machine, or wait: a wrong option ends them
     "web enable": lambda _folder: ("--no-such-option",),
     "web disable": lambda _folder: ("--no-such-option",),

@@ -56,6 +56,16 @@ class Terminal:
         """Types a letter, or Ctrl-C as \\x03."""
         os.write(self._master, letter.encode())
 
+    def interrupt(self, within_s: float = 60.0) -> int:
+        """Presses Ctrl-C until it ends, as a person does; the exit status. One that comes just
+        before Python begins to wait for a line is seen with the next key alone."""
+        deadline_s = time.monotonic() + within_s
+        while time.monotonic() < deadline_s:
+            self.press("\x03")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.wait(5.0)
+        return self.wait(1.0)
+
     def wait(self, within_s: float = 60.0) -> int:
         """Reads to the end; the exit status."""
         deadline_s = time.monotonic() + within_s
