@@ -4,10 +4,11 @@ write_whole, replacing, sync_folder   a file is there whole, and outlasts a powe
 writing                               the same for what a user named, which may be a pipe or a link
 lock                                  a file that one process, or all readers, may hold
 find_credential, read_secret          what systemd or a file gives to this user alone
+require_writable                      a file that is to change
 Child                                 a function in a process of its own
 shorten, legible, one_line            text from outside, made fit for a message
 holders                               who has a device open
-boot_id, soc_temperature_c ...        what the kernel says of the machine
+boot_id, soc_temperature_c ...        what the kernel says
 
 Over 500 lines because each of these is short and nobody's own.
 """
@@ -157,6 +158,18 @@ def find_credential(name: str) -> Path | None:
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     path = Path(folder) / name if folder else None
     return path if path and path.exists() else None
+
+
+def require_writable(file: Path, cure: str) -> None:
+    """Raises ConfigError, which ends in `cure`, before anything was begun in vain: the user may not
+    write the configuration `file`, or not beside it."""
+    there = file if file.exists() else file.parent
+    if not os.access(there, os.W_OK) or not os.access(file.parent, os.W_OK):
+        found = "one that is not for this user" if there.exists() else "no such folder"
+        raise ConfigError(
+            f"{file}: expected a configuration that this user may write, found {found}; {cure}, "
+            "or name another with --config"
+        )
 
 
 def read_secret(file: str, credential: str, key: str, what: str) -> str | None:

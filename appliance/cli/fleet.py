@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from appliance import config
+from appliance.cli.web import systemctl
 from appliance.config import DEFAULT_PATH, Settings, node_name
 from appliance.errors import (
     ConfigError,
@@ -33,7 +34,7 @@ from appliance.errors import (
     ServerError,
     StoreError,
 )
-from appliance.system import lock, shorten, write_whole
+from appliance.system import lock, require_writable, shorten, write_whole
 
 if TYPE_CHECKING:
     from appliance.fleet import Code, Engine
@@ -185,7 +186,7 @@ def join_fleet(options: argparse.Namespace, settings: Settings) -> int:
         options.usage_error("join asks on a terminal, and there is none: add --yes")
     if options.serve:
         return _serve(options, settings, file)
-    _require_writable(file)
+    require_writable(file, "run this with sudo")
     return _join(_code(options), options, settings, file)
 
 
@@ -332,7 +333,7 @@ def _reload(settings: Settings, file: Path) -> str:
     except DaemonError as error:
         if not _has_systemd(file):
             return f"written; {error}"
-        _systemctl("restart", UNIT)
+        systemctl("restart", UNIT)
     until_s = time.monotonic() + BACK_S
     state: dict[str, Any] = {}
     while time.monotonic() < until_s:  # it starts again, and ends every connection
@@ -354,7 +355,7 @@ def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
     from appliance.fleet import Engine, program, server_of, version
     from appliance.infer import lacking_model
 
-    _require_writable(file)
+    require_writable(file, "run this with sudo")
     program()
     _require_ours(file)
     folder, node = file.absolute().parent / FOLDER, node_name(settings)
@@ -399,7 +400,7 @@ def _join_itself(
                 "this box in"
             )
             return 0
-    _systemctl("restart", SERVER_UNIT)  # an interrupted run may have left that out
+    systemctl("restart", SERVER_UNIT)  # an interrupted run may have left that out
     return _join(code, options, settings, file, START_S)
 
 
@@ -499,7 +500,7 @@ def invite_boxes(options: argparse.Namespace, settings: Settings) -> int:
     from appliance.fleet import Engine
 
     file = options.config or DEFAULT_PATH
-    _require_writable(file)
+    require_writable(file, "run this with sudo")
     folder = file.absolute().parent / FOLDER
     with _alone(folder):
         engine = Engine.load(folder)
@@ -561,9 +562,9 @@ def _start(engine: Engine, folder: Path, file: Path, *, anew: bool) -> str:
     except OSError as error:
         raise unwritable(DROP_IN, error) from error
     if anew:
-        _systemctl("daemon-reload")
-        _systemctl("enable", SERVER_UNIT)
-    _systemctl("restart" if anew else "reload-or-restart", SERVER_UNIT)
+        systemctl("daemon-reload")
+        systemctl("enable", SERVER_UNIT)
+    systemctl("restart" if anew else "reload-or-restart", SERVER_UNIT)
     until_s = time.monotonic() + START_S
     while not _greets(engine):
         if time.monotonic() > until_s:
@@ -733,17 +734,6 @@ def _require_joined(settings: Settings) -> None:
 # files and units
 
 
-def _require_writable(file: Path) -> None:
-    """Raises ConfigError before anything was begun in vain."""
-    there = file if file.exists() else file.parent
-    if not os.access(there, os.W_OK) or not os.access(file.parent, os.W_OK):
-        found = "one that is not for this user" if there.exists() else "no such folder"
-        raise ConfigError(
-            f"{file}: expected a configuration that this user may write, found {found}; run this "
-            "with sudo, or name another with --config"
-        )
-
-
 def _text(file: Path) -> str:
     """What a file says; empty for none."""
     try:
@@ -770,9 +760,3 @@ def _replace(file: Path, text: str) -> None:
 def _has_systemd(file: Path) -> bool:
     """True where the package's units run."""
     return file == DEFAULT_PATH and Path("/run/systemd/system").exists()
-
-
-def _systemctl(*words: str) -> None:
-    from appliance.cli.web import _systemctl as systemctl
-
-    systemctl(*words)

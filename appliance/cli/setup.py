@@ -41,7 +41,7 @@ from appliance.errors import (
     RoomscribeError,
     StoreError,
 )
-from appliance.system import shorten, write_whole
+from appliance.system import require_writable, shorten, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -124,20 +124,9 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     file = options.config or DEFAULT_PATH
-    _require_writable(file)
+    require_writable(file, "run `sudo roomscribe setup`")
     places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
     return _Setup(options, settings, file, places, Terminal(highlight=False)).run()
-
-
-def _require_writable(file: Path) -> None:
-    """Raises ConfigError before anybody has answered anything in vain."""
-    there = file if file.exists() else file.parent
-    if not os.access(there, os.W_OK) or not os.access(file.parent, os.W_OK):
-        found = "one that is not for this user" if there.exists() else "no such folder"
-        raise ConfigError(
-            f"{file}: expected a configuration that this user may write, found {found}; run "
-            "`sudo roomscribe setup`, or name another with --config"
-        )
 
 
 class _Setup:

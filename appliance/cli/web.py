@@ -163,17 +163,17 @@ def enable_page(options: argparse.Namespace, settings: Settings) -> int:
             "package is installed"
         ) from error
     _choose(options, settings, True)
-    _systemctl("daemon-reload")
-    _systemctl("stop", UNIT, SERVICE)
-    _systemctl("enable", "--now", UNIT, MODELS_UNIT)
+    systemctl("daemon-reload")
+    systemctl("stop", UNIT, SERVICE)
+    systemctl("enable", "--now", UNIT, MODELS_UNIT)
     print(f"the page listens on {stream}; `sudo roomscribe web open` prints a link to it")
     return 0
 
 
 def disable_page(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe web disable`. Raises StoreError."""
-    _systemctl("disable", "--now", UNIT, MODELS_UNIT)
-    _systemctl("stop", SERVICE, MODELS_SERVICES)
+    systemctl("disable", "--now", UNIT, MODELS_UNIT)
+    systemctl("stop", SERVICE, MODELS_SERVICES)
     _choose(options, settings, False)
     print("the page is off")
     return 0
@@ -192,7 +192,7 @@ def _choose(options: argparse.Namespace, settings: Settings, on: bool) -> None:
     except OSError as error:
         raise StoreError(f"{file}: cannot be written: {error.strerror}; use sudo") from error
     # Home Assistant's link to the page comes and goes with it
-    _systemctl("try-reload-or-restart", "roomscribe.service")
+    systemctl("try-reload-or-restart", "roomscribe.service")
 
 
 def _be_on(settings: Settings) -> None:
@@ -203,7 +203,7 @@ def _be_on(settings: Settings) -> None:
         )
 
 
-def _systemctl(*words: str) -> None:
+def systemctl(*words: str) -> None:
     """Raises StoreError with what systemctl says."""
     try:
         done = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)

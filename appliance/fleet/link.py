@@ -27,7 +27,7 @@ from appliance.config import FleetSettings, fleet_server, is_loopback
 from appliance.errors import ConfigError, ServerError
 from appliance.fleet.messages import NAME, Subjects, token
 from appliance.infer import Errand
-from appliance.system import one_line, shorten
+from appliance.system import find_credential, one_line, shorten
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -68,11 +68,10 @@ def credential(settings: FleetSettings) -> Credential | None:
 
     Raises ConfigError; no message shows the password.
     """
-    folder = os.environ.get("CREDENTIALS_DIRECTORY")
-    given = Path(folder) / CREDENTIAL if folder else None
     if settings.credential:
         return _read(Path(settings.credential), "fleet.credential", own=True)
-    return _read(given, "systemd credential", own=False) if given and given.exists() else None
+    given = find_credential(CREDENTIAL)
+    return _read(given, "systemd credential", own=False) if given else None
 
 
 def options(settings: FleetSettings, node: str) -> dict[str, Any]:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 from rigs import broker as rig_broker, microphone as rig_microphone
+from rigs.checkout import TESTS
 from rigs.command import PROGRAM, start
 from rigs.mqtt_client import Subscriber
 from rigs.waiting import until
+
+from appliance.capture.recording import Recording
 
 READY_WITHIN_S = 30.0
 
@@ -63,6 +67,23 @@ def daemon(
         running.wait(10)
         if running.stdin:
             running.stdin.close()
+
+
+@contextmanager
+def hearing(config: Path) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[str], None]]]:
+    """A daemon that hears what it is given, and a way to say a sentence of tests/speech."""
+    with daemon(config, "--recording", "-", stdin=subprocess.PIPE) as running:
+        pipe = running.stdin
+        assert pipe
+
+        def say(name: str) -> None:
+            with Recording(str(TESTS / "speech" / name), real_time=False) as recording:
+                sound = np.concatenate([frame.samples for frame in recording.frames()])
+            pause = np.zeros(16_000, np.int16)
+            pipe.write(np.concatenate([pause, sound, pause]).tobytes())
+            pipe.flush()
+
+        yield running, say
 
 
 def log_of(config: Path) -> str:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rigs.brains import FakeBrain, says
-from rigs.checkout import TESTS
 from rigs.command import roomscribe
-from rigs.daemon import daemon, log_of, write_config
+from rigs.daemon import daemon, hearing, log_of, write_config
 from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_memory, needs_nats
 from rigs.waiting import holds, until
-
-from appliance.capture.recording import Recording
 
 pytestmark = [needs_nats, needs_memory]
 WITHIN_S = 40.0
@@ -59,23 +53,6 @@ def ear(folder: Path, server: NatsServer, spool: Path, **fleet: Any) -> Path:
         fleet={"role": "ear", "server": server.url, **fleet},
         spool={"path": spool},
     )
-
-
-@contextmanager
-def hearing(config: Path) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[str], None]]]:
-    """A daemon that hears what it is given, and a way to say a sentence of tests/speech."""
-    with daemon(config, "--recording", "-", stdin=subprocess.PIPE) as running:
-        pipe = running.stdin
-        assert pipe
-
-        def say(name: str) -> None:
-            with Recording(str(TESTS / "speech" / name), real_time=False) as recording:
-                sound = np.concatenate([frame.samples for frame in recording.frames()])
-            pause = np.zeros(16_000, np.int16)
-            pipe.write(np.concatenate([pause, sound, pause]).tobytes())
-            pipe.flush()
-
-        yield running, say
 
 
 def texts(config: Path) -> list[dict[str, Any]]:

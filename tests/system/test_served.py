@@ -8,20 +8,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from rigs.checkout import TESTS
 from rigs.command import roomscribe
-from rigs.daemon import daemon, log_of, write_config
+from rigs.daemon import hearing, log_of, write_config
 from rigs.stt_server import SpeechServer, says
 from rigs.waiting import until
 
-from appliance.capture.recording import Recording
 from appliance.daemon.spool import ATTEMPTS_AT
 
 WITHIN_S = 30.0
@@ -70,23 +66,6 @@ def configure(folder: Path, spool: Path, server: SpeechServer, **more: Any) -> P
         spool={"path": spool},
         segmenter={"speculate": False},
     )
-
-
-@contextmanager
-def hearing(config: Path) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[str], None]]]:
-    """A daemon that hears what it is given, and a way to say a sentence of tests/speech."""
-    with daemon(config, "--recording", "-", stdin=subprocess.PIPE) as running:
-        pipe = running.stdin
-        assert pipe
-
-        def say(name: str) -> None:
-            with Recording(str(TESTS / "speech" / name), real_time=False) as recording:
-                sound = np.concatenate([frame.samples for frame in recording.frames()])
-            pause = np.zeros(16_000, np.int16)
-            pipe.write(np.concatenate([pause, sound, pause]).tobytes())
-            pipe.flush()
-
-        yield running, say
 
 
 def spooled(spool: Path) -> list[Path]:
