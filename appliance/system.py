@@ -1,10 +1,9 @@
 """What the machine gives: whole files, locks, processes, messages' text, /proc and temperature.
 
 write_whole, replacing, sync_folder   a file is there whole, and outlasts a power cut, or not
-writing                               the same for what a user named, which may be a pipe or a link
+writing, require_writable             the same for what a user named; whether it may be written
 lock                                  a file that one process, or all readers, may hold
 find_credential, read_secret          what systemd or a file gives to this user alone
-require_writable                      a file that is to change
 Child                                 a function in a process of its own
 shorten, legible, one_line            text from outside, made fit for a message
 holders                               who has a device open
