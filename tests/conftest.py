@@ -33,7 +33,8 @@ def handlers_of_one_test() -> Iterator[None]:
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """Before `--cov` joins the processes' files: those of processes that died writing them go."""
     result = yield
-    if session.config.getoption("--cov", default=None):
+    a_worker = hasattr(session.config, "workerinput")  # of pytest-xdist, while others still write
+    if session.config.getoption("--cov", default=None) and not a_worker:
         for file in session.config.rootpath.glob(".coverage.*"):
             if not is_whole(file):
                 file.unlink()
