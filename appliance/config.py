@@ -62,7 +62,8 @@ def slug(name: str) -> str:
 
 def _bare_host(text: str) -> str:
     """The host of mqtt://user@broker.local:1883/."""
-    return re.sub(r"^\w+://|[^/@]*@|:\d+/*$|/.*$|[\[\]]", "", text.strip())
+    host = re.sub(r"^\w+://", "", text.strip()).partition("/")[0].rpartition("@")[2]
+    return re.sub(r":\d+$|[\[\]]", "", host)
 
 
 def is_address(text: str) -> bool:

@@ -65,6 +65,7 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
             "appliance.node: expected at most 64 of a-z, 0-9 and _, found",
         ),
         ('[mqtt]\nhost = "mqtt://me@broker.local:1883/"', "; did you mean broker.local?"),
+        ('[mqtt]\nhost = "me:secret@[fe80::1]:1883/x@y"', "; did you mean fe80::1?"),
         ('[mqtt]\nclient_id = "my room"', "; did you mean my-room?"),
         ('[homeassistant]\nprefix = "/homeassistant/#"', "; did you mean homeassistant?"),
         ('[encoder]\nbackend = "npu"', "found 'npu'; did you mean hailo?"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import os
+import queue
 import signal
-import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 from appliance.config import Settings
@@ -31,21 +32,30 @@ LOOK_S = 0.2
 class Asked:
     """What signals ask for: SIGTERM and SIGINT to stop, SIGHUP to read the configuration again.
 
-    SIGUSR1 turns the mute over.
+    SIGUSR1 turns the mute over. A handler runs in the midst of whatever the main thread does, which
+    may hold the very lock that the handler would wait for (threading.Event's, the log's): it sets
+    a flag and rings, in a queue whose `put` may be called so.
     """
 
     def __init__(self) -> None:
-        self.stop = threading.Event()
-        self.reload = threading.Event()
-        self.toggle_mute = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._to_stop)
-        signal.signal(signal.SIGHUP, lambda _number, _frame: self.reload.set())
-        signal.signal(signal.SIGUSR1, lambda _number, _frame: self.toggle_mute.set())
+        self.stop = self.reload = self.toggle_mute = False
+        self._bell: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, self._hear)
 
-    def _to_stop(self, number: int, _frame: FrameType | None) -> None:
-        log.info("%s: stopping", signal.Signals(number).name)
-        self.stop.set()
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        self.stop |= number in (signal.SIGTERM, signal.SIGINT)
+        self.reload |= number == signal.SIGHUP
+        self.toggle_mute |= number == signal.SIGUSR1
+        self._bell.put(number)
+
+    def to_stop(self, seconds: float) -> bool:
+        """Waits for a signal, for so long at most; whether one has asked to stop."""
+        with suppress(queue.Empty):
+            number = self._bell.get(timeout=seconds)
+            if number in (signal.SIGTERM, signal.SIGINT):
+                log.info("%s: stopping", signal.Signals(number).name)
+        return self.stop
 
 
 class Announcer:
@@ -147,11 +157,11 @@ def _await_brain(
     while (line := lacking(settings)) and not transcribed_elsewhere(settings):
         log.warning("%s", line)
         notify(f"READY=1\nSTATUS=waiting, nothing is heard; {line}")
-        while not asked.reload.wait(LOOK_S):
+        while not asked.reload:
             notify("WATCHDOG=1")
-            if asked.stop.is_set():
+            if asked.to_stop(LOOK_S):
                 return None
-        asked.reload.clear()
+        asked.reload = False
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
         try:
             settings = reread()
@@ -194,16 +204,16 @@ def _supervise(
     stage is stuck, or when something eats the memory.
     """
     ceiling_mb = memory_ceiling_mb(settings.appliance.memory_mb)
-    while not asked.stop.wait(LOOK_S if announcer.ready else LOOK_S / 4):
+    while not asked.to_stop(LOOK_S if announcer.ready else LOOK_S / 4):
         if pipeline.ended.is_set():
             return None
         announcer.feed()
         pipeline.mute.look()
-        if asked.toggle_mute.is_set():
-            asked.toggle_mute.clear()
+        if asked.toggle_mute:
+            asked.toggle_mute = False
             pipeline.mute.toggle("SIGUSR1")
-        if asked.reload.is_set() or pipeline.reload.is_set():
-            asked.reload.clear()
+        if asked.reload or pipeline.reload.is_set():
+            asked.reload = False
             pipeline.reload.clear()
             renewed = _read_again(settings, reread, announcer)
             if renewed is not None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,6 +140,38 @@ def test_a_reload_uses_a_changed_configuration_in_the_same_process(
     assert "the configuration is the one in use" in log
     assert "the configuration has changed: starting again with it" in log
     assert log.count("listening to") == 2
+
+
+def test_a_signal_may_come_at_any_moment() -> None:
+    """Among them those in which the main thread holds what a handler may not wait for."""
+    waiting = (
+        "from appliance.daemon.service import Asked\n"
+        "asked, reloads = Asked(), 0\n"
+        "print(flush=True)\n"
+        "while not asked.to_stop(0.0003):\n"
+        "    reloads += asked.reload\n"
+        "    asked.reload = False\n"
+        "print(reloads)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", waiting],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout
+        running.stdout.readline()
+        for _ in range(3000):
+            running.send_signal(signal.SIGHUP)
+            time.sleep(0.0004)
+        running.send_signal(signal.SIGTERM)
+        try:
+            heard, _ = running.communicate(timeout=20)
+        finally:
+            running.kill()
+    assert running.returncode == 0
+    assert int(heard) > 100
 
 
 def test_a_reload_reads_the_words_of_the_home_again(tmp_path: Path, systemd: Systemd) -> None:
