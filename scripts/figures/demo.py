@@ -2,9 +2,11 @@
 
 Starts a private Mosquitto and a private PulseAudio microphone, runs the daemon as systemd would,
 plays five recorded sentences, prints each transcript as `mosquitto_sub` receives it, shows
-`roomscribe log`, and stops everything. Exit status 0 only if all five came.
+`roomscribe log`, and stops everything. The sentences are drawn anew each time, from 40 whose voices
+and words the model was not trained on. Exit status 0 only if all five came.
 
-    scripts/demo --measure      all sentences of the test set, and the CPU used while nobody speaks
+    scripts/demo --seed 7       the same five again
+    scripts/demo --measure      all 40, and the CPU used while nobody speaks
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import json
 import os
 import queue
+import random
 import shutil
 import signal
 import statistics
@@ -34,6 +37,7 @@ from rigs.daemon import write_config
 from rigs.recordings import Sentence, sentences as all_sentences
 
 NODE = "demo"
+DRAWN = 5
 IDLE_S = 30.0
 READY_WITHIN_S = 30.0
 ANSWER_WITHIN_S = 15.0
@@ -43,16 +47,25 @@ def main() -> int:
     """Runs the demonstration; its exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", action="store_true", help="all sentences, and the idle CPU")
-    measure = parser.parse_args().measure
-    # five of the test set, or all: voices and sentences that the model was not trained on
-    sentences = [one for one in all_sentences() if measure or one.demo]
+    parser.add_argument("--seed", type=int, help="whole number that says which five are drawn")
+    options = parser.parse_args()
+    measure, seed = options.measure, options.seed
+    sentences = all_sentences()
+    if not measure:
+        seed = random.randrange(1000) if seed is None else seed
+        sentences = random.Random(seed).sample(sentences, DRAWN)
+        say(f"{DRAWN} of {len(all_sentences())} sentences, drawn with --seed {seed}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roomscribe-demo-")))
         broker = stack.enter_context(rig_broker.Broker())
         say(f"a private Mosquitto listens on port {broker.port}")
         heard = subscribe(broker, stack)
         config = write_config(
-            folder, broker.port, appliance={"node": NODE}, journal={"level": "warning"}
+            folder,
+            broker.port,
+            appliance={"node": NODE},
+            journal={"level": "warning"},
+            phrases={"file": "bundle"},
         )
         spoken: microphone.PulseMicrophone | None = None
         arguments = ["run", "--config", str(config)]
@@ -124,6 +137,8 @@ def listen(
             f'heard  "{event["text"]}"  ({delay_ms:.0f} ms after the end of speech; encoder '
             f"{event['encode_ms']} ms, decoder {event['decode_ms']} ms)"
         )
+        if phrase := event.get("phrase"):
+            print(f'means  "{phrase}"  ({event["phrase_confidence"]:.0%})')
         events.append(message)
     return events
 

@@ -20,14 +20,12 @@ class Sentence:
 
     file: Path
     text: str
-    demo: bool
-    """One of the five that the demonstration speaks."""
 
 
 def sentences() -> list[Sentence]:
     """All of tests/speech, in the order of its list."""
     rows = read_rows(SPEECH / "transcripts.tsv")
-    return [Sentence(SPEECH / row["file"], row["text"], row["demo"] == "yes") for row in rows]
+    return [Sentence(SPEECH / row["file"], row["text"]) for row in rows]
 
 
 def manifest(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:

@@ -19,7 +19,7 @@ from rigs.wyoming import AUDIO_16K, Talk, free_port, sound_of, wait_for_port
 from appliance.config import StoreSettings
 from appliance.store.store import Store
 
-SENTENCE = next(one for one in sentences() if one.demo)
+SENTENCE = sentences()[0]
 SOUND = sound_of(SENTENCE.file)
 
 
