@@ -45,6 +45,17 @@ def log_mel(samples: NDArray[np.float32], n_mels: int = 80, frames: int | None =
     return np.ascontiguousarray(((mel + 4.0) / 4.0).T, dtype=np.float32)
 
 
+def warp(mel: Mel, factor: float) -> Mel:
+    """`mel` (frames, n_mels) float32 with what was in band b * `factor` in band b, interpolated: as
+    a throat would have said it that is longer (`factor` above 1) or shorter."""
+    bands = mel.shape[1]
+    source = np.clip(np.arange(bands) * factor, 0, bands - 1)
+    low = np.minimum(source.astype(np.intp), bands - 2)
+    share = (source - low).astype(np.float32)
+    warped: Mel = mel[:, low] * (1 - share) + mel[:, low + 1] * share
+    return warped
+
+
 def _filter(power: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
     """Energies (n_mels, frames) of power spectra (frames, 201).
 

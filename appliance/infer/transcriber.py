@@ -20,7 +20,7 @@ from appliance.errors import ConfigError, ModelError, RoomscribeError
 from appliance.infer.corrections import Corrections
 from appliance.infer.gates import compression_ratio, is_doubtful, is_failed
 from appliance.infer.runtime import lacking_runtime
-from appliance.records import HOP, Name, States, Transcription, Window
+from appliance.records import HOP, Mel, Name, States, Transcription, Window
 
 if TYPE_CHECKING:
     from appliance.infer.arithmetic import Products
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from appliance.infer.phrases import Phrases
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.vocabulary import SecondLook
+    from appliance.infer.vtln import OtherThroats
     from appliance.model import Bundle
 
 log = logging.getLogger("roomscribe.infer")
@@ -59,6 +60,8 @@ class Encoded:
     None where nobody knows."""
     owner: tuple[str, int] = ("", 0)
     """Utterance and index of the window, whose text may have been guessed before."""
+    mel: Mel | None = None
+    """What was encoded, where it may be heard again."""
 
 
 class Model(Protocol):
@@ -145,12 +148,13 @@ class Transcriber:
         look: SecondLook | None = None,
         corrections: Corrections | None = None,
         language: str = "",
+        throats: OtherThroats | None = None,
     ) -> None:
         """`drafts` are the decoder's; `language` is what it writes if it does not say, the bundle's
         where it is empty."""
         self.bundle, self.encoder = bundle, encoder
         self._drafts = drafts
-        self._phrases, self._look = phrases, look
+        self._phrases, self._look, self._throats = phrases, look, throats
         self._corrections = corrections or Corrections({})
         self._language = language or bundle.language
         self._spoken: dict[str, str] = {}
@@ -186,7 +190,10 @@ class Transcriber:
         whole = window.index == 1 and window.last
         owner = window.utterance_id, window.index
         name = self.encoder.name
-        return Encoded(states, window.duration_s, name, encode_ms, whole=whole, owner=owner)
+        kept = mel if self._throats else None
+        return Encoded(
+            states, window.duration_s, name, encode_ms, whole=whole, owner=owner, mel=kept
+        )
 
     def write(self, encoded: Encoded) -> Transcription:
         """The second half of `transcribe`; at higher temperatures too, where that is wanted."""
@@ -201,6 +208,17 @@ class Transcriber:
             transcription = self._describe(decoded, encoded, decode_ms)
             if not is_failed(transcription, self.gates):
                 break
+        if self._throats and encoded.mel is not None:
+            begun_s = time.perf_counter()
+            decoded, more_ms = self._throats.best(
+                decoded,
+                encoded.mel,
+                encoded.states,
+                lambda states: self._decode(replace(encoded, states=states), 0.0),
+            )
+            decode_ms += 1000 * (time.perf_counter() - begun_s) - more_ms
+            encoded = replace(encoded, encode_ms=encoded.encode_ms + more_ms)
+            transcription = self._describe(decoded, encoded, decode_ms)
         if drafts:
             drafts.add(decoded.tokens)
         if self._look and transcription.text:
@@ -272,6 +290,8 @@ class Transcriber:
     def close(self) -> None:
         """Frees the encoder's device."""
         self.encoder.close()
+        if self._throats:
+            self._throats.close()
 
     def __enter__(self) -> Self:
         return self
@@ -360,6 +380,7 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
         look=look,
         corrections=Corrections(settings.vocabulary.replace),
         language=language,
+        throats=_open_throats(bundle, settings, cpu),
     )
 
 
@@ -414,6 +435,17 @@ def _open_phrases(
     file = bundle.folder / PHRASES_FILE if own else Path(name)
     names: dict[str, list[str]] | None = {} if settings.homeassistant.url else None
     return Phrases(read_phrases(file, names), bundle, tokenizer, decoder)
+
+
+def _open_throats(bundle: Bundle, settings: Settings, decoder: Decoder) -> OtherThroats | None:
+    """What hears doubtful windows again, where the bundle says so. Raises ModelError."""
+    from appliance.infer.encoder import CpuEncoder
+    from appliance.infer.vtln import OtherThroats
+    from appliance.model import ENCODER_FILE
+
+    if not bundle.vtln or ENCODER_FILE not in bundle.files or settings.decoder.backend == "hailo":
+        return None
+    return OtherThroats(bundle.vtln, CpuEncoder(bundle, settings.encoder.threads), decoder)
 
 
 def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:

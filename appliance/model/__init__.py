@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Bundle as Bundle,
         Endings as Endings,
         Guards as Guards,
+        Vtln as Vtln,
         chosen_model as chosen_model,
         identify as identify,
         installed_bundles as installed_bundles,

@@ -32,6 +32,7 @@ from appliance.model.bundle import (
     VOCABULARY_FILE,
     Bundle,
     Guards,
+    Vtln,
     write_json,
     write_manifest,
 )
@@ -69,6 +70,8 @@ class Recipe:
     eot_boost: float = 0.0
     no_speech_sure: float = 1.0
     no_speech_lone: float = 1.0
+    vtln: Vtln | None = None
+    """How texts that are not sure are heard again."""
     quantize: str = "none"
     """One of QUANTIZE."""
     vocabulary_scan: str = "exact"
@@ -209,6 +212,7 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         no_speech_sure=recipe.no_speech_sure,
         no_speech_lone=recipe.no_speech_lone,
         calibration=None,
+        vtln=recipe.vtln,
     )
 
 
@@ -240,10 +244,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--eot-boost", type=float, default=0.0)
     parser.add_argument("--no-speech-sure", type=float, default=1.0)
     parser.add_argument("--no-speech-lone", type=float, default=1.0)
+    parser.add_argument(
+        "--vtln",
+        type=float,
+        nargs=2,
+        metavar=("WARP", "BELOW"),
+        help="share by which other throats are longer and shorter, and the mean log-probability "
+        "below which a text is heard as they would have said it",
+    )
     parser.add_argument("--quantize", choices=QUANTIZE, default="none", help="width of the weights")
     parser.add_argument("--vocabulary-scan", choices=SCANS, default="exact")
     given = vars(parser.parse_args(arguments))
     checkpoint, out = given.pop("checkpoint"), given.pop("out")
+    given["vtln"] = Vtln(*given["vtln"]) if given["vtln"] else None
     try:
         build_bundle(checkpoint, out, Recipe(**given))
     except ModelError as error:

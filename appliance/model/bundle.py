@@ -151,6 +151,16 @@ class Endings:
 
 
 @dataclass(frozen=True, slots=True)
+class Vtln:
+    """Vocal tract length normalisation of texts that are not sure."""
+
+    warp: float
+    """So much longer and shorter are the throats that are tried, as a share."""
+    below: float
+    """Mean natural log-probability of the tokens below which they are."""
+
+
+@dataclass(frozen=True, slots=True)
 class Bundle:
     """A verified model folder. But for `folder`, the manifest's keys are the names of these fields;
     no_speech_sure and no_speech_lone stand in its table guards."""
@@ -208,6 +218,8 @@ class Bundle:
     not measured."""
     phrase_calibration: PhraseCalibration | None = None
     """None where the manifest says nothing: no recordings were compared."""
+    vtln: Vtln | None = None
+    """None where the manifest says nothing: every window is heard once."""
 
     @property
     def frames(self) -> int:
@@ -541,6 +553,7 @@ def _parse(table: _Table, folder: Path) -> Bundle:
         endings=_parse_endings(table),
         vocabulary_boost=table.number("vocabulary_boost", 0.0, 4.0, absent=1.0),
         phrase_calibration=_parse_phrase_calibration(table),
+        vtln=_parse_vtln(table),
     )
 
 
@@ -570,6 +583,13 @@ def _parse_phrase_calibration(table: _Table) -> PhraseCalibration | None:
     values = table.table("phrase_calibration")
     offset = values.number("offset", -100.0, 100.0)
     return PhraseCalibration(offset=offset, slope=values.number("slope", 0.0, 100.0))
+
+
+def _parse_vtln(table: _Table) -> Vtln | None:
+    if "vtln" not in table or table.is_null("vtln"):
+        return None
+    values = table.table("vtln")
+    return Vtln(warp=values.number("warp", 0.01, 0.3), below=values.number("below", -1000.0, 0.0))
 
 
 def _check_sense(table: _Table, bundle: Bundle) -> None:

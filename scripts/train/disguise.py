@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from scipy.fft import dct, idct
 from train.sounds import Generator
 
+from appliance.infer.mel import warp
+
 Mel = NDArray[np.float32]
 WARP_DEVIATION = 0.06
 KNOTS = ((12, 2.4), (25, 4.5), (60, 9.0))
@@ -22,9 +24,7 @@ SILENT = 0.01
 
 def warp_frequency(rng: Generator, mel: Mel) -> Mel:
     """`mel` with its bands moved up or down by some percent: another vocal tract, same pitch."""
-    bands = mel.shape[1]
-    factor = float(np.clip(1 + rng.normal(0, WARP_DEVIATION), 0.86, 1.16))
-    return _at_bands(mel, np.arange(bands) * factor)
+    return warp(mel, float(np.clip(1 + rng.normal(0, WARP_DEVIATION), 0.86, 1.16)))
 
 
 def revoice(rng: Generator, mel: Mel) -> Mel:

@@ -1,0 +1,157 @@
+"""A text that is not sure is heard again as other throats would have said it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from figures.model import read, to_int16
+from rigs.checkout import HOME_EN, SPEECH
+from rigs.recordings import sentences
+
+from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
+from appliance.infer.decoder import Decoded, Decoder
+from appliance.infer.encoder import Encoder
+from appliance.infer.mel import warp
+from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.vtln import OtherThroats
+from appliance.model.bundle import Vtln, enter_files
+from appliance.records import Mel, States, Window
+
+VTLN = Vtln(warp=0.1, below=-0.5)
+MEL = np.arange(2 * 80, dtype=np.float32).reshape(2, 80)
+OWN = np.zeros((1, 1), np.float32)
+
+
+class Warping:
+    """Gives the mel as states; in place of an encoder."""
+
+    def __init__(self) -> None:
+        self.heard: list[Mel] = []
+
+    def encode(self, mel: Mel) -> States:
+        self.heard.append(mel)
+        return mel
+
+
+class Starting:
+    """Remembers the states that were begun last; in place of a decoder."""
+
+    begun: States | None = None
+
+    def start(self, states: States) -> None:
+        self.begun = states
+
+
+def decoded(*tokens: int, logprob: float) -> Decoded:
+    """A text of which every token, and its end, is this likely."""
+    return Decoded(tokens, (logprob,) * (len(tokens) + 1), 0.25, ended=True)
+
+
+def best(first: Decoded, *others: Decoded) -> tuple[Decoded, list[Mel], States | None]:
+    """What is chosen, which mels were encoded for that, and the states begun in the end."""
+    encoder, decoder, left = Warping(), Starting(), list(others)
+    throats = OtherThroats(VTLN, cast(Encoder, encoder), cast(Decoder, decoder))
+    found, _ = throats.best(first, MEL, OWN, lambda _: left.pop(0))
+    assert not left
+    return found, encoder.heard, decoder.begun
+
+
+def test_a_warped_spectrum_has_its_peaks_elsewhere() -> None:
+    mel = np.zeros((3, 80), np.float32)
+    mel[:, 40] = 1.0
+    assert np.array_equal(warp(mel, 1.0), mel)
+    assert warp(mel, 1.25)[0].argmax() == 32, "of a longer throat all resonances are lower"
+    assert warp(mel, 0.8)[0].argmax() == 50
+    assert warp(mel, 1.25).shape == mel.shape and warp(mel, 1.25).dtype == np.float32
+    half = warp(mel, 80 / 79)  # band 39 comes from between 39 and 40
+    assert half[0, 39] == pytest.approx(39 * 80 / 79 - 39, abs=1e-5)
+
+
+def test_the_highest_bands_of_a_longer_throat_are_what_was_highest() -> None:
+    mel = np.tile(np.arange(80, dtype=np.float32), (2, 1))
+    assert np.array_equal(warp(mel, 1.2)[0, -10:], [79.0] * 10)
+
+
+def test_what_is_sure_is_heard_once() -> None:
+    sure = decoded(1, 2, logprob=-0.5)
+    assert best(sure) == (sure, [], None)
+
+
+def test_where_nothing_was_heard_nothing_is_sought() -> None:
+    silent = decoded(logprob=-4.0)
+    assert best(silent) == (silent, [], None)
+
+
+def test_the_likeliest_text_counts_and_what_follows_is_compared_with_its_states() -> None:
+    first, short = decoded(1, 2, logprob=-2.0), decoded(1, 3, logprob=-1.0)
+    found, mels, begun = best(first, short, decoded(4, 5, logprob=-3.0))
+    assert found == short
+    assert [np.array_equal(mel, warp(MEL, f)) for mel, f in zip(mels, (0.9, 1.1), strict=True)]
+    assert begun is not None and np.array_equal(begun, warp(MEL, 0.9))
+
+
+def test_the_states_of_what_was_written_last_are_still_there() -> None:
+    first, likely = decoded(1, 2, logprob=-2.0), decoded(1, 3, logprob=-1.0)
+    assert best(first, first, likely)[2] is None
+    assert best(likely, first, first)[2] is OWN
+
+
+def test_the_sound_itself_says_whether_anybody_speaks_and_an_empty_text_is_no_answer() -> None:
+    first = decoded(1, 2, logprob=-2.0)
+    likely = replace(decoded(3, logprob=-0.1), no_speech_prob=0.9)
+    assert best(first, likely, first)[0] == replace(likely, no_speech_prob=0.25)
+    empty = decoded(logprob=-0.1)
+    assert best(first, empty, empty)[0] == first
+
+
+@pytest.fixture(scope="module")
+def hearing_twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transcriber, Transcriber]:
+    """The built-in model, with other throats and without."""
+    made = []
+    for name, vtln in (("with", {"warp": 0.12, "below": -0.15}), ("without", None)):
+        folder = tmp_path_factory.mktemp("bundles") / name
+        shutil.copytree(HOME_EN, folder)
+        enter_files(folder, (), vtln=vtln)
+        made.append(open_transcriber(settings(folder)))
+    return made[0], made[1]
+
+
+def settings(folder: Path) -> Settings:
+    return Settings(
+        model=ModelSettings(bundle=str(folder)),
+        encoder=EncoderSettings(threads=1),
+        decoder=DecoderSettings(threads=1),
+    )
+
+
+def spoken(name: str) -> Window:
+    samples = to_int16(np.concatenate((np.zeros(9600, np.float32), read(SPEECH / name))))
+    return Window("utterance", 1, True, samples, 0.0, 1.0, 1.0)
+
+
+def test_more_sentences_are_right_and_what_is_sure_stays(
+    hearing_twice: tuple[Transcriber, Transcriber],
+) -> None:
+    twice, once = hearing_twice
+    right = {twice: 0, once: 0}
+    for one in sentences():
+        window = spoken(one.file.name)
+        texts = {model: model.transcribe(window) for model in hearing_twice}
+        for model, heard in texts.items():
+            right[model] += heard.text == one.text
+        assert texts[twice].no_speech_prob == texts[once].no_speech_prob
+        if texts[once].avg_logprob >= -0.15:
+            assert texts[twice].text == texts[once].text
+    assert right[twice] > right[once]
+
+
+def test_it_is_the_same_each_time(hearing_twice: tuple[Transcriber, Transcriber]) -> None:
+    twice, _ = hearing_twice
+    window = spoken("01.flac")
+    first, second = twice.transcribe(window), twice.transcribe(window)
+    assert (first.text, first.avg_logprob) == (second.text, second.avg_logprob)
