@@ -298,7 +298,7 @@ def leaves(box: Container, deb: str) -> str:
     box.run(f"test -e {MODELS}/{MODEL}/bundle.json")
     box.run(f"{APT} {deb}")
     box.wait("the daemon", lambda: listens(box), 20)
-    expect("chicago" in box.run("roomscribe log"), "the log is gone")
+    expect("weather" in box.run("roomscribe log"), "the log is gone")
     box.run("umask 077; cd /etc; touch credstore/roomscribe.x credstore.encrypted/roomscribe.x")
     box.run("apt-get purge -y roomscribe")
     leaves_nothing(box)

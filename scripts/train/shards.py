@@ -72,8 +72,10 @@ def map_member(path: Path, name: str) -> NDArray[np.int16]:
 class Bank:
     """Utterances of all shards of one split (`train`, `dev`, `unseen`), numbered as they join."""
 
-    def __init__(self, folder: Path, split: str) -> None:
+    def __init__(self, folder: Path, split: str, people: int | None = None) -> None:
+        """`people` of them at most are heard, for trials of how many it takes; None: all."""
         self.folder = folder
+        self._heard_at_most = people
         self.split = split
         self.names: list[str] = []
         self.durations = np.zeros(0, np.float32)
@@ -105,7 +107,9 @@ class Bank:
             self.voices = np.concatenate([self.voices, shard["voice"].astype(np.int16)])
             self.names.append(name)
         self._by_voice = {int(v): np.flatnonzero(self.voices == v) for v in np.unique(self.voices)}
-        self.people = np.flatnonzero(self.voices >= FIRST_PERSON)
+        known = np.unique(self.voices[self.voices >= FIRST_PERSON])
+        heard = np.random.default_rng(0).permutation(known)[: self._heard_at_most]
+        self.people = np.flatnonzero(np.isin(self.voices, heard))
         self.synthesised = np.flatnonzero(self.voices < FIRST_PERSON)
 
     def __len__(self) -> int:

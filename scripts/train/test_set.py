@@ -20,8 +20,6 @@ from train.texts import commands
 SENTENCES = 40
 LONGEST_WORDS = 12
 VOICES = ("pico:en-US", "pico:en-GB")
-DEMO = 5
-"""The first so many are what the demonstration speaks."""
 
 
 def chosen(seed: int) -> list[str]:
@@ -40,7 +38,7 @@ def main() -> None:
     rng = random.Random(options.seed)
     with (options.out / "transcripts.tsv").open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow(["file", "voice", "demo", "text"])
+        table.writerow(["file", "voice", "text"])
         for number, text in enumerate(chosen(options.seed)):
             voice = VOICES[number % len(VOICES)]
             done = finish(*unseen.say(voice, text, rng))
@@ -48,7 +46,7 @@ def main() -> None:
                 raise SystemExit(f"{voice} said nothing for {text!r}")
             name = f"{number:02d}.flac"
             soundfile.write(options.out / name, done[0], 16_000, subtype="PCM_16")
-            table.writerow([name, voice, "yes" if number < DEMO else "no", text])
+            table.writerow([name, voice, text])
 
 
 if __name__ == "__main__":

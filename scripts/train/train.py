@@ -237,7 +237,7 @@ class Trainer:
     def run(self) -> None:
         """Trains until the schedule's time is spent."""
         args = self.args
-        bank = Bank(args.bank, "train")
+        bank = Bank(args.bank, "train", args.people)
         sounds = make_sounds(args.seed, args.sounds, SOUND_S)
         renderer = Renderer(bank, self.pieces, sounds, make_channels(args.seed, CHANNELS))
         planner = Planner(bank, args.frames, args.processes)
@@ -295,8 +295,9 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--start-from", type=Path, help="folder of a bundle, for its weights")
     parser.add_argument("--processes", type=int, default=2, help="one per core")
     parser.add_argument(
-        "--people-share", type=float, default=0.5, help="of windows, where the bank has people"
+        "--people-share", type=float, default=0.35, help="of windows, where the bank has people"
     )
+    parser.add_argument("--people", type=int, help="so many are heard (default: all of the bank)")
     parser.add_argument("--encoder-layers", type=int, default=5)
     parser.add_argument("--decoder-layers", type=int, default=2)
     parser.add_argument("--frames", type=int, default=5000, help="mel frames a batch and process")

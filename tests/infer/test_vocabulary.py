@@ -220,10 +220,13 @@ def test_a_file_of_words_is_read_with_its_comments(
     assert read.words.words == ("Pantry", "Gideon", "air fryer")
 
 
-def balcony() -> Window:
-    """A recording that the model hears wrongly."""
-    sound = np.pad(to_int16(read(SPEECH / "33.flac")), (9600, 4800))
-    return Window("", 1, True, sound, 0.0, 0.0, 0.0)
+def fourteen() -> Window:
+    """A recording in white noise at 15 dB, which the model hears wrongly."""
+    sound = to_int16(read(SPEECH / "16.flac")).astype(np.float64)
+    level = np.sqrt(np.mean(sound**2)) * 10 ** (-15 / 20)
+    sound += np.random.default_rng(0).standard_normal(len(sound)) * level
+    samples = np.clip(sound, -32768, 32767).astype(np.int16)
+    return Window("", 1, True, np.pad(samples, (9600, 4800)), 0.0, 0.0, 0.0)
 
 
 def heard(vocabulary: VocabularySettings, window: Window, **settings: Any) -> Transcription:
@@ -233,34 +236,34 @@ def heard(vocabulary: VocabularySettings, window: Window, **settings: Any) -> Tr
 
 
 def test_a_recording_has_its_word_with_the_list_and_not_without() -> None:
-    said, misheard = "close the garage door in the balcony", "in the police conney"
+    said, misheard = "lower the temperature by fourteen degrees", "by thirteen degrees"
     others = ("Winston", "pantry", "air fryer", "Balthasar")
-    free = heard(VocabularySettings(words=others), balcony())
+    free = heard(VocabularySettings(words=others), fourteen())
     assert free.text.endswith(misheard)
-    led = heard(VocabularySettings(words=(*others, "Balcony")), balcony())
+    led = heard(VocabularySettings(words=(*others, "Fourteen")), fourteen())
     assert led.text == said
-    assert led.avg_logprob > free.avg_logprob  # the greedy decode had passed the likelier text by
-    off = heard(VocabularySettings(words=("balcony",), boost=0.0), balcony())
+    assert led.avg_logprob <= free.avg_logprob  # the credit is in no figure
+    off = heard(VocabularySettings(words=("fourteen",), boost=0.0), fourteen())
     assert off.text == free.text and off.avg_logprob == free.avg_logprob
 
 
 def test_a_list_without_a_word_like_it_changes_no_bit_of_a_text() -> None:
-    free = heard(VocabularySettings(), balcony())
-    listed = heard(VocabularySettings(words=("Xanthippe",)), balcony())
+    free = heard(VocabularySettings(), fourteen())
+    listed = heard(VocabularySettings(words=("Xanthippe",)), fourteen())
     assert replace(listed, encode_ms=0, decode_ms=0) == replace(free, encode_ms=0, decode_ms=0)
 
 
 def test_words_are_taken_over_between_two_windows() -> None:
     with open_transcriber(QUICK) as transcriber:
         assert isinstance(transcriber, Transcriber)
-        before = transcriber.transcribe(balcony())
-        transcriber.set_names([("Balcony", 1)])  # type: ignore[list-item]
-        assert transcriber.transcribe(balcony()).text.endswith("in the balcony")
+        before = transcriber.transcribe(fourteen())
+        transcriber.set_names([("Fourteen", 1)])  # type: ignore[list-item]
+        assert transcriber.transcribe(fourteen()).text.endswith("by fourteen degrees")
         transcriber.set_names([])
-        assert transcriber.transcribe(balcony()).text == before.text
-        encoded = replace(transcriber.encode(balcony()), names=("Balcony",))
-        assert transcriber.write(encoded).text.endswith("in the balcony")
-        assert transcriber.transcribe(balcony()).text == before.text
+        assert transcriber.transcribe(fourteen()).text == before.text
+        encoded = replace(transcriber.encode(fourteen()), names=("Fourteen",))
+        assert transcriber.write(encoded).text.endswith("by fourteen degrees")
+        assert transcriber.transcribe(fourteen()).text == before.text
 
 
 def test_the_npu_decoder_has_no_words() -> None:

@@ -25,7 +25,7 @@ from appliance.config import CaptureSettings
 from appliance.daemon.pipeline import Pipeline
 from appliance.house.names import NAMES_FILE
 
-SENTENCE = sentences()[0]
+SENTENCE = sentences()[3]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from rigs.wyoming import AUDIO_16K, Talk, free_port, sound_of, wait_for_port
 from appliance.config import StoreSettings
 from appliance.store.store import Store
 
-SENTENCE = sentences()[0]
+SENTENCE = sentences()[3]
 SOUND = sound_of(SENTENCE.file)
 
 

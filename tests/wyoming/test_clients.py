@@ -15,7 +15,7 @@ from appliance.config import Settings
 from appliance.infer.transcriber import open_transcriber
 from appliance.records import SAMPLE_RATE
 
-SENTENCE = sentences()[0]
+SENTENCE = sentences()[3]
 
 
 @pytest.fixture(scope="module")
