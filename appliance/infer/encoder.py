@@ -39,7 +39,8 @@ class Encoder(Unit, Protocol):
 
 
 class CpuEncoder:
-    """encoder.onnx through ONNX Runtime. Interchangeable with the NPU's: same input and output."""
+    """encoder.onnx through ONNX Runtime. Interchangeable with the NPU's: same input and output, but
+    that several threads may `encode`."""
 
     name = "cpu"
     trouble: str | None = None

@@ -129,8 +129,8 @@ class AnyTranscriber(Protocol):
 class Transcriber:
     """Makes text of windows; everything in it is sized by its bundle.
 
-    `encode` and `write` share nothing but, if asked for, a Hailo: one thread may encode a window
-    while another writes the one before. Each of them is for one thread.
+    One thread may `encode` a window while another writes the one before: they share nothing but
+    what may be shared, a CPU's encoder and, if asked for, a Hailo. Each of them is for one thread.
     """
 
     def __init__(
@@ -290,8 +290,6 @@ class Transcriber:
     def close(self) -> None:
         """Frees the encoder's device."""
         self.encoder.close()
-        if self._throats:
-            self._throats.close()
 
     def __enter__(self) -> Self:
         return self
@@ -380,7 +378,7 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
         look=look,
         corrections=Corrections(settings.vocabulary.replace),
         language=language,
-        throats=_open_throats(bundle, settings, cpu),
+        throats=_open_throats(bundle, settings, encoder, cpu),
     )
 
 
@@ -437,7 +435,9 @@ def _open_phrases(
     return Phrases(read_phrases(file, names), bundle, tokenizer, decoder)
 
 
-def _open_throats(bundle: Bundle, settings: Settings, decoder: Decoder) -> OtherThroats | None:
+def _open_throats(
+    bundle: Bundle, settings: Settings, encoder: Encoder, decoder: Decoder
+) -> OtherThroats | None:
     """What hears doubtful windows again, where the bundle says so. Raises ModelError."""
     from appliance.infer.encoder import CpuEncoder
     from appliance.infer.vtln import OtherThroats
@@ -445,7 +445,9 @@ def _open_throats(bundle: Bundle, settings: Settings, decoder: Decoder) -> Other
 
     if not bundle.vtln or ENCODER_FILE not in bundle.files or settings.decoder.backend == "hailo":
         return None
-    return OtherThroats(bundle.vtln, CpuEncoder(bundle, settings.encoder.threads), decoder)
+    if not isinstance(encoder, CpuEncoder):  # a chip is for one thread
+        encoder = CpuEncoder(bundle, settings.encoder.threads)
+    return OtherThroats(bundle.vtln, encoder, decoder)
 
 
 def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:

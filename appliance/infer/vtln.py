@@ -23,7 +23,7 @@ class OtherThroats:
     """Hears a window again, as two others would have said it. One thread, the decoder's."""
 
     def __init__(self, vtln: Vtln, encoder: Encoder, decoder: Decoder) -> None:
-        """`encoder` is its own."""
+        """`encoder` may be in use by another thread, as a CpuEncoder may."""
         self._vtln, self._encoder, self._decoder = vtln, encoder, decoder
 
     def best(
@@ -49,7 +49,3 @@ class OtherThroats:
         if chosen is not states:
             self._decoder.start(chosen)
         return replace(likely, no_speech_prob=first.no_speech_prob), encode_ms
-
-    def close(self) -> None:
-        """Frees what the encoder holds."""
-        self._encoder.close()

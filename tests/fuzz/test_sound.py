@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import os
@@ -10,6 +11,7 @@ import struct
 import tempfile
 import time
 import tracemalloc
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,14 @@ from appliance.errors import AudioError
 from appliance.records import SAMPLE_RATE
 
 pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture(autouse=True)
+def left_by_others() -> None:
+    """What other tests left open is told of before these, to which a warning is an error."""
+    with warnings.catch_warnings(action="ignore"):
+        gc.collect()
+
 
 MOST_BYTES = 64 << 20
 """Of memory for a file of some kilobytes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -155,3 +156,19 @@ def test_it_is_the_same_each_time(hearing_twice: tuple[Transcriber, Transcriber]
     window = spoken("01.flac")
     first, second = twice.transcribe(window), twice.transcribe(window)
     assert (first.text, first.avg_logprob) == (second.text, second.avg_logprob)
+
+
+def test_a_window_is_heard_again_while_the_next_one_is_encoded(
+    hearing_twice: tuple[Transcriber, Transcriber],
+) -> None:
+    twice, _ = hearing_twice
+    windows = [spoken(one.file.name) for one in sentences()[:8]]
+    encoded = [twice.encode(window) for window in windows]
+    texts = [twice.write(one).text for one in encoded]
+    with ThreadPoolExecutor(1) as other:
+        writing = other.submit(lambda: [twice.write(one).text for one in encoded])
+        states = [twice.encode(window).states for window in windows]
+        assert writing.result(60) == texts
+    assert all(
+        np.array_equal(found, one.states) for found, one in zip(states, encoded, strict=True)
+    )
