@@ -238,7 +238,8 @@ class Delivery:
             first()
             age_s = stored.age_s()
             speech_s = age_s + stored.transcript.latency_ms / 1000
-            late = age_s > min(LATE_S, now_s - connected_s) or speech_s > OLD_SPEECH_S
+            stood_s = time.monotonic() - connected_s  # `now_s` may be before what was just stored
+            late = age_s > min(LATE_S, stood_s) or speech_s > OLD_SPEECH_S
             late = late or self._outbox.is_repeated(stored.seq)
             event = events.transcript(stored, self._node, datetime.now(UTC), late)
             payload = events.encode(event)
