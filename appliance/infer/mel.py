@@ -48,12 +48,17 @@ def log_mel(samples: NDArray[np.float32], n_mels: int = 80, frames: int | None =
 def warp(mel: Mel, factor: float) -> Mel:
     """`mel` (frames, n_mels) float32 with what was in band b * `factor` in band b, interpolated: as
     a throat would have said it that is longer (`factor` above 1) or shorter."""
-    bands = mel.shape[1]
-    source = np.clip(np.arange(bands) * factor, 0, bands - 1)
-    low = np.minimum(source.astype(np.intp), bands - 2)
+    return at_bands(mel, np.arange(mel.shape[1]) * factor)
+
+
+def at_bands(mel: Mel, source: NDArray[np.floating]) -> Mel:
+    """`mel` (frames, n_mels) float32 as it is at the bands `source`, (frames, len(source)), between
+    two bands interpolated; beyond the last one it is as there."""
+    source = np.clip(source, 0, mel.shape[1] - 1)
+    low = np.minimum(source.astype(np.intp), mel.shape[1] - 2)
     share = (source - low).astype(np.float32)
-    warped: Mel = mel[:, low] * (1 - share) + mel[:, low + 1] * share
-    return warped
+    moved: Mel = mel[:, low] * (1 - share) + mel[:, low + 1] * share
+    return moved
 
 
 def _filter(power: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:

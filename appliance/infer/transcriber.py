@@ -210,15 +210,17 @@ class Transcriber:
                 break
         if self._throats and encoded.mel is not None:
             begun_s = time.perf_counter()
-            decoded, more_ms = self._throats.best(
+            likeliest, more_ms = self._throats.best(
                 decoded,
                 encoded.mel,
                 encoded.states,
                 lambda states: self._decode(replace(encoded, states=states), 0.0),
             )
-            decode_ms += 1000 * (time.perf_counter() - begun_s) - more_ms
-            encoded = replace(encoded, encode_ms=encoded.encode_ms + more_ms)
-            transcription = self._describe(decoded, encoded, decode_ms)
+            if likeliest is not decoded:  # it was heard again
+                decoded = likeliest
+                decode_ms += 1000 * (time.perf_counter() - begun_s) - more_ms
+                encoded = replace(encoded, encode_ms=encoded.encode_ms + more_ms)
+                transcription = self._describe(decoded, encoded, decode_ms)
         if drafts:
             drafts.add(decoded.tokens)
         if self._look and transcription.text:

@@ -50,11 +50,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="whole number that says which five are drawn")
     options = parser.parse_args()
     measure, seed = options.measure, options.seed
-    sentences = all_sentences()
+    everything = sentences = all_sentences()
     if not measure:
         seed = random.randrange(1000) if seed is None else seed
-        sentences = random.Random(seed).sample(sentences, DRAWN)
-        say(f"{DRAWN} of {len(all_sentences())} sentences, drawn with --seed {seed}")
+        sentences = random.Random(seed).sample(everything, DRAWN)
+        say(f"{DRAWN} of {len(everything)} sentences, drawn with --seed {seed}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roomscribe-demo-")))
         broker = stack.enter_context(rig_broker.Broker())

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.fft import dct, idct
 from train.sounds import Generator
 
-from appliance.infer.mel import warp
+from appliance.infer.mel import at_bands, warp
 
 Mel = NDArray[np.float32]
 WARP_DEVIATION = 0.06
@@ -40,22 +40,13 @@ def revoice(rng: Generator, mel: Mel) -> Mel:
     fine = mel - envelope
     moves = rng.normal(0, 1.4) + rng.normal(0, 1.1, len(THROAT_BANDS))
     place = np.arange(bands)
-    throat = _at_bands(envelope, place + np.interp(place, THROAT_BANDS, moves))
-    pitch = _at_bands(fine, place * rng.uniform(0.85, 1.2)) * np.float32(rng.uniform(0.0, 1.25))
+    throat = at_bands(envelope, place + np.interp(place, THROAT_BANDS, moves))
+    pitch = at_bands(fine, place * rng.uniform(0.85, 1.2)) * np.float32(rng.uniform(0.0, 1.25))
     colour = np.interp(place, THROAT_BANDS, rng.normal(0, 0.07, len(THROAT_BANDS)))
     floor = mel.min()
     heard: Mel = np.maximum(throat + pitch + colour.astype(np.float32), floor)
     heard[mel.max(axis=1) < floor + SILENT] = floor
     return heard
-
-
-def _at_bands(mel: Mel, source: NDArray[np.floating]) -> Mel:
-    """`mel` as it is at the bands `source`, (T, len(source))."""
-    source = np.clip(source, 0, mel.shape[1] - 1)
-    low = np.minimum(source.astype(np.int64), mel.shape[1] - 2)
-    share = (source - low).astype(np.float32)
-    moved: Mel = mel[:, low] * (1 - share) + mel[:, low + 1] * share
-    return moved
 
 
 def smear(rng: Generator, mel: Mel) -> Mel:
