@@ -5,7 +5,9 @@ shipped. The heads that only training uses are not in a bundle.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,3 +110,26 @@ def read_weights(bundle: Path) -> tuple[NetworkSize, dict[str, Tensor]]:
     weights = {name: torch.tensor(array) for name, array in _unfold(constants, size)}
     weights[EMBEDDING] = torch.tensor(_embedding(bundle, size, described["suppressed"]))
     return size, weights
+
+
+def deepen(
+    size: NetworkSize, weights: dict[str, Tensor], layers: int
+) -> tuple[NetworkSize, dict[str, Tensor]]:
+    """The network with `layers` encoder layers, saying what it said before: it can learn more.
+
+    A new layer is a copy of the one below that adds nothing to the residual yet (its output
+    projections are 0), as in Net2Net (https://arxiv.org/abs/1511.05641).
+    """
+    old = size.encoder_layers
+    below = [layer * old // layers for layer in range(layers)]
+    grown = {name: tensor for name, tensor in weights.items() if ".encoder.layers." not in name}
+    for layer, source in enumerate(below):
+        new = layer > 0 and below[layer - 1] == source
+        pattern = re.compile(rf"(.*\.encoder\.layers\.){source}\.(.*)")
+        for name, tensor in weights.items():
+            if found := pattern.fullmatch(name):
+                silent = new and found[2].startswith(("self_attn.out_proj.", "fc2."))
+                grown[f"{found[1]}{layer}.{found[2]}"] = (
+                    torch.zeros_like(tensor) if silent else tensor.clone()
+                )
+    return replace(size, encoder_layers=layers), grown

@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from train import wordpieces
 from train.batches import Batch, Planner, windows
-from train.bundle_weights import read_weights
+from train.bundle_weights import deepen, read_weights
 from train.checkpoint import load_checkpoint, save_checkpoint
 from train.features import Renderer
 from train.losses import losses
@@ -144,6 +144,8 @@ class Trainer:
             )
             return Whisper(size, self.phones)
         size, weights = read_weights(args.start_from)
+        if args.encoder_layers > size.encoder_layers:
+            size, weights = deepen(size, weights, args.encoder_layers)
         model = Whisper(size, self.phones)
         lost = [name for name in model.state_dict() if name not in weights]
         if size.vocab_size != self.pieces.size or any(name.startswith("model.") for name in lost):
@@ -298,7 +300,9 @@ def arguments(description: str) -> argparse.Namespace:
         "--people-share", type=float, default=0.35, help="of windows, where the bank has people"
     )
     parser.add_argument("--people", type=int, help="so many are heard (default: all of the bank)")
-    parser.add_argument("--encoder-layers", type=int, default=5)
+    parser.add_argument(
+        "--encoder-layers", type=int, default=5, help="of a bundle with fewer, some are added"
+    )
     parser.add_argument("--decoder-layers", type=int, default=2)
     parser.add_argument("--frames", type=int, default=5000, help="mel frames a batch and process")
     parser.add_argument("--rate", type=float, default=1.8e-3, help="AdamW's peak rate")

@@ -121,6 +121,7 @@ def test_what_is_retained_after_a_stop_says_muted(tmp_path: Path, before_the_sta
             command(heard, b"ON")
             until(lambda: heard.payloads("microphone")[-1:] == [b"offline"])
             until(lambda: heard.payloads("mute")[-1:] == [b"ON"])
+            until(lambda: heard.payloads("speech") and heard.payloads("stats"))  # told at the start
             told = len(heard.messages)
             running.send_signal(signal.SIGTERM)
             assert running.wait(10) == 0
