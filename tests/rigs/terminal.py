@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +35,8 @@ class Terminal:
             ["setsid", "--ctty", sys.executable, *PROGRAM, *map(str, arguments)],
             stdin=slave, stdout=slave, stderr=slave, cwd=ROOT,
             env=environment_of(**{"TERM": "xterm", "COLUMNS": "120", **dict(environment or {})}),
+            # who runs the tests in the background of a script has set SIGINT aside for all of them
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         os.close(slave)
 
