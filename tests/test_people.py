@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import soundfile
 from rigs.checkout import ROOT
 from train import people
+from train.align import Word, phrases
+from train.phones import Segment
 
 SLOTS = {"coffeeDrink": "latte", "milkAmount": " soy milk", "size": "small", "roast": "dark roast"}
 
@@ -69,17 +72,68 @@ def test_an_order_is_worded_in_every_way_that_its_slots_leave_open() -> None:
     assert people.wordings({"coffeeDrink": "mocha"})[0] == "brew a mocha"
 
 
-def test_a_recording_is_heard_at_16_khz_and_a_broken_or_silent_one_is_none() -> None:
-    rng = np.random.default_rng(1)
+def sound_of(samples: np.ndarray, rate: int, form: str = "WAV") -> bytes:
     file = io.BytesIO()
-    soundfile.write(file, rng.uniform(-0.3, 0.3, (8000, 2)), 8000, format="WAV")
-    heard = people.hear(file.getvalue(), "hiss", "somebody")
-    assert heard and heard.samples.dtype == np.int16
-    assert abs(len(heard.samples) - 16_000) < 2000 and heard.segments == []
-    file = io.BytesIO()
-    soundfile.write(file, np.zeros(16_000), 16_000, format="WAV")
-    assert people.hear(file.getvalue(), "", "nobody") is None
-    assert people.hear(b"RIFF", "", "nobody") is None
+    raw = {"endian": "BIG", "subtype": "PCM_16"} if form == "RAW" else {}
+    soundfile.write(file, samples, rate, format=form, **raw)
+    return file.getvalue()
+
+
+def test_a_recording_is_read_at_16_khz_and_a_broken_one_is_none() -> None:
+    hiss = np.random.default_rng(1).uniform(-0.3, 0.3, (8000, 2))
+    samples = people.read(sound_of(hiss, 8000), "hiss.wav")
+    assert samples is not None and samples.dtype == np.int16 and len(samples) == 16_000
+    tone = np.arange(-800, 800, dtype=np.int16)
+    read = people.read(sound_of(tone, 16_000, "RAW"), "tone.raw")
+    assert read is not None and np.abs(read.astype(int) - tone).max() <= 1
+    assert people.read(b"RIFF", "broken.wav") is None
+
+
+def test_a_silent_recording_and_a_long_one_that_cannot_be_cut_are_left_out() -> None:
+    hiss = np.random.default_rng(1).integers(-9000, 9000, 16_000 * 12).astype(np.int16)
+    assert people.cut(np.zeros(16_000, np.int16), "", "nobody", None) == []
+    assert people.cut(hiss, "a long story", "somebody", None) == []
+    (short,) = people.cut(hiss[:16_000], "hiss", "somebody", None)
+    assert short.text == "hiss" and short.segments == []
+    assert abs(len(short.samples) - 16_000) < 2000
+
+
+def test_a_long_recording_is_cut_at_its_pauses_and_every_word_is_in_one_phrase_at_most() -> None:
+    words = []
+    for number in range(40):  # a word of 0.3 s, a pause of 0.2 s behind every fourth
+        start = number * 0.35 + number // 4 * 0.2
+        phones = [Segment("w", start, start + 0.1), Segment("ao", start + 0.1, start + 0.3)]
+        words.append(Word(f"w{number}", start, start + 0.3, phones))
+    duration = words[-1].end + 0.1
+    parts = list(phrases(words, duration, random.Random(3)))
+    assert len(parts) > 2
+    said = [word for part in parts for word in part.text.split()]
+    assert len(said) == len(set(said)) and set(said) <= {word.text for word in words}
+    assert len(said) > 30
+    for part in parts:
+        assert 0.8 <= part.end - part.start <= 8.5
+        assert int(part.text.split()[0][1:]) % 4 == 0, "begins behind a pause"
+        assert sum(one.phone == "ao" for one in part.segments) == len(part.text.split())
+        assert part.segments[0].start == 0 and part.segments[-1].end == part.end - part.start
+    (whole,) = phrases(words[:8], 3.2, random.Random(3))
+    assert whole.text == " ".join(word.text for word in words[:8])
+
+
+def test_the_same_words_of_a_speaker_of_single_words_are_not_heard_over_and_over(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "spoken"
+    (folder / "on").mkdir(parents=True)
+    for number in range(9):
+        (folder / "on" / f"0a7c2a8d_nohash_{number}.wav").write_bytes(b"%d" % number)
+    (folder / "zero_5e3dde6b_nohash_2.wav.wav").write_bytes(b"RIFF")
+    (folder / "README.md").write_text("words")
+    git = ["git", "-C", str(folder), "-c", "user.name=n", "-c", "user.email=e"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, "-c", "commit.gpgsign=false", *command], check=True)
+    said = list(people.speech_commands(people.Clone(tmp_path, "spoken", "HEAD", "")))
+    assert [one.texts for one in said].count(["on"]) == people.WORDS_A_SPEAKER
+    assert [one.speaker for one in said if one.texts == ["zero"]] == ["5e3dde6b"]
 
 
 @pytest.mark.parametrize(

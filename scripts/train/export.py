@@ -12,15 +12,19 @@ import shutil
 from pathlib import Path
 
 from safetensors.torch import save_file
-from train.bundle_weights import read_weights
+from train.bundle_weights import deepen, read_weights
 from train.checkpoint import load_model
 from train.network import Whisper
 from train.wordpieces import PROMPT, Wordpieces
 
 
 def blend(model: Whisper, bundle: Path, share: float) -> None:
-    """Moves each weight of `model` by `share` (0..1) of the way to the bundle's."""
-    _, weights = read_weights(bundle)
+    """Moves each weight of `model` by `share` (0..1) of the way to the bundle's.
+
+    The bundle may have fewer encoder layers.
+    """
+    size, weights = read_weights(bundle)
+    _, weights = deepen(size, weights, model.size.encoder_layers)
     own = model.state_dict()
     for name, weight in weights.items():
         own[name].lerp_(weight, share)

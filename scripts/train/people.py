@@ -4,10 +4,12 @@
 
 FOLDER holds a clone of every repository of people.toml under its name there; files are read at the
 commit named there, so that nothing else is ever heard. Coffee orders, of which the wording is not
-known, get the one that BUNDLE's network finds likeliest. The bank gets
-``train-people-00000.npz`` ... of 500 utterances, and of people held out by name
-``people-00000.npz`` (grown up), ``children-00000.npz``, ``digits-00000.npz`` and
-``orders-00000.npz``. When each phone sounded is not known.
+known, get the one that BUNDLE's network finds likeliest. When each phone sounds is found by
+alignment (align.py), by which what is too long for a window is cut into phrases; it is not known of
+single words and where alignment fails. The bank gets ``train-people-00000.npz`` ... of 500
+utterances, and of people held out by name ``people-00000.npz`` (grown up, of speechocean762),
+``children-00000.npz``, ``digits-00000.npz``, ``orders-00000.npz``, ``natives-00000.npz`` and
+``words-00000.npz``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import argparse
 import hashlib
 import io
 import json
+import multiprocessing
 import random
+import re
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -28,10 +32,13 @@ import numpy as np
 import soundfile
 import soxr
 from numpy.typing import NDArray
+from train.align import Aligner, Phrase, Word, phrases
 from train.bank import FIRST_PERSON, Utterance, finish, write_shard
 from train.voices import SAMPLE_RATE
 
 SHARD = 500
+TASK = 400
+"""Recordings that a process takes at once."""
 HELD_OUT = 8
 """One speaker of so many is held out."""
 GROWN_UP = 15
@@ -46,7 +53,8 @@ other = ["(yes|no|stop|cancel)", "turn (on|off) the light", "light (on|off)"]
 """What `scripts/measure phrases` is to expect of held-out digits."""
 WAKE_WORDS = {"computer": 150, "jarvis": 150, "smart mirror": 150, "alexa": 100}
 """How many of each are heard: more would teach the words, not the people."""
-
+WORDS_A_SPEAKER = 5
+"""Of Speech Commands, for the same reason."""
 
 ORDERS_LEFT_OUT = (
     "0c6a", "26ba", "3e81", "577d", "71f2", "84e3", "9b27", "b0ec", "ca28", "e6a1",
@@ -67,10 +75,6 @@ BEFORE, DRINK, BEHIND = (
 (data/rhino/coffee_maker.yaml): how it begins, its article and the order of its slots are free."""
 SURE = 0.8
 """Share of all wordings that the likeliest one of an order has to have."""
-
-
-Likeliest = Callable[[NDArray[np.float32], list[str]], tuple[str, float]]
-"""What tells which of several texts a sound (n,) says, and that text's share of them all."""
 
 
 class Clone:
@@ -172,24 +176,109 @@ def speech_to_intent_benchmark(clone: Clone) -> Iterator[Recording]:
             yield Recording(name, path, wordings(labels[name]["slots"]), split)
 
 
+def librispeech(clone: Clone) -> Iterator[Recording]:
+    """Books read aloud, most by native speakers."""
+    folder = "LibriSpeech/train-clean-5/"
+    for path in clone.names(folder):
+        if path.endswith(".trans.txt"):
+            for name, text in clone.table(path).items():
+                speaker = name.partition("-")[0]
+                split = "natives" if held_out(f"librispeech {speaker}") else "train"
+                sound = str(Path(path).with_name(f"{name}.flac"))
+                yield Recording(speaker, sound, [text.lower()], split)
+
+
+def an4(clone: Clone) -> Iterator[Recording]:
+    """Spelled names, numbers and dates, by Americans."""
+    line = re.compile(r"(?:<s> )?(.+?) (?:</s> )?\((\S+)\)")
+    for part in ("train", "test"):
+        listed = clone.read(f"data/an4/etc/an4_{part}.transcription").decode()
+        paths = clone.read(f"data/an4/etc/an4_{part}.fileids").decode().split()
+        for path, (text, name) in zip(paths, line.findall(listed), strict=True):
+            speaker = path.split("/")[-2]
+            if Path(path).name != name:
+                raise SystemExit(f"data/an4/etc: expected {path} where {name} is transcribed")
+            split = "natives" if held_out(f"an4 {speaker}") else "train"
+            yield Recording(speaker, f"data/an4/wav/{path}.raw", [text.lower()], split)
+
+
+def common_voice(clone: Clone) -> Iterator[Recording]:
+    """Sentences read by volunteers, with their own microphones."""
+    folder = "en/" if clone.names("en/validated.tsv") else ""
+    header, *lines = clone.read(f"{folder}validated.tsv").decode().splitlines()
+    there = set(clone.names(f"{folder}clips/"))
+    for line in lines:
+        row = dict(zip(header.split("\t"), line.split("\t"), strict=False))
+        path = f"{folder}clips/{row['path']}"
+        text = row["sentence"].lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+        text = " ".join(re.sub(r'[.,?!;:"“”]', " ", text).split())
+        if path in there and re.fullmatch(r"[a-z' ]+", text):
+            split = "natives" if held_out(row["client_id"]) else "train"
+            yield Recording(row["client_id"][:16], path, [text], split)
+
+
+def speech_commands(clone: Clone) -> Iterator[Recording]:
+    """Single words; some files lie in several repositories, of a speaker at most five are heard."""
+    said: dict[str, dict[str, str]] = {}
+    for path in clone.names("."):
+        name = re.fullmatch(r".*?([a-z]+)[_/]([0-9a-f]{8})_nohash_\d\.wav(\.wav)?", path)
+        if name:
+            said.setdefault(name[2], {})[path] = name[1]
+    for speaker, paths in said.items():
+        chosen = random.Random(speaker).sample(sorted(paths), min(len(paths), WORDS_A_SPEAKER))
+        for path in chosen:
+            split = "words" if held_out(speaker) else "train"
+            yield Recording(speaker, path, [paths[path]], split)
+
+
 READERS: dict[str, Callable[[Clone], Iterator[Recording]]] = {
     "speechocean762": speechocean762,
     "free-spoken-digit-dataset": free_spoken_digit_dataset,
     "wake-word-benchmark": wake_word_benchmark,
     "speech-to-intent-benchmark": speech_to_intent_benchmark,
+    "librispeech": librispeech,
+    "an4": an4,
+    "common-voice-1": common_voice,
+    "common-voice-2": common_voice,
+    "speech-commands-1": speech_commands,
+    "speech-commands-2": speech_commands,
+    "speech-commands-3": speech_commands,
 }
 
 
-def hear(content: bytes, text: str, voice: str) -> Utterance | None:
-    """The recording, trimmed and levelled; None for a broken, silent or too long one (9.5 s)."""
+def read(content: bytes, path: str) -> NDArray[np.int16] | None:
+    """A recording (n,) at 16 kHz; None for a broken one."""
+    raw: dict[str, Any] = {}
+    if path.endswith(".raw"):
+        raw = {"format": "RAW", "subtype": "PCM_16", "endian": "BIG", "channels": 1}
+        raw["samplerate"] = SAMPLE_RATE
     try:
-        sound, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+        sound, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True, **raw)
     except soundfile.LibsndfileError:
         return None
     mono = soxr.resample(sound.mean(axis=1), rate, SAMPLE_RATE, "HQ")
-    samples = np.clip(np.rint(mono * 32768), -32768, 32767).astype(np.int16)
-    done = finish(samples, [])
-    return Utterance(voice, text, *done) if done else None
+    samples: NDArray[np.int16] = np.clip(np.rint(mono * 32768), -32768, 32767).astype(np.int16)
+    return samples
+
+
+def cut(
+    samples: NDArray[np.int16], text: str, voice: str, words: list[Word] | None
+) -> list[Utterance]:
+    """The recording's phrases, trimmed and levelled; none for a silent one.
+
+    A long recording is cut where `words` pause; where they are not known, it is left out.
+    """
+    duration = len(samples) / SAMPLE_RATE
+    parts: list[Phrase] = [Phrase(0.0, duration, text, [])]
+    if words:
+        parts = list(phrases(words, duration, random.Random(f"{voice} {text}")))
+    found = []
+    for part in parts:
+        first, last = round(part.start * SAMPLE_RATE), round(part.end * SAMPLE_RATE)
+        done = finish(samples[first:last], part.segments)
+        if done:
+            found.append(Utterance(voice, part.text, *done))
+    return found
 
 
 def manifest() -> dict[str, dict[str, Any]]:
@@ -197,22 +286,53 @@ def manifest() -> dict[str, dict[str, Any]]:
     return tomllib.loads(Path(__file__).with_name("people.toml").read_text(encoding="utf-8"))
 
 
-def utterances(folder: Path, likeliest: Likeliest) -> dict[str, list[Utterance]]:
-    """What each split hears, in an order that is the same every time."""
+def hear(task: tuple[Path, str, list[Recording], Path, Path]) -> dict[str, list[Utterance]]:
+    """What some recordings of a repository say, by split; a process of its own runs it."""
+    from train.listener import Listener
+    from train.wordpieces import Wordpieces
+
+    folder, name, recordings, bundle, pieces = task
+    clone, aligner, listener = _clone(folder, name), Aligner(), None
     found: dict[str, list[Utterance]] = {}
-    clones = {
-        name: Clone(folder, name, what["commit"], what["repository"])
-        for name, what in manifest().items()
-    }
-    for name, clone in clones.items():
-        for said in READERS[name](clone):
-            heard = hear(clone.read(said.path), said.texts[0], f"{name}:{said.speaker}")
-            if heard and len(said.texts) > 1:
-                sound = heard.samples.astype(np.float32) / np.float32(32768)
-                text, share = likeliest(sound, said.texts)
-                heard = heard._replace(text=text) if share >= SURE else None
-            if heard:
-                found.setdefault(said.split, []).append(heard)
+    for said in recordings:
+        samples = read(clone.read(said.path), said.path)
+        if samples is None:
+            continue
+        text = said.texts[0]
+        if len(said.texts) > 1:
+            done = finish(samples, [])
+            if not done:
+                continue
+            listener = listener or Listener(bundle, Wordpieces(pieces))
+            sound = done[0].astype(np.float32) / np.float32(32768)
+            text, share = listener.likeliest(sound, said.texts)
+            if share < SURE:
+                continue
+        voice = f"{name.rstrip('-123')}:{said.speaker}"
+        words = aligner.words(samples, text) if " " in text else None
+        found.setdefault(said.split, []).extend(cut(samples, text, voice, words))
+    return found
+
+
+def _clone(folder: Path, name: str) -> Clone:
+    what = manifest()[name]
+    return Clone(folder, name, what["commit"], what["repository"])
+
+
+def utterances(
+    folder: Path, bundle: Path, pieces: Path, processes: int
+) -> dict[str, list[Utterance]]:
+    """What each split hears, in an order that is the same every time."""
+    tasks = []
+    for name in manifest():
+        said = list(READERS[name](_clone(folder, name)))
+        parts = (said[at : at + TASK] for at in range(0, len(said), TASK))
+        tasks += [(folder, name, part, bundle, pieces) for part in parts]
+    found: dict[str, list[Utterance]] = {}
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for heard in pool.imap(hear, tasks):
+            for split, some in heard.items():
+                found.setdefault(split, []).extend(some)
     random.Random(1).shuffle(found["train"])
     return found
 
@@ -231,18 +351,16 @@ def write_recordings(folder: Path, heard: list[Utterance]) -> None:
 
 def main() -> None:
     """Read the command line and write the shards."""
-    from train.listener import Listener
-    from train.wordpieces import Wordpieces
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--people", type=Path, required=True, help="folder of the clones")
     parser.add_argument("--out", type=Path, required=True, help="folder of the bank")
     parser.add_argument("--pieces", type=Path, required=True, help="folder of the word pieces")
     parser.add_argument("--bundle", type=Path, required=True, help="hears how orders are worded")
     parser.add_argument("--recordings", type=Path, help="write what is held out here as well")
+    parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    found = utterances(args.people, Listener(args.bundle, Wordpieces(args.pieces)).likeliest)
+    found = utterances(args.people, args.bundle, args.pieces, args.processes)
     speakers = sorted({said.voice for part in found.values() for said in part})
     voices = [""] * FIRST_PERSON + speakers
     for split, heard in found.items():

@@ -297,7 +297,7 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--start-from", type=Path, help="folder of a bundle, for its weights")
     parser.add_argument("--processes", type=int, default=2, help="one per core")
     parser.add_argument(
-        "--people-share", type=float, default=0.35, help="of windows, where the bank has people"
+        "--people-share", type=float, default=0.5, help="of windows, where the bank has people"
     )
     parser.add_argument("--people", type=int, help="so many are heard (default: all of the bank)")
     parser.add_argument(

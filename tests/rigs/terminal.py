@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -31,12 +30,12 @@ class Terminal:
         self.raw = ""
         """The same with them."""
         self._seen = 0
+        # who runs the tests in the background of a script has set SIGINT aside for all of them
+        command = ["setsid", "--ctty", "env", "--default-signal=INT", sys.executable, *PROGRAM]
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", sys.executable, *PROGRAM, *map(str, arguments)],
+            [*command, *map(str, arguments)],
             stdin=slave, stdout=slave, stderr=slave, cwd=ROOT,
             env=environment_of(**{"TERM": "xterm", "COLUMNS": "120", **dict(environment or {})}),
-            # who runs the tests in the background of a script has set SIGINT aside for all of them
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         os.close(slave)
 
