@@ -6,6 +6,7 @@ import io
 import random
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from rigs.checkout import ROOT
 from train import people
 from train.align import Word, phrases
 from train.phones import Segment
+from train.splice import Splicer, Spoken
 
 SLOTS = {"coffeeDrink": "latte", "milkAmount": " soy milk", "size": "small", "roast": "dark roast"}
 
@@ -117,6 +119,38 @@ def test_a_long_recording_is_cut_at_its_pauses_and_every_word_is_in_one_phrase_a
         assert part.segments[0].start == 0 and part.segments[-1].end == part.end - part.start
     (whole,) = phrases(words[:8], 3.2, random.Random(3))
     assert whole.text == " ".join(word.text for word in words[:8])
+
+
+def test_a_sentence_is_put_together_from_the_longest_runs_of_people_who_say_its_words() -> None:
+    def spoken(speaker: str, text: str, loudness: int) -> Spoken:
+        words = [
+            Word(word, i * 0.5 + 0.1, i * 0.5 + 0.4, [Segment("ao", i * 0.5 + 0.1, i * 0.5 + 0.4)])
+            for i, word in enumerate(text.split())
+        ]
+        samples = np.full(len(words) * 8000, loudness, np.int16)
+        return Spoken(speaker, samples, words)
+
+    splicer = Splicer(
+        [
+            spoken("ann", "please turn on the radio", 200),
+            spoken("bob", "the kitchen is cold", 9000),
+            spoken("ann", "a light", 200),
+            spoken("bob", "a light", 9000),
+        ]
+    )
+    rng = random.Random(1)
+    assert splicer.splice("turn on the garage light", rng) is None
+    for _ in range(20):
+        found = splicer.splice("turn on the kitchen light", rng)
+        assert found
+        speaker, samples, phones = found
+        assert speaker == "ann", "who is heard already goes on"
+        # three words of one recording with the time between them, then two alone
+        assert len(samples) / 16_000 == pytest.approx(0.1 + 1.3 + 2 * 0.3 + 3 * 0.02, abs=0.01)
+        assert [phone.phone for phone in phones] == ["ao"] * 5
+        assert all(a.end <= b.start + 1e-6 for a, b in pairwise(phones))
+        loud = np.abs(samples.astype(int))
+        assert 2900 < loud.max() < 3100, "nobody is louder than the others"
 
 
 def test_the_same_words_of_a_speaker_of_single_words_are_not_heard_over_and_over(

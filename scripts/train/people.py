@@ -5,11 +5,12 @@
 FOLDER holds a clone of every repository of people.toml under its name there; files are read at the
 commit named there, so that nothing else is ever heard. Coffee orders, of which the wording is not
 known, get the one that BUNDLE's network finds likeliest. When each phone sounds is found by
-alignment (align.py), by which what is too long for a window is cut into phrases; it is not known of
-single words and where alignment fails. The bank gets ``train-people-00000.npz`` ... of 500
+alignment (align.py), by which what is too long for a window is cut into phrases; it is not known
+where alignment fails. The bank gets ``train-people-00000.npz`` ... of 500
 utterances, and of people held out by name ``people-00000.npz`` (grown up, of speechocean762),
 ``children-00000.npz``, ``digits-00000.npz``, ``orders-00000.npz``, ``natives-00000.npz`` and
-``words-00000.npz``.
+``words-00000.npz``. Of the words that were found home commands are put together as well
+(splice.py), of those held out ``spliced-00000.npz``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ import soxr
 from numpy.typing import NDArray
 from train.align import Aligner, Phrase, Word, phrases
 from train.bank import FIRST_PERSON, Utterance, finish, write_shard
+from train.phones import tidy
+from train.splice import Splicer, Spoken, spliced
+from train.texts import commands
 from train.voices import SAMPLE_RATE
 
 SHARD = 500
@@ -53,8 +57,11 @@ other = ["(yes|no|stop|cancel)", "turn (on|off) the light", "light (on|off)"]
 """What `scripts/measure phrases` is to expect of held-out digits."""
 WAKE_WORDS = {"computer": 150, "jarvis": 150, "smart mirror": 150, "alexa": 100}
 """How many of each are heard: more would teach the words, not the people."""
-WORDS_A_SPEAKER = 5
-"""Of Speech Commands, for the same reason."""
+WORDS_A_SPEAKER = 3
+"""Of Speech Commands, for the same reason; and a model that hears many lone words hears them in
+chimes."""
+SPLICED, SPLICED_HELD_OUT = 8000, 150
+"""Home commands that are put together from people's words."""
 
 ORDERS_LEFT_OUT = (
     "0c6a", "26ba", "3e81", "577d", "71f2", "84e3", "9b27", "b0ec", "ca28", "e6a1",
@@ -286,14 +293,21 @@ def manifest() -> dict[str, dict[str, Any]]:
     return tomllib.loads(Path(__file__).with_name("people.toml").read_text(encoding="utf-8"))
 
 
-def hear(task: tuple[Path, str, list[Recording], Path, Path]) -> dict[str, list[Utterance]]:
-    """What some recordings of a repository say, by split; a process of its own runs it."""
+class Heard(NamedTuple):
+    """What some recordings say, by split: their phrases, and those whose words were found."""
+
+    phrases: dict[str, list[Utterance]]
+    spoken: dict[str, list[Spoken]]
+
+
+def hear(task: tuple[Path, str, list[Recording], Path, Path]) -> Heard:
+    """What some recordings of a repository say; a process of its own runs it."""
     from train.listener import Listener
     from train.wordpieces import Wordpieces
 
     folder, name, recordings, bundle, pieces = task
     clone, aligner, listener = _clone(folder, name), Aligner(), None
-    found: dict[str, list[Utterance]] = {}
+    found = Heard({}, {})
     for said in recordings:
         samples = read(clone.read(said.path), said.path)
         if samples is None:
@@ -309,14 +323,26 @@ def hear(task: tuple[Path, str, list[Recording], Path, Path]) -> dict[str, list[
             if share < SURE:
                 continue
         voice = f"{name.rstrip('-123')}:{said.speaker}"
-        words = aligner.words(samples, text) if " " in text else None
-        found.setdefault(said.split, []).extend(cut(samples, text, voice, words))
+        words = aligner.words(samples, text)
+        found.phrases.setdefault(said.split, []).extend(cut(samples, text, voice, words))
+        if words:
+            found.spoken.setdefault(said.split, []).append(Spoken(voice, samples, words))
     return found
 
 
 def _clone(folder: Path, name: str) -> Clone:
     what = manifest()[name]
     return Clone(folder, name, what["commit"], what["repository"])
+
+
+def splice(spoken: list[Spoken], split: str, count: int) -> Iterator[Utterance]:
+    """Home commands of the texts of `split`, put together from what people say."""
+    rng = random.Random(count)
+    splicer = Splicer(spoken)
+    for speaker, text, samples, segments in spliced(splicer, commands(count, split), count, rng):
+        done = finish(samples, tidy(segments, len(samples) / SAMPLE_RATE))
+        if done:
+            yield Utterance(speaker, text, *done)
 
 
 def utterances(
@@ -328,13 +354,18 @@ def utterances(
         said = list(READERS[name](_clone(folder, name)))
         parts = (said[at : at + TASK] for at in range(0, len(said), TASK))
         tasks += [(folder, name, part, bundle, pieces) for part in parts]
-    found: dict[str, list[Utterance]] = {}
+    found = Heard({}, {})
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for heard in pool.imap(hear, tasks):
-            for split, some in heard.items():
-                found.setdefault(split, []).extend(some)
-    random.Random(1).shuffle(found["train"])
-    return found
+            for split, some in heard.phrases.items():
+                found.phrases.setdefault(split, []).extend(some)
+            for split, recordings in heard.spoken.items():
+                found.spoken.setdefault(split, []).extend(recordings)
+    found.phrases["train"] += splice(found.spoken["train"], "train", SPLICED)
+    others = [one for split, some in found.spoken.items() if split != "train" for one in some]
+    found.phrases["spliced"] = list(splice(others, "dev", SPLICED_HELD_OUT))
+    random.Random(1).shuffle(found.phrases["train"])
+    return found.phrases
 
 
 def write_recordings(folder: Path, heard: list[Utterance]) -> None:

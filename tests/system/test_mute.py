@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from paho.mqtt.client import MQTTMessage
 from rigs import broker as rig_broker, microphone as rig_microphone
 from rigs.checkout import SPEECH
 from rigs.command import roomscribe
@@ -72,6 +73,11 @@ def quiet_house(folder: Path) -> Iterator[tuple[rig_broker.Broker, Subscriber, P
         yield broker, heard, config
 
 
+def last_parts(messages: list[MQTTMessage]) -> set[str]:
+    """Of their topics."""
+    return {message.topic.rpartition("/")[2] for message in messages}
+
+
 def silence(folder: Path) -> Path:
     """An hour of it."""
     import numpy as np
@@ -121,12 +127,13 @@ def test_what_is_retained_after_a_stop_says_muted(tmp_path: Path, before_the_sta
             command(heard, b"ON")
             until(lambda: heard.payloads("microphone")[-1:] == [b"offline"])
             until(lambda: heard.payloads("mute")[-1:] == [b"ON"])
-            until(lambda: heard.payloads("speech") and heard.payloads("stats"))  # told at the start
+            # all that a start tells, and our own command
+            until(lambda: {"speech", "stats", "set"} <= last_parts(heard.messages))
             told = len(heard.messages)
             running.send_signal(signal.SIGTERM)
             assert running.wait(10) == 0
         until(lambda: heard.payloads("availability")[-1] == b"offline")
-        after = {message.topic.rpartition("/")[2] for message in heard.messages[told:]}
+        after = last_parts(heard.messages[told:])
         assert after <= {"availability", "state"}, "nothing else has changed"
         with Subscriber(broker.port, name="later") as later:
             until(lambda: later.payloads("availability") and later.payloads("state"))
