@@ -225,7 +225,7 @@ def common_voice(clone: Clone) -> Iterator[Recording]:
 
 
 def speech_commands(clone: Clone) -> Iterator[Recording]:
-    """Single words; some files lie in several repositories, of a speaker at most five are heard."""
+    """Single words; of a speaker WORDS_A_SPEAKER of each repository are heard at most."""
     said: dict[str, dict[str, str]] = {}
     for path in clone.names("."):
         name = re.fullmatch(r".*?([a-z]+)[_/]([0-9a-f]{8})_nohash_\d\.wav(\.wav)?", path)
@@ -322,7 +322,7 @@ def hear(task: tuple[Path, str, list[Recording], Path, Path]) -> Heard:
             text, share = listener.likeliest(sound, said.texts)
             if share < SURE:
                 continue
-        voice = f"{name.rstrip('-123')}:{said.speaker}"
+        voice = f"{re.sub(r'-[0-9]$', '', name)}:{said.speaker}"
         words = aligner.words(samples, text)
         found.phrases.setdefault(said.split, []).extend(cut(samples, text, voice, words))
         if words:
