@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from train.flite import Flite
 from train.phones import Segment, from_arpabet, tidy
+from train.voices import SAMPLE_RATE
 
-SAMPLE_RATE = 16_000
 FRAME_S = 0.01
 VOWELS = frozenset("aa ae ah ao aw ax ay eh er ey ih iy ow oy uh uw".split())  # noqa: SIM905
 PAUSE_S = 0.12

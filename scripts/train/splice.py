@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from train.align import SAMPLE_RATE, Word
+from train.align import Word
 from train.phones import Segment
+from train.voices import SAMPLE_RATE
 
 LONGEST_RUN = 4
 """Words of a sentence that are looked for together."""
@@ -57,7 +58,8 @@ class Splicer:
         speakers: dict[str, int] = {}
         parts: list[NDArray[np.float32]] = []
         phones: list[Segment] = []
-        at = 0.0
+        quiet = np.zeros(SAMPLE_RATE // 20, np.float32)
+        at = len(quiet) / SAMPLE_RATE
         done = 0
         while done < len(words):
             run = self._run(words[done:])
@@ -77,14 +79,9 @@ class Splicer:
             parts.append(sound)
             speakers[spoken.speaker] = speakers.get(spoken.speaker, 0) + len(run)
             done += len(run)
-        quiet = np.zeros(SAMPLE_RATE // 20, np.float32)
         samples = np.concatenate([quiet, *parts, quiet])
-        shift = len(quiet) / SAMPLE_RATE
-        moved = [
-            phone._replace(start=phone.start + shift, end=phone.end + shift) for phone in phones
-        ]
         whole = np.clip(np.rint(samples), -32768, 32767).astype(np.int16)
-        return max(speakers, key=lambda name: speakers[name]), whole, moved
+        return max(speakers, key=lambda name: speakers[name]), whole, phones
 
     def _run(self, words: tuple[str, ...]) -> tuple[str, ...]:
         """The longest beginning of `words` that somebody says in one go; () for none."""
