@@ -459,7 +459,7 @@ class GateSettings:
     )  # fmt: skip
     no_speech_lone: float = key(
         -1.0,
-        "The same, from this on, for a single word of which the model is less than 55 % sure: what "
+        "The same, from this on, for a single word of which the model is less than 78 % sure: what "
         "chimes and knocks are taken for; 1 is off, -1: what the bundle recommends.",
         low=-1.0,
         high=1.0,

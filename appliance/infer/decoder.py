@@ -399,6 +399,22 @@ class Decoder:
         logits[:, self._left_out] = step.left_out
         return logits
 
+    def odds(self, cache: Cache, tokens: Sequence[int], rows: int = 1) -> NDArray[np.float64]:
+        """Natural log-probabilities (rows, vocabulary) of what follows each of the last `rows` of n
+        tokens, minus infinity for what is suppressed; the cache grows by the n.
+
+        Those of an int4 scan are rough. Raises ValueError for the cache of an earlier window.
+        """
+        if cache is not self._cache:
+            raise ValueError("expected the cache of the window begun last, found an earlier one")
+        step = self._network.advance(tokens, range(len(tokens) - rows, len(tokens)))
+        cache.length = self._network.length
+        kept = step.logits.astype(np.float64)
+        kept -= kept.max(axis=1, keepdims=True)
+        odds = np.full((rows, self._bundle.vocabulary_size), -np.inf)
+        odds[:, self._kept] = kept - np.log(np.exp(kept).sum(axis=1, keepdims=True))
+        return odds
+
     def _offer(self, step: Step, row: int, columns: Sequence[int], *, everything: bool) -> Offer:
         """What may follow the token of a step's `row`; `columns` are written already.
 

@@ -27,8 +27,8 @@ LOOP_TOKENS = 12
 they do not say it through 12 tokens, and a decoder that loops goes on for dozens."""
 STUTTER_REPEATS, STUTTER_TOKENS = 3, 6
 """So much is no loop yet, and more than people repeat themselves: it is marked and kept."""
-LONE_LOGPROB = -0.6
-"""Mean log-probability (55 %) below which a lone word is doubted."""
+LONE_LOGPROB = -0.25
+"""Mean log-probability (78 %) below which a lone word is doubted."""
 HOPELESS_LOGPROB = 1.5
 """So far below GateSettings.avg_logprob nothing is text any more: at the default -1, a mean
 probability of 8 % for each token."""

@@ -34,6 +34,8 @@ from appliance.model import (
 )
 from appliance.records import States
 
+SHARED_ROWS = 8
+"""Steps with at most so many wanted share the arrays of their answers."""
 NONE_PADDED = np.float32(-1e9)
 """Score of the virtual position that stands for no position: its weight is exactly 0."""
 
@@ -187,7 +189,7 @@ class Network:
         self._offsets = np.zeros(virtual, np.float32)
         self._fixed: dict[str, NDArray[Any]] = {"offsets": self._offsets, **crossed, **self._known}
         self._steps: dict[tuple[int, ...], _Bound] = {}
-        self._answers = self._answers_of(JOINT if joint else 2)
+        self._answers = self._answers_of(max(JOINT, SHARED_ROWS) if joint else SHARED_ROWS)
         self.length = 0
         """Tokens so far."""
 

@@ -23,16 +23,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoded, Decoder
+from appliance.infer.network import SHARED_ROWS
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model import Bundle
-from appliance.records import Logits, Name, Phrase, Tier
+from appliance.records import Name, Phrase, Tier
 
 SENTENCES_AT_MOST = 20_000
 VALUES_AT_MOST = 20_000
@@ -40,8 +40,10 @@ FILE_AT_MOST = 4 << 20
 """Bytes."""
 WITHIN_S = 0.06
 STEPS_AT_LEAST, STEPS_AT_MOST = 24, 200
-"""Tokens that a search may try; between these as many as fit into WITHIN_S on this machine."""
-WORSE_BY = 6.0
+"""Of the decoder in a search; between these as many as fit into WITHIN_S on this machine."""
+TRIES = 3
+"""How often a search is measured."""
+WORSE_BY = 15.0
 """A beginning that is so much less likely (natural logarithm) than a whole sentence, or than what
 was written freely, is left."""
 FLOOR = 0.02
@@ -66,7 +68,7 @@ _TENS = (
 )  # fmt: skip
 
 Value = str | int
-Odds = NDArray[np.float64]
+Tokens = tuple[int, ...]
 """(vocabulary,) natural log-probabilities."""
 Items = frozenset[tuple[int, tuple[int, ...]]]
 """Places in the network of words, each with the tokens that are left of the word before it."""
@@ -349,6 +351,32 @@ class _Template:
         raise ConfigError(f"expected {expected}, found {found!r} as piece {self._at + 1}")
 
 
+class Evidence(NamedTuple):
+    """What tells of the likeliest sentence whether it was said."""
+
+    sentence: str
+    share: float
+    """Of the probability of all sentences that were found, 0..1."""
+    mean: float
+    """Natural log-probability of its tokens."""
+    confidence: float
+
+
+class _Beginning(NamedTuple):
+    """Of sentences, and what is known of it. The least goes first."""
+
+    rank: float
+    number: int
+    """No two have the same."""
+    score: float
+    """Natural log-probability up to the chain's first token."""
+    tokens: Tokens
+    chain: Tokens
+    """Those behind them, of which the decoder knows none."""
+    items: Items
+    """Where the sentences go on."""
+
+
 class Phrases:
     """The sentences of a network in a bundle's tokens. One thread, the decoder's."""
 
@@ -359,12 +387,12 @@ class Phrases:
         self._network, self._bundle, self._tokenizer = network, bundle, tokenizer
         self._decoder = decoder
         self._cased = tokenizer.cased
-        self._barred = np.array(bundle.suppressed, np.intp)
         self._tokens: dict[tuple[str, bool], list[tuple[int, ...]]] = {}
         self._followers: dict[Items, tuple[dict[int, Items], bool]] = {}
         self.steps = STEPS_AT_MOST
-        """Tokens given to the decoder for a window, those that are repeated for another beginning
-        counted, too."""
+        """Of the decoder for a window, each of one or some tokens."""
+        self.evidence: Evidence | None = None
+        """Of what the last `find` found, spoken of or not."""
         self._kept = set(bundle.kept.tolist())
         self._renewed: Network | None = None
         for word in {word for words in network.words for word, _ in words}:
@@ -397,13 +425,13 @@ class Phrases:
 
     def warm_up(self) -> None:
         """Measures how many steps fit into the time of a search."""
-        cache, taken = self._decoder.again(), []
-        tokens = (*self._decoder.prompt, *self._tokenizer.tokenize(" on"))
-        for at, token in enumerate(tokens * 2):
+        taken = []
+        for _ in range(1 + TRIES):  # the first is slower
+            self.steps = STEPS_AT_LEAST
             begun_s = time.perf_counter()
-            self._odds(self._decoder.step(cache, [token])[-1])
-            taken += [time.perf_counter() - begun_s] * (at > 0)
-        fits = int(WITHIN_S / float(np.median(taken)))
+            self._search(-math.inf)
+            taken.append((time.perf_counter() - begun_s) / STEPS_AT_LEAST)
+        fits = int(WITHIN_S / float(np.median(taken[1:])))
         self.steps = max(STEPS_AT_LEAST, min(STEPS_AT_MOST, fits))
 
     def find(self, written: Decoded) -> Phrase | None:
@@ -412,76 +440,81 @@ class Phrases:
         """
         if renewed := self._renewed:
             self._network, self._renewed, self._followers = renewed, None, {}
+        self.evidence = None
         free = sum(written.logprobs)
-        scores = self._search(free)
-        if not scores:
-            return None
+        scores = self._search(free, -free / len(written.logprobs))
         sentences: dict[str, float] = {}
         lengths: dict[str, int] = {}
         for tokens, score in scores.items():
             words = plain(self._tokenizer.detokenize(tokens))
             sentences[words] = float(np.logaddexp(sentences.get(words, -math.inf), score))
             lengths[words] = min(len(tokens), lengths.get(words, len(tokens)))
-        total = np.logaddexp.reduce(list(sentences.values()))
-        if plain(self._tokenizer.detokenize(written.tokens)) not in sentences:
-            total = np.logaddexp(total, free)
-        best = max(sentences, key=sentences.__getitem__)
+        best = max(sentences, key=sentences.__getitem__, default="")
         slots = self._network.meaning(best.split())
         if slots is None:
             return None
-        share = min(1.0, math.exp(sentences[best] - float(total)))
+        total = float(np.logaddexp.reduce(list(sentences.values())))
+        share = min(1.0, math.exp(sentences[best] - total))
+        if plain(self._tokenizer.detokenize(written.tokens)) not in sentences:
+            total = float(np.logaddexp(total, free))
+        share_of_all = min(1.0, math.exp(sentences[best] - total))
         mean = sentences[best] / (lengths[best] + 1)
+        confidence = self._bundle.phrase_confidence(share, share_of_all, mean)
+        self.evidence = Evidence(best, share, mean, confidence)
         name = str(slots.pop(""))
-        confidence = self._bundle.phrase_confidence(share, mean)
         return Phrase(best, name, slots, confidence) if confidence >= FLOOR else None
 
-    def _search(self, free: float) -> dict[tuple[int, ...], float]:
+    def _search(self, free: float, hope: float = 0.0) -> dict[Tokens, float]:
         """Tokens of whole sentences with the logarithm of their probability, end-of-text's
-        included; `free` is that of the text."""
-        end = self._bundle.tokens.end_of_text
-        found: dict[tuple[int, ...], float] = {}
-        waiting: list[tuple[float, int, tuple[int, ...], Items]] = []
-        asked = 0
+        included; `free` is that of the text, and `hope` what each of its tokens cost.
 
-        def follow(tokens: tuple[int, ...], items: Items, score: float, odds: Odds) -> None:
-            nonlocal asked
-            followers, whole = self._follow(items)
-            if whole:
-                found[tokens] = score + float(odds[end])
-            for token, after in followers.items():
-                asked += 1
-                one = (-(score + float(odds[token])), asked, (*tokens, token), after)
-                heapq.heappush(waiting, one)
-
-        decoder = self._decoder
+        The likeliest beginning is gone on with first (best-first search), longer ones before
+        shorter ones that are ahead by less than `hope` a token, to where sentences part.
+        """
+        decoder, prompt, end = self._decoder, self._decoder.prompt, self._bundle.tokens.end_of_text
         cache = decoder.again()
-        prompt = self._decoder.prompt
-        odds = self._odds(decoder.step(cache, prompt)[-1])
-        follow((), frozenset([(START, ())]), 0.0, odds)
-        held: tuple[int, ...] = ()
-        left = self.steps
+        found: dict[Tokens, float] = {}
+        waiting = [_Beginning(0.0, 0, 0.0, (), (), frozenset([(START, ())]))]
+        held: Tokens = ()
+        asked, left = 0, self.steps
         while waiting and left > 0:
-            cost, _, tokens, items = heapq.heappop(waiting)
-            if -cost < max(free, max(found.values(), default=free)) - WORSE_BY:
-                break
-            same = 0
-            while same < min(len(held), len(tokens) - 1) and held[same] == tokens[same]:
-                same += 1
+            _, _, score, known, chain, items = heapq.heappop(waiting)
+            if score < max(free, max(found.values(), default=free)) - WORSE_BY:
+                continue
+            tokens = (*known, *chain)
             if len(prompt) + len(tokens) >= decoder.capacity:
                 continue
-            left -= len(tokens) - same
-            decoder.rewind(cache, len(prompt) + same)
-            odds = self._odds(decoder.step(cache, tokens[same:])[-1])
-            held = tokens
-            follow(tokens, items, -cost, odds)
+            written, rows = (*prompt, *tokens), max(1, len(chain))
+            same = 0
+            while same < min(len(held), len(written) - rows) and held[same] == written[same]:
+                same += 1
+            decoder.rewind(cache, same)
+            odds = decoder.odds(cache, written[same:], rows)
+            held = written
+            left -= 1
+            for row, token in enumerate(chain[1:]):
+                score += float(odds[row, token])
+            followers, whole = self._follow(items)
+            if whole:
+                found[tokens] = score + float(odds[-1, end])
+            for token, after in followers.items():
+                asked += 1
+                one = score + float(odds[-1, token])
+                rank = -(one + hope * (len(tokens) + 1))
+                ahead = self._chain(token, after)
+                heapq.heappush(waiting, _Beginning(rank, asked, one, tokens, *ahead))
         return found
 
-    def _odds(self, logits: Logits) -> Odds:
-        """Log-probabilities (vocabulary,) after suppression."""
-        wide = logits.astype(np.float64)
-        wide[self._barred] = -np.inf
-        wide -= wide.max()
-        return wide - math.log(float(np.exp(wide).sum()))
+    def _chain(self, token: int, items: Items) -> tuple[Tokens, Items]:
+        """A token with those behind it up to where sentences part or end; and what comes then."""
+        chain = [token]
+        while len(chain) < SHARED_ROWS:
+            followers, whole = self._follow(items)
+            if whole or len(followers) != 1:
+                break
+            ((token, items),) = followers.items()
+            chain.append(token)
+        return tuple(chain), items
 
     def _follow(self, items: Items) -> tuple[dict[int, Items], bool]:
         """The tokens that may come next, with where they lead; and whether a sentence may end."""

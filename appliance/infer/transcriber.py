@@ -154,7 +154,9 @@ class Transcriber:
         where it is empty."""
         self.bundle, self.encoder = bundle, encoder
         self._drafts = drafts
-        self._phrases, self._look, self._throats = phrases, look, throats
+        self.phrases = phrases
+        """The sentences that are expected; None without any."""
+        self._look, self._throats = look, throats
         self._corrections = corrections or Corrections({})
         self._language = language or bundle.language
         self._spoken: dict[str, str] = {}
@@ -210,14 +212,10 @@ class Transcriber:
                 break
         if self._throats and encoded.mel is not None:
             begun_s = time.perf_counter()
-            likeliest, more_ms = self._throats.best(
-                decoded,
-                encoded.mel,
-                encoded.states,
-                lambda states: self._decode(replace(encoded, states=states), 0.0),
+            decoded, more_ms = self._throats.best(
+                decoded, encoded.mel, encoded.states, encoded.duration_s
             )
-            if likeliest is not decoded:  # it was heard again
-                decoded = likeliest
+            if more_ms > 0.0:  # it was heard again
                 decode_ms += 1000 * (time.perf_counter() - begun_s) - more_ms
                 encoded = replace(encoded, encode_ms=encoded.encode_ms + more_ms)
                 transcription = self._describe(decoded, encoded, decode_ms)
@@ -229,9 +227,9 @@ class Transcriber:
             decode_ms += 1000 * (time.perf_counter() - begun_s)
             transcription = self._describe(decoded, encoded, decode_ms)
         self._remember(encoded.room, transcription)
-        if self._phrases and encoded.whole and transcription.text:
+        if self.phrases and encoded.whole and transcription.text:
             begun_s = time.perf_counter()
-            phrase = self._phrases.find(decoded)
+            phrase = self.phrases.find(decoded)
             decode_ms += 1000 * (time.perf_counter() - begun_s)
             transcription = replace(transcription, phrase=phrase, decode_ms=decode_ms)
         if encoded.ahead and self.bundle.endings and decoded.ended:
@@ -276,8 +274,8 @@ class Transcriber:
         self.transcribe(Window("", 1, True, np.zeros(length, np.int16), 0.0, 0.0, 0.0))
         if isinstance(self._decoder, Decoder):
             self._decoder.warm_up()
-        if self._phrases:
-            self._phrases.warm_up()
+        if self.phrases:
+            self.phrases.warm_up()
         if self._look:
             self._look.warm_up()
 
@@ -286,8 +284,8 @@ class Transcriber:
         in the expected sentences. Any thread."""
         if self._look and (trouble := self._look.vocabulary.set_names(names)):
             log.info("names of the home: %s", trouble)
-        if self._phrases:
-            self._phrases.set_names(names)
+        if self.phrases:
+            self.phrases.set_names(names)
 
     def close(self) -> None:
         """Frees the encoder's device."""
@@ -449,7 +447,7 @@ def _open_throats(
         return None
     if not isinstance(encoder, CpuEncoder):  # a chip is for one thread
         encoder = CpuEncoder(bundle, settings.encoder.threads)
-    return OtherThroats(bundle.vtln, encoder, decoder)
+    return OtherThroats(bundle, bundle.vtln, encoder, decoder)
 
 
 def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:

@@ -252,11 +252,15 @@ def main(arguments: list[str] | None = None) -> int:
         help="share by which other throats are longer and shorter, and the mean log-probability "
         "below which a text is heard as they would have said it",
     )
+    parser.add_argument(
+        "--beam", type=int, default=1, help="with --vtln: texts followed at once (default: 1)"
+    )
     parser.add_argument("--quantize", choices=QUANTIZE, default="none", help="width of the weights")
     parser.add_argument("--vocabulary-scan", choices=SCANS, default="exact")
     given = vars(parser.parse_args(arguments))
     checkpoint, out = given.pop("checkpoint"), given.pop("out")
-    given["vtln"] = Vtln(*given["vtln"]) if given["vtln"] else None
+    warped, beam = given.pop("vtln"), given.pop("beam")
+    given["vtln"] = Vtln(warped[0], warped[1], beam) if warped else None
     try:
         build_bundle(checkpoint, out, Recipe(**given))
     except ModelError as error:

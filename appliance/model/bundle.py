@@ -55,6 +55,9 @@ QUANTIZE = ("none", "int8")
 matrices are 8 bits wide, the rest and the token embedding float16; computing stays in float32."""
 SCANS = ("exact", "int4")
 """int4: the vocabulary is scanned with 4 bits, and the best rows are computed again with 16."""
+MOST_ODDS = 4.0
+"""Log-odds (98 %) to which the share of one sentence among those expected counts: of a list of few,
+one is the likeliest by far whatever was said."""
 BEST = 32
 """Columns of the rough logits of an int4 scan that come with it: with 16 no greedy choice was ever
 missed, and a repetition penalty may take some of them away."""
@@ -123,19 +126,27 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class PhraseCalibration:
-    """What an expected sentence's share of all answers and the log-probability of its tokens say
-    about it being what was said: a logistic regression on the log-odds of their product, fitted on
-    recordings that the model was not trained on (scripts/measure phrases --fit)."""
+    """What an expected sentence's share among the sentences and the log-probability of its tokens
+    say about it being what was said: a logistic regression, fitted on recordings that the model was
+    not trained on, of people who said none of them, too (scripts/measure phrases --fit)."""
 
     offset: float
-    slope: float
+    share: float
+    """Of the share's log-odds, which are cut at MOST_ODDS."""
+    mean: float
+    """Of the mean natural log-probability."""
 
-    def confidence(self, found: float) -> float:
-        """The probability for a share times a geometric mean probability, 0..1."""
-        if not 0.0 < found < 1.0:
-            return float(found >= 1.0)
-        score = self.offset + self.slope * math.log(found / (1.0 - found))
-        return 1.0 / (1.0 + math.exp(min(700.0, -score)))
+    def confidence(self, share: float, mean: float) -> float:
+        """The probability for a share and a mean, 0..1."""
+        score = self.offset + self.share * log_odds(share) + self.mean * mean
+        return 1.0 / (1.0 + math.exp(min(700.0, max(-700.0, -score))))
+
+
+def log_odds(share: float) -> float:
+    """Of a probability 0..1, cut at MOST_ODDS."""
+    least = 1.0 / (1.0 + math.exp(MOST_ODDS))
+    share = min(1.0 - least, max(least, share))
+    return math.log(share / (1.0 - share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +163,14 @@ class Endings:
 
 @dataclass(frozen=True, slots=True)
 class Vtln:
-    """Vocal tract length normalisation of texts that are not sure."""
+    """Vocal tract length normalisation, and beam search, of texts that are not sure."""
 
     warp: float
     """So much longer and shorter are the throats that are tried, as a share."""
     below: float
     """Mean natural log-probability of the tokens below which they are."""
+    beam: int = 1
+    """Texts that are followed at once in each hearing (beam search)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,13 +267,15 @@ class Bundle:
             return self.calibration.confidence(logprobs)
         return math.exp(min(0.0, sum(logprobs)) / max(1, len(logprobs)))
 
-    def phrase_confidence(self, share: float, mean: float) -> float:
+    def phrase_confidence(self, share: float, share_of_all: float, mean: float) -> float:
         """How likely an expected sentence is what was said, 0..1: by its `share` of the probability
-        of all answers that were found, and by the `mean` natural log-probability of its tokens;
-        without a calibration the product of share and geometric mean."""
-        found = share * math.exp(min(0.0, mean))
+        of all sentences that were found and by the `mean` natural log-probability of its tokens;
+        without a calibration the product of its share of all answers, the text among them, and its
+        tokens' geometric mean."""
         fitted = self.phrase_calibration
-        return found if fitted is None else fitted.confidence(found)
+        if fitted is None:
+            return share_of_all * math.exp(min(0.0, mean))
+        return fitted.confidence(share, mean)
 
     @property
     def low_confidence(self) -> float:
@@ -582,14 +597,19 @@ def _parse_phrase_calibration(table: _Table) -> PhraseCalibration | None:
         return None
     values = table.table("phrase_calibration")
     offset = values.number("offset", -100.0, 100.0)
-    return PhraseCalibration(offset=offset, slope=values.number("slope", 0.0, 100.0))
+    share = values.number("share", 0.0, 100.0)
+    return PhraseCalibration(offset, share, mean=values.number("mean", 0.0, 100.0))
 
 
 def _parse_vtln(table: _Table) -> Vtln | None:
     if "vtln" not in table or table.is_null("vtln"):
         return None
     values = table.table("vtln")
-    return Vtln(warp=values.number("warp", 0.01, 0.3), below=values.number("below", -1000.0, 0.0))
+    return Vtln(
+        warp=values.number("warp", 0.01, 0.3),
+        below=values.number("below", -1000.0, 0.0),
+        beam=values.whole("beam", 1, 16) if "beam" in values else 1,
+    )
 
 
 def _check_sense(table: _Table, bundle: Bundle) -> None:

@@ -5,9 +5,9 @@
 
 Folders have a MANIFEST.tsv or transcripts.tsv (columns file and text). Recordings go through voice
 detector, segmenter and gates as the microphone's would; a text is right when it is so word for
-word. The fit is a logistic regression on the mean and the sum of the tokens' log-probabilities;
-each folder counts as much as any other, and is heard as it is and in pink noise at 15 and 5 dB.
---write puts it into the bundle. Fit and report on different recordings.
+word, numbers in words. The fit is a logistic regression on the mean and the sum of the tokens'
+log-probabilities; each folder counts as much as any other, and is heard as it is and in pink noise
+at 15 and 5 dB. --write puts it into the bundle. Fit and report on different recordings.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from figures.model import cut, quiet, read, to_int16, with_noise
+from figures.model import alike, cut, quiet, read, said_texts, to_int16, with_noise
 from numpy.typing import NDArray
-from rigs.word_errors import words
 
 from appliance.config import Settings
 from appliance.infer.gates import judge
 from appliance.infer.transcriber import Transcriber, open_transcriber
-from appliance.lab.recordings import listed_texts
 from appliance.model.bundle import Calibration, enter_files
 from appliance.records import Window
 
@@ -96,11 +94,8 @@ def listen(
     settings: Settings, transcriber: Transcriber, folder: Path, noises_db: Sequence[int] = ()
 ) -> Iterator[Heard]:
     """What is kept of each recording in the folder's list, as it is and in noise."""
-    texts = listed_texts(folder)
-    if texts is None:
-        sys.exit(f"{folder}: expected MANIFEST.tsv or transcripts.tsv in it, found neither")
     rng = np.random.default_rng(SEED)
-    for name, said in texts.items():
+    for name, said in said_texts(folder).items():
         plain = read(folder / name)
         group = f"{folder.name}/{name.split('/')[0]}" if "/" in name else folder.name
         for sound in (plain, *(with_noise(rng, plain, snr_db) for snr_db in noises_db)):
@@ -112,7 +107,7 @@ def listen(
                 if not judge(result, transcriber.gates):
                     count = len(result.tokens) + result.ended
                     total = result.avg_logprob * count
-                    right = words(said) == words(result.text)
+                    right = alike(said) == alike(result.text)
                     yield Heard(group, result.avg_logprob, total, result.confidence, right)
 
 

@@ -11,6 +11,8 @@ MANIFEST.tsv are tried as well, and human speech is, for information.
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +29,9 @@ from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
 from appliance.infer.gates import judge
+from appliance.infer.phrases import in_words
 from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.lab.recordings import listed_texts
 from appliance.records import SAMPLE_RATE, Discarded, Samples, Transcription, Window
 
 Sound = NDArray[np.float32]
@@ -35,7 +39,7 @@ Sound = NDArray[np.float32]
 PRE_ROLL_S, TAIL_S = 0.6, 0.3
 OFFSETS_S = (0, 2, 4, 6, 8)
 NOT_SPEECH = {"beep", "music", "noise", "silence"}
-COMMANDS = {"speech-home-automation", "tts-home-automation", "speech-slots"}
+COMMANDS = {"speech-home-automation", "tts-home-automation"}
 SEED = 7
 
 
@@ -140,7 +144,9 @@ class Examination:
                 people.setdefault(set_name, []).append((row["transcript"], text))
         self.without_speech("recorded noise, music, chimes", noises)
         for name, pairs in people.items():
-            rate = word_error_rate([said for said, _ in pairs], [heard for _, heard in pairs])
+            rate = word_error_rate(
+                *([" ".join(alike(text)) for text in side] for side in zip(*pairs, strict=True))
+            )
             show(f"people, {name}", f"WER {rate:5.1f} %", f"{len(pairs)} recordings")
 
     def line(self, name: str, results: list[Transcription]) -> None:
@@ -175,6 +181,21 @@ def read(path: Path) -> Sound:
     if rate_hz != SAMPLE_RATE:
         mono = soxr.resample(mono, rate_hz, SAMPLE_RATE)
     return np.asarray(mono, np.float32)
+
+
+def said_texts(folder: Path) -> dict[str, str]:
+    """What is said in each recording of the folder's list; those that have only what was meant
+    (SLOTS:) are left out. Exits where there is no list."""
+    texts = listed_texts(folder)
+    if texts is None:
+        sys.exit(f"{folder}: expected MANIFEST.tsv or transcripts.tsv in it, found neither")
+    return {name: text for name, text in texts.items() if not text.startswith("SLOTS:")}
+
+
+def alike(text: str) -> list[str]:
+    """The words of a text, as they are compared."""
+    spelled = re.sub(r"\d{1,3}", lambda number: f" {in_words(int(number[0]))} ", text)
+    return words(spelled.lower().replace("what's", "what is"))
 
 
 def to_int16(sound: Sound) -> NDArray[np.int16]:

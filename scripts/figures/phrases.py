@@ -7,15 +7,14 @@ Folders have a MANIFEST.tsv or transcripts.tsv (columns file and text), and a ph
 other sentences are to be expected. Recordings go through voice detector and segmenter as the
 microphone's would; those of one window count. A text or a sentence is right when it is so word for
 word, numbers in words, "what's" the same as "what is". The fit is a logistic regression of a right
-sentence on the log-odds of what was found, each folder counting as much as any other; --write puts
-it into the bundle. Fit and report on different recordings.
+sentence on its share among the sentences and the mean log-probability of its tokens, each folder
+counting as much as any other; --write puts it into the bundle. Fit and report on different
+recordings.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,15 +23,13 @@ from pathlib import Path
 
 import numpy as np
 from figures.confidence import RIDGE, distance
-from figures.model import cut, quiet, read, to_int16
-from rigs.word_errors import words
+from figures.model import alike, cut, quiet, read, said_texts, to_int16
 
 from appliance.config import PhrasesSettings, Settings
-from appliance.infer.phrases import in_words
+from appliance.infer.phrases import Evidence
 from appliance.infer.transcriber import Transcriber, open_transcriber
-from appliance.lab.recordings import listed_texts
-from appliance.model.bundle import PhraseCalibration, enter_files
-from appliance.records import Phrase, Window
+from appliance.model.bundle import PhraseCalibration, enter_files, log_odds
+from appliance.records import Window
 
 LIMITS = (0.0, 0.5, 0.7, 0.9)
 SEED = 7
@@ -49,7 +46,7 @@ class Heard:
     """The free text is right."""
     sentence: bool
     """The expected sentence is right."""
-    phrase: Phrase | None
+    found: Evidence | None
     search_ms: float
     """What looking for it added to the decode."""
 
@@ -66,9 +63,9 @@ def main() -> int:
     settings = replace(Settings(), model=replace(Settings().model, bundle=options.bundle))
     with open_transcriber(settings) as transcriber:
         bundle = transcriber.bundle
-    now, fit = bundle.phrase_calibration, None
+    fit = None
     if options.fit:
-        fit = fitted([list(listen(settings, folder, options.file)) for folder in options.fit], now)
+        fit = fitted([list(listen(settings, folder, options.file)) for folder in options.fit])
         print("phrase_calibration", rounded(fit))
     heard = [one for folder in options.folders for one in listen(settings, folder, options.file)]
     limits = "".join(f"  {f'>= {limit:.0%}':>13}" for limit in LIMITS)
@@ -77,7 +74,7 @@ def main() -> int:
         show(group or "all", [one for one in heard if group in ("", one.group)])
     if fit:
         print("as fitted:")
-        show("all", [recalibrated(one, now, fit) for one in heard])
+        show("all", [recalibrated(one, fit) for one in heard])
     if fit and options.write:
         enter_files(bundle.folder, (), phrase_calibration=rounded(fit))
     return 0
@@ -100,11 +97,8 @@ def compare(
     settings: Settings, free: Transcriber, expecting: Transcriber, folder: Path
 ) -> Iterator[Heard]:
     """What is made of each recording in the folder's list."""
-    texts = listed_texts(folder)
-    if texts is None:
-        sys.exit(f"{folder}: expected MANIFEST.tsv or transcripts.tsv in it, found neither")
     rng = np.random.default_rng(SEED)
-    for name, said in texts.items():
+    for name, said in said_texts(folder).items():
         stream = np.concatenate((quiet(rng, 1), read(folder / name), quiet(rng, 2)))
         windows = [
             one
@@ -120,35 +114,28 @@ def compare(
         result = expecting.write(encoded)
         search_ms = 1000 * (time.perf_counter() + begun_s - 2 * between_s)
         group = f"{folder.name}/{name.split('/')[0]}" if "/" in name else folder.name
-        found = result.phrase
+        found = expecting.phrases.evidence if expecting.phrases and result.text else None
         same = [alike(said) == alike(one) for one in (plain.text, found.sentence if found else "")]
         yield Heard(group, bool(said.strip()), same[0], same[1], found, search_ms)
 
 
-def odds(confidence: float, calibration: PhraseCalibration | None) -> float:
-    """Log-odds of what a bundle's calibration made a confidence of."""
-    found = min(max(confidence, 1e-6), 1 - 1e-6)
-    seen = math.log(found / (1 - found))
-    return (seen - calibration.offset) / calibration.slope if calibration else seen
-
-
-def fitted(folders: Sequence[Sequence[Heard]], now: PhraseCalibration | None) -> PhraseCalibration:
-    """The logistic regression of a right sentence on log-odds, by Newton's method."""
+def fitted(folders: Sequence[Sequence[Heard]]) -> PhraseCalibration:
+    """The logistic regression of a right sentence on what is known of it, by Newton's method."""
     rows = [
-        (odds(one.phrase.confidence, now), one.said and one.sentence, 1 / len(found))
+        (1.0, log_odds(one.found.share), one.found.mean, one.said and one.sentence, 1 / len(heard))
         for folder in folders
-        for found in [[one for one in folder if one.phrase]]
-        for one in found
-        if one.phrase
+        for heard in [[one for one in folder if one.found]]
+        for one in heard
+        if one.found
     ]
-    seen, right, weights = np.array(rows, float).T
-    features = np.stack([np.ones_like(seen), seen], axis=1)
+    table = np.array(rows, float)
+    features, right, weights = table[:, :3], table[:, 3], table[:, 4]
     weights *= len(rows) / weights.sum()
-    values = np.zeros(2)
+    values = np.zeros(3)
     for _ in range(100):
         share = 1 / (1 + np.exp(-features @ values))
         slope = features.T @ (weights * (share - right)) + RIDGE * values
-        bend = (features.T * (weights * share * (1 - share))) @ features + RIDGE * np.eye(2)
+        bend = (features.T * (weights * share * (1 - share))) @ features + RIDGE * np.eye(3)
         values -= np.linalg.solve(bend, slope)
     return PhraseCalibration(*map(float, values))
 
@@ -158,18 +145,12 @@ def rounded(calibration: PhraseCalibration) -> dict[str, float]:
     return {key: round(value, 2) for key, value in asdict(calibration).items()}
 
 
-def recalibrated(one: Heard, now: PhraseCalibration | None, fit: PhraseCalibration) -> Heard:
+def recalibrated(one: Heard, fit: PhraseCalibration) -> Heard:
     """`one` with the confidence of another calibration."""
-    if one.phrase is None:
+    if one.found is None:
         return one
-    seen = 1 / (1 + math.exp(-odds(one.phrase.confidence, now)))
-    return replace(one, phrase=replace(one.phrase, confidence=fit.confidence(seen)))
-
-
-def alike(text: str) -> list[str]:
-    """The words of a text, as they are compared."""
-    spelled = re.sub(r"\d{1,3}", lambda number: f" {in_words(int(number[0]))} ", text)
-    return words(spelled.lower().replace("what's", "what is"))
+    confidence = fit.confidence(one.found.share, one.found.mean)
+    return replace(one, found=one.found._replace(confidence=confidence))
 
 
 def show(name: str, heard: Sequence[Heard]) -> None:
@@ -178,12 +159,12 @@ def show(name: str, heard: Sequence[Heard]) -> None:
     said = [one for one in heard if one.said]
     cells = []
     for limit in LIMITS:
-        found = [one for one in heard if one.phrase and one.phrase.confidence >= limit]
+        found = [one for one in heard if one.found and one.found.confidence >= limit]
         cells.append(f"{sum(one.said and one.sentence for one in found)} of {len(found)}")
     p50, p95 = np.percentile([one.search_ms for one in heard], (50, 95))
     texts = sum(one.text for one in said)
     columns = "".join(f"  {cell:>13}" for cell in cells)
-    sure = [(one.phrase.confidence, one.said and one.sentence) for one in heard if one.phrase]
+    sure = [(one.found.confidence, one.said and one.sentence) for one in heard if one.found]
     error = distance(*np.array(sure or [(0.0, False)]).T)
     print(f"{name:28} {len(said):5} {texts:5}{columns}   {p50:6.0f} {p95:4.0f}  {error:.2f}")
 

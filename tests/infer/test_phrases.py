@@ -245,7 +245,7 @@ def test_a_models_calibration_says_how_sure_a_sentence_is(
 ) -> None:
     assert home.phrase_calibration is not None
     text, states, duration_s = heard[0]
-    words = network(tmp_path, text)
+    words = network(tmp_path, text, "stop the music")
     confidences = []
     for bundle in (replace(home, phrase_calibration=None), home):
         found = Phrases(words, bundle, Tokenizer.open(home), decoder)
@@ -253,7 +253,10 @@ def test_a_models_calibration_says_how_sure_a_sentence_is(
         assert phrase
         confidences.append(phrase.confidence)
     plainly, calibrated = confidences
-    assert calibrated == pytest.approx(home.phrase_calibration.confidence(plainly))
+    evidence = found.evidence
+    assert evidence and evidence.sentence == text and evidence.share > 0.9
+    assert 0.5 * math.exp(evidence.mean) < plainly <= math.exp(evidence.mean)
+    assert calibrated == home.phrase_calibration.confidence(evidence.share, evidence.mean)
     assert abs(calibrated - plainly) > 0.001
 
 
@@ -341,7 +344,7 @@ def test_the_models_own_sentences_are_the_default_and_can_be_left_out() -> None:
                 transcriber.transcribe(window_of(sentences()[1], last=last))
                 for last in (True, False)
             ]
-            assert (transcriber._phrases is None) is (file == "")
+            assert (transcriber.phrases is None) is (file == "")
     assert {one.text for both in heard.values() for one in both} == {heard[""][0].text}
     assert heard["bundle"][1].phrase is None, "a part of an utterance is no sentence"
     for one in heard["bundle"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,19 +12,21 @@ from typing import cast
 import numpy as np
 import pytest
 from figures.model import read, to_int16
+from numpy.typing import NDArray
 from rigs.checkout import HOME_EN, SPEECH
 from rigs.recordings import sentences
 
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
-from appliance.infer.decoder import Decoded, Decoder
+from appliance.infer.decoder import Cache, Decoded, Decoder
 from appliance.infer.encoder import Encoder
 from appliance.infer.mel import warp
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.infer.vtln import OtherThroats
-from appliance.model.bundle import Vtln, enter_files
+from appliance.model.bundle import Vtln, enter_files, load_bundle
 from appliance.records import Mel, States, Window
 
-VTLN = Vtln(warp=0.1, below=-0.5)
+VTLN = Vtln(warp=0.1, below=-0.5, beam=2)
+END = 9
 MEL = np.arange(2 * 80, dtype=np.float32).reshape(2, 80)
 OWN = np.zeros((1, 1), np.float32)
 
@@ -39,13 +42,36 @@ class Warping:
         return mel
 
 
-class Starting:
-    """Remembers the states that were begun last; in place of a decoder."""
+class Hearing:
+    """Hears one text in each window that is begun; in place of a decoder."""
 
-    begun: States | None = None
+    prompt = (7,)
 
-    def start(self, states: States) -> None:
+    def __init__(self, *texts: Decoded) -> None:
+        self._left = list(texts)
+        self.begun: States | None = None
+
+    def again(self) -> Cache:
+        self._text = self._left.pop(0)
+        return Cache()
+
+    def start(self, states: States) -> Cache:
         self.begun = states
+        return self.again() if self._left else Cache()
+
+    def rewind(self, cache: Cache, length: int) -> None:
+        cache.tokens = cache.tokens[:length]
+
+    def token_limit(self, duration_s: float) -> int:
+        return 1 + int(10 * duration_s)
+
+    def odds(self, cache: Cache, tokens: Sequence[int]) -> NDArray[np.float64]:
+        cache.tokens = (*cache.tokens, *tokens)
+        place = len(cache.tokens) - 1
+        following = (*self._text.tokens, END)
+        odds = np.full((1, END + 1), -np.inf)
+        odds[0, following[min(place, len(following) - 1)]] = self._text.logprobs[0]
+        return odds
 
 
 def decoded(*tokens: int, logprob: float) -> Decoded:
@@ -53,12 +79,16 @@ def decoded(*tokens: int, logprob: float) -> Decoded:
     return Decoded(tokens, (logprob,) * (len(tokens) + 1), 0.25, ended=True)
 
 
-def best(first: Decoded, *others: Decoded) -> tuple[Decoded, list[Mel], States | None]:
-    """What is chosen, which mels were encoded for that, and the states begun in the end."""
-    encoder, decoder, left = Warping(), Starting(), list(others)
-    throats = OtherThroats(VTLN, cast(Encoder, encoder), cast(Decoder, decoder))
-    found, _ = throats.best(first, MEL, OWN, lambda _: left.pop(0))
-    assert not left
+def best(*heard: Decoded, limit_s: float = 1.0) -> tuple[Decoded, list[Mel], States | None]:
+    """What is chosen where the first was written and then, of the window and of the two others,
+    these; which mels were encoded for that, and the states begun in the end."""
+    encoder, decoder = Warping(), Hearing(*heard[1:])
+    bundle = load_bundle(str(HOME_EN))
+    tokens = replace(bundle.tokens, end_of_text=END)
+    bundle = replace(bundle, tokens=tokens, suppressed_first=())
+    throats = OtherThroats(bundle, VTLN, cast(Encoder, encoder), cast(Decoder, decoder))
+    found, encode_ms = throats.best(heard[0], MEL, OWN, limit_s)
+    assert (encode_ms > 0) == bool(encoder.heard)
     return found, encoder.heard, decoder.begun
 
 
@@ -90,7 +120,7 @@ def test_where_nothing_was_heard_nothing_is_sought() -> None:
 
 def test_the_likeliest_text_counts_and_what_follows_is_compared_with_its_states() -> None:
     first, short = decoded(1, 2, logprob=-2.0), decoded(1, 3, logprob=-1.0)
-    found, mels, begun = best(first, short, decoded(4, 5, logprob=-3.0))
+    found, mels, begun = best(first, first, short, decoded(4, 5, logprob=-3.0))
     assert found == short
     assert [np.array_equal(mel, warp(MEL, f)) for mel, f in zip(mels, (0.9, 1.1), strict=True)]
     assert begun is not None and np.array_equal(begun, warp(MEL, 0.9))
@@ -98,23 +128,36 @@ def test_the_likeliest_text_counts_and_what_follows_is_compared_with_its_states(
 
 def test_the_states_of_what_was_written_last_are_still_there() -> None:
     first, likely = decoded(1, 2, logprob=-2.0), decoded(1, 3, logprob=-1.0)
-    assert best(first, first, likely)[2] is None
-    assert best(likely, first, first)[2] is OWN
+    begun = best(first, first, first, likely)[2]
+    assert begun is not None and np.array_equal(begun, warp(MEL, 1.1))
+    assert best(likely, likely, first, first)[2] is OWN
+
+
+def test_a_likelier_text_of_the_window_itself_needs_no_other_throat() -> None:
+    first, likely = decoded(1, 2, logprob=-2.0), decoded(1, 3, logprob=-1.0)
+    found, _, begun = best(first, likely, first, first)
+    assert found == likely and begun is OWN
 
 
 def test_the_sound_itself_says_whether_anybody_speaks_and_an_empty_text_is_no_answer() -> None:
     first = decoded(1, 2, logprob=-2.0)
     likely = replace(decoded(3, logprob=-0.1), no_speech_prob=0.9)
-    assert best(first, likely, first)[0] == replace(likely, no_speech_prob=0.25)
+    assert best(first, first, likely, first)[0] == replace(likely, no_speech_prob=0.25)
     empty = decoded(logprob=-0.1)
-    assert best(first, empty, empty)[0] == first
+    assert best(first, empty, empty, empty)[0] == first
+
+
+def test_a_text_that_never_ends_is_no_answer() -> None:
+    first, endless = decoded(1, logprob=-2.0), decoded(*range(1, 6), logprob=-0.1)
+    assert best(first, *3 * [endless], limit_s=0.3)[0] == first
+    assert best(first, *3 * [endless], limit_s=0.5)[0] == endless
 
 
 @pytest.fixture(scope="module")
 def hearing_twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transcriber, Transcriber]:
     """The built-in model, with other throats and without."""
     made = []
-    for name, vtln in (("with", {"warp": 0.12, "below": -0.15}), ("without", None)):
+    for name, vtln in (("with", {"warp": 0.12, "below": -0.15, "beam": 4}), ("without", None)):
         folder = tmp_path_factory.mktemp("bundles") / name
         shutil.copytree(HOME_EN, folder)
         enter_files(folder, (), vtln=vtln)

@@ -80,17 +80,23 @@ def test_a_calibration_weighs_mean_and_sum(folder: Path) -> None:
 
 def test_a_phrase_is_as_sure_as_its_share_where_no_recordings_were_compared(folder: Path) -> None:
     edit(folder, phrase_calibration=None)
-    assert load_bundle(folder).phrase_confidence(0.5, -0.2) == pytest.approx(0.5 * math.exp(-0.2))
+    assert load_bundle(folder).phrase_confidence(0.9, 0.5, -0.2) == pytest.approx(
+        0.5 * math.exp(-0.2)
+    )
 
 
-def test_a_phrase_calibration_moves_the_odds_and_keeps_the_order(folder: Path) -> None:
-    edit(folder, phrase_calibration={"offset": 1.0, "slope": 2.0})
+def test_a_phrase_calibration_weighs_share_and_mean(folder: Path) -> None:
+    edit(folder, phrase_calibration={"offset": 1.0, "share": 2.0, "mean": 3.0})
     bundle = load_bundle(folder)
-    assert bundle.phrase_confidence(0.5, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
-    assert bundle.phrase_confidence(0.8, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0) / 16))
-    assert bundle.phrase_confidence(0.5, -9.0) < bundle.phrase_confidence(0.5, -1.0) < 0.5
-    assert bundle.phrase_confidence(1.0, 0.0) == 1.0
-    assert bundle.phrase_confidence(0.0, 0.0) == 0.0
+
+    def confidence(share: float, mean: float) -> float:
+        return bundle.phrase_confidence(share, 0.1, mean)
+
+    assert confidence(0.5, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
+    assert confidence(0.8, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0) / 16))
+    assert confidence(0.5, -1.0) == pytest.approx(1 / (1 + math.exp(2.0)))
+    assert confidence(1.0, 0.0) == confidence(0.999, 0.0) == pytest.approx(1 / (1 + math.exp(-9)))
+    assert confidence(0.0, -2000.0) == pytest.approx(0.0, abs=1e-300)
 
 
 def test_of_a_model_whose_pauses_were_not_measured_nothing_is_told(folder: Path) -> None:
@@ -104,7 +110,9 @@ def test_a_window_is_heard_again_where_the_model_says_so(folder: Path) -> None:
     edit(folder, vtln=None)
     assert load_bundle(folder).vtln is None
     edit(folder, vtln={"warp": 0.1, "below": -0.5})
-    assert load_bundle(folder).vtln == Vtln(0.1, -0.5)
+    assert load_bundle(folder).vtln == Vtln(0.1, -0.5, beam=1)
+    edit(folder, vtln={"warp": 0.1, "below": -0.5, "beam": 4})
+    assert load_bundle(folder).vtln == Vtln(0.1, -0.5, beam=4)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -185,13 +193,17 @@ def test_a_manifest_cannot_name_files_elsewhere(folder: Path) -> None:
         ({"guards__repetition_penalty": 9}, "repetition_penalty: expected a number from 0.5 to 2"),
         ({"calibration": 1}, "calibration: expected a table, found 1"),
         ({"vtln": {"warp": 1}}, "vtln.warp: expected a number from 0.01 to 0.3, found 1"),
+        (
+            {"vtln": {"warp": 0.1, "below": -1, "beam": 0}},
+            "vtln.beam: expected a whole number from 1 to 16, found 0",
+        ),
         ({"vtln": {"warp": 0.1}}, "vtln.below: expected a number from -1000 to 0, found nothing"),
         ({"endings": {"sure": 1}}, "endings.sure: expected a number from -1000 to 0"),
         ({"endings": {"sure": -9, "open": -8}}, "endings.open: expected a number from -1000 to -9"),
         ({"calibration": {"offset": 0}}, "calibration.mean: expected a number from 0 to 1000"),
         (
-            {"phrase_calibration": {"offset": 0, "slope": -1}},
-            "phrase_calibration.slope: expected a number from 0 to 100",
+            {"phrase_calibration": {"offset": 0, "share": -1}},
+            "phrase_calibration.share: expected a number from 0 to 100",
         ),
     ],
 )

@@ -1,0 +1,60 @@
+"""Beam search: the likeliest text among many, where a decode takes the likeliest token each time.
+
+The texts share one KV cache: each in turn rewinds it to what it has in common with the one before.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import numpy as np
+
+from appliance.infer.decoder import Cache, Decoder
+from appliance.model import Bundle
+
+Tokens = tuple[int, ...]
+
+
+class BeamSearch:
+    """Follows so many texts at once. One thread, the decoder's."""
+
+    def __init__(self, bundle: Bundle, decoder: Decoder, width: int) -> None:
+        self._decoder, self._width = decoder, width
+        self._end = bundle.tokens.end_of_text
+        self._barred_first = np.array(bundle.suppressed_first, np.intp)
+
+    def best(self, cache: Cache, duration_s: float) -> tuple[Tokens, tuple[float, ...]] | None:
+        """The tokens of the likeliest text that was found for `duration_s` of sound, and the
+        natural log-probability of each, then of its end; None where no text but an empty one
+        ended.
+
+        `cache` is the decoder's newest and has no tokens. Raises ModelError.
+        """
+        decoder, prompt = self._decoder, self._decoder.prompt
+        found: tuple[float, Tokens, tuple[float, ...]] = (-math.inf, (), ())
+        alive: list[tuple[float, Tokens, tuple[float, ...]]] = [(0.0, (), ())]
+        held: Tokens = ()
+        for length in range(decoder.token_limit(duration_s)):
+            longer = []
+            for score, tokens, logprobs in sorted(alive, key=lambda one: one[1]):
+                written = (*prompt, *tokens)
+                same = 0
+                while same < min(len(held), len(written) - 1) and held[same] == written[same]:
+                    same += 1
+                decoder.rewind(cache, same)
+                odds = decoder.odds(cache, written[same:])[0]
+                held = written
+                if length == 0:
+                    odds[self._barred_first] = -math.inf
+                ended = float(odds[self._end])
+                if tokens:
+                    found = max(found, (score + ended, tokens, (*logprobs, ended)))
+                odds[self._end] = -math.inf
+                for token in np.argpartition(odds, -self._width)[-self._width :].tolist():
+                    one = float(odds[token])
+                    longer.append((score + one, (*tokens, token), (*logprobs, one)))
+            alive = heapq.nlargest(self._width, longer)
+            if alive[0][0] <= found[0]:  # what is longer is less likely still
+                break
+        return found[1:] if found[2] else None
