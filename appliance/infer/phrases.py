@@ -5,7 +5,7 @@ A sentence has optional parts, alternatives and slots, as Home Assistant's sente
 with a thousand values is there once. The decoder scores what may follow a beginning in one step;
 the likeliest beginning goes on first (best-first search), and what the network of words does not
 allow is never asked for. The probability of the best sentence is weighed against those of the
-others that were found and of the text that was written freely: "none of them" is an answer, too.
+others that were found, and its tokens by how well they fit: "none of them" is an answer, too.
 
 Over 500 lines because a sentence is written, followed and weighed in one network's terms.
 """
@@ -69,8 +69,7 @@ _TENS = (
 
 Value = str | int
 Tokens = tuple[int, ...]
-"""(vocabulary,) natural log-probabilities."""
-Items = frozenset[tuple[int, tuple[int, ...]]]
+Items = frozenset[tuple[int, Tokens]]
 """Places in the network of words, each with the tokens that are left of the word before it."""
 
 
