@@ -173,20 +173,21 @@ from pathlib import Path
 from appliance.errors import ModelError
 from appliance.infer.sessions import Session
 
-def load():
+def load(file):
     shapes = {"mel": (1, None, None)}, {"states": (None, None)}
     try:
-        Session(Path(sys.argv[1]), 1, *shapes)
+        Session(Path(sys.argv[1], file), 1, *shapes)
     except ModelError as error:
         return error
 
-assert load().status == 78  # its shapes are others; the library is in memory now
+# its inputs are others; the library is in memory now, and little room that it gave back
+assert load("cross.onnx").status == 78
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 kind, most = resource.RLIMIT_AS, pages * resource.getpagesize() + 100_000
 if sys.argv[2] == "files":
     kind, most = resource.RLIMIT_NOFILE, 3
 resource.setrlimit(kind, (most, most))
-error = load()
+error = load("encoder.onnx")
 print(error.status, error)
 """
 
@@ -195,7 +196,7 @@ print(error.status, error)
     ("lacking", "said"), [("memory", "bad_alloc"), ("files", "system error number 24")]
 )
 def test_a_graph_without_room_to_load_it_is_no_damaged_one(lacking: str, said: str) -> None:
-    command = [sys.executable, "-c", NO_ROOM, str(HOME_EN / "encoder.onnx"), lacking]
+    command = [sys.executable, "-c", NO_ROOM, str(HOME_EN), lacking]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
     )
