@@ -1,6 +1,6 @@
 """Beam search: the likeliest text among many, where a decode takes the likeliest token each time.
 
-The texts share one KV cache: each in turn rewinds it to what it has in common with the one before.
+The texts share one KV cache: each in turn keeps what it has in common with the one before.
 """
 
 from __future__ import annotations
@@ -34,17 +34,10 @@ class BeamSearch:
         decoder, prompt = self._decoder, self._decoder.prompt
         found: tuple[float, Tokens, tuple[float, ...]] = (-math.inf, (), ())
         alive: list[tuple[float, Tokens, tuple[float, ...]]] = [(0.0, (), ())]
-        held: Tokens = ()
         for length in range(decoder.token_limit(duration_s)):
             longer = []
             for score, tokens, logprobs in sorted(alive, key=lambda one: one[1]):
-                written = (*prompt, *tokens)
-                same = 0
-                while same < min(len(held), len(written) - 1) and held[same] == written[same]:
-                    same += 1
-                decoder.rewind(cache, same)
-                odds = decoder.odds(cache, written[same:])[0]
-                held = written
+                odds = decoder.odds(cache, (*prompt, *tokens))[0]
                 if length == 0:
                     odds[self._barred_first] = -math.inf
                 ended = float(odds[self._end])

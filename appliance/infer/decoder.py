@@ -231,11 +231,7 @@ class Decoder:
         """
         written = (*self.prompt, *tokens)
         first = len(self.prompt) + begin - 1
-        known = 0
-        while known < min(first, len(self._cache.tokens)):
-            if written[known] != self._cache.tokens[known]:
-                break
-            known += 1
+        known = self._known(written[:first])
         self._cache, found = Cache(tokens=written), list[float]()
         following = (*written[1:], self._bundle.tokens.end_of_text)
         if known < len(self.prompt):
@@ -249,6 +245,15 @@ class Decoder:
                 found.append(self._logprob(step, row, following[known + row]))
             known += len(ahead)
         return tuple(found)
+
+    def _known(self, written: Sequence[int]) -> int:
+        """How many of a text's first tokens, prompt included, the cache has the steps of."""
+        known = 0
+        for token, held in zip(written, self._cache.tokens, strict=False):
+            if token != held:
+                break
+            known += 1
+        return known
 
     def _steps(self, known: int, tokens: Sequence[int]) -> Step:
         """The steps of at most AHEAD tokens behind the `known`, in one pass."""
@@ -374,16 +379,6 @@ class Decoder:
         self._cache = Cache()
         return self._cache
 
-    def rewind(self, cache: Cache, length: int) -> None:
-        """Makes a cache what it was when it had `length` tokens.
-
-        Raises ValueError for the cache of an earlier window, and for a length it never had.
-        """
-        if cache is not self._cache or not 0 <= length <= cache.length:
-            raise ValueError(f"expected the newest cache and at most {cache.length} tokens")
-        self._network.rewind(length)
-        cache.length = length
-
     def step(self, cache: Cache, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits (n, vocabulary) float32 after each of n tokens; the cache grows by them.
 
@@ -399,16 +394,20 @@ class Decoder:
         logits[:, self._left_out] = step.left_out
         return logits
 
-    def odds(self, cache: Cache, tokens: Sequence[int], rows: int = 1) -> NDArray[np.float64]:
-        """Natural log-probabilities (rows, vocabulary) of what follows each of the last `rows` of n
-        tokens, minus infinity for what is suppressed; the cache grows by the n.
+    def odds(self, cache: Cache, tokens: tuple[int, ...], rows: int = 1) -> NDArray[np.float64]:
+        """Natural log-probabilities (rows, vocabulary) of what follows each of the last `rows` of a
+        text's tokens, prompt included, minus infinity for what is suppressed.
 
-        Those of an int4 scan are rough. Raises ValueError for the cache of an earlier window.
+        The cache becomes that of this text; what it begins with as the text before is not computed
+        again. Those of an int4 scan are rough. Raises ValueError for an earlier window's cache.
         """
         if cache is not self._cache:
             raise ValueError("expected the cache of the window begun last, found an earlier one")
-        step = self._network.advance(tokens, range(len(tokens) - rows, len(tokens)))
-        cache.length = self._network.length
+        known = self._known(tokens[:-rows])
+        self._network.rewind(known)
+        new = len(tokens) - known
+        step = self._network.advance(tokens[known:], range(new - rows, new))
+        cache.length, cache.tokens = self._network.length, tokens
         kept = step.logits.astype(np.float64)
         kept -= kept.max(axis=1, keepdims=True)
         odds = np.full((rows, self._bundle.vocabulary_size), -np.inf)

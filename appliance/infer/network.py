@@ -189,7 +189,7 @@ class Network:
         self._offsets = np.zeros(virtual, np.float32)
         self._fixed: dict[str, NDArray[Any]] = {"offsets": self._offsets, **crossed, **self._known}
         self._steps: dict[tuple[int, ...], _Bound] = {}
-        self._answers = self._answers_of(max(JOINT, SHARED_ROWS) if joint else SHARED_ROWS)
+        self._answers = self._answers_of(JOINT if joint else SHARED_ROWS)
         self.length = 0
         """Tokens so far."""
 

@@ -474,7 +474,6 @@ class Phrases:
         cache = decoder.again()
         found: dict[Tokens, float] = {}
         waiting = [_Beginning(0.0, 0, 0.0, (), (), frozenset([(START, ())]))]
-        held: Tokens = ()
         asked, left = 0, self.steps
         while waiting and left > 0:
             _, _, score, known, chain, items = heapq.heappop(waiting)
@@ -483,13 +482,7 @@ class Phrases:
             tokens = (*known, *chain)
             if len(prompt) + len(tokens) >= decoder.capacity:
                 continue
-            written, rows = (*prompt, *tokens), max(1, len(chain))
-            same = 0
-            while same < min(len(held), len(written) - rows) and held[same] == written[same]:
-                same += 1
-            decoder.rewind(cache, same)
-            odds = decoder.odds(cache, written[same:], rows)
-            held = written
+            odds = decoder.odds(cache, (*prompt, *tokens), max(1, len(chain)))
             left -= 1
             for row, token in enumerate(chain[1:]):
                 score += float(odds[row, token])

@@ -112,19 +112,26 @@ def listen(
 
 
 def fitted(heard: Sequence[Heard]) -> Calibration:
-    """The logistic regression of `right` on mean and sum, by Newton's method."""
+    """The logistic regression of `right` on mean and sum."""
     features = np.array([(1.0, one.mean, one.total) for one in heard])
     right = np.array([one.right for one in heard], float)
     weights = np.array([one.weight for one in heard])
-    weights *= len(heard) / weights.sum()
-    found = np.zeros(3)
+    offset, mean, total = map(float, logistic(features, right, weights))
+    return Calibration(offset, mean, total, LOW)
+
+
+def logistic(
+    features: NDArray[np.float64], right: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Coefficients (k,) of a logistic regression of `right` (n,) on (n, k), by Newton's method."""
+    weights = weights * (len(right) / weights.sum())
+    found = np.zeros(features.shape[1])
     for _ in range(100):
         odds = 1 / (1 + np.exp(-features @ found))
         slope = features.T @ (weights * (odds - right)) + RIDGE * found
-        bend = (features.T * (weights * odds * (1 - odds))) @ features + RIDGE * np.eye(3)
+        bend = (features.T * (weights * odds * (1 - odds))) @ features + RIDGE * np.eye(len(found))
         found -= np.linalg.solve(bend, slope)
-    offset, mean, total = map(float, found)
-    return Calibration(offset, mean, total, LOW)
+    return found
 
 
 def show(

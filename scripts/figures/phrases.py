@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from figures.confidence import RIDGE, distance
+from figures.confidence import distance, logistic
 from figures.model import alike, cut, quiet, read, said_texts, to_int16
 
 from appliance.config import PhrasesSettings, Settings
@@ -120,7 +120,7 @@ def compare(
 
 
 def fitted(folders: Sequence[Sequence[Heard]]) -> PhraseCalibration:
-    """The logistic regression of a right sentence on what is known of it, by Newton's method."""
+    """The logistic regression of a right sentence on what is known of it."""
     rows = [
         (1.0, log_odds(one.found.share), one.found.mean, one.said and one.sentence, 1 / len(heard))
         for folder in folders
@@ -129,15 +129,7 @@ def fitted(folders: Sequence[Sequence[Heard]]) -> PhraseCalibration:
         if one.found
     ]
     table = np.array(rows, float)
-    features, right, weights = table[:, :3], table[:, 3], table[:, 4]
-    weights *= len(rows) / weights.sum()
-    values = np.zeros(3)
-    for _ in range(100):
-        share = 1 / (1 + np.exp(-features @ values))
-        slope = features.T @ (weights * (share - right)) + RIDGE * values
-        bend = (features.T * (weights * share * (1 - share))) @ features + RIDGE * np.eye(3)
-        values -= np.linalg.solve(bend, slope)
-    return PhraseCalibration(*map(float, values))
+    return PhraseCalibration(*map(float, logistic(table[:, :3], table[:, 3], table[:, 4])))
 
 
 def rounded(calibration: PhraseCalibration) -> dict[str, float]:

@@ -59,15 +59,11 @@ class Hearing:
         self.begun = states
         return self.again() if self._left else Cache()
 
-    def rewind(self, cache: Cache, length: int) -> None:
-        cache.tokens = cache.tokens[:length]
-
     def token_limit(self, duration_s: float) -> int:
         return 1 + int(10 * duration_s)
 
     def odds(self, cache: Cache, tokens: Sequence[int]) -> NDArray[np.float64]:
-        cache.tokens = (*cache.tokens, *tokens)
-        place = len(cache.tokens) - 1
+        place = len(tokens) - len(self.prompt)
         following = (*self._text.tokens, END)
         odds = np.full((1, END + 1), -np.inf)
         odds[0, following[min(place, len(following) - 1)]] = self._text.logprobs[0]
