@@ -180,12 +180,11 @@ class Delivery:
         self._last, self._delays = last, delays
         self._events: dict[int, bytes] = {}
         self._window = self._limit = 1
-        self._answer_s = 0.0
         self._held_s = self._bound_s = 0.0
 
-    def begin_anew(self, now_s: float, receive_maximum: int) -> None:
+    def begin_anew(self, receive_maximum: int) -> None:
         """A connection stands, and takes so many unacknowledged messages."""
-        self._answer_s, self._held_s = now_s, 0.0
+        self._held_s = 0.0
         self._window = max(1, min(IN_FLIGHT, receive_maximum) - RESERVED)
         self._limit = 1
 
@@ -200,12 +199,11 @@ class Delivery:
         After a connection and after a refusal one transcript goes alone, to find out: a whole
         window of them could reach somebody who subscribes just then without the first ones.
         """
-        self._answer_s = now_s
         event = self._events.pop(message, None)
         if code >= FIRST_FAILURE:
-            self._hold(message, self._delays.refusal_s)
+            self._hold(message, now_s + self._delays.refusal_s)
         elif code == NOBODY_SUBSCRIBES and self._settings.hold:
-            if self._hold(message, SUBSCRIBER_DELAY_S):
+            if self._hold(message, now_s + SUBSCRIBER_DELAY_S):
                 self._troubles.set(troubles.NOBODY, troubles.nobody_subscribes(self._node))
         elif self._outbox.acknowledged(message, now_s):
             self._limit = self._window
@@ -245,8 +243,6 @@ class Delivery:
             payload = events.encode(event)
             expiry_s = max(1, int(self._settings.expiry_s - age_s))
             message = self._connection.publish(events.TRANSCRIPT, payload, expiry_s=expiry_s)
-            if not self._outbox.waiting:
-                self._answer_s = time.monotonic()
             if self._settings.retain_last:
                 self._events[message] = payload
             self._outbox.sent(message, stored.seq)
@@ -254,20 +250,13 @@ class Delivery:
     def due_s(self, now_s: float) -> float:
         """When something is to be done though nothing arrives."""
         bound_s = self._bound_s if self._outbox.full else math.inf
-        return min(self.silent_s, bound_s, self._held_s if self._held_s > now_s else math.inf)
+        return min(bound_s, self._held_s if self._held_s > now_s else math.inf)
 
-    @property
-    def silent_s(self) -> float:
-        """When the broker's silence on what is in flight is to be taken for an outage."""
-        if not self._outbox.waiting:
-            return math.inf
-        return self._answer_s + self._settings.keepalive_s + self._delays.answer_s
-
-    def _hold(self, message: int, delay_s: float) -> bool:
+    def _hold(self, message: int, until_s: float) -> bool:
         """Stops sending for a while when `message` is a transcript, which is then sent again."""
         held = self._outbox.refused(message)
         if held:
             self._events.clear()
-            self._held_s = self._answer_s + delay_s
+            self._held_s = until_s
             self._limit = 1
         return held

@@ -438,9 +438,6 @@ class Publisher:
                     self._delivery.lost()
         for message in self._connection.received():
             self._take(now_s, message)
-        if now_s >= self._delivery.silent_s:
-            self._connection.give_up(now_s, "messages stay unacknowledged")
-            self._delivery.lost()
         self._delivery.bound(now_s)
         if self._connection.connected_s is not None:
             self._publish_due(now_s)
@@ -466,8 +463,9 @@ class Publisher:
         """Seconds until something is due though nobody wakes us."""
         now_s = time.monotonic()
         due_s = self._connection.due_s
-        if due_s is None:
-            due_s = min(self._live.due_s, self._delivery.due_s(now_s), self._presence.due_s(now_s))
+        if self._connection.connected_s is not None:
+            due_s = min(due_s, self._live.due_s, self._delivery.due_s(now_s))
+            due_s = min(due_s, self._presence.due_s(now_s))
         return max(0.0, min(due_s, self._stop_s, now_s + PROGRESS_S) - now_s)
 
     def _drained(self) -> bool:
@@ -478,7 +476,7 @@ class Publisher:
 
     def _begin_anew(self, now_s: float, receive_maximum: int) -> None:
         """A connection stands and is known to be online."""
-        self._delivery.begin_anew(now_s, receive_maximum)
+        self._delivery.begin_anew(receive_maximum)
         self._live.begin_anew()
         if self._home_assistant.enabled:
             self._presence.connected(now_s, self._announce())

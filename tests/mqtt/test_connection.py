@@ -203,6 +203,91 @@ class OneWay(Proxy):
             super()._pass_on(connection)
 
 
+class Lossy(Proxy):
+    """A proxy that drops one MQTT packet, the first that `loses`, and passes all others on."""
+
+    def __init__(self, broker_port: int, loses: Callable[[bytes, bool], bool]) -> None:
+        """`loses` gets a packet and whether it goes to the broker."""
+        super().__init__(broker_port)
+        self._loses, self.lost = loses, 0
+        self._rest: dict[socket.socket, bytes] = {}
+
+    def _pass_on(self, connection: socket.socket) -> None:
+        to_broker = connection.getpeername()[1] != self._broker_port
+        with suppress(OSError):
+            received = connection.recv(65536)
+            data = self._rest.pop(connection, b"") + received
+            while (size := packet_size(data)) and len(data) >= size:
+                packet, data = data[:size], data[size:]
+                if not self.lost and self._loses(packet, to_broker):
+                    self.lost += 1
+                else:
+                    self._pairs[connection].sendall(packet)
+            self._rest[connection] = data
+            if received:
+                return
+        other = self._pairs.pop(connection)
+        self._pairs.pop(other, None)
+        connection.close()
+        other.close()
+
+
+def packet_size(data: bytes) -> int:
+    """Bytes of the first MQTT packet in `data`; 0 if its length is not there yet."""
+    length = 0
+    for at, byte in enumerate(data[1:5]):
+        length += (byte & 127) << 7 * at
+        if byte < 128:
+            return 2 + at + length
+    return 0
+
+
+def is_first_transcript(packet: bytes, to_broker: bool) -> bool:
+    """True for the PUBLISH of transcript 1."""
+    return to_broker and packet[0] >> 4 == 3 and b"/transcript" in packet and b'"seq": 1,' in packet
+
+
+class SecondPuback:
+    """Matches the PUBACK of the second transcript."""
+
+    def __init__(self) -> None:
+        self._message = b""
+
+    def __call__(self, packet: bytes, to_broker: bool) -> bool:
+        if to_broker and packet[0] >> 4 == 3 and b'"seq": 2,' in packet:
+            topic = packet.index(b"roomscribe/kitchen/transcript")
+            self._message = packet[topic + 29 : topic + 31]
+        acknowledges = not to_broker and packet[0] >> 4 == 4
+        return acknowledges and bool(self._message) and packet[2:4] == self._message
+
+
+@needs_broker
+@pytest.mark.parametrize("loses", [is_first_transcript, SecondPuback()], ids=["PUBLISH", "PUBACK"])
+def test_one_lost_packet_is_noticed_while_people_keep_talking(
+    store: Store, loses: Callable[[bytes, bool], bool]
+) -> None:
+    with (
+        Broker() as broker,
+        Subscriber(broker.port) as subscriber,
+        Lossy(broker.port, loses) as proxy,
+    ):
+        here = MqttSettings(host="127.0.0.1", port=proxy.port, keepalive_s=5)
+        with running(here, store, delays=SOON) as publisher:
+            until(lambda: publisher.status().connected)
+            end_s, said = time.monotonic() + 10, 0
+            while time.monotonic() < end_s and store.cursor() < 8:
+                publisher.speech(bool(said % 2))  # of QoS 0: leaves at once, nobody answers it
+                if said % 4 == 0:
+                    say(store, publisher, str(said // 4))
+                said += 1
+                time.sleep(0.1)
+            assert (proxy.lost, store.cursor() >= 8) == (1, True)
+            until(lambda: store.depth() == 0)
+        assert list(dict.fromkeys(subscriber.texts())) == [
+            str(n) for n in range(len(store.after(0)))
+        ]
+
+
 @pytest.mark.parametrize(
     "packets",
     [
