@@ -171,11 +171,8 @@ class Connection:
         if self._rival and self.connected_s is not None and now_s > self.connected_s + alone_s:
             self._rival = ""
             self._troubles.clear(troubles.CLIENT_ID)
-        attempting = self._link is not None and self.connected_s is None
-        if attempting and now_s >= self._attempt_s + self._delays.attempt_s:
-            yield self._give_up(now_s, "no answer")
-        if now_s >= self._silent_s:
-            yield self._give_up(now_s, "messages stay unacknowledged")
+        if overdue := self._overdue(now_s):
+            yield self._give_up(now_s, overdue)
 
     def received(self) -> Iterator[Message]:
         """What came on the topics listened on since the last call, in order."""
@@ -257,6 +254,13 @@ class Connection:
             self._troubles.set(troubles.CLIENT_ID, self._rival)
         self._troubles.clear("broker")
         log.info("connected to the broker %s:%d", self._settings.host, self._settings.port)
+
+    def _overdue(self, now_s: float) -> str:
+        """Return what the broker has left unanswered for too long; empty if nothing."""
+        attempting = self._link is not None and self.connected_s is None
+        if attempting and now_s >= self._attempt_s + self._delays.attempt_s:
+            return "no answer"
+        return "messages stay unacknowledged" if now_s >= self._silent_s else ""
 
     @property
     def _silent_s(self) -> float:
