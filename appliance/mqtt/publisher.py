@@ -127,7 +127,11 @@ class LiveTopics:
         online = events.ONLINE if state.microphone_online else events.OFFLINE
         self._keep(events.MICROPHONE, online, publish)
         if self._stats_source and now_s >= self._stats_s + STATS_S:
-            undelivered = {"expired": self._outbox.expired, "passed_over": self._outbox.passed_over}
+            undelivered = {
+                "expired": self._outbox.expired,
+                "passed_over": self._outbox.passed_over,
+                "refused": self._outbox.refused_for_good,
+            }
             latencies_ms = self._store.latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
             message = events.stats(self._stats_source(), latencies_ms, undelivered)
             publish(events.STATS, events.encode(message), qos=0)

@@ -16,7 +16,7 @@ import pytest
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
-from rigs.proxy import Proxy
+from rigs.proxy import TRANSCRIPT_TOPIC, Lossy, Proxy
 from rigs.publishing import running, transcript
 from rigs.waiting import until
 
@@ -203,66 +203,37 @@ class OneWay(Proxy):
             super()._pass_on(connection)
 
 
-class Lossy(Proxy):
-    """A proxy that drops one MQTT packet, the first that `loses`, and passes all others on."""
+class FirstPublish:
+    """Matches the first PUBLISH of transcript 1."""
 
-    def __init__(self, broker_port: int, loses: Callable[[bytes, bool], bool]) -> None:
-        """`loses` gets a packet and whether it goes to the broker."""
-        super().__init__(broker_port)
-        self._loses, self.lost = loses, 0
-        self._rest: dict[socket.socket, bytes] = {}
+    def __init__(self) -> None:
+        self._over = False
 
-    def _pass_on(self, connection: socket.socket) -> None:
-        with suppress(OSError):
-            to_broker = connection.getpeername()[1] != self._broker_port
-            received = connection.recv(65536)
-            data = self._rest.pop(connection, b"") + received
-            while (size := packet_size(data)) and len(data) >= size:
-                packet, data = data[:size], data[size:]
-                if not self.lost and self._loses(packet, to_broker):
-                    self.lost += 1
-                else:
-                    self._pairs[connection].sendall(packet)
-            self._rest[connection] = data
-            if received:
-                return
-        other = self._pairs.pop(connection)
-        self._pairs.pop(other, None)
-        connection.close()
-        other.close()
-
-
-def packet_size(data: bytes) -> int:
-    """Bytes of the first MQTT packet in `data`; 0 if its length is not there yet."""
-    length = 0
-    for at, byte in enumerate(data[1:5]):
-        length += (byte & 127) << 7 * at
-        if byte < 128:
-            return 2 + at + length
-    return 0
-
-
-def is_first_transcript(packet: bytes, to_broker: bool) -> bool:
-    """True for the PUBLISH of transcript 1."""
-    return to_broker and packet[0] >> 4 == 3 and b"/transcript" in packet and b'"seq": 1,' in packet
+    def __call__(self, packet: bytes, to_broker: bool) -> bool:
+        publishes = to_broker and packet[0] >> 4 == 3 and b'"seq": 1,' in packet
+        self._over, loses = self._over or publishes, publishes and not self._over
+        return loses
 
 
 class SecondPuback:
     """Matches the PUBACK of the second transcript."""
 
     def __init__(self) -> None:
-        self._message = b""
+        self._message, self._over = b"", False
 
     def __call__(self, packet: bytes, to_broker: bool) -> bool:
+        if self._over:
+            return False
         if to_broker and packet[0] >> 4 == 3 and b'"seq": 2,' in packet:
-            topic = packet.index(b"roomscribe/kitchen/transcript")
-            self._message = packet[topic + 29 : topic + 31]
+            topic = packet.index(TRANSCRIPT_TOPIC) + len(TRANSCRIPT_TOPIC)
+            self._message = packet[topic : topic + 2]
         acknowledges = not to_broker and packet[0] >> 4 == 4
-        return acknowledges and bool(self._message) and packet[2:4] == self._message
+        self._over = acknowledges and bool(self._message) and packet[2:4] == self._message
+        return self._over
 
 
 @needs_broker
-@pytest.mark.parametrize("loses", [is_first_transcript, SecondPuback()], ids=["PUBLISH", "PUBACK"])
+@pytest.mark.parametrize("loses", [FirstPublish(), SecondPuback()], ids=["PUBLISH", "PUBACK"])
 def test_one_lost_packet_is_noticed_while_people_keep_talking(
     store: Store, loses: Callable[[bytes, bool], bool]
 ) -> None:
