@@ -1,0 +1,56 @@
+"""The pinned versions of scripts/constraints/ against what pyproject.toml and the package name."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from rigs.checkout import ROOT
+
+FOLDER = ROOT / "scripts" / "constraints"
+FILES = sorted(path.name for path in FOLDER.glob("*.txt"))
+
+
+def pinned(text: str) -> dict[str, str]:
+    """Return the version of every `name==version` line."""
+    found = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.M)
+    return {canonicalize_name(name): version for name, version in found}
+
+
+def requirements() -> list[Requirement]:
+    """Return what scripts/setup.sh installs by name: the dependencies and two of the extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    return [Requirement(x) for x in project["dependencies"] + extras["dev"] + extras["benchmark"]]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_each_file_pins_every_requirement_within_its_bounds(file: str) -> None:
+    versions = pinned((FOLDER / file).read_text("utf-8"))
+    wrong = [
+        str(one)
+        for one in requirements()
+        if not one.specifier.contains(versions.get(canonicalize_name(one.name), "0"))
+    ]
+    assert not wrong, f"run scripts/lock: {file} lacks or contradicts {wrong}"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_each_file_pins_what_builds_the_project(file: str) -> None:
+    assert "setuptools" in pinned((FOLDER / file).read_text("utf-8"))
+
+
+def test_there_is_a_file_for_every_python_that_is_supported() -> None:
+    script = (ROOT / "scripts" / "setup.sh").read_text("utf-8")
+    (pythons,) = re.findall(r"^PYTHONS=\((.*)\)$", script, re.M)
+    assert {f"python{one}.txt" for one in pythons.split()} == set(FILES) - {"debian-trixie.txt"}
+
+
+def test_debians_versions_include_the_wheels_of_the_package() -> None:
+    versions = pinned((FOLDER / "debian-trixie.txt").read_text("utf-8"))
+    vendored = pinned((ROOT / "debian" / "vendored.txt").read_text("utf-8"))
+    assert vendored
+    assert {name: versions[name] for name in vendored} == vendored
