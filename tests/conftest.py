@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["rigs.models", "rigs.disks", "rigs.hailo", "rigs.systemd"]
+pytest_plugins = ["rigs.selection", "rigs.models", "rigs.disks", "rigs.hailo", "rigs.systemd"]
 
 # whatever model this machine's user has chosen, the tests run with the built-in one
 os.environ["ROOMSCRIBE_MODELS"] = str(Path(tempfile.gettempdir()) / "roomscribe-tests-no-models")
