@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
+from rigs.checkout import ROOT
 from rigs.page import Page
 from rigs.waiting import until
 from selenium import webdriver
@@ -21,7 +20,8 @@ needs_browser = pytest.mark.skipif(
 )
 PHONE, DESK = (390, 844), (1280, 800)
 WITHIN_S = 15.0
-AXE = "axe-core@4.10.3"
+AXE = ROOT / ".venv/axe-playwright-python/0.1.8/axe_playwright_python/axe.min.js"
+"""axe-core 4.12.1, in a folder of its own like the clients of tests/wyoming."""
 
 
 class Browser:
@@ -131,18 +131,11 @@ def browser() -> Iterator[Browser]:
         one.driver.quit()
 
 
-def axe(folder: Path) -> str:
-    """The source of axe-core, from npm; skips the test where that is out of reach."""
-    npm = shutil.which("npm")
-    if not npm:
-        pytest.skip("not installed: npm, which brings axe-core")
-    order = [npm, "pack", "--silent", "--pack-destination", str(folder), AXE]
-    done = subprocess.run(order, capture_output=True, cwd=folder, timeout=60, check=False)
-    if done.returncode:
-        pytest.skip("npm brings no axe-core here")
-    (archive,) = folder.glob("axe-core-*.tgz")
-    shutil.unpack_archive(archive, folder, filter="data")
-    return (folder / "package" / "axe.min.js").read_text("utf-8")
+def axe() -> str:
+    """Return the source of axe-core, which scripts/setup.sh installs; skips the test without it."""
+    if not AXE.is_file():
+        pytest.skip("not installed: axe-playwright-python, which has axe-core (scripts/test)")
+    return AXE.read_text("utf-8")
 
 
 def faults(one: Browser, source: str) -> list[str]:

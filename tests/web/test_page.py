@@ -338,10 +338,8 @@ def test_the_keyboard_reaches_everything_in_order(found: Found, tab: Browser) ->
     assert reached == ["To the content", "Live", "History", "Health", "Setup", "Mute"]
 
 
-def test_axe_finds_nothing_wrong_in_either_theme(
-    found: Found, tab: Browser, tmp_path: Path
-) -> None:
-    source, home = axe(tmp_path), found[0]
+def test_axe_finds_nothing_wrong_in_either_theme(found: Found, tab: Browser) -> None:
+    source, home = axe(), found[0]
     found[1].say("a doubtful one", flags=["low_confidence"])
     tab.enter(home)
     troubles: dict[tuple[str, str], list[str]] = {}
