@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -10,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from types import FrameType
 
 from appliance.config import Settings
@@ -105,6 +107,23 @@ class Announcer:
             notify("WATCHDOG=1")
 
 
+class MemoryLimits:
+    """The memory limit of the process, in megabytes, kept from one pipeline to the next.
+
+    A reload must not raise it: what each reload leaks would never reach it.
+    """
+
+    def __init__(self) -> None:
+        self._limits_mb: dict[tuple[str, int], float] = {}
+
+    def limit_mb(self, model: str, configured_mb: int) -> float:
+        """The limit found when this model first ran with this `memory_mb`."""
+        key = model, configured_mb
+        if key not in self._limits_mb:
+            self._limits_mb[key] = memory_ceiling_mb(configured_mb)
+        return self._limits_mb[key]
+
+
 Factory = Callable[[Settings], Pipeline]
 
 
@@ -126,24 +145,52 @@ def run(
     joined = _await_brain(settings, asked, reread, lacking)
     if joined is None:
         return
-    settings = joined
+    process = _Process(asked, reread, pipeline, still_s, MemoryLimits())
+    wanted: Settings | None = joined
+    former = joined
+    while wanted is not None:
+        former, wanted = _run_once(wanted, former, process)
+        _free_memory()
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """What stays the same from one pipeline to the next: see `run`."""
+
+    asked: Asked
+    reread: Callable[[], Settings]
+    pipeline: Factory
+    still_s: float
+    limits: MemoryLimits
+
+
+def _run_once(
+    wanted: Settings, former: Settings, process: _Process
+) -> tuple[Settings, Settings | None]:
+    """Run one pipeline from start to stop: for `wanted`, or for `former` if `wanted` fails.
+
+    Returns the settings that it ran with, and those to run with next, None to end. Only this
+    frame refers to the pipeline, so that its model can be freed before the next one is loaded.
+    """
     begun_s = time.monotonic()
-    running = pipeline(settings)
-    while True:
-        announcer = Announcer(running, begun_s, still_s)
-        renewed = None
-        running.start()
-        try:
-            renewed = _supervise(running, settings, asked, reread, announcer)
-        finally:
-            if renewed is None:
-                notify("STOPPING=1\nSTATUS=publishing what was heard")
-            running.stop()
-        running.check()
+    settings, running = _open(wanted, former, process.pipeline)
+    announcer = Announcer(running, begun_s, process.still_s)
+    renewed = None
+    running.start()
+    try:
+        renewed = _supervise(running, settings, announcer, process)
+    finally:
         if renewed is None:
-            return
-        begun_s = time.monotonic()
-        settings, running = _renew(settings, renewed, pipeline)
+            notify("STOPPING=1\nSTATUS=publishing what was heard")
+        running.stop()
+    running.check()
+    return settings, renewed
+
+
+def _free_memory() -> None:
+    """Free the pipeline that has ended: its parts refer to each other, so that reference counts
+    alone do not free its model, threads and descriptors."""
+    gc.collect()
 
 
 def _await_brain(
@@ -192,18 +239,15 @@ def _doing(state: ApplianceState) -> str:
 
 
 def _supervise(
-    pipeline: Pipeline,
-    settings: Settings,
-    asked: Asked,
-    reread: Callable[[], Settings],
-    announcer: Announcer,
+    pipeline: Pipeline, settings: Settings, announcer: Announcer, process: _Process
 ) -> Settings | None:
     """Feeds the watchdog while every stage moves, until this pipeline is to end.
 
     Returns the settings to go on with, None when nothing is to follow. Raises DeviceError when a
     stage is stuck, or when something eats the memory.
     """
-    ceiling_mb = memory_ceiling_mb(settings.appliance.memory_mb)
+    asked = process.asked
+    ceiling_mb = process.limits.limit_mb(pipeline.state().model, settings.appliance.memory_mb)
     while not asked.to_stop(LOOK_S if announcer.ready else LOOK_S / 4):
         if pipeline.ended.is_set():
             return None
@@ -215,7 +259,7 @@ def _supervise(
         if asked.reload or pipeline.reload.is_set():
             asked.reload = False
             pipeline.reload.clear()
-            renewed = _read_again(settings, reread, announcer)
+            renewed = _read_again(settings, process.reread, announcer)
             if renewed is not None:
                 return renewed
         memory_mb = resident_mb()
@@ -262,12 +306,16 @@ def _read_again(
     return None
 
 
-def _renew(old: Settings, new: Settings, pipeline: Factory) -> tuple[Settings, Pipeline]:
-    """A pipeline for the new settings; for the old ones when the new ones cannot be run."""
-    journal.set_up(new.journal)
+def _open(wanted: Settings, former: Settings, pipeline: Factory) -> tuple[Settings, Pipeline]:
+    """A pipeline for `wanted`, or for `former` if `wanted` differs and cannot be run, and the
+    settings that it was made with. Raises RoomscribeError."""
+    journal.set_up(wanted.journal)
     try:
-        return new, pipeline(new)
+        return wanted, pipeline(wanted)
     except RoomscribeError as error:
+        if wanted is former:
+            raise
         log.error("%s; going on with the configuration that was read before", error)
-    journal.set_up(old.journal)
-    return old, pipeline(old)
+    _free_memory()
+    journal.set_up(former.journal)
+    return former, pipeline(former)

@@ -16,6 +16,8 @@ import pytest
 from rigs.checkout import ROOT, environment
 from rigs.daemon import daemon, log_of, write_config
 from rigs.systemd import Systemd
+from rigs.waiting import until
+from rigs.wyoming import free_port
 
 from appliance import system
 from appliance.daemon import service
@@ -210,6 +212,45 @@ def test_a_reload_to_a_model_that_is_not_there_goes_on_with_the_old_configuratio
     (told,) = [line for line in log.splitlines() if "ERROR" in line]
     assert "nowhere" in told
     assert told.endswith("going on with the configuration that was read before")
+
+
+def footprint(pid: int) -> tuple[int, int, float]:
+    """Threads, descriptors, and megabytes of memory that are the process's own."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    anonymous_mb = int(status.partition("RssAnon:")[2].split()[0]) / 1024
+    threads = int(status.partition("Threads:")[2].split()[0])
+    return threads, len(list(Path(f"/proc/{pid}/fd").iterdir())), anonymous_mb
+
+
+def test_a_reload_frees_what_the_pipeline_before_it_took(tmp_path: Path, systemd: Systemd) -> None:
+    served = {"enabled": True, "listen": "127.0.0.1", "port": free_port()}
+    config = write_config(tmp_path, wyoming=served)
+    with deaf_daemon(config, systemd, "--recording", "-", sound="/dev/zero") as running:
+        systemd.told("READY=1")
+        for number in range(8):
+            write_config(tmp_path, voice={"open_score": 0.51 + number / 100}, wyoming=served)
+            running.send_signal(signal.SIGHUP)
+            systemd.told("RELOADING=1")
+            systemd.told("READY=1")
+            if number == 0:
+                threads, descriptors, memory_mb = footprint(running.pid)
+        # a pipeline has 3 threads of ONNX Runtime, 3 descriptors and 30 MB
+        until(lambda: footprint(running.pid)[0] < threads + 3)
+        until(lambda: footprint(running.pid)[1] < descriptors + 3)
+        assert footprint(running.pid)[2] < memory_mb + 15
+    assert log_of(config).count("starting again with it") == 8
+
+
+def test_a_reload_does_not_raise_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    found_mb = iter((500.0, 900.0, 700.0))
+    monkeypatch.setattr(
+        service, "memory_ceiling_mb", lambda configured: configured or next(found_mb)
+    )
+    limits = service.MemoryLimits()
+    assert [limits.limit_mb("home-en", 0) for _ in range(3)] == [500, 500, 500]
+    assert limits.limit_mb("home-en", 200) == 200
+    assert limits.limit_mb("base", 0) == 900, "another model may need more"
+    assert limits.limit_mb("home-en", 0) == 500
 
 
 DYING = """
