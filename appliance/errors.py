@@ -19,7 +19,8 @@ Caught are, in the daemon:
 
 - of a reload, whatever is raised before its pipeline runs: the old configuration stays in use
   (daemon/service)
-- ModelError and whatever else one window meets: counted, and several in a row are a DeviceError
+- ModelError and whatever else one window meets: counted, and several in a row are a DeviceError;
+  too little memory (`lacks_memory`) is waited for, and a DeviceError if it lasts (daemon/scribe)
 - DeviceError of the microphone: it is opened again (daemon/listening); of the NPU: the CPU goes on
   (infer/hailo/failover), unless encoder.backend asks for the NPU alone
 - ServerError, a DeviceError of who transcribes for this machine (wyoming/client, fleet/ear): this
@@ -35,7 +36,7 @@ do.
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 TRY_AGAIN = 75
@@ -130,11 +131,24 @@ class DaemonError(RoomscribeError):
 
 def passes(error: BaseException) -> bool:
     """True when `error`, or what it was raised from, may be gone at the next attempt."""
+    return any(
+        isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _PASSING)
+        for cause in _causes(error)
+    )
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """True when `error`, or what it was raised from, is a failed allocation of memory."""
+    return any(
+        isinstance(cause, MemoryError)
+        or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM)
+        for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """`error`, what it was raised from, and so on."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, MemoryError):
-            return True
-        if isinstance(cause, OSError) and cause.errno in _PASSING:
-            return True
+        yield cause
         cause = cause.__cause__
-    return False

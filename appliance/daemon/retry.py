@@ -20,7 +20,7 @@ from pathlib import Path
 
 from appliance.config import Settings
 from appliance.daemon.backlog import DEATHS, Lease
-from appliance.daemon.scribe import EncodedWindow, open_transcriber
+from appliance.daemon.scribe import EncodedWindow, open_transcriber, with_memory
 from appliance.infer import AnyTranscriber
 from appliance.records import Transcription, Window
 from appliance.system import Child, ChildDiedError, ChildFailedError
@@ -131,4 +131,4 @@ def _transcribe(
     )
     opened = transcriber(on_cpu)
     parent.send("begun")
-    return opened.transcribe(window)
+    return with_memory(lambda: opened.transcribe(window))

@@ -6,6 +6,7 @@ A transcript is committed to the store before any listener is notified. While th
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
@@ -14,13 +15,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from appliance.config import Settings
 from appliance.daemon import journal
 from appliance.daemon.backlog import Guess, Lease, Request
 from appliance.daemon.health import Health
-from appliance.errors import StoreError
+from appliance.errors import DeviceError, StoreError, lacks_memory
 from appliance.fleet import open_ear
 from appliance.infer import AnyTranscriber, Encoded, Gates, silence_ms
 from appliance.records import (
@@ -40,6 +41,11 @@ TRANSCRIPTS_WAITING = 1000
 """Kept in memory while the store refuses; about a day of commands."""
 EXPIRE_EVERY_S = 3600.0
 """Between two looks for transcripts that are older than the retention."""
+MEMORY_WAITS_S = (0.1, 0.5, 1.5, 4.0)
+"""Pauses before a window that met too little memory is tried again; in all less than the watchdog
+allows a stage (service.STILL_S)."""
+
+Made = TypeVar("Made")
 
 
 class Listener(Protocol):
@@ -96,13 +102,14 @@ class Scribe:
         self._expire_s = 0.0
 
     def encode(self, lease: Lease) -> EncodedWindow:
-        """Encodes a window; never raises."""
+        """Encodes a window; never raises. Too little memory is waited for, some seconds."""
         queue_ms = (time.monotonic() - lease.queued_s) * 1000
         if lease.guess and lease.guess.encoded:
             self._health.count("guesses_used")
             return EncodedWindow(lease, queue_ms, lease.guess.encoded)
         try:
-            return EncodedWindow(lease, queue_ms, self._transcriber.encode(lease.window))
+            encoded = with_memory(lambda: self._transcriber.encode(lease.window))
+            return EncodedWindow(lease, queue_ms, encoded)
         except Exception as error:
             return EncodedWindow(lease, queue_ms, error)
 
@@ -166,7 +173,8 @@ class Scribe:
     def write(self, encoded: EncodedWindow) -> None:
         """Decodes an encoded window and stores its text; ends its lease, or leaves that to `flush`.
 
-        Raises DeviceError when several windows failed in a row.
+        Raises DeviceError when several windows failed in a row, or when memory is short for some
+        seconds: the next start finds the window then.
         """
         lease, result = encoded.lease, encoded.result
         try:
@@ -174,8 +182,15 @@ class Scribe:
                 raise result
             if isinstance(result, Encoded):
                 ahead = lease.guess.transcription if lease.guess else None
-                result = ahead or self._transcriber.write(result)
+                states = result
+                result = ahead or with_memory(lambda: self._transcriber.write(states))
         except Exception as error:
+            if lacks_memory(error):
+                lease.leave()
+                raise DeviceError(
+                    f"too little memory to transcribe {lease.window.duration_s:.1f} s: {error}; "
+                    "restarting, what waits to be transcribed is kept"
+                ) from error
             lease.failed(error)
             return
         lease.transcribed()
@@ -284,6 +299,23 @@ def _answer(request: Request, result: Transcription | Exception) -> None:
         request.answer(result)
     except Exception as error:
         log.error("a request's answer was not taken: %s", error, exc_info=error)
+
+
+def with_memory(work: Callable[[], Made]) -> Made:
+    """What `work` returns; it is tried again after each of MEMORY_WAITS_S while memory is short.
+
+    Raises what `work` raises.
+    """
+    for pause_s in MEMORY_WAITS_S:
+        try:
+            return work()
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
+            log.warning("too little memory for a window, trying again: %s", error)
+        gc.collect()
+        time.sleep(pause_s)
+    return work()
 
 
 def compose(window: Window, result: Transcription, model: str, queue_ms: float) -> Transcript:

@@ -15,11 +15,13 @@ from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.windows import a_window
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
+from appliance.daemon import scribe
 from appliance.daemon.backlog import FAILURES_IN_A_ROW, Backlog, Request
 from appliance.daemon.health import Health
 from appliance.daemon.scribe import TRANSCRIPTS_WAITING, Scribe
+from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError, ModelError, StoreError
-from appliance.infer.transcriber import Transcriber
+from appliance.infer.transcriber import Encoded, Transcriber
 from appliance.records import Discarded, Partial, Transcript, Transcription, Window
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
@@ -57,12 +59,16 @@ class FakeListener:
 class Rig:
     def __init__(self, store: FullDisk, spool: SpoolSettings) -> None:
         self.store = store
-        self.transcriber = FakeTranscriber()
         self.health = Health()
         self.listener = FakeListener(store)
-        transcriber = cast(Transcriber, self.transcriber)
-        self.scribe = Scribe(Settings(), transcriber, store, self.health, (self.listener,))
+        self.use(FakeTranscriber())
         self.backlog = Backlog(Settings(spool=spool), self.health, self.scribe.discard)
+
+    def use(self, transcriber: FakeTranscriber) -> None:
+        """Transcribes with this one from now on."""
+        self.transcriber = transcriber
+        used = cast(Transcriber, transcriber)
+        self.scribe = Scribe(Settings(), used, self.store, self.health, (self.listener,))
 
     def say(self, answer: Transcription | Exception = HEARD) -> str:
         """A window of which the model makes `answer`; its id."""
@@ -172,6 +178,54 @@ def test_a_window_that_cannot_be_encoded_is_discarded_in_its_turn(rig: Rig) -> N
     rig.say()
     assert rig.listener.reasons == ["failed"]
     assert rig.texts() == ["turn on the light"]
+
+
+class ShortOfMemory(FakeTranscriber):
+    """Meets too little memory so many times, in either half of its work."""
+
+    def __init__(self, encodes: int, writes: int) -> None:
+        super().__init__()
+        self.left = {"encode": encodes, "write": writes}
+
+    def encode(self, window: Window) -> Encoded:
+        self._allocate("encode")
+        return super().encode(window)
+
+    def write(self, encoded: Encoded) -> Transcription:
+        self._allocate("write")
+        return super().write(encoded)
+
+    def _allocate(self, half: str) -> None:
+        self.left[half] -= 1
+        if self.left[half] >= 0:
+            raise ModelError("running the graph failed") from MemoryError("bad_alloc")
+
+
+@pytest.mark.parametrize(("encodes", "writes"), [(2, 0), (0, 2), (1, 1)])
+def test_a_window_that_met_too_little_memory_is_tried_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, encodes: int, writes: int
+) -> None:
+    monkeypatch.setattr(scribe, "MEMORY_WAITS_S", (0.01, 0.01))
+    rig.use(ShortOfMemory(encodes, writes))
+    rig.say()
+    assert rig.texts() == [HEARD.text]
+    assert rig.listener.reasons == []
+
+
+@needs_memory
+@pytest.mark.parametrize(("encodes", "writes"), [(9, 0), (0, 9)])
+def test_while_memory_stays_short_the_window_is_kept_for_the_next_start(
+    rig: Rig, memory: Path, monkeypatch: pytest.MonkeyPatch, encodes: int, writes: int
+) -> None:
+    monkeypatch.setattr(scribe, "MEMORY_WAITS_S", (0.01, 0.01))
+    rig = Rig(rig.store, SpoolSettings(path=str(memory)))
+    rig.use(ShortOfMemory(encodes, writes))
+    with pytest.raises(DeviceError, match=r"too little memory .* is kept"):
+        rig.say()
+    assert rig.listener.reasons == []
+    rig.backlog.close()
+    with Spool.open(Settings(spool=SpoolSettings(path=str(memory))), Health()) as spool:
+        assert [kept.attempts for kept in spool.left()] == [0], "no death is the window's fault"
 
 
 class Ahead:
