@@ -54,9 +54,17 @@ def key(
     return field(**given, metadata={"sentence": sentence, **limits, **texts})
 
 
+_LATIN = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th"})
+"""Letters that Unicode does not decompose into one of a to z and an accent."""
+
+
 def slug(name: str) -> str:
     """`name` as a node may be called: [a-z0-9_], accents left out, 64 at most; maybe empty."""
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    plain = (
+        unicodedata.normalize("NFKD", name.casefold().translate(_LATIN))
+        .encode("ascii", "ignore")
+        .decode()
+    )
     return re.sub(r"[^a-z0-9]+", "_", plain).strip("_")[:64]
 
 

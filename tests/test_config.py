@@ -9,7 +9,7 @@ from generate.default_config import default_config
 from rigs.checkout import ROOT
 
 from appliance import config
-from appliance.config import Settings
+from appliance.config import Settings, slug
 from appliance.errors import ConfigError
 
 FIVE_MISTAKES = """
@@ -197,6 +197,20 @@ def test_a_list_of_texts_is_read() -> None:
     allow = config.parse('[wyoming]\nallow = ["10.1.2.3/8", "fd00::1"]', "x").wyoming.allow
     assert allow == ("10.1.2.3/8", "fd00::1")
     assert config.parse("[wyoming]\nallow = []", "x").wyoming.allow == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "node"),
+    [
+        ("Living Room", "living_room"),
+        ("Küche groß", "kuche_gross"),
+        ("Ærø", "aero"),
+        ("Łódź", "lodz"),
+        ("  --  ", ""),
+    ],
+)
+def test_a_name_becomes_a_node_as_home_assistant_would_write_it(name: str, node: str) -> None:
+    assert slug(name) == node
 
 
 def test_the_node_is_a_slug_of_the_host_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from appliance.cli.terminal import DIM, YELLOW, coloured
+from appliance.cli.terminal import DIM, YELLOW, coloured, percent
 from appliance.config import Settings, node_name
 from appliance.control import SOCKET_NAME, Client
 from appliance.errors import DaemonError, StoreError
@@ -147,6 +147,10 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
         count = sum(1 for _ in map(_printer(options, settings), found))
         if 0 < limit <= count and not (options.json or options.quiet):
             _say_total(settings, wanted, count)
+    if not count and not options.quiet:
+        filtered = wanted.since or wanted.until or wanted.grep
+        found_none = "No sentence in the log matches." if filtered else "The log is empty."
+        print(f"roomscribe: {found_none}", file=sys.stderr)
     return 0 if count else 1
 
 
@@ -217,7 +221,7 @@ def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[Store
             start = one.start.astimezone()
             doubt = YELLOW if "low_confidence" in one.flags else DIM
             known = math.isfinite(one.confidence)  # a server does not tell
-            sure = coloured(f"{one.confidence:4.0%}" if known else "   ?", doubt)
+            sure = coloured(f"{percent(one.confidence) if known else '?':>4}", doubt)
             line = f"{coloured(f'{start:%Y-%m-%d %H:%M:%S}', DIM)}  {sure}  {one.text}"
             print(line, flush=options.follow)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from appliance.cli.terminal import percent
 from appliance.config import Settings, node_name, slug
 from appliance.errors import BrokerError, ConfigError
 
@@ -140,8 +141,9 @@ def printable(text: str) -> str:
 
 def _show_transcript(event: dict[str, Any]) -> str:
     flags = "".join(f" [{flag}]" for flag in event["flags"])
-    late = " late" if event["late"] else ""
-    return f"{event['text']!r}  {event['confidence']:.0%}, {event['latency_ms']} ms{late}{flags}"
+    late = ", late" if event["late"] else ""
+    sure = percent(event["confidence"])
+    return f"{event['text']!r}  {sure}, {event['latency_ms']} ms{late}{flags}"
 
 
 def _show_state(state: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -20,6 +21,11 @@ def coloured(text: str, colour: str, stream: TextIO | None = None) -> str:
     shown = stream or sys.stdout
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     return text if plain or not shown.isatty() else f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def percent(share: float) -> str:
+    """Return `share` in percent as the page shows it: from three decimals, halves upwards."""
+    return f"{math.floor(round(share, 3) * 100 + 0.5)}%"
 
 
 class Progress:

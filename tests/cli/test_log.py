@@ -94,6 +94,17 @@ def test_what_was_heard_is_shown_by_time_and_text(house: House, store: Store, sh
     assert shown() == []
 
 
+def test_a_log_without_a_match_says_so(
+    house: House, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert house.log("--grep", "nothing like it") == 1
+    assert capsys.readouterr().err == "roomscribe: No sentence in the log matches.\n"
+    house.log("--delete", "--yes", "--all")
+    capsys.readouterr()
+    assert house.log() == 1
+    assert capsys.readouterr().err == "roomscribe: The log is empty.\n"
+
+
 def test_what_a_server_wrote_has_no_confidence(house: House, store: Store, shown: Shown) -> None:
     store.append(transcript("told by a server", confidence=math.nan))
     house.log("--limit", "1")
