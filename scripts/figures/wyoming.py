@@ -161,6 +161,11 @@ def serving(
 
 def ask(port: int, sound: Samples, *, real_time: bool) -> float:
     """Milliseconds from audio-stop to the text."""
+    return request(port, sound, real_time=real_time)[0]
+
+
+def request(port: int, sound: Samples, *, real_time: bool) -> tuple[float, str]:
+    """Return the milliseconds from audio-stop to the text, and the text."""
     with Talk(port) as talk:
         talk.send("audio-start", **AUDIO_16K)
         begun_s = time.monotonic()
@@ -170,8 +175,8 @@ def ask(port: int, sound: Samples, *, real_time: bool) -> float:
                 time.sleep(max(0.0, begun_s + number * CHUNK / SAMPLE_RATE - time.monotonic()))
         stopped_s = time.monotonic()
         talk.send("audio-stop")
-        talk.text()
-        return 1000 * (time.monotonic() - stopped_s)
+        text = talk.text()
+        return 1000 * (time.monotonic() - stopped_s), text
 
 
 def crowd(port: int, spoken: Sequence[Samples]) -> float:

@@ -204,10 +204,15 @@ def people(folder: Path) -> list[Utterance]:
     for file, row in manifest(folder):
         if row["category"] in PEOPLE and float(row["duration_s"]) <= LONGEST_S:
             sound = to_int16(read_any(file))
-            quiet = np.tile(quietest(sound), int(2.0 / QUIET_S) + 1)
-            around = np.concatenate((quiet[: RATE // 2], sound, quiet))
+            around = in_own_quiet(sound, 0.5, 2.2)
             found.append(Utterance(around, RATE // 2 + word_ends(sound), file.parent.name))
     return found
+
+
+def in_own_quiet(sound: Sound, before_s: float, after_s: float) -> Sound:
+    """The recording between so much of its own quietest part, over and over."""
+    quiet = np.tile(quietest(sound), int(max(before_s, after_s) / QUIET_S) + 1)
+    return np.concatenate((quiet[: int(before_s * RATE)], sound, quiet[: int(after_s * RATE)]))
 
 
 def word_ends(sound: Sound) -> int:

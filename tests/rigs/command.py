@@ -51,15 +51,17 @@ def start(
     stderr: int | IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
     program: Sequence[str] = PROGRAM,
+    root: Path = ROOT,
 ) -> subprocess.Popen[bytes]:
-    """A running `roomscribe ARGUMENTS`; `program` is what Python runs in its place."""
+    """A running `roomscribe ARGUMENTS`; `program` is what Python runs in its place, `root` the
+    checkout whose package it is."""
     return subprocess.Popen(
         [sys.executable, *program, *map(str, arguments)],
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
         env=environment_of(**dict(environment or {})),
-        cwd=ROOT,
+        cwd=root,
     )
 
 

@@ -1,0 +1,69 @@
+"""What is asked of a stand after a block, and at its end."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+from evening_run.stand import Stand, Tally
+from rigs.daemon import log_of
+from rigs.waiting import holds
+
+Record = dict[str, Any]
+
+ON_PAGE_WITHIN_S = 10.0
+FINE = re.compile(r"Traceback|Error: |CRITICAL")
+"""What no line of the daemon's log has."""
+
+
+def of_block(stand: Stand, record: Record) -> Record:
+    """Return what happened beside the sentences of a block."""
+    tally, stand.tally = stand.tally, Tally()
+    return {
+        "reload_s": tally.reload_s,
+        "restart_s": tally.restart_s,
+        "wyoming_ms": tally.wyoming_ms,
+        "wyoming_texts": tally.wyoming_texts,
+        "trouble": tally.trouble,
+        "page_ms": page_ms(stand, record),
+    }
+
+
+def page_ms(stand: Stand, record: Record) -> list[int]:
+    """Return the milliseconds from the subscriber to the page, of each transcript it drew."""
+    wall_s = time.time() - time.monotonic()
+    shown = dict(stand.shown())
+    events = [one for item in record["items"] for one in item["heard"]]
+    return [
+        round(1000 * (shown[one["seq"]] - wall_s - one["arrival_s"]))
+        for one in events
+        if shown.get(one["seq"])
+    ]
+
+
+def closing(stand: Stand) -> Record:
+    """Return what is true of a stand at its end: is everything everywhere?"""
+    logged = {one["id"]: one["seq"] for one in stand.logged() if not one.get("source")}
+    sent = set()
+    replies = 0
+    for message in stand.messages():
+        topic = message.topic.split("/", 2)[2]
+        if topic == "transcript":
+            event = json.loads(message.payload)
+            sent |= set() if event.get("source") else {event["id"]}
+        replies += topic == "assist/reply"
+    newest = max(logged.values(), default=0)
+    behind = stand.tab is not None and not holds(
+        lambda: stand.newest_shown() >= newest, ON_PAGE_WITHIN_S, 0.2
+    )
+    lines = log_of(stand.config).splitlines()
+    return {
+        "unsent": sorted(set(logged) - sent),
+        "unlogged": sorted(sent - set(logged)),
+        "assist_astray": abs(len(stand.hub.runs) - replies),
+        "page_behind": int(behind),
+        "page_errors": [f"page: {one}" for one in stand.tab.errors()] if stand.tab else [],
+        "log_errors": [f"log: {one}" for one in lines if FINE.search(one)],
+    }

@@ -1,0 +1,54 @@
+"""The home around the appliance: what Home Assistant calls its people and things."""
+
+from __future__ import annotations
+
+from rigs.home_websocket import Hub
+
+PEOPLE = (
+    "Tom", "Theo", "Ian", "Ann", "Max", "Eva", "Leo", "Mia", "Ben", "Amy", "Jo", "Sam", "Anna",
+    "Paul", "Ella", "Will",
+)  # fmt: skip
+THINGS = {
+    "light": ("Ceiling light", "Desk lamp", "Bed light", "Strip", "Porch light", "Mood lighting"),
+    "switch": ("Heater", "Kettle", "Pump", "Coffee machine"),
+    "fan": ("Fan", "Ceiling fan"),
+    "media_player": ("TV", "Radio", "Hi-Fi"),
+    "climate": ("Thermostat",),
+    "cover": ("Blinds", "Garage door", "Awning"),
+    "lock": ("Front door",),
+    "vacuum": ("Robot",),
+    "scene": ("Movie night",),
+    "todo": ("Shopping list",),
+}
+AREAS = (
+    "Kitchen", "Living room", "Bedroom", "Bathroom", "Hall", "Den", "Office", "Garage", "Attic",
+)  # fmt: skip
+FLOORS = ("Ground floor", "Upstairs")
+ENTITIES = [
+    *(("person", name) for name in PEOPLE),
+    *((kind, name) for kind, names in THINGS.items() for name in names),
+]
+WORDS = len(ENTITIES) + len(AREAS) + len(FLOORS)
+"""Names that the appliance is told of."""
+
+
+def home() -> Hub:
+    """Return a stand-in for Home Assistant that exposes these 50 names."""
+    hub = Hub()
+    hub.shown = {f"{kind}.{identifier(name)}": name for kind, name in ENTITIES}
+    hub.exposed = dict.fromkeys(hub.shown, True)
+    hub.entries = {
+        entity: {"area_id": identifier(AREAS[number % len(AREAS)]), "aliases": []}
+        for number, entity in enumerate(hub.shown)
+    }
+    hub.areas = [
+        {"area_id": identifier(name), "name": name, "aliases": [], "floor_id": "ground_floor"}
+        for name in AREAS
+    ]
+    hub.floors = [{"floor_id": identifier(name), "name": name, "aliases": []} for name in FLOORS]
+    return hub
+
+
+def identifier(name: str) -> str:
+    """Return what Home Assistant makes of a name."""
+    return name.lower().replace(" ", "_")

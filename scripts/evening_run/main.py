@@ -1,0 +1,214 @@
+"""An evening with the appliance as it is shipped, everything switched on; prints one table.
+
+    scripts/evening [--short | --long] [--groups a,b] [--seed N] [--work FOLDER] [--resume]
+    scripts/evening --against COMMIT ...
+    scripts/evening --write ...
+
+A real daemon with the shipped configuration hears one continuous stream through PulseAudio: people
+and synthesisers who give commands, in rooms, beside kitchen noise and a television, people who read
+and talk, noise, music, silence. A page is open in a browser, a Wyoming client asks now and then, a
+stand-in for Home Assistant tells 50 names and counts what is handed to Assist. Meanwhile the
+configuration is reloaded 20 times, the broker restarts, and the daemon is killed once.
+
+docs/figures.md says what each column means. --short takes 3 minutes and is what CI runs: it fails
+on all that does not depend on time. --against hears each block with another commit's appliance,
+too. --write puts the figures into README.md and docs/figures.md. Results are kept in FOLDER after
+each block; with --resume the evening goes on behind the last one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from evening_run.closing import closing, of_block
+from evening_run.play import Player
+from evening_run.programme import FAMILIES, LEVELS, SENTENCE, Block, gather, spoken
+from evening_run.publish import write
+from evening_run.results import Checkpoint, about, merged, scored, summary
+from evening_run.schedule import lay_out
+from evening_run.stand import Stand
+from evening_run.table import as_text, columns, compared, more
+from evening_run.verdict import faults
+from rigs import broker, microphone
+from rigs.checkout import ROOT
+
+from appliance.records import SAMPLE_RATE
+
+WORK = ROOT / "dist" / "evening"
+Record = dict[str, Any]
+
+
+def main() -> int:
+    """Runs an evening; 1 when something is wrong that does not depend on time."""
+    options = arguments()
+    if missing := [*microphone.missing_packages(), *filter(None, [broker.missing()])]:
+        print(f"evening: not installed: {', '.join(missing)}", file=sys.stderr)
+        return 69
+    level = LEVELS[options.level]
+    begun_s = time.monotonic()
+    victim = spoken()[0]
+    blocks = lay_out(gather(level, options.groups, options.seed), level, options.seed, victim)
+    minutes = sum(block.length for block in blocks) / SAMPLE_RATE / 60
+    count = sum(one.kind == SENTENCE for block in blocks for one in block.items)
+    say(f"{count} sentences in {len(blocks)} blocks, {minutes:.0f} minutes")
+    with ExitStack() as stack:
+        roots = {"here": ROOT}
+        if options.against:
+            roots["there"] = stack.enter_context(worktree(options.against))
+        try:
+            sides = [Side(name, root, options) for name, root in roots.items()]
+        except ValueError as error:
+            print(f"evening: {error}", file=sys.stderr)
+            return 64
+        hear(sides, blocks)
+    for side in sides:
+        side.report()
+    if len(sides) > 1:
+        names = [side.header["commit"] for side in reversed(sides)]
+        print("\n" + compared(names, [side.rows for side in reversed(sides)]))
+    say(f"took {(time.monotonic() - begun_s) / 60:.0f} min; results in {options.work}")
+    if options.write and not sides[0].interrupted:
+        write(ROOT, sides[0].evening)
+    return int(any(side.faults or side.interrupted for side in sides))
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        "scripts/evening", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    level = parser.add_mutually_exclusive_group()
+    for name in ("short", "long"):
+        level.add_argument(f"--{name}", dest="level", action="store_const", const=name)
+    parser.add_argument(
+        "--groups", type=families, default=FAMILIES, help=f"some of {','.join(FAMILIES)}"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of order and pauses; default 1")
+    parser.add_argument("--work", type=Path, default=WORK, metavar="FOLDER")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--against", metavar="COMMIT")
+    parser.add_argument("--write", action="store_true")
+    parser.set_defaults(level="usual")
+    return parser.parse_args()
+
+
+def families(text: str) -> tuple[str, ...]:
+    """The groups that were chosen. Raises what argparse shows."""
+    chosen = tuple(text.split(","))
+    if unknown := set(chosen) - set(FAMILIES):
+        raise argparse.ArgumentTypeError(
+            f"expected some of {','.join(FAMILIES)}, found {','.join(sorted(unknown))}"
+        )
+    return chosen
+
+
+class Side:
+    """A checkout in an evening: its results so far, and its stand while it runs."""
+
+    def __init__(self, name: str, root: Path, options: argparse.Namespace) -> None:
+        """Raises ValueError when it cannot be gone on with."""
+        self.root, self.folder = root, options.work / name
+        self.header = {
+            **about(root), "level": options.level, "seed": options.seed,
+            "groups": list(options.groups),
+        }  # fmt: skip
+        chosen = {key: value for key, value in self.header.items() if key != "date"}
+        self.checkpoint = Checkpoint(options.work / f"{name}.jsonl", chosen, resume=options.resume)
+        self.file = options.work / f"{name}.json"
+        self.interrupted = False
+        self.faults: list[str] = []
+
+    @property
+    def evening(self) -> Record:
+        """What was measured so far."""
+        done = self.checkpoint.done
+        return merged(self.header, [done[number] for number in sorted(done)])
+
+    def report(self) -> None:
+        """Prints the figures, and writes them down."""
+        evening = self.evening
+        self.rows, total = scored(evening)
+        self.faults = faults(evening, self.rows, total)
+        print(f"\n{evening['commit']}, model {evening['model']}, {evening['processor']}")
+        print(as_text(self.rows) + "\n\n" + columns(more(total, evening)))
+        for fault in self.faults:
+            print(f"FAULT: {fault}")
+        result = {**evening, "summary": summary(evening), "faults": self.faults}
+        result["interrupted"] = self.interrupted
+        self.file.write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+def hear(sides: Sequence[Side], blocks: Sequence[Block]) -> None:
+    """Plays what is left of the evening to each side, block by block, in turn."""
+    waiting = [
+        (number, side)
+        for number in range(len(blocks))
+        for side in (sides if number % 2 else sides[::-1])
+        if number not in side.checkpoint.done
+    ]
+    if not waiting:
+        return
+    sounds = sum(len(block.items) for block in blocks)
+    with ExitStack() as stack:
+        stands = {}
+        for side in {id(side): side for _, side in waiting}.values():
+            say(f"starting {side.header['commit']}")
+            stand = Stand(side.root, side.folder, seed=side.header["seed"])
+            stands[id(side)] = stack.enter_context(stand)
+        for number, side in waiting:
+            first = sum(len(block.items) for block in blocks[:number])
+            player = Player(stands[id(side)], counting(side.header["commit"], first, sounds))
+            record = player.play(blocks[number])
+            record |= of_block(stands[id(side)], record)
+            last = number == max(n for n, one in waiting if one is side)
+            if last or player.interrupted:
+                record |= closing(stands[id(side)])
+            side.checkpoint.add(number, record)
+            if player.interrupted:
+                side.interrupted = True
+                say("interrupted; what was measured so far:")
+                return
+
+
+def counting(name: str, first: int, of: int) -> Callable[[str], None]:
+    """What says where an evening is, sound by sound."""
+    count = iter(range(first + 1, of + 1000))
+
+    def say_next(what: str) -> None:
+        say(f"{name} {next(count)}/{of} {what}")
+
+    return say_next
+
+
+@contextmanager
+def worktree(commit: str) -> Iterator[Path]:
+    """Another commit's files, in a folder of their own."""
+    folder = Path(tempfile.mkdtemp(prefix="roomscribe-evening-"))
+    command = ["git", "worktree"]
+    try:
+        subprocess.run(
+            [*command, "add", "--quiet", "--detach", folder / "tree", commit], cwd=ROOT, check=True
+        )
+        yield folder / "tree"
+    finally:
+        subprocess.run([*command, "remove", "--force", folder / "tree"], cwd=ROOT, check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def say(line: str) -> None:
+    """Prints a line about the evening itself."""
+    print(f"== {time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""Which event belongs to which sentence: by the times that the events carry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from paho.mqtt.client import MQTTMessage
+
+CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+"""The digits of a ULID."""
+BEFORE_S, AFTER_S = 0.3, 0.5
+"""An event that lies so near to a sentence belongs to it."""
+OPENED_LATE_S = 0.5
+"""A discarded utterance has no times: its id was made at most so long after its beginning."""
+
+
+class Span(NamedTuple):
+    """A stretch of time.monotonic(), s."""
+
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A transcript as it came first. Times are those of time.monotonic()."""
+
+    id: str
+    seq: int
+    utterance_id: str
+    window: int
+    begin_s: float
+    end_s: float
+    arrival_s: float
+    text: str
+    confidence: float
+    phrase: str
+    phrase_confidence: float
+    flags: tuple[str, ...]
+    late: bool
+    assist: str
+    """What Assist was given of it; "" where it was not."""
+
+    @property
+    def span(self) -> Span:
+        """When it was said."""
+        return Span(self.begin_s, self.end_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """An utterance that gave no text."""
+
+    reason: str
+    begin_s: float
+    end_s: float
+
+    @property
+    def span(self) -> Span:
+        """About when it was said."""
+        return Span(self.begin_s, self.end_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """What came over MQTT."""
+
+    events: list[Event]
+    discards: list[Discard]
+    repeated: list[str]
+    """Ids that came again without being marked late."""
+    disorder: int
+    """Transcripts that came behind one with a higher number."""
+    partials: int
+    broken_partials: int
+    """Transcripts of another text than the eager partial one before them promised."""
+
+
+def read(messages: Iterable[MQTTMessage], wall_s: float) -> Mail:
+    """Sorts what came; `wall_s` is time.time() less time.monotonic()."""
+    found = [(one.topic.split("/", 2)[2], one) for one in messages]
+    given: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+    for topic, message in found:
+        if topic in ("transcript", "discarded", "assist/reply", "partial"):
+            parsed = json.loads(message.payload)
+            given.setdefault(topic, []).append((message.timestamp, parsed))
+    handed = {one["id"]: one["text"] for _, one in given.get("assist/reply", ())}
+    events: dict[str, Event] = {}
+    repeated, disorder, highest = [], 0, 0
+    for arrival_s, one in given.get("transcript", ()):
+        if one.get("source"):
+            continue
+        if one["id"] in events:
+            if not one["late"]:
+                repeated.append(one["id"])
+            continue
+        disorder += one["seq"] < highest
+        highest = max(highest, one["seq"])
+        events[one["id"]] = event(one, arrival_s, wall_s, handed.get(one["id"], ""))
+    discards = [discard(one, wall_s) for _, one in given.get("discarded", ())]
+    partials = [one for _, one in given.get("partial", ())]
+    broken = count_broken(partials, events.values())
+    return Mail(list(events.values()), discards, repeated, disorder, len(partials), broken)
+
+
+def event(one: dict[str, Any], arrival_s: float, wall_s: float, assist: str) -> Event:
+    """Return a transcript's event."""
+    begin_s, end_s = (datetime.fromisoformat(one[key]).timestamp() for key in ("start", "end"))
+    return Event(
+        one["id"], one["seq"], one["utterance_id"], one["window"], begin_s - wall_s, end_s - wall_s,
+        arrival_s, one["text"], one["confidence"] or 0.0, one.get("phrase", ""),
+        one.get("phrase_confidence") or 0.0, tuple(one["flags"]), one["late"], assist,
+    )  # fmt: skip
+
+
+def discard(one: dict[str, Any], wall_s: float) -> Discard:
+    """Return a discarded utterance, dated by its id (a ULID begins with the time it was made)."""
+    millis = 0
+    for letter in one["utterance_id"][:10]:
+        millis = millis * 32 + CROCKFORD.index(letter)
+    opened_s = millis / 1000 - wall_s
+    length_s = max(one["duration_s"] or 0.0, OPENED_LATE_S)
+    return Discard(one["reason"], opened_s - OPENED_LATE_S, opened_s + length_s)
+
+
+def count_broken(partials: Iterable[dict[str, Any]], events: Iterable[Event]) -> int:
+    """Return how many transcripts differ from the last eager partial text of their window, where
+    no later one took that back."""
+    promised: dict[tuple[str, int], str | None] = {}
+    for one in partials:
+        if one["eager"] or one["resumed"]:
+            key = one["utterance_id"], one["window"]
+            promised[key] = one["text"] if one["eager"] else None
+    texts = ((one.text, promised.get((one.utterance_id, one.window))) for one in events)
+    return sum(promise is not None and promise != text for text, promise in texts)
+
+
+def assign(spans: Sequence[Span], found: Iterable[Span]) -> list[int | None]:
+    """Return for each of `found` which of the spans it overlaps most; None: it overlaps none."""
+    owners: list[int | None] = []
+    for one in found:
+        shares = [
+            min(one.end_s, span.end_s + AFTER_S) - max(one.begin_s, span.begin_s - BEFORE_S)
+            for span in spans
+        ]
+        best = max(range(len(spans)), key=shares.__getitem__, default=None)
+        owners.append(best if best is not None and shares[best] > 0 else None)
+    return owners
+
+
+def shown(one: Event | Discard) -> dict[str, Any]:
+    """Return what the results' file has of it."""
+    return asdict(one)

@@ -1,0 +1,70 @@
+"""Puts an evening's figures into README.md and docs/figures.md, between their markers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from evening_run.results import scored
+from evening_run.table import as_markdown, more, number
+
+BEGIN, END = "<!-- evening: written by scripts/evening --write -->", "<!-- /evening -->"
+Record = dict[str, Any]
+
+
+def write(root: Path, evening: Record, note: str = "") -> None:
+    """Writes the figures into both pages; `note` says what is to be known of them."""
+    for name, text in (
+        ("README.md", headline(evening, note)),
+        ("docs/figures.md", table(evening, note)),
+    ):
+        page = root / name
+        page.write_text(put(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+
+
+def put(page: str, text: str) -> str:
+    """Return a page with the text between its markers. Raises ValueError where it has none."""
+    wanted = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    if len(wanted.findall(page)) != 1:
+        raise ValueError(f"expected one {BEGIN} with {END} behind it")
+    return wanted.sub(lambda _: f"{BEGIN}\n{text}\n{END}", page)
+
+
+def about(evening: Record) -> str:
+    """Return what was measured, on what."""
+    return (
+        f"commit {evening['commit']}, model {evening['model']}, {evening['processor']}, "
+        f"{evening['date']}, seed {evening['seed']}"
+    )
+
+
+def headline(evening: Record, note: str) -> str:
+    """Return the sentence of README."""
+    rows, _ = scored(evening)
+    lines = [
+        "`scripts/evening`, everything switched on; from the end of speech to the subscriber, "
+        "median (95th percentile):",
+        "",
+    ]
+    names = {"speech": "synthetic sentences", "commands": "people's commands"}
+    names |= {"room 0.6 s, 3 m": "commands from 3 m in a living room", "all": "all sentences"}
+    lines += [
+        f"- {names[row.group]}: {number(row.p50_ms)} ms ({number(row.p95_ms)} ms), "
+        f"{row.either} of {row.verbatim} right"
+        for row in rows
+        if row.group in names
+    ]
+    after = next((one for one in evening["memory"] if one["label"] == "end"), None)
+    if after:
+        lines.append(f"- memory of the appliance's own: {after['uss_mb']:.0f} MB")
+    return "\n".join([*lines, "", *filter(None, [note]), f"({about(evening)})"])
+
+
+def table(evening: Record, note: str) -> str:
+    """Return the tables of docs/figures.md."""
+    rows, whole = scored(evening)
+    lines = ["| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in more(whole, evening)]
+    title = f"`scripts/evening`: {about(evening)}."
+    return "\n\n".join([*filter(None, [note]), title, as_markdown(rows), "\n".join(lines)])

@@ -1,0 +1,107 @@
+"""When each sound of an evening is heard, and what happens to the appliance meanwhile."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from evening_run.programme import KILLED, SENTENCE, Block, Item, Level, Step
+
+from appliance.records import SAMPLE_RATE
+
+KILL, RELOADS, BROKER = 0.12, (0.25, 0.8), 0.9
+"""Where in the evening, as a share of its sounds."""
+ANSWERED_S = 2.0
+"""Nothing is done to the appliance before so long after a sound."""
+BACK_S = 4.0
+"""Nor is anything said for so long after that, and not before it is done."""
+CENSUS_S = 3.0
+"""So long after the last reload its memory is looked at."""
+LEAD_S = 3.0
+WYOMING_EVERY = 5
+"""At one sentence in so many a Wyoming client sends another one."""
+
+
+def lay_out(items: Sequence[Item], level: Level, seed: int, victim: Item) -> list[Block]:
+    """Return the evening's blocks. `victim` is the sentence in whose midst the daemon is killed."""
+    rng = random.Random(f"gaps {seed}")
+    doings = plan(len(items), level.reloads)
+    blocks = [Block(length=int(LEAD_S * SAMPLE_RATE))]
+    spoken = 0
+    for number, item in enumerate(items):
+        if blocks[-1].length > level.block_s * SAMPLE_RATE:
+            blocks.append(Block(length=int(LEAD_S * SAMPLE_RATE)))
+        block = blocks[-1]
+        add(block, item, log_uniform(rng, *level.gap_s))
+        if item.kind == SENTENCE:
+            spoken += 1
+            if spoken >= WYOMING_EVERY and number not in doings:
+                spoken = 0
+                at = block.places[-1] + item.begin
+                block.steps.append(Step(at, "wyoming", len(block.items) - 1))
+        for what in doings.get(number, ()):
+            act(block, what, victim)
+    finish(blocks)
+    return blocks
+
+
+def plan(count: int, reloads: int) -> dict[int, list[str]]:
+    """Return what is done after which item, of so many."""
+    doings = [(0.0, "start"), (KILL, "kill"), (BROKER, "broker")]
+    doings += [(float(at), "reload") for at in np.linspace(*RELOADS, reloads)]
+    found: dict[int, list[str]] = {}
+    for at, what in doings:
+        found.setdefault(int(at * count), []).append(what)
+    return found
+
+
+def log_uniform(rng: random.Random, low: float, high: float) -> float:
+    """Return a number between the two; as many below the geometric mean as above it."""
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+
+def add(block: Block, item: Item, gap_s: float) -> None:
+    """Puts a sound behind what is there, its speech so long after the last one's end."""
+    place = block.length + max(0, int(gap_s * SAMPLE_RATE) - item.begin - tail(block))
+    block.items.append(item)
+    block.places.append(place)
+    block.length = place + len(item.sound)
+
+
+def tail(block: Block) -> int:
+    """Return the samples between the end of the last speech and the block's end."""
+    if not block.items:
+        return 0
+    return block.length - block.places[-1] - block.items[-1].end
+
+
+def act(block: Block, what: str, victim: Item) -> None:
+    """Has something happen now, in quiet; the kill in the midst of a sentence of its own."""
+    rest = max(0, int(ANSWERED_S * SAMPLE_RATE) - tail(block))
+    if what == "kill":
+        block.length += rest
+        add(block, replace(victim, name=f"{victim.name}, killed", kind=KILLED, group=KILLED), 2.0)
+        middle = block.places[-1] + (victim.begin + victim.end) // 2
+        block.steps.append(Step(middle, what, len(block.items) - 1))
+    else:
+        block.steps.append(Step(block.length + rest, what))
+        block.length += rest
+    if what != "start":
+        block.length += int(BACK_S * SAMPLE_RATE)
+        block.cuts.append(block.length)
+
+
+def finish(blocks: Sequence[Block]) -> None:
+    """Adds the looks at memory after the last reload and at the end."""
+    for block in blocks:
+        block.length += int(ANSWERED_S * SAMPLE_RATE)
+    reloads = [(block, step) for block in blocks for step in block.steps if step.what == "reload"]
+    if reloads:
+        block, step = reloads[-1]
+        block.steps.append(Step(step.at + int(CENSUS_S * SAMPLE_RATE), "after reloads"))
+    blocks[-1].steps.append(Step(blocks[-1].length, "end"))
+    for block in blocks:
+        block.steps.sort(key=lambda step: step.at)

@@ -1,0 +1,209 @@
+"""What an evening came to: the figures of each group, and of the whole."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from evening_run.programme import KILLED, NOISE, SENTENCE, TALK
+from figures.model import alike
+from rigs.word_errors import word_errors
+
+Record = dict[str, Any]
+
+BLUEPRINT, ASSIST = 0.7, 0.8
+"""Least confidence at which Home Assistant's blueprint, and Assist, act."""
+DOUBTFUL = {"demo_model", "repetition", "known_hallucination"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A group's figures; None where there is nothing to measure."""
+
+    group: str
+    said: int
+    p50_ms: float | None
+    p95_ms: float | None
+    no_trace: int
+    texts: int
+    """Of `verbatim`, right by the text."""
+    sentences: int
+    """Right by the expected sentence, at the blueprint's confidence."""
+    either: int
+    verbatim: int
+    """Sentences of which the words are known."""
+    errors: int
+    words: int
+    split: int
+    wrong: int
+    """Sentences after which the blueprint would have done something else than was said."""
+    wrong_assist: int
+    """The same at Assist's confidence."""
+
+    @property
+    def wer(self) -> float | None:
+        """Word errors, percent."""
+        return 100 * self.errors / self.words if self.words else None
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Return a percentile (linear between the values beside it); None of nothing."""
+    return float(np.percentile(values, percent)) if values else None
+
+
+def answer_ms(record: Record) -> float | None:
+    """Return the milliseconds from the end of the speech to its last transcript; None without one,
+    or where that came before the end, or nobody knows when
+    that was."""
+    arrivals = [one["arrival_s"] for one in record["heard"] if not one["late"]]
+    if not arrivals or not record["dated"] or max(arrivals) < record["end_s"]:
+        return None
+    return 1000 * float(max(arrivals) - record["end_s"])
+
+
+def text_of(record: Record) -> str:
+    """Return what was heard of a sentence, its pieces joined."""
+    return " ".join(one["text"] for one in record["heard"])
+
+
+def is_split(record: Record) -> bool:
+    """Return True when the sentence came as two utterances or more."""
+    return len({one["utterance_id"] for one in record["heard"]}) > 1
+
+
+def action(event: Record, confidence: float) -> list[str]:
+    """Return the words of the expected sentence that Home Assistant acts on; empty: it does not.
+
+    As the blueprint decides: the sentence itself, or the free text where it is one.
+    """
+    if event["late"] or not event["phrase"] or DOUBTFUL & set(event["flags"]):
+        return []
+    if event["phrase_confidence"] >= confidence:
+        return alike(event["phrase"])
+    same = alike(event["text"]) == alike(event["phrase"])
+    sure = event["confidence"] >= confidence and "low_confidence" not in event["flags"]
+    return alike(event["text"]) if same and sure else []
+
+
+def acts_wrongly(record: Record, confidence: float) -> bool:
+    """Return True when something else would have been done than was said."""
+    actions = [action(one, confidence) for one in record["heard"]]
+    return any(one and one != alike(record["text"]) for one in actions)
+
+
+def is_sentence_right(record: Record) -> bool:
+    """Return True when the expected sentence is what was said, and sure enough."""
+    heard = record["heard"]
+    return any(
+        one["phrase_confidence"] >= BLUEPRINT and alike(one["phrase"]) == alike(record["text"])
+        for one in heard
+    )
+
+
+def row(group: str, records: Sequence[Record]) -> Row:
+    """Return the figures of these sentences."""
+    times = [one for one in map(answer_ms, records) if one is not None]
+    known = [one for one in records if one["text"]]
+    pairs = [(alike(one["text"]), alike(text_of(one))) for one in known]
+    counts = [word_errors(" ".join(said), " ".join(heard)) for said, heard in pairs]
+    texts = [said == heard for said, heard in pairs]
+    phrases = [is_sentence_right(one) for one in known]
+    return Row(
+        group,
+        len(records),
+        percentile(times, 50),
+        percentile(times, 95),
+        sum(not one["heard"] and not one["discarded"] for one in records),
+        sum(texts),
+        sum(phrases),
+        sum(map(max, texts, phrases)),
+        len(known),
+        sum(errors for errors, _ in counts),
+        sum(count for _, count in counts),
+        sum(map(is_split, records)),
+        sum(acts_wrongly(one, BLUEPRINT) for one in records),
+        sum(acts_wrongly(one, ASSIST) for one in records),
+    )
+
+
+def rows(records: Iterable[Record]) -> list[Row]:
+    """Return the figures of each group of sentences, and of all of them."""
+    counted = [one for one in records if one["kind"] == SENTENCE and one["intact"]]
+    groups = sorted({one["group"] for one in counted}, key=order)
+    found = [row(group, [one for one in counted if one["group"] == group]) for group in groups]
+    return [*found, row("all", counted)]
+
+
+def order(group: str) -> tuple[int, str]:
+    """Return what groups are sorted by: clean ones first."""
+    first = ("speech", "commands", "orders", "reading", "room", "kitchen", "television")
+    number = next((n for n, one in enumerate(first) if group.startswith(one)), len(first))
+    return number, f"{group:>20}"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Figures of the whole evening."""
+
+    talk_h: float
+    phantoms: int
+    """Actions of the blueprint on what was no command."""
+    phantoms_assist: int
+    handed_right: int
+    """Sentences that Assist was really given, and that were said so."""
+    handed_wrong: int
+    handed_phantom: int
+    noise_h: float
+    false_texts: int
+    """Transcripts where nobody spoke."""
+    cpu_silence: float | None
+    """CPU seconds a second."""
+    cpu_speech: float | None
+    disturbed: int
+    """Sentences that the rig stuttered in; they are not counted."""
+
+
+def whole(records: Sequence[Record], strays: Sequence[Record], quiet: Sequence[Record]) -> Whole:
+    """Return the figures of all sounds, of events that belong to none, and of silence."""
+    alive = [one for one in records if one["kind"] != KILLED and one["intact"]]
+    unrelated = [one for one in alive if one["unrelated"] and one["kind"] in (TALK, SENTENCE)]
+    talk = [event for one in unrelated for event in one["heard"]]
+    talk += [event for one in alive if one["family"] == "television" for event in one["beside"]]
+    talk_s = sum(one["end_s"] - one["begin_s"] for one in unrelated)
+    talk_s += sum(
+        one["seconds"] - (one["end_s"] - one["begin_s"])
+        for one in alive
+        if one["family"] == "television"
+    )
+    noises = [one for one in alive if one["kind"] == NOISE]
+    between_s = sum(one["between_s"] for one in quiet)
+    silence_s = sum(one["seconds"] for one in quiet)
+    sentences = [one for one in alive if one["kind"] == SENTENCE]
+    speech_s = sum(one["end_s"] - one["begin_s"] for one in sentences)
+    handed = [
+        (alike(event["text"]) == alike(one["text"]), one["unrelated"])
+        for one in alive
+        for event in (*one["heard"], *one["beside"])
+        if event["assist"]
+    ]
+    return Whole(
+        talk_s / 3600,
+        sum(bool(action(one, BLUEPRINT)) for one in talk),
+        sum(bool(action(one, ASSIST)) for one in talk),
+        sum(right for right, other in handed if not other),
+        sum(not right for right, other in handed if not other),
+        sum(other for _, other in handed),
+        (sum(one["seconds"] for one in noises) + between_s) / 3600,
+        len(strays) + sum(len(one["heard"]) + len(one["beside"]) for one in noises),
+        sum(one["cpu_s"] for one in quiet) / silence_s if silence_s else None,
+        sum(one["cpu_s"] for one in sentences) / speech_s if speech_s else None,
+        sum(not one["intact"] for one in records if one["kind"] == SENTENCE),
+    )
+
+
+def median(values: Sequence[float]) -> float | None:
+    """Return the median; None of nothing."""
+    return statistics.median(values) if values else None

@@ -1,0 +1,128 @@
+"""The tables of an evening, as text and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from evening_run.score import Row, Whole, median
+
+HEADS = ("group", "said", "p50 ms", "p95 ms", "no trace", "text", "sentence", "either", "WER %",
+         "split", "wrong", "at 80 %")  # fmt: skip
+
+
+def cells(row: Row) -> list[str]:
+    """Return what stands in a group's line."""
+    known = row.verbatim > 0
+    return [
+        row.group,
+        str(row.said),
+        number(row.p50_ms),
+        number(row.p95_ms),
+        str(row.no_trace),
+        *(str(one) if known else "-" for one in (row.texts, row.sentences, row.either)),
+        number(row.wer, 1),
+        *map(str, (row.split, row.wrong, row.wrong_assist)),
+    ]
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """Return a figure; - where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def per_hour(count: int, hours: float) -> str:
+    """Return a count, and how many that is in an hour."""
+    return f"{count} in {60 * hours:.1f} min" + (f" ({count / hours:.1f}/h)" if hours else "")
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """Return the groups' table in columns."""
+    return columns([list(HEADS), *map(cells, rows)])
+
+
+def columns(lines: Sequence[Sequence[str]]) -> str:
+    """Return lines of cells in columns, of which the first is to the left."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """Return the groups' table in Markdown."""
+    lines = [list(HEADS), ["---"] * len(HEADS), *map(cells, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures of the whole evening, each with its name."""
+    memory = {one["label"]: one for one in evening["memory"]}
+    reloads = [one for one in evening["memory"] if one["label"] == "reload"]
+    if reloads:
+        memory["before the reloads"] = reloads[0]
+    found = [
+        ("phantom actions of unrelated talk, 70 %", per_hour(whole.phantoms, whole.talk_h)),
+        ("... at Assist's 80 %", per_hour(whole.phantoms_assist, whole.talk_h)),
+        (
+            "handed to Assist: right, wrong, phantom",
+            f"{whole.handed_right}, {whole.handed_wrong}, {whole.handed_phantom}",
+        ),
+        ("false transcripts", per_hour(whole.false_texts, whole.noise_h)),
+        ("CPU seconds a second of silence", number(whole.cpu_silence, 4)),
+        ("... of speech", number(whole.cpu_speech, 3)),
+    ]
+    for label in ("start", "before the reloads", "after reloads", "end"):
+        if one := memory.get(label):
+            found.append((label, usage(one)))
+    for label, key in (
+        ("reload, s", "reload_s"),
+        ("listening again after kill -9, s", "restart_s"),
+    ):
+        found.append((f"{label} (median of {len(evening[key])})", number(median(evening[key]), 2)))
+    wyoming = evening["wyoming_ms"]
+    found += [
+        (f"Wyoming: audio-stop to text, ms (median of {len(wyoming)})", number(median(wyoming))),
+        ("Wyoming requests that failed", str(len(evening["trouble"]))),
+        ("sentence in which the daemon was killed", "; ".join(evening["killed"]) or "-"),
+        ("from the subscriber to the page, ms (median)", number(median(evening["page_ms"]))),
+        ("partial texts", str(evening["partials"])),
+        ("sentences in which the rig stuttered, not counted", str(whole.disturbed)),
+    ]
+    return found
+
+
+def usage(one: dict[str, Any]) -> str:
+    """Return what processes have, on one line."""
+    page = one["page_uss_mb"]
+    return (
+        f"USS {one['uss_mb']:.0f} MB, PSS {one['pss_mb']:.0f} MB, {one['threads']} threads, "
+        f"{one['descriptors']} descriptors" + (f"; page {page:.0f} MB" if page else "")
+    )
+
+
+def compared(names: Sequence[str], tables: Sequence[Sequence[Row]]) -> str:
+    """Return two evenings' figures side by side, and the ratio of their medians."""
+    first, second = ({row.group: row for row in rows} for rows in tables)
+    heads = ["group", "said", *(f"{name} {head}" for head in HEADS[2:4] for name in names)]
+    lines = [[*heads, "p50 ratio", "either", "WER %", "wrong", "no trace", "split"]]
+    for group in first:
+        if group not in second:
+            continue
+        one, other = first[group], second[group]
+        ratio = other.p50_ms / one.p50_ms if one.p50_ms and other.p50_ms else None
+        lines.append(
+            [
+                group, str(one.said), number(one.p50_ms), number(other.p50_ms),
+                number(one.p95_ms), number(other.p95_ms), number(ratio, 2),
+                f"{one.either} -> {other.either}",
+                f"{number(one.wer, 1)} -> {number(other.wer, 1)}",
+                f"{one.wrong} -> {other.wrong}", f"{one.no_trace} -> {other.no_trace}",
+                f"{one.split} -> {other.split}",
+            ]
+        )  # fmt: skip
+    return columns(lines)
