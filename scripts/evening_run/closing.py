@@ -18,8 +18,8 @@ FINE = re.compile(r"Traceback|Error: |CRITICAL")
 """What no line of the daemon's log has."""
 
 
-def of_block(stand: Stand, record: Record) -> Record:
-    """Return what happened beside the sentences of a block."""
+def of_block(stand: Stand) -> Record:
+    """Return what happened beside the sentences of the last block."""
     tally, stand.tally = stand.tally, Tally()
     return {
         "reload_s": tally.reload_s,
@@ -27,7 +27,6 @@ def of_block(stand: Stand, record: Record) -> Record:
         "wyoming_ms": tally.wyoming_ms,
         "wyoming_texts": tally.wyoming_texts,
         "trouble": tally.trouble,
-        "page_ms": page_ms(stand, record),
     }
 
 

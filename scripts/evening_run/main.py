@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from evening_run.closing import closing, of_block
+from evening_run.closing import closing, of_block, page_ms
 from evening_run.play import Player
 from evening_run.programme import FAMILIES, LEVELS, SENTENCE, Block, gather, spoken
 from evening_run.publish import write
@@ -54,6 +55,8 @@ def main() -> int:
     if missing := [*microphone.missing_packages(), *filter(None, [broker.missing()])]:
         print(f"evening: not installed: {', '.join(missing)}", file=sys.stderr)
         return 69
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first
+        signal.signal(number, signal.default_int_handler)
     level = LEVELS[options.level]
     begun_s = time.monotonic()
     victim = spoken()[0]
@@ -70,7 +73,10 @@ def main() -> int:
         except ValueError as error:
             print(f"evening: {error}", file=sys.stderr)
             return 64
-        hear(sides, blocks)
+        try:
+            hear(sides, blocks)
+        except KeyboardInterrupt:
+            sides[0].interrupted = True
     for side in sides:
         side.report()
     if len(sides) > 1:
@@ -169,15 +175,16 @@ def hear(sides: Sequence[Side], blocks: Sequence[Block]) -> None:
             first = sum(len(block.items) for block in blocks[:number])
             player = Player(stands[id(side)], counting(side.header["commit"], first, sounds))
             record = player.play(blocks[number])
-            record |= of_block(stands[id(side)], record)
-            last = number == max(n for n, one in waiting if one is side)
-            if last or player.interrupted:
-                record |= closing(stands[id(side)])
-            side.checkpoint.add(number, record)
-            if player.interrupted:
+            record |= of_block(stands[id(side)])
+            if player.interrupted:  # an unfinished block is shown, and heard again on --resume
+                side.checkpoint.done[number] = record
                 side.interrupted = True
                 say("interrupted; what was measured so far:")
                 return
+            record["page_ms"] = page_ms(stands[id(side)], record)
+            if number == max(n for n, one in waiting if one is side):
+                record |= closing(stands[id(side)])
+            side.checkpoint.add(number, record)
 
 
 def counting(name: str, first: int, of: int) -> Callable[[str], None]:
