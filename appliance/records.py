@@ -176,6 +176,8 @@ class Transcription:
     """What wrote it, where that may be another than the transcriber's bundle."""
     phrase: Phrase | None = None
     """The likeliest of the sentences that are expected, where any are and one was found."""
+    phrase_continues: bool = True
+    """False if no longer expected sentence begins with `phrase`."""
     language_probability: float = math.nan
     """Of `language` among those that may be spoken; not a number where it is not in question."""
     recommended: Mapping[str, float] = field(default_factory=dict)

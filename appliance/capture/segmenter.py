@@ -162,6 +162,17 @@ class Segmenter:
             least = _samples(TAIL_MS) if self._endpoint.stands_out() else self._hang_over
             self._wait = max(_samples(silence_ms), least)
 
+    def close_if_due(self) -> list[Window | Discarded]:
+        """The end of an utterance after which it has been silent for as long as `expect` said, if
+        it has: without it that waits for the next frame."""
+        return [self._close_after_silence()] if self.speaking and self._is_due() else []
+
+    def _is_due(self) -> bool:
+        return self._length - self._speech_until >= self._wait
+
+    def _close_after_silence(self) -> Window | Discarded:
+        return self._close(early=self._length - self._speech_until < self._hang_over)
+
     def push(self, frame: Frame) -> list[Window | Discarded]:
         """What the next frame decides: mostly nothing, else a window or a discarded utterance."""
         found: list[Window | Discarded] = []
@@ -185,8 +196,8 @@ class Segmenter:
         self._endpoint.follow(judged.judgement, length_s)
         if self._speech_until > self._longest:
             found.append(self._cut())
-        elif (silence := self._length - self._speech_until) >= self._wait:
-            found.append(self._close(early=silence < self._hang_over))
+        elif self._is_due():
+            found.append(self._close_after_silence())
         elif self._endpoint.sunk():
             self._speech_until = max(0, self._length - self._hang_over)
             found.append(self._close())

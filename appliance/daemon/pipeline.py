@@ -89,6 +89,7 @@ class Sentinel(enum.Enum):
 
     LOST = "the source was lost in mid-stream"
     KEPT = "a text of others waits to be stored"
+    DECIDED = "it is known how long the utterance waits"
     END = "nothing follows"
 
 
@@ -239,7 +240,15 @@ class Pipeline:
             listeners = (*([self._publisher] if self._publisher else ()), self._controls)
             self._home = self._open_home(model, node)
             said = self._home.said if self._home else lambda _: None
-            self._scribe = Scribe(settings, model, self._store, self.health, listeners, said=said)
+            self._scribe = Scribe(
+                settings,
+                model,
+                self._store,
+                self.health,
+                listeners,
+                said=said,
+                on_decision=functools.partial(self._frames.mark, Sentinel.DECIDED),
+            )
             self._backlog = opened.enter_context(
                 Backlog(settings, self.health, self._scribe.discard, in_process=model.in_process)
             )
@@ -561,13 +570,15 @@ class Pipeline:
         return True
 
     def _decided(self, item: Frame | Sentinel) -> list[Window | Discarded]:
-        """What a frame decides, or the end of the sound; what is known of the guess meanwhile says
-        how long its utterance waits."""
-        if not isinstance(item, Frame):
-            return self._segmenter.flush(interrupted=item is Sentinel.LOST)
+        """What a frame decides, what was decided of a guess meanwhile, or the end of the sound."""
         if expected := self._backlog.expected():
             self._segmenter.expect(*expected)
-        found = self._segmenter.push(item)
+        if isinstance(item, Frame):
+            found = self._segmenter.push(item)
+        elif item is Sentinel.DECIDED:
+            found = self._segmenter.close_if_due()
+        else:
+            return self._segmenter.flush(interrupted=item is Sentinel.LOST)
         if found and self._segmenter.closed_early:
             self.health.count("closed_early")
         return found

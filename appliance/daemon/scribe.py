@@ -23,7 +23,7 @@ from appliance.daemon.backlog import Guess, Lease, Request
 from appliance.daemon.health import Health
 from appliance.errors import DeviceError, StoreError, lacks_memory
 from appliance.fleet import open_ear
-from appliance.infer import AnyTranscriber, Encoded, Gates, silence_ms
+from appliance.infer import AnyTranscriber, Encoded, Gates, Progress, silence_ms
 from appliance.records import (
     Discarded,
     Partial,
@@ -93,11 +93,14 @@ class Scribe:
         listeners: tuple[Listener, ...] = (),
         *,
         said: Callable[[Transcript], object] = lambda _: None,
+        on_decision: Callable[[], object] = lambda: None,
     ) -> None:
-        """`said` is given each transcript that is stored."""
+        """`said` is given each transcript that is stored; `on_decision` is called when it is known
+        how much silence ends the utterance of a guess."""
         self._settings, self._transcriber, self._store = settings, transcriber, store
         self._health, self._listeners, self._said = health, listeners, said
         self._waiting: deque[tuple[Lease | None, Transcript]] = deque()
+        self._on_decision = on_decision
         self._gates = Gates(transcriber.gates)
         self._expire_s = 0.0
 
@@ -124,16 +127,28 @@ class Scribe:
         return guess.encoded is not None
 
     def write_ahead(self, guess: Guess) -> None:
-        """Decodes a window that is likely to come, if it still is. Never raises."""
+        """Decodes a window that is likely to come, while it still is. Never raises.
+
+        As soon as the text tells how much silence ends its utterance, `guess` has that and
+        `on_decision` is called. The rest of the transcription follows, and may change it again.
+        """
         if not guess.wanted or guess.encoded is None:
             return
+
+        def decided(result: Transcription) -> None:
+            if self._settings.segmenter.early_ms:
+                guess.silence_ms = self._silence_ms(guess.window, result)
+                self._on_decision()
+
         try:
-            guess.transcription = self._transcriber.write(guess.encoded)
+            progress = Progress(decided, lambda: guess.wanted)
+            result = self._transcriber.write(guess.encoded, progress)
         except Exception as error:
             log.info("a window could not be decoded ahead: %s", error)
             return
-        if self._settings.segmenter.early_ms:
-            guess.silence_ms = self._silence_ms(guess.window, guess.transcription)
+        if guess.wanted:  # else it was cancelled, and may lack a part
+            guess.transcription = result
+            decided(result)
 
     def _silence_ms(self, window: Window, result: Transcription) -> int:
         """So much silence ends the utterance of a guess."""

@@ -41,10 +41,12 @@ from appliance.fleet.messages import (
     window_headers,
 )
 from appliance.infer import (
+    FOLLOWED_BY_NOBODY,
     WINDOW_S,
     Answered,
     Encoded,
     Model,
+    Progress,
     RemoteEncoder,
     RemoteModel,
     RemoteTranscriber,
@@ -463,9 +465,9 @@ class EarTranscriber(RemoteTranscriber[Presence, Transcription]):
             self.encoder.stood_in()
         return encoded
 
-    def write(self, encoded: Encoded) -> Transcription:
+    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
         """The text of what `encode` gave, with what its model recommends for the gates."""
-        result = super().write(encoded)
+        result = super().write(encoded, progress)
         if isinstance(encoded, Answered) or not self._local:
             return result
         told = {name: getattr(self._local.gates, name) for name in RECOMMENDED}

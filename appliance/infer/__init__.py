@@ -47,9 +47,11 @@ if TYPE_CHECKING:
     from appliance.infer.sureness import silence_ms as silence_ms
     from appliance.infer.tokenizer import Tokenizer as Tokenizer
     from appliance.infer.transcriber import (
+        FOLLOWED_BY_NOBODY as FOLLOWED_BY_NOBODY,
         AnyTranscriber as AnyTranscriber,
         Encoded as Encoded,
         Model as Model,
+        Progress as Progress,
         Transcriber as Transcriber,
         check_files as check_files,
         open_encoder as open_encoder,

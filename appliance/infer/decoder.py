@@ -31,7 +31,7 @@ TOKENS_PER_SECOND = 15
 TOKENS_AT_LEAST = 24
 """A decode ends after this many tokens, plus TOKENS_PER_SECOND of sound. Whisper's own limit is
 224 in 30 s, half as many; the fastest English speech gives about 8."""
-PRIOR_TOKENS, PRIOR_STEP = 32, 8
+PRIOR_TOKENS, PRIOR_STEP = 64, 8
 """`end_prior` is about texts of so many tokens at most, and makes so many at a time."""
 SEED = 0
 """Of the draws at a temperature above 0, afresh for each decode: the same sound, the same text."""
@@ -298,18 +298,16 @@ class Decoder:
     def end_prior(self, tokens: Sequence[int]) -> float:
         """Natural log-probability of end-of-text after `tokens` where nothing is heard (states of
         zeros): what the language alone says. Minus infinity for no tokens and for more than
-        PRIOR_TOKENS with the prompt. The window that was decoded is over. Raises ModelError.
+        PRIOR_TOKENS with the prompt. The window that was decoded stays. Raises ModelError.
         """
         written = (*self.prompt, *tokens)
         if not tokens or len(written) > min(PRIOR_TOKENS, self._network.capacity):
             return -math.inf
-        self._cache = Cache()
-        silence = np.zeros((self._bundle.positions, self._bundle.d_model), np.float32)
-        self._network.begin(silence, self.rules.positions)
-        # what follows the last token is not looked at: few lengths, few arrays
+        # the answer at the last token alone is used: few lengths, few arrays
         length = min(-(-len(written) // PRIOR_STEP) * PRIOR_STEP, self._network.capacity)
         behind = [written[-1]] * (length - len(written))
-        step = self._network.advance((*written, *behind), (len(written) - 1,))
+        with self._network.without_sound(length):
+            step = self._network.advance((*written, *behind), (len(written) - 1,))
         offer = self._offer(step, 0, [0], everything=True)
         return self._finite(float(offer.logits[offer.end]) - offer.total)
 

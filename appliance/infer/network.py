@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -237,6 +238,25 @@ class Network:
         """Forgets the tokens behind the first `length`: their keys and values are overwritten by
         the next step, and none sees them."""
         self.length = length
+
+    @contextmanager
+    def without_sound(self, count: int) -> Iterator[None]:
+        """Steps of at most `count` tokens, from the first one on, as if the states were zeros.
+
+        Attention to the window is masked: all of its weight is on the virtual position, which is
+        what zeros are. Afterwards the window and its tokens are as they were.
+        """
+        length, offset = self.length, self._offsets[-1]
+        saved = {name: array[:, :, :count].copy() for name, array in self._known.items()}
+        self._offsets[:-1], self._offsets[-1] = NONE_PADDED, 0
+        self.length = 0
+        try:
+            yield
+        finally:
+            self._offsets[:-1], self._offsets[-1] = 0, offset
+            for name, array in saved.items():
+                self._known[name][:, :, :count] = array
+            self.length = length
 
     def _run(self, bound: _Bound, tokens: Sequence[int]) -> Step:
         self._embedding.look_up(tokens, bound.embedded[0])

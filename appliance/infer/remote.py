@@ -21,7 +21,13 @@ from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.infer.corrections import Corrections
 from appliance.infer.encoder import Unit
 from appliance.infer.errand import Errand
-from appliance.infer.transcriber import Encoded, Model, Transcriber
+from appliance.infer.transcriber import (
+    FOLLOWED_BY_NOBODY,
+    Encoded,
+    Model,
+    Progress,
+    Transcriber,
+)
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 
 WINDOW_S = 10.0
@@ -286,13 +292,13 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
             NO_STATES, window.duration_s, told.encoder, told.encode_ms, transcription=told
         )
 
-    def write(self, encoded: Encoded) -> Transcription:
+    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
         """The text of what `encode` gave."""
         if isinstance(encoded, Answered):
             return encoded.transcription
         if not self._local:
             raise DeviceError("expected a transcription from elsewhere, found encoder states")
-        return replace(self._local.write(encoded), model=self._local.bundle.name)
+        return replace(self._local.write(encoded, progress), model=self._local.bundle.name)
 
     def warm_up(self) -> None:
         """Warms the model on this machine up, and gives the server a moment to say what it is."""

@@ -2,6 +2,8 @@
 
 What computes is imported when a model is opened: whoever has windows transcribed elsewhere needs
 neither onnxruntime nor the memory that it takes.
+
+Over 500 lines because one place orders the steps of a transcription, and opens what each needs.
 """
 
 from __future__ import annotations
@@ -64,6 +66,29 @@ class Encoded:
     """What was encoded, where it may be heard again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How the caller of `write` follows the transcription while it is made."""
+
+    decided: Callable[[Transcription], object]
+    """Called with the first text and whether it is a whole sentence (`finished`), before anything
+    that this decision does not need, and again if the text changes after that."""
+    should_continue: Callable[[], bool]
+    """False cancels: `write` returns soon, and the caller must discard its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A transcription on its way from the first text to the final one."""
+
+    encoded: Encoded
+    decoded: Decoded
+    heard: Transcription
+
+
+FOLLOWED_BY_NOBODY = Progress(lambda _: None, lambda: True)
+
+
 class Model(Protocol):
     """What is asked of a model while it is used; a bundle has it."""
 
@@ -110,7 +135,7 @@ class AnyTranscriber(Protocol):
     def encode(self, window: Window) -> Encoded:
         """The first half of `transcribe`."""
 
-    def write(self, encoded: Encoded) -> Transcription:
+    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
         """The second half of `transcribe`."""
 
     def transcribe(self, window: Window) -> Transcription:
@@ -197,8 +222,28 @@ class Transcriber:
             states, window.duration_s, name, encode_ms, whole=whole, owner=owner, mel=kept
         )
 
-    def write(self, encoded: Encoded) -> Transcription:
-        """The second half of `transcribe`; at higher temperatures too, where that is wanted."""
+    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
+        """The second half of `transcribe`.
+
+        Of a guess (`Encoded.ahead`) it is decided by the first text whether the sentence is whole,
+        and `progress` is told so. The second pass, the vocabulary and the expected sentences follow
+        that decision. If they change the text, it is decided again.
+        """
+        first = draft = self._first(encoded)
+        if encoded.ahead:
+            draft = self._decide(draft, progress)
+        if progress.should_continue():
+            draft = self._second_pass(draft, progress)
+        if progress.should_continue():
+            draft = self._rescore(draft)
+        if encoded.ahead and draft.decoded is not first.decoded:
+            draft = self._decide(draft, progress)
+        if progress.should_continue():
+            draft = self._find_phrase(draft, progress)
+        return draft.heard
+
+    def _first(self, encoded: Encoded) -> _Draft:
+        """The text of one decode; of several at higher temperatures, where that is wanted."""
         decode_ms = 0.0
         drafts = self._drafts if self._drafts and self._drafts.worth_it else None
         if drafts:
@@ -207,36 +252,64 @@ class Transcriber:
             begun_s = time.perf_counter()
             decoded = self._decode(encoded, temperature)
             decode_ms += 1000 * (time.perf_counter() - begun_s)
-            transcription = self._describe(decoded, encoded, decode_ms)
-            if not is_failed(transcription, self.gates):
+            heard = self._describe(decoded, encoded, decode_ms)
+            if not is_failed(heard, self.gates):
                 break
-        if self._throats and encoded.mel is not None:
-            begun_s = time.perf_counter()
-            decoded, more_ms = self._throats.best(
-                decoded, encoded.mel, encoded.states, encoded.duration_s
-            )
-            if more_ms > 0.0:  # it was heard again
-                decode_ms += 1000 * (time.perf_counter() - begun_s) - more_ms
-                encoded = replace(encoded, encode_ms=encoded.encode_ms + more_ms)
-                transcription = self._describe(decoded, encoded, decode_ms)
         if drafts:
             drafts.add(decoded.tokens)
-        if self._look and transcription.text:
-            begun_s = time.perf_counter()
-            decoded = self._look.at(decoded, encoded.names)
-            decode_ms += 1000 * (time.perf_counter() - begun_s)
-            transcription = self._describe(decoded, encoded, decode_ms)
-        self._remember(encoded.room, transcription)
-        if self.phrases and encoded.whole and transcription.text:
-            begun_s = time.perf_counter()
-            phrase = self.phrases.find(decoded)
-            decode_ms += 1000 * (time.perf_counter() - begun_s)
-            transcription = replace(transcription, phrase=phrase, decode_ms=decode_ms)
-        if encoded.ahead and self.bundle.endings and decoded.ended:
-            transcription = replace(
-                transcription, finished=self._is_finished(transcription, decoded)
-            )
-        return transcription
+        self._remember(encoded.room, heard)
+        return _Draft(encoded, decoded, heard)
+
+    def _decide(self, draft: _Draft, progress: Progress) -> _Draft:
+        """Whether the text is a whole sentence, which `progress` is told."""
+        if self.bundle.endings and draft.decoded.ended:
+            finished = self._is_finished(draft.heard, draft.decoded)
+            draft = replace(draft, heard=replace(draft.heard, finished=finished))
+        progress.decided(draft.heard)
+        return draft
+
+    def _second_pass(self, draft: _Draft, progress: Progress) -> _Draft:
+        """The likeliest text over several warp factors, where the first one is doubtful."""
+        encoded, mel = draft.encoded, draft.encoded.mel
+        if not self._throats or mel is None:
+            return draft
+        begun_s = time.perf_counter()
+        decoded, more_ms = self._throats.best(
+            draft.decoded, mel, encoded.states, encoded.duration_s, progress.should_continue
+        )
+        if more_ms == 0.0:
+            return draft
+        encoded = replace(encoded, encode_ms=encoded.encode_ms + more_ms)
+        took_ms = 1000 * (time.perf_counter() - begun_s) - more_ms
+        return self._rewritten(replace(draft, encoded=encoded), decoded, took_ms)
+
+    def _rescore(self, draft: _Draft) -> _Draft:
+        """The text with words of the vocabulary in it, where that is likelier."""
+        if not self._look or not draft.heard.text:
+            return draft
+        begun_s = time.perf_counter()
+        decoded = self._look.at(draft.decoded, draft.encoded.names)
+        return self._rewritten(draft, decoded, 1000 * (time.perf_counter() - begun_s))
+
+    def _find_phrase(self, draft: _Draft, progress: Progress) -> _Draft:
+        """The text with the expected sentence that it is likely to be."""
+        if not self.phrases or not draft.encoded.whole or not draft.heard.text:
+            return draft
+        begun_s = time.perf_counter()
+        phrase = self.phrases.find(draft.decoded, progress.should_continue)
+        heard = replace(
+            draft.heard,
+            phrase=phrase,
+            phrase_continues=phrase is None or self.phrases.continues(phrase),
+            decode_ms=draft.heard.decode_ms + 1000 * (time.perf_counter() - begun_s),
+        )
+        return replace(draft, heard=heard)
+
+    def _rewritten(self, draft: _Draft, decoded: Decoded, took_ms: float) -> _Draft:
+        """What `decoded` says in place of the draft, after `took_ms` more of the decoder."""
+        heard = self._describe(decoded, draft.encoded, draft.heard.decode_ms + took_ms)
+        heard = replace(heard, finished=draft.heard.finished)
+        return replace(draft, decoded=decoded, heard=heard)
 
     def _decode(self, encoded: Encoded, temperature: float) -> Decoded:
         from appliance.infer.decoder import Decoder

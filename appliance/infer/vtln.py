@@ -9,6 +9,7 @@ likelihood over warp factors: Lee and Rose, ICASSP 1996). Each time many texts a
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from appliance.infer.beam import BeamSearch
@@ -28,19 +29,27 @@ class OtherThroats:
         self._beam = BeamSearch(bundle, decoder, vtln.beam)
 
     def best(
-        self, first: Decoded, mel: Mel, states: States, duration_s: float
+        self,
+        first: Decoded,
+        mel: Mel,
+        states: States,
+        duration_s: float,
+        should_continue: Callable[[], bool] = lambda: True,
     ) -> tuple[Decoded, float]:
         """The likeliest text of a window with this `mel`, of whose `states` the decoder wrote
         `first` just before, and the milliseconds that the encoder took for the others.
 
         The decoder is left with the states of what was chosen. An empty text is not heard again,
-        and none is chosen. Raises ModelError.
+        and none is chosen. Where it should not continue, no other warp factor is tried. Raises
+        ModelError.
         """
         if not first.tokens or first.avg_logprob >= self._vtln.below:
             return first, 0.0
         likely, chosen, encode_ms = first, states, 0.0
         cache = self._decoder.again()
         for factor in (None, 1 - self._vtln.warp, 1 + self._vtln.warp):
+            if not should_continue():
+                break
             if factor:
                 begun_s = time.perf_counter()
                 states = self._encoder.encode(warp(mel, factor))

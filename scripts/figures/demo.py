@@ -41,6 +41,9 @@ DRAWN = 5
 IDLE_S = 30.0
 READY_WITHIN_S = 30.0
 ANSWER_WITHIN_S = 15.0
+PAUSE_S = 3.0
+"""From an answer to the next sentence. Speech in a row is taken for talk, or for more of the
+sentence before, and closes later."""
 
 
 def main() -> int:
@@ -120,8 +123,10 @@ def listen(
     events: list[Heard] = []
     if spoken:
         time.sleep(1.0)
-    for sentence in sentences:
+    for number, sentence in enumerate(sentences):
         if spoken:
+            if number:
+                time.sleep(PAUSE_S)
             while not heard.empty():
                 heard.get()
             spoken.speak(sentence.file)
@@ -145,7 +150,7 @@ def listen(
 
 def joined(sentences: list[Sentence], folder: Path) -> Path:
     """One recording of all sentences with pauses between them."""
-    pause = np.zeros(2 * 16_000, np.int16)
+    pause = np.zeros(int(PAUSE_S * 16_000), np.int16)
     parts = [pause]
     for sentence in sentences:
         samples, _rate = soundfile.read(sentence.file, dtype="int16")

@@ -8,8 +8,10 @@ finds it, and readings. --segmenter KEY=VALUE ... takes other settings than the 
 several values of early_ms, one after the other; --plot draws them. With --log the house has heard
 each sentence before: the same one, in the set's other conditions.
 
-Nothing waits for real time: frames pass one after the other, and a transcription takes --decode-ms
-of their clock (0: what it took here). Printed for each group, condition and what follows the word:
+Nothing waits for real time: frames pass one after the other. Encoder and decoder take --decode-ms
+of their clock until the first text is there, and what follows takes as much more as it did here;
+with 0 each takes the CPU time that it took here. Printed for each group, condition and what follows
+the word:
 
 cut       sentences of which an utterance ended before their last word did; of those without a pause
 lost      sentences whose last word is in no window that came out within 2.5 s; ends: those of which
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -45,8 +48,8 @@ from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import Settings, VoiceSettings
 from appliance.infer.gates import Gates
 from appliance.infer.sureness import silence_ms
-from appliance.infer.transcriber import Transcriber, open_transcriber
-from appliance.records import SAMPLE_RATE, Frame, Samples, Transcription, Window
+from appliance.infer.transcriber import Progress, Transcriber, open_transcriber
+from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Transcription, Window
 from appliance.store.said import Said, Sentence
 
 CUT_MS, LOST_MS = 50, 100
@@ -117,63 +120,102 @@ class Heard:
     work_ms: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a transcriber makes of a sound, and when, in seconds after it began."""
+
+    result: Transcription
+    took_s: float
+    decisions: tuple[tuple[float, Transcription], ...]
+    """When it was told whether the text is a whole sentence, the last time with `result`."""
+
+
 class Reader:
     """A transcriber that reads each sound once."""
 
     def __init__(self, transcriber: Transcriber, decode_ms: float) -> None:
         self.transcriber, self._decode_ms = transcriber, decode_ms
-        self._read: dict[bytes, Transcription] = {}
+        self._read: dict[bytes, Reading] = {}
 
-    def read(self, window: Window) -> tuple[Transcription, float]:
-        """The transcription, and the seconds that it takes."""
+    def read(self, window: Window) -> Reading:
+        """The transcription. Its parts take the CPU time that they took here, or as much more or
+        less as `decode_ms` is to that of the first text."""
         key = sha256(window.samples.tobytes()).digest()
         if key not in self._read:
+            begun_s = time.process_time()
+            told: list[tuple[float, Transcription]] = []
+
+            def decided(result: Transcription) -> None:
+                told.append((time.process_time() - begun_s, result))
+
             encoded = replace(self.transcriber.encode(window), ahead=True)
-            self._read[key] = self.transcriber.write(encoded)
-        found = self._read[key]
-        took_ms = self._decode_ms or found.encode_ms + found.decode_ms
-        return found, took_ms / 1000
+            written = self.transcriber.write(encoded, Progress(decided, lambda: True))
+            decided(written)
+            scale = self._decode_ms / 1000 / told[0][0] if self._decode_ms else 1.0
+            decisions = tuple((scale * after_s, result) for after_s, result in told)
+            self._read[key] = Reading(written, decisions[-1][0], decisions)
+        return self._read[key]
+
+
+class Room:
+    """A house in which a sound is heard, by detector, segmenter, model and gates."""
+
+    def __init__(self, case: Case, settings: Settings, reader: Reader, said: Said) -> None:
+        window_s = reader.transcriber.bundle.window_s
+        self._settings, self._reader, self._said = settings.segmenter, reader, said
+        self._segmenter = Segmenter(Once(case, settings.voice), settings.segmenter, window_s)
+        self._gates, self.heard = Gates(reader.transcriber.gates), Heard()
+        self._ahead, self._ready_s = "", 0.0
+        self._decisions: list[tuple[float, Window, Transcription]] = []
+        """That are still to be told: when, of which guess, and what."""
+
+    def push(self, frame: Frame) -> None:
+        """Hears a frame, and what was decided while it lasted."""
+        while self._decisions and self._decisions[0][0] <= frame.end_s:
+            when_s, guess, result = self._decisions.pop(0)
+            self._segmenter.expect(guess.id, self._silence_ms(guess, result))
+            self._close(self._segmenter.close_if_due(), when_s)
+        self._close(self._segmenter.push(frame), frame.end_s)
+        guess_now = self._segmenter.guess
+        if self._settings.speculate and guess_now and guess_now.id != self._ahead:
+            reading = self._reader.read(guess_now)
+            self._ahead, self._ready_s = guess_now.id, frame.end_s + reading.took_s
+            told = reading.decisions if self._settings.early_ms else ()
+            self._decisions = [(frame.end_s + after_s, guess_now, one) for after_s, one in told]
+            self.heard.guesses += 1
+            self.heard.work_ms += _work_ms(reading)
+
+    def _silence_ms(self, guess: Window, result: Transcription) -> int:
+        whole, longer = self._said.counts(result.text)
+        gates = self._reader.transcriber.gates
+        return silence_ms(guess, result, self._settings, gates, whole=whole, longer=longer)
+
+    def _close(self, found: list[Window | Discarded], when_s: float) -> None:
+        """Takes in the windows that are there at that time."""
+        for one in found:
+            if not isinstance(one, Window):
+                continue
+            reading, ahead = self._reader.read(one), one.id == self._ahead
+            text_s = max(when_s, self._ready_s if ahead else when_s + reading.took_s)
+            result, reason = self._gates.on(one, reading.result)
+            self.heard.work_ms += 0.0 if ahead else _work_ms(reading)
+            self.heard.windows.append(one)
+            self.heard.texts.append("" if reason else result.text)
+            if one.last:
+                self.heard.early += self._segmenter.closed_early
+                self.heard.closed.append(Closed(one, when_s, text_s))
+
+
+def _work_ms(reading: Reading) -> float:
+    return reading.result.encode_ms + reading.result.decode_ms
 
 
 def hear(case: Case, settings: Settings, reader: Reader, said: Said) -> Heard:
     """Runs one sound through detector, segmenter, model and gates, in a house that has `said`."""
-    window_s = reader.transcriber.bundle.window_s
-    segmenter = Segmenter(Once(case, settings.voice), settings.segmenter, window_s)
-    gates, heard = Gates(reader.transcriber.gates), Heard()
-    ahead, ready_s = "", 0.0
+    room = Room(case, settings, reader, said)
     for frame in Framer().push(case.samples, 0.0):
-        guess = segmenter.guess
-        if settings.segmenter.early_ms and guess and frame.end_s >= ready_s:
-            result, _ = reader.read(guess)
-            whole, longer = said.counts(result.text)
-            waits_ms = silence_ms(
-                guess,
-                result,
-                settings.segmenter,
-                reader.transcriber.gates,
-                whole=whole,
-                longer=longer,
-            )
-            segmenter.expect(guess.id, waits_ms)
-        for one in segmenter.push(frame):
-            if not isinstance(one, Window):
-                continue
-            written, took_s = reader.read(one)
-            text_s = max(frame.end_s, ready_s if one.id == ahead else frame.end_s + took_s)
-            result, reason = gates.on(one, written)
-            heard.work_ms += 0.0 if one.id == ahead else written.encode_ms + written.decode_ms
-            heard.windows.append(one)
-            heard.texts.append("" if reason else result.text)
-            if one.last:
-                heard.early += segmenter.closed_early
-                heard.closed.append(Closed(one, frame.end_s, text_s))
-        guess = segmenter.guess
-        if settings.segmenter.speculate and guess and guess.id != ahead:
-            written, took_s = reader.read(guess)
-            ahead, ready_s = guess.id, frame.end_s + took_s
-            heard.guesses += 1
-            heard.work_ms += written.encode_ms + written.decode_ms
-    return heard
+        room.push(frame)
+    return room.heard
 
 
 def cases_of(folder: Path, groups: Sequence[str]) -> Iterator[Case]:

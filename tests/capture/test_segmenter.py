@@ -205,6 +205,18 @@ def test_speech_that_comes_back_after_an_early_close_goes_on_in_the_next_utteran
     assert room.windows()[2].continues == ""
 
 
+def test_an_utterance_that_is_due_closes_without_another_frame() -> None:
+    room = Room()
+    room.hear(silence(30), speech(20), silence(12))
+    guess = room.segmenter.guess
+    assert guess and room.segmenter.close_if_due() == []
+    room.segmenter.expect(guess.id, 350)
+    (window,) = room.segmenter.close_if_due()
+    assert isinstance(window, Window) and window.id == guess.id
+    assert room.segmenter.closed_early
+    assert room.segmenter.close_if_due() == []
+
+
 def test_what_would_have_kept_the_utterance_open_opens_the_next_one() -> None:
     """Four frames in which the detector would not open: a soft last word."""
     for pause, soft in ((11, [1, 2, 1]), (18, [2, 2]), (30, [2, 2])):

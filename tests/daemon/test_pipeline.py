@@ -42,7 +42,7 @@ from appliance.daemon import service
 from appliance.daemon.backlog import Request
 from appliance.daemon.pipeline import FRAMES_WAITING, Pipeline, Sentinel, Stage, StageQueue
 from appliance.errors import DeviceError, RefusedError, ServerError
-from appliance.infer.transcriber import Encoded
+from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Progress
 from appliance.records import Discarded, Frame, Partial, Transcription, Window
 
 STAGES = ("capture", "segmenter", "encoder", "transcriber", "publisher")
@@ -104,9 +104,9 @@ class GatedTranscriber(FakeTranscriber):
         self._encoder.pass_through()
         return super().encode(window)
 
-    def write(self, encoded: Encoded) -> Transcription:
+    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
         self._transcriber.pass_through()
-        return super().write(encoded)
+        return super().write(encoded, progress)
 
 
 class FakePublisher:

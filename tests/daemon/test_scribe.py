@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -21,7 +21,7 @@ from appliance.daemon.health import Health
 from appliance.daemon.scribe import TRANSCRIPTS_WAITING, Scribe
 from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError, ModelError, StoreError
-from appliance.infer.transcriber import Encoded, Transcriber
+from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Progress, Transcriber
 from appliance.records import Discarded, Partial, Transcript, Transcription, Window
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
@@ -191,9 +191,9 @@ class ShortOfMemory(FakeTranscriber):
         self._allocate("encode")
         return super().encode(window)
 
-    def write(self, encoded: Encoded) -> Transcription:
+    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
         self._allocate("write")
-        return super().write(encoded)
+        return super().write(encoded, progress)
 
     def _allocate(self, half: str) -> None:
         self.left[half] -= 1
@@ -265,6 +265,67 @@ def test_a_guess_that_is_not_wanted_any_more_is_not_decoded(rig: Rig) -> None:
     rig.scribe.write_ahead(ahead.guess)
     assert ahead.guess.transcription is None
     assert rig.texts() == []
+
+
+class Deciding(FakeTranscriber):
+    """Is told to stop, or closes the utterance, between its decision and its answer."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        super().__init__()
+        self.then = then
+
+    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
+        progress.decided(replace(HEARD, text="turn on the night", finished=True))
+        self.then()
+        assert progress.should_continue() == (self.then.__name__ != "cancel")
+        return HEARD
+
+
+def test_how_long_a_guess_waits_is_known_before_its_transcription_is_complete(rig: Rig) -> None:
+    ahead = Ahead(rig)
+    known: list[tuple[int, Transcription | None]] = []
+
+    def look() -> None:
+        known.append((ahead.guess.silence_ms, ahead.guess.transcription))
+
+    rig.scribe._on_decision = look
+    rig.scribe._transcriber = cast(Transcriber, Deciding(lambda: None))
+    assert rig.scribe.encode_ahead(ahead.guess)
+    rig.scribe.write_ahead(ahead.guess)
+    assert known == [(350, None), (600, HEARD)], "the final text has a say while there is silence"
+    ahead.comes_true()
+    assert rig.texts() == [HEARD.text]
+
+
+def test_an_utterance_that_closes_before_its_text_is_complete_is_transcribed_once(
+    rig: Rig,
+) -> None:
+    ahead = Ahead(rig)
+
+    def close() -> None:
+        rig.backlog.push(ahead.window)
+
+    rig.scribe._transcriber = cast(Transcriber, Deciding(close))
+    assert rig.scribe.encode_ahead(ahead.guess)
+    rig.scribe.write_ahead(ahead.guess)
+    lease = rig.backlog.take(0)
+    assert lease
+    rig.scribe._transcriber = cast(Transcriber, rig.transcriber)
+    rig.transcriber.answer = ModelError("transcribed again")
+    rig.scribe.write(rig.scribe.encode(lease))
+    assert rig.texts() == [HEARD.text]
+
+
+def test_a_guess_that_is_cancelled_half_way_leaves_no_text(rig: Rig) -> None:
+    ahead = Ahead(rig)
+
+    def cancel() -> None:
+        rig.backlog.guess(None)
+
+    rig.scribe._transcriber = cast(Transcriber, Deciding(cancel))
+    assert rig.scribe.encode_ahead(ahead.guess)
+    rig.scribe.write_ahead(ahead.guess)
+    assert ahead.guess.transcription is None
 
 
 @pytest.mark.parametrize("encoded", [False, True])

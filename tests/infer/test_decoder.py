@@ -91,7 +91,9 @@ def test_what_the_language_says_of_the_end_is_what_it_says_where_nothing_is_hear
     kept = logits[bundle.kept]
     expected = float(logits[bundle.tokens.end_of_text]) - log_sum(kept)
     before = decoder.decode(states, 2.0)
+    looked = decoder.logprobs(before.tokens, 1)
     assert decoder.end_prior(tokens) == pytest.approx(expected, abs=1e-3)
+    assert decoder.logprobs(before.tokens, 1) == looked, "the window is still there"
     assert decoder.decode(states, 2.0) == before
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from numpy.typing import NDArray
 from rigs.recordings import Sentence, sentences
 from rigs.vocabularies import letters_of
 
 from appliance.config import DecoderSettings, HomeAssistantSettings, PhrasesSettings, Settings
 from appliance.errors import ConfigError
 from appliance.infer import phrases as subject
-from appliance.infer.decoder import Decoded, Decoder, choose_guards
+from appliance.infer.decoder import Cache, Decoded, Decoder, choose_guards
 from appliance.infer.phrases import FLOOR, Network, Phrases, in_words, plain, read_phrases
 from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import open_transcriber
@@ -102,6 +103,19 @@ def test_names_of_the_home_come_and_go_while_the_model_is_in_use(tmp_path: Path)
         assert slots() == {"area": "Chicago"}
         transcriber.set_names([("computer", Tier.ADDRESS), ("Lamp", Tier.CALLED)])
         assert slots() is None
+
+
+@pytest.mark.parametrize(
+    "said, expected",
+    [("turn on the light", False), ("turn on", True), ("what is the weather", True), ("", True),
+     ("what is the weather in the hall", False), ("off", False)],
+)  # fmt: skip
+def test_where_a_sentence_goes_on_is_known(tmp_path: Path, said: str, expected: bool) -> None:
+    words = network(
+        tmp_path, "Turn on [the] light", "what is the weather", "what is the weather in the {area}",
+        slots='[slots]\narea = ["hall", "living room"]',
+    )  # fmt: skip
+    assert words.is_beginning(said.split()) is expected
 
 
 @pytest.mark.parametrize("said", ["", "turn", "turn on", "turn on the light now", "on the light"])
@@ -297,8 +311,51 @@ def test_a_search_takes_no_more_steps_than_it_may(
     nothing = Decoded((), (-1000.0,), 0.0, True)
     assert found.find(nothing) is None
     assert decoder.decode(states, duration_s) == written
-    found.warm_up()
-    assert subject.STEPS_AT_LEAST <= found.steps <= subject.STEPS_AT_MOST
+
+
+class Counting(Decoder):
+    """Counts its steps, each of which takes `step_s` on a clock of its own."""
+
+    def __init__(self, plain: Decoder, step_s: float) -> None:
+        vars(self).update(vars(plain))
+        self.steps, self._step_s = 0, step_s
+
+    def odds(self, cache: Cache, tokens: tuple[int, ...], rows: int = 1) -> NDArray[np.float64]:
+        self.steps += 1
+        return super().odds(cache, tokens, rows)
+
+    def thread_time(self) -> float:
+        return self.steps * self._step_s
+
+
+@pytest.mark.parametrize("step_s, steps", [(0.0, 48), (0.004, 20), (0.1, 16)])
+def test_a_search_looks_at_the_clock_while_it_runs(
+    tmp_path: Path,
+    home: Bundle,
+    decoder: Decoder,
+    heard: list[tuple[str, States, float]],
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    step_s: float,
+    steps: int,
+) -> None:
+    words = network(tmp_path, "{a} {a} {a} {a}", slots='[slots]\na = ["one", "two", "ten", "six"]')
+    slow = Counting(decoder, step_s)
+    found = Phrases(words, home, Tokenizer.open(home), slow)
+    monkeypatch.setattr(subject, "time", slow)
+    slow.decode(*heard[0][1:])
+    found._search(-math.inf)
+    assert slow.steps == steps
+
+
+def test_a_search_that_is_cancelled_ends_before_the_next_step(
+    tmp_path: Path, home: Bundle, decoder: Decoder, heard: list[tuple[str, States, float]]
+) -> None:
+    slow = Counting(decoder, 0.0)
+    words = network(tmp_path, "turn (on|off) the light")
+    found = Phrases(words, home, Tokenizer.open(home), slow)
+    found.find(slow.decode(*heard[0][1:]), lambda: slow.steps < 3)
+    assert slow.steps == 3
 
 
 @pytest.mark.parametrize("word", ["свет", "光", "φως"])

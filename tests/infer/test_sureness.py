@@ -12,6 +12,7 @@ from rigs.windows import a_window
 from appliance.config import GateSettings, SegmenterSettings
 from appliance.infer.sureness import OPEN_WORDS, is_finished, is_open, silence_ms
 from appliance.model.bundle import Endings
+from appliance.records import Phrase
 
 EARLY = SegmenterSettings(early_ms=350)
 ENDINGS = Endings(sure=-3.5, open=-6.0)
@@ -74,7 +75,7 @@ def test_every_table_is_of_words_that_texts_are_compared_with() -> None:
         (0.95, -3.6, False, None),
         (0.95, -6.1, False, False),
         (0.95, -6.1, True, None),
-        (0.95, -math.inf, False, False),
+        (0.95, -math.inf, False, None),
     ],
 )
 def test_the_decoders_numbers_have_limits(
@@ -136,3 +137,55 @@ def test_the_limits_go_with_the_hang_over(hang_over_ms: int, early: int, late: i
     window, gates = a_window(), GateSettings()
     assert silence_ms(window, replace(HEARD, finished=True), settings, gates) == early
     assert silence_ms(window, replace(HEARD, text="on the"), settings, gates) == late
+
+
+@pytest.mark.parametrize(
+    "text, sentence, confidence, expected",
+    [
+        ("what time is", "what time is it", 0.7, 600),
+        ("What time is...", "what time is it", 0.7, 600),
+        ("turn the volume up to", "turn the volume up to", 0.9, 600),
+        ("what time is", "what time is it", 0.69, 1000),
+        ("what time is", "what is the time", 0.99, 1000),
+        ("what time is the", "what time is it", 0.99, 1000),
+    ],
+)
+def test_an_open_text_of_a_sentence_that_was_expected_is_not_waited_for(
+    text: str, sentence: str, confidence: float, expected: int
+) -> None:
+    phrase = Phrase(sentence, "all", {}, confidence)
+    for finished in (False, None):
+        result = replace(HEARD, text=text, finished=finished, phrase=phrase)
+        assert silence_ms(a_window(), result, EARLY, GateSettings()) == expected
+        assert silence_ms(a_window(), result, EARLY, GateSettings(), longer=1) == 1000
+
+
+@pytest.mark.parametrize(
+    "text, confidence, longer, finished, expected",
+    [
+        ("What is the date?", 0.9, False, None, 350),
+        ("what is the date", 0.9, False, False, 350),
+        ("what is the date", 0.9, True, None, 600),
+        ("what is the date", 0.9, True, False, 600),
+        ("what is the date", 0.89, False, False, 600),
+        ("what is the date", 0.69, False, False, 1000),
+        ("what is the", 0.9, False, None, 600),
+        ("what was the date", 0.99, False, False, 1000),
+    ],
+)
+def test_a_sentence_that_was_expected_and_that_none_goes_on_after_ends_early(
+    text: str, confidence: float, longer: bool, finished: bool | None, expected: int
+) -> None:
+    phrase = Phrase("what is the date", "ask", {}, confidence)
+    result = replace(HEARD, text=text, finished=finished, phrase=phrase, phrase_continues=longer)
+    assert silence_ms(a_window(), result, EARLY, GateSettings()) == expected
+    paused = a_window(continues="01J0")
+    assert silence_ms(paused, result, EARLY, GateSettings()) >= 600
+
+
+@pytest.mark.parametrize("confidence, expected", [(0.04, 600), (0.05, 350), (math.nan, 350)])
+def test_a_text_that_is_surely_wrong_is_not_known_to_be_whole(
+    confidence: float, expected: int
+) -> None:
+    result = replace(HEARD, finished=True, confidence=confidence)
+    assert silence_ms(a_window(), result, EARLY, GateSettings()) == expected

@@ -20,10 +20,10 @@ from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Se
 from appliance.infer.decoder import Cache, Decoded, Decoder
 from appliance.infer.encoder import Encoder
 from appliance.infer.mel import warp
-from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.transcriber import Progress, Transcriber, open_transcriber
 from appliance.infer.vtln import OtherThroats
 from appliance.model.bundle import Vtln, enter_files, load_bundle
-from appliance.records import Mel, States, Window
+from appliance.records import Mel, States, Transcription, Window
 
 VTLN = Vtln(warp=0.1, below=-0.5, beam=2)
 END = 9
@@ -149,6 +149,17 @@ def test_a_text_that_never_ends_is_no_answer() -> None:
     assert best(first, *3 * [endless], limit_s=0.5)[0] == endless
 
 
+def test_no_other_throat_is_tried_once_it_is_cancelled() -> None:
+    first, likely = decoded(1, 2, logprob=-2.0), decoded(1, 3, logprob=-1.0)
+    answers = iter([True, True, False])
+    encoder, decoder = Warping(), Hearing(first, likely)
+    bundle = replace(load_bundle(str(HOME_EN)), suppressed_first=())
+    bundle = replace(bundle, tokens=replace(bundle.tokens, end_of_text=END))
+    throats = OtherThroats(bundle, VTLN, cast(Encoder, encoder), cast(Decoder, decoder))
+    throats.best(first, MEL, OWN, 1.0, lambda: next(answers))
+    assert len(encoder.heard) == 1
+
+
 @pytest.fixture(scope="module")
 def hearing_twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transcriber, Transcriber]:
     """The built-in model, with other throats and without."""
@@ -211,3 +222,72 @@ def test_a_window_is_heard_again_while_the_next_one_is_encoded(
     assert all(
         np.array_equal(found, one.states) for found, one in zip(states, encoded, strict=True)
     )
+
+
+class Followed:
+    """What a caller is told of a guess that is written, and what the model had done by then."""
+
+    def __init__(self, transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.did: list[str] = []
+        self.told: list[Transcription] = []
+        self.wanted = True
+        self.transcriber, self.watch = transcriber, monkeypatch
+        self.note(transcriber._throats, "best", "second pass")
+        self.note(transcriber.phrases, "find", "phrases")
+        self.note(transcriber._decoder, "end_prior", "prior")
+        self.note(transcriber._decoder, "decode", "decode")
+
+    def note(self, owner: object, name: str, what: str) -> None:
+        done = getattr(owner, name)
+
+        def noted(*arguments: object, **named: object) -> object:
+            self.did.append(what)
+            return done(*arguments, **named)
+
+        self.watch.setattr(owner, name, noted)
+
+    def decided(self, result: Transcription) -> None:
+        self.did.append("told")
+        self.told.append(result)
+
+    def write(self, window: Window, cancelled_after: int = 99) -> Transcription:
+        self.did.clear()
+        self.told.clear()
+        progress = Progress(self.decided, lambda: len(self.did) <= cancelled_after)
+        encoded = replace(self.transcriber.encode(window), ahead=True)
+        return self.transcriber.write(encoded, progress)
+
+
+@pytest.fixture
+def followed(
+    hearing_twice: tuple[Transcriber, Transcriber], monkeypatch: pytest.MonkeyPatch
+) -> Followed:
+    return Followed(hearing_twice[0], monkeypatch)
+
+
+def test_whether_a_sentence_is_over_is_decided_before_what_that_does_not_need(
+    followed: Followed,
+) -> None:
+    changed = 0
+    for one in sentences()[:16]:
+        window = spoken(one.file.name)
+        result = followed.write(window)
+        assert followed.did[:4] == ["decode", "prior", "told", "second pass"]
+        first, last = followed.told[0], followed.told[-1]
+        again = ["prior", "told"] if len(followed.told) == 2 else []
+        assert followed.did[4:] == [*again, "phrases"]
+        assert (last.text, last.finished) == (result.text, result.finished)
+        assert len(followed.told) == 2 or first.text == result.text
+        changed += first.text != result.text
+        plain = followed.transcriber.transcribe(window)
+        kept = ("text", "tokens", "avg_logprob", "no_speech_prob", "confidence", "phrase")
+        assert all(getattr(plain, name) == getattr(result, name) for name in kept)
+    assert changed
+
+
+@pytest.mark.parametrize("done", [3, 4])
+def test_a_guess_that_is_cancelled_does_no_more(followed: Followed, done: int) -> None:
+    """After the decision, and after the second pass."""
+    for one in sentences()[:4]:
+        followed.write(spoken(one.file.name), cancelled_after=done - 1)
+        assert followed.did == ["decode", "prior", "told", "second pass"][:done]

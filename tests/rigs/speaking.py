@@ -31,7 +31,7 @@ from appliance.config import (
     TranscriberSettings,
 )
 from appliance.daemon.pipeline import Pipeline
-from appliance.infer.transcriber import Encoded
+from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Progress
 from appliance.records import Discarded, Frame, Partial, Samples, Transcript, Transcription, Window
 from appliance.store.store import Store
 
@@ -109,12 +109,15 @@ class WordTranscriber(FakeTranscriber):
         ]
         return replace(super().encode(window), states=np.array([words], np.float32))
 
-    def write(self, encoded: Encoded) -> Transcription:
+    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
         self._before_write()
         words = [f"w{int(word)}" if word else "uh" for word in encoded.states[0]]
         finished = (None, True, False)[len(words) % 3 if self._sure else 0]
         tokens = tuple(range(len(words)))
-        return replace(HEARD, text=" ".join(words), tokens=tokens, finished=finished)
+        result = replace(HEARD, text=" ".join(words), tokens=tokens, finished=finished)
+        if encoded.ahead:
+            progress.decided(result)
+        return result
 
 
 @dataclass

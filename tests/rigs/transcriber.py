@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from appliance.config import Settings
-from appliance.infer.transcriber import Encoded
+from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Progress
 from appliance.records import Transcription, Window
 
 HEARD = Transcription(
@@ -68,9 +68,11 @@ class FakeTranscriber:
             raise self.fault
         return Encoded(np.zeros((1, 1), np.float32), window.duration_s, "cpu", 20.0)
 
-    def write(self, _encoded: Encoded) -> Transcription:
+    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
         if isinstance(self.answer, Exception):
             raise self.answer
+        if encoded.ahead:
+            progress.decided(self.answer)
         return self.answer
 
     def transcribe(self, window: Window) -> Transcription:

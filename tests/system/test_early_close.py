@@ -16,7 +16,7 @@ from rigs.speaking import Account, WordTranscriber, broken_rules, hear, sound_of
 from appliance.capture.segmenter import Segmenter
 from appliance.config import SegmenterSettings
 from appliance.daemon.pipeline import Pipeline
-from appliance.infer.transcriber import Encoded
+from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Progress
 from appliance.records import Discarded, Frame, Transcript, Transcription, Window
 
 
@@ -35,10 +35,12 @@ class SureTranscriber(WordTranscriber):
         super().__init__(window_s, before_encode=before_encode, before_write=before_write)
         self._opinion = opinion
 
-    def write(self, encoded: Encoded) -> Transcription:
+    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
         result = super().write(encoded)
-        finished = self._opinion(int(encoded.states[0][-1])) if encoded.ahead else None
-        return replace(result, finished=finished)
+        if encoded.ahead:
+            finished = self._opinion(int(encoded.states[0][-1]))
+            progress.decided(result := replace(result, finished=finished))
+        return result
 
 
 class ClosedFrames(Segmenter):
@@ -203,9 +205,9 @@ def test_turned_off_every_utterance_waits_for_the_hang_over(tmp_path: Path) -> N
     asked: list[bool] = []
 
     class Watched(SureTranscriber):
-        def write(self, encoded: Encoded) -> Transcription:
+        def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
             asked.append(encoded.ahead)
-            return super().write(encoded)
+            return super().write(encoded, progress)
 
     account, silences_ms = Account(wants_partials=False), list[float]()
     cutter = type("Cutter", (ClosedFrames,), {"silences_ms": silences_ms})
