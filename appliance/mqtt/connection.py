@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -111,7 +113,8 @@ class Connection:
         self._delays = delays
         self._client_id = client_id(settings, node)
         self._listens_on = listens_on
-        self._names: dict[int, str] = {}
+        self._unacknowledged: dict[int, tuple[str, float]] = {}
+        """Topic and time of each message and subscription that the broker has not answered."""
         self._denials: dict[str, set[str]] = {}
         self.connected_s: float | None = None
         """Since when it stands, on time.monotonic()'s clock; None while it does not."""
@@ -131,10 +134,10 @@ class Connection:
         return self._link is not None
 
     @property
-    def due_s(self) -> float | None:
-        """When `news` has something to do of its own accord; None while connected."""
+    def due_s(self) -> float:
+        """When `news` has something to do of its own accord, on time.monotonic()'s clock."""
         if self.connected_s is not None:
-            return None
+            return self._silent_s
         return self._attempt_s + (self._delays.attempt_s if self._link else 0.0)
 
     def news(self, now_s: float) -> Iterator[Connected | Acknowledged | Lost]:
@@ -148,10 +151,10 @@ class Connection:
                     self._welcome(now_s)
                     yield item
                 case Acknowledged(message, code, reason):
-                    self._answered(self._names.pop(message, ""), code, reason)
+                    self._answered(self._pop_topic(message), code, reason)
                     yield item
                 case Subscribed(message, code, reason):
-                    topic = self._names.pop(message, "")
+                    topic = self._pop_topic(message)
                     if code >= FIRST_FAILURE:
                         self._denied("listen on", topic, reason)
                 case Refused(code, reason) if code not in troubles.PASSING:
@@ -163,22 +166,21 @@ class Connection:
                     self._rival = troubles.taken_over(self._client_id)
                     yield self._part(now_s, self._delays.refusal_s, self._rival)
                 case Lost(_, reason) | Refused(_, reason):
-                    yield self.give_up(now_s, reason)
+                    yield self._give_up(now_s, reason)
         alone_s = self._delays.refusal_s + STEADY_S
         if self._rival and self.connected_s is not None and now_s > self.connected_s + alone_s:
             self._rival = ""
             self._troubles.clear(troubles.CLIENT_ID)
-        attempting = self._link is not None and self.connected_s is None
-        if attempting and now_s >= self._attempt_s + self._delays.attempt_s:
-            yield self.give_up(now_s, "no answer")
+        if overdue := self._overdue(now_s):
+            yield self._give_up(now_s, overdue)
 
     def received(self) -> Iterator[Message]:
         """What came on the topics listened on since the last call, in order."""
         while self._link and self._link.received:
             yield self._link.received.popleft()
 
-    def give_up(self, now_s: float, detail: str) -> Lost:
-        """Takes the broker for away: drops the link, tries again soon."""
+    def _give_up(self, now_s: float, detail: str) -> Lost:
+        """Treat the broker as away: drop the link and schedule the next attempt."""
         steady = self.connected_s is not None and now_s - self.connected_s > STEADY_S
         brief = self.connected_s is not None and not steady
         there = brief and is_there(self._settings, self._delays.there_s)
@@ -214,7 +216,7 @@ class Connection:
             raise BrokerError(f"cannot publish {message.topic}: expected a connection, found none")
         number = self._link.publish(message)
         if message.qos:
-            self._names[number] = message.topic
+            self._unacknowledged[number] = (message.topic, time.monotonic())
         return number
 
     def close(self) -> None:
@@ -246,12 +248,34 @@ class Connection:
         self._troubles.clear("listen on")
         if self._link:
             for topic in self._listens_on:
-                self._names[self._link.subscribe(topic)] = topic
+                self._unacknowledged[self._link.subscribe(topic)] = (topic, time.monotonic())
         self.publish(events.AVAILABILITY, events.ONLINE, retain=True)
         if self._rival:  # told at the broker, too, as long as the other is to be expected
             self._troubles.set(troubles.CLIENT_ID, self._rival)
         self._troubles.clear("broker")
         log.info("connected to the broker %s:%d", self._settings.host, self._settings.port)
+
+    def _overdue(self, now_s: float) -> str:
+        """Return what the broker has left unanswered for too long; empty if nothing."""
+        attempting = self._link is not None and self.connected_s is None
+        if attempting and now_s >= self._attempt_s + self._delays.attempt_s:
+            return "no answer"
+        return "messages stay unacknowledged" if now_s >= self._silent_s else ""
+
+    @property
+    def _silent_s(self) -> float:
+        """When the broker has left the oldest message unacknowledged for too long.
+
+        The oldest one counts, not the last answer: a connection can lose one message and answer
+        all others.
+        """
+        oldest_s = min((sent_s for _, sent_s in self._unacknowledged.values()), default=math.inf)
+        return oldest_s + self._settings.keepalive_s + self._delays.answer_s
+
+    def _pop_topic(self, message: int) -> str:
+        """Return the topic of the message that the broker answers; empty if it is not known."""
+        topic, _ = self._unacknowledged.pop(message, ("", 0.0))
+        return topic
 
     def _answered(self, topic: str, code: int, reason: str) -> None:
         """A PUBACK; one that refuses the topic is a trouble until the topic is taken again."""
@@ -273,7 +297,7 @@ class Connection:
         if self._link:
             self._link.drop()
         self._link = self.connected_s = None
-        self._names.clear()
+        self._unacknowledged.clear()
         self._denials.clear()
         self._attempt_s = now_s + delay_s * random.SystemRandom().uniform(*SPREAD)
         self._troubles.set("broker", reason, detail)

@@ -28,7 +28,7 @@ MUTE, STATS, PARTIAL = "mute", "stats", "partial"
 ASSIST_REPLY = "assist/reply"
 COUNTERS = (
     "transcripts", "recovered", "frames_dropped", "lost_overload", "lost_store_refused",
-    "set_aside", "expired", "passed_over", "guesses", "guesses_used", "closed_early",
+    "set_aside", "expired", "passed_over", "refused", "guesses", "guesses_used", "closed_early",
     "resumed", "partials", "wyoming_requests", "wyoming_refused", "wyoming_failed",
     "fleet_done", "fleet_redone", "fleet_refused", "fleet_sent", "fleet_late", "fleet_own_cpu",
 )  # fmt: skip
@@ -170,7 +170,8 @@ def stats(
 ) -> dict[str, Any]:
     """The `stats` message; `latencies_ms` are those of the transcripts of the past hour.
 
-    `undelivered` counts those that are in the log and were not published: expired, passed_over.
+    `undelivered` counts those that are in the log and were not published, by reason: expired,
+    passed_over, refused.
     """
     prefix = "discarded_"
     counters = {**appliance.counters, **(undelivered or {})}

@@ -5,6 +5,7 @@ Owned by the publisher's thread; times are time.monotonic()'s.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -17,6 +18,8 @@ from appliance.mqtt.client import FIRST_FAILURE
 from appliance.mqtt.connection import DELAYS, Connection, Delays
 from appliance.mqtt.troubles import Troubles
 from appliance.store import Store, StoredTranscript
+
+log = logging.getLogger("roomscribe.mqtt")
 
 PAGE = 500
 """So many transcripts are looked at together when they are passed over."""
@@ -35,6 +38,8 @@ SUBSCRIBER_DELAY_S = 2.0
 """Between tries while nobody subscribes: after a broker's restart its other clients come later."""
 NOBODY_SUBSCRIBES = 16
 """Reason code of a PUBACK."""
+REFUSALS = 3
+"""After this many refusals in a row of one transcript, the next one is tried."""
 RECENT_S = 30.0
 """A subscriber that goes may have stopped reading so long before its subscription ended: the
 broker acknowledges meanwhile. Home Assistant was seen to do so for 3 s, longer in a large house."""
@@ -61,6 +66,8 @@ class Outbox:
         """How many were passed over because too many waited."""
         self.full = False
         """True from when one was passed over until less than `most` wait again."""
+        self.refused_for_good = 0
+        """Transcripts passed over because the broker refuses them and accepts the next ones."""
         self._store = store
         self._expiry_s = expiry_s
         self._most = most
@@ -69,6 +76,10 @@ class Outbox:
         self._in_flight: dict[int, int] = {}
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
         self._again = 0
+        self._refusals = (0, 0)
+        """The transcript that the broker refused last, and how often in a row."""
+        self._suspect: int | None = None
+        """A refused transcript that is passed over if the broker accepts the next one."""
 
     def due(self, limit: int) -> Iterator[StoredTranscript]:
         """Those to send now, in order, while fewer than `limit` are in flight.
@@ -91,7 +102,7 @@ class Outbox:
 
         Not while any are in flight: then they are on their way, and each that arrives makes room.
         """
-        if not self._most or self._in_flight:
+        if not self._most or self._in_flight or self.is_probing:
             return
         self.commit()
         waiting = self._store.depth()
@@ -116,15 +127,27 @@ class Outbox:
     def acknowledged(self, message: int, now_s: float) -> bool:
         """The broker has `message`; False when that is no transcript of ours."""
         seq = self._in_flight.pop(message, None)
-        if seq is not None:
-            self._recent.append((now_s, seq))
-        return seq is not None
+        if seq is None:
+            return False
+        self._recent.append((now_s, seq))
+        if self._suspect is not None:
+            log.warning(
+                "the broker refused transcript %d %d times and accepts the next one: it stays in "
+                "the log and is not published",
+                *self._refusals,
+            )
+            self.refused_for_good += 1
+            self._suspect = None
+        return True
 
     def repeat(self, since_s: float) -> None:
         """All from the first that was acknowledged since then, or is in flight, is due again."""
         sent = [seq for acknowledged_s, seq in self._recent if acknowledged_s >= since_s]
         sent += self._in_flight.values()
+        if self._suspect is not None:
+            sent.append(self._suspect)
         self._recent.clear()
+        self._suspect = None
         self._in_flight.clear()
         if sent:
             self._again = max(self._again, self._reached, *sent)
@@ -135,21 +158,51 @@ class Outbox:
         return seq <= self._again
 
     def refused(self, message: int) -> bool:
-        """The broker refuses `message`: it and all after it are due again; False as above."""
+        """The broker refuses `message`: it and all after it are due again; False as above.
+
+        A transcript that was refused REFUSALS times becomes the suspect: the next one is due. If
+        the broker accepts that, it is the suspect that it does not want, and not all of them.
+        Raises StoreError.
+        """
+        seq = self._in_flight.get(message)
+        if seq is None:
+            return False
+        probed = self.is_probing
+        self.rewind()
+        if not probed:
+            known, times = self._refusals
+            self._refusals = (seq, times + 1 if known == seq else 1)
+            if self._refusals[1] >= REFUSALS and self._store.after(seq, 1):
+                self._suspect = self._reached = seq
+        return True
+
+    def delayed(self, message: int) -> bool:
+        """Nobody subscribes to `message`: it and all after it are due again; False as above."""
         ours = message in self._in_flight
         if ours:
             self.rewind()
         return ours
 
+    @property
+    def is_probing(self) -> bool:
+        """True while the transcript behind a refused one is tried."""
+        return self._suspect is not None
+
     def rewind(self) -> None:
         """Forgets what is in flight: it will be due again."""
-        if self._in_flight:
-            self._reached = min(self._in_flight.values()) - 1
-            self._in_flight.clear()
+        pending = list(self._in_flight.values())
+        if self._suspect is not None:
+            pending.append(self._suspect)
+        if pending:
+            self._reached = min(pending) - 1
+        self._in_flight.clear()
+        self._suspect = None
 
     def commit(self) -> None:
         """Writes the cursor where it belongs, if it moved. Raises StoreError."""
         known = min(self._in_flight.values(), default=self._reached + 1) - 1
+        if self._suspect is not None:
+            known = self._suspect - 1
         if known != self._cursor:
             self._store.move_cursor(known, back=known < self._cursor)
             self._cursor = known
@@ -180,12 +233,11 @@ class Delivery:
         self._last, self._delays = last, delays
         self._events: dict[int, bytes] = {}
         self._window = self._limit = 1
-        self._answer_s = 0.0
         self._held_s = self._bound_s = 0.0
 
-    def begin_anew(self, now_s: float, receive_maximum: int) -> None:
+    def begin_anew(self, receive_maximum: int) -> None:
         """A connection stands, and takes so many unacknowledged messages."""
-        self._answer_s, self._held_s = now_s, 0.0
+        self._held_s = 0.0
         self._window = max(1, min(IN_FLIGHT, receive_maximum) - RESERVED)
         self._limit = 1
 
@@ -200,12 +252,14 @@ class Delivery:
         After a connection and after a refusal one transcript goes alone, to find out: a whole
         window of them could reach somebody who subscribes just then without the first ones.
         """
-        self._answer_s = now_s
         event = self._events.pop(message, None)
         if code >= FIRST_FAILURE:
-            self._hold(message, self._delays.refusal_s)
+            if self._outbox.refused(message):
+                probing = self._outbox.is_probing
+                self._hold(now_s if probing else now_s + self._delays.refusal_s)
         elif code == NOBODY_SUBSCRIBES and self._settings.hold:
-            if self._hold(message, SUBSCRIBER_DELAY_S):
+            if self._outbox.delayed(message):
+                self._hold(now_s + SUBSCRIBER_DELAY_S)
                 self._troubles.set(troubles.NOBODY, troubles.nobody_subscribes(self._node))
         elif self._outbox.acknowledged(message, now_s):
             self._limit = self._window
@@ -245,8 +299,6 @@ class Delivery:
             payload = events.encode(event)
             expiry_s = max(1, int(self._settings.expiry_s - age_s))
             message = self._connection.publish(events.TRANSCRIPT, payload, expiry_s=expiry_s)
-            if not self._outbox.waiting:
-                self._answer_s = time.monotonic()
             if self._settings.retain_last:
                 self._events[message] = payload
             self._outbox.sent(message, stored.seq)
@@ -254,20 +306,10 @@ class Delivery:
     def due_s(self, now_s: float) -> float:
         """When something is to be done though nothing arrives."""
         bound_s = self._bound_s if self._outbox.full else math.inf
-        return min(self.silent_s, bound_s, self._held_s if self._held_s > now_s else math.inf)
+        return min(bound_s, self._held_s if self._held_s > now_s else math.inf)
 
-    @property
-    def silent_s(self) -> float:
-        """When the broker's silence on what is in flight is to be taken for an outage."""
-        if not self._outbox.waiting:
-            return math.inf
-        return self._answer_s + self._settings.keepalive_s + self._delays.answer_s
-
-    def _hold(self, message: int, delay_s: float) -> bool:
-        """Stops sending for a while when `message` is a transcript, which is then sent again."""
-        held = self._outbox.refused(message)
-        if held:
-            self._events.clear()
-            self._held_s = self._answer_s + delay_s
-            self._limit = 1
-        return held
+    def _hold(self, until_s: float) -> None:
+        """Send nothing until then, and one transcript at a time afterwards."""
+        self._events.clear()
+        self._held_s = until_s
+        self._limit = 1

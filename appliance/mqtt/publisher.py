@@ -127,7 +127,11 @@ class LiveTopics:
         online = events.ONLINE if state.microphone_online else events.OFFLINE
         self._keep(events.MICROPHONE, online, publish)
         if self._stats_source and now_s >= self._stats_s + STATS_S:
-            undelivered = {"expired": self._outbox.expired, "passed_over": self._outbox.passed_over}
+            undelivered = {
+                "expired": self._outbox.expired,
+                "passed_over": self._outbox.passed_over,
+                "refused": self._outbox.refused_for_good,
+            }
             latencies_ms = self._store.latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
             message = events.stats(self._stats_source(), latencies_ms, undelivered)
             publish(events.STATS, events.encode(message), qos=0)
@@ -438,9 +442,6 @@ class Publisher:
                     self._delivery.lost()
         for message in self._connection.received():
             self._take(now_s, message)
-        if now_s >= self._delivery.silent_s:
-            self._connection.give_up(now_s, "messages stay unacknowledged")
-            self._delivery.lost()
         self._delivery.bound(now_s)
         if self._connection.connected_s is not None:
             self._publish_due(now_s)
@@ -466,8 +467,9 @@ class Publisher:
         """Seconds until something is due though nobody wakes us."""
         now_s = time.monotonic()
         due_s = self._connection.due_s
-        if due_s is None:
-            due_s = min(self._live.due_s, self._delivery.due_s(now_s), self._presence.due_s(now_s))
+        if self._connection.connected_s is not None:
+            due_s = min(due_s, self._live.due_s, self._delivery.due_s(now_s))
+            due_s = min(due_s, self._presence.due_s(now_s))
         return max(0.0, min(due_s, self._stop_s, now_s + PROGRESS_S) - now_s)
 
     def _drained(self) -> bool:
@@ -478,7 +480,7 @@ class Publisher:
 
     def _begin_anew(self, now_s: float, receive_maximum: int) -> None:
         """A connection stands and is known to be online."""
-        self._delivery.begin_anew(now_s, receive_maximum)
+        self._delivery.begin_anew(receive_maximum)
         self._live.begin_anew()
         if self._home_assistant.enabled:
             self._presence.connected(now_s, self._announce())

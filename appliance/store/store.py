@@ -9,6 +9,7 @@ or replaced is put right within the call that finds it so.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import sys
 import time
@@ -22,13 +23,15 @@ from typing import Self
 from appliance.config import Settings, StoreSettings, store_folder
 from appliance.errors import StoreError
 from appliance.records import HEARD_HERE, Transcript
-from appliance.store import repair, standin, tables
+from appliance.store import repair, retention, standin, tables
 from appliance.store.database import Access, Database
 from appliance.store.files import plain_errors
 from appliance.store.folders import FILE_NAME, MemoryFolder
 from appliance.store.said import NEWEST, Said, Sentence
 from appliance.store.standin import LIMITS, LastingDatabase, Limits
 from appliance.store.tables import StoredTranscript, Wanted, where
+
+log = logging.getLogger("roomscribe.store")
 
 PAGE = 500
 """So many transcripts are in memory at a time where all are asked for."""
@@ -58,6 +61,7 @@ class Store:
         self._said = Said()
         self._rewrite_s = 0.0
         """When the retention may rewrite the file again, on time.monotonic()'s clock."""
+        self._jumped = False
         self._said_in: tuple[sqlite3.Connection, int] | None = None
         """The connection that `_said` was read from and its file's version then; None: not read."""
 
@@ -192,7 +196,7 @@ class Store:
         send may come faster than it was spoken. Raises StoreError."""
         sql = (
             'SELECT latency_ms FROM transcripts WHERE "end" >= ? AND coalesce(source, ?) = ? '
-            "ORDER BY seq DESC LIMIT ?"
+            "ORDER BY +seq DESC LIMIT ?"  # the + makes SQLite use the index of "end", not of seq
         )
         wanted = (tables.iso(since), HEARD_HERE, HEARD_HERE, limit)
         return self._database.read(
@@ -247,20 +251,29 @@ class Store:
     def expire(self, now: datetime) -> int:
         """Deletes what is beyond the retention's age, number or size; how many transcripts.
 
-        Deleted text is overwritten in the file and in its write-ahead log. Whether the broker has
-        it or not makes no difference: the retention is a promise to those who were heard.
+        Deleted text is overwritten in the file and in its write-ahead log. Unpublished transcripts
+        go, too, but not on the day after a jump of the wall clock.
         Set-aside damaged files go by age, too. Raises StoreError.
         """
-        count = self._database.write(
+        expired = self._database.write(
             "delete old transcripts",
-            lambda found: tables.expire(found, self._settings, now),
+            lambda found: retention.expire(found, self._settings, now),
         )
+        count = expired.count
         if count:
             self._forget_said()
         rewrite = count > 0 and time.monotonic() >= self._rewrite_s
         if rewrite:
             self._rewrite_s = time.monotonic() + _REWRITE_EVERY_S
         self._database.scrub(rewrite=rewrite)
+        if expired.jumped and not self._jumped:
+            log.warning(
+                "the clock jumped ahead by more than a day; for one day nothing unpublished is "
+                "deleted by age. See that the time is right (timedatectl)"
+            )
+        self._jumped = expired.jumped
+        if expired.jumped:
+            return count
         with plain_errors(self.path, "delete old set-aside files"):
             repair.prune(self.path, self._settings.retention_days, now)
         return count

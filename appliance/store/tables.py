@@ -1,4 +1,4 @@
-"""The tables: layouts and the steps between them, rows, search and retention.
+"""The tables: layouts and the steps between them, rows and search.
 
 All of it works on a connection that is open, most of it within a transaction of the caller's.
 
@@ -16,10 +16,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
-from appliance.config import StoreSettings
 from appliance.errors import StoreError
 from appliance.records import HEARD_HERE, Phrase, Transcript
 from appliance.system import boot_id
@@ -384,49 +383,9 @@ def _grams(needles: Sequence[str]) -> list[str]:
     return ['"' + gram.replace('"', '""') + '"' for gram in list(found)[:_MOST_GRAMS]]
 
 
-_BEYOND = "seq <= (SELECT seq FROM transcripts ORDER BY seq DESC LIMIT 1 OFFSET ?)"
-"""All but so many of the newest."""
-_ROUNDS = 8
-"""Deleting by size goes by the average row; so often it is tried again at most."""
-
-
 def forget(connection: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> int:
     """Deletes the transcripts of a condition; how many."""
     count = connection.execute(f"DELETE FROM transcripts WHERE {condition}", values).rowcount
     if count and version(connection) > 1:
         connection.execute("INSERT INTO search (search) VALUES ('optimize')")
-    return count
-
-
-def expire(connection: sqlite3.Connection, settings: StoreSettings, now: datetime) -> int:
-    """Deletes what is beyond the retention's age, number and size; how many."""
-    count = 0
-    if settings.retention_days:
-        earliest = iso(now - timedelta(days=settings.retention_days))
-        count += forget(connection, '"end" < ?', (earliest,))
-    if settings.retention_count:
-        count += forget(connection, _BEYOND, (settings.retention_count,))
-    if settings.retention_mb:
-        count += _shrink(connection, settings.retention_mb * 1_000_000)
-    return count
-
-
-def _shrink(connection: sqlite3.Connection, most_bytes: int) -> int:
-    """Deletes the oldest until the pages in use are within `most_bytes`; how many went."""
-    count = 0
-    for _ in range(_ROUNDS):
-        pages, free, size = (
-            number(connection, f"PRAGMA {name}")
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        used = (pages - free) * size  # free pages wait to be used again
-        if used <= most_bytes:
-            break
-        there = number(connection, "SELECT count(*) FROM transcripts")
-        # a twentieth more than needed, so that the next transcript does not begin it again
-        most = math.floor(there * most_bytes / used * 0.95)
-        went = forget(connection, _BEYOND, (most,))
-        if not went:
-            break
-        count += went
     return count

@@ -16,7 +16,7 @@ import pytest
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
-from rigs.proxy import Proxy
+from rigs.proxy import TRANSCRIPT_TOPIC, Lossy, Proxy
 from rigs.publishing import running, transcript
 from rigs.waiting import until
 
@@ -201,6 +201,59 @@ class OneWay(Proxy):
             connection.recv(65536)
         else:
             super()._pass_on(connection)
+
+
+class FirstPublish:
+    """Matches the first PUBLISH of transcript 1."""
+
+    def __init__(self) -> None:
+        self._over = False
+
+    def __call__(self, packet: bytes, to_broker: bool) -> bool:
+        publishes = to_broker and packet[0] >> 4 == 3 and b'"seq": 1,' in packet
+        self._over, loses = self._over or publishes, publishes and not self._over
+        return loses
+
+
+class SecondPuback:
+    """Matches the PUBACK of the second transcript."""
+
+    def __init__(self) -> None:
+        self._message, self._over = b"", False
+
+    def __call__(self, packet: bytes, to_broker: bool) -> bool:
+        if self._over:
+            return False
+        if to_broker and packet[0] >> 4 == 3 and b'"seq": 2,' in packet:
+            topic = packet.index(TRANSCRIPT_TOPIC) + len(TRANSCRIPT_TOPIC)
+            self._message = packet[topic : topic + 2]
+        acknowledges = not to_broker and packet[0] >> 4 == 4
+        self._over = acknowledges and bool(self._message) and packet[2:4] == self._message
+        return self._over
+
+
+@needs_broker
+@pytest.mark.parametrize("loses", [FirstPublish(), SecondPuback()], ids=["PUBLISH", "PUBACK"])
+def test_one_lost_packet_is_noticed_while_people_keep_talking(
+    store: Store, loses: Callable[[bytes, bool], bool]
+) -> None:
+    with Broker() as broker, Subscriber(broker.port) as subscriber:
+        proxy = Lossy(broker.port, loses)
+        here = MqttSettings(host="127.0.0.1", port=proxy.port, keepalive_s=5)
+        with proxy, running(here, store, delays=SOON) as publisher:
+            until(lambda: publisher.status().connected)
+            end_s, said = time.monotonic() + 10, 0
+            while time.monotonic() < end_s and store.cursor() < 8:
+                publisher.speech(bool(said % 2))  # of QoS 0: leaves at once, nobody answers it
+                if said % 4 == 0:
+                    say(store, publisher, str(said // 4))
+                said += 1
+                time.sleep(0.1)
+            assert (proxy.lost, store.cursor() >= 8) == (1, True)
+            until(lambda: store.depth() == 0)
+        assert list(dict.fromkeys(subscriber.texts())) == [
+            str(n) for n in range(len(store.after(0)))
+        ]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,10 @@ from __future__ import annotations
 import select
 import socket
 import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+TRANSCRIPT_TOPIC = b"roomscribe/kitchen/transcript"
 
 
 class Proxy:
@@ -87,3 +91,46 @@ class Proxy:
         self._pairs.pop(other, None)
         connection.close()
         other.close()
+
+
+class Lossy(Proxy):
+    """A proxy that drops the MQTT packets that `loses` names, and passes all others on."""
+
+    def __init__(self, broker_port: int, loses: Callable[[bytes, bool], bool]) -> None:
+        """`loses` gets a packet and whether it goes to the broker."""
+        super().__init__(broker_port)
+        self._loses, self.lost = loses, 0
+        self._rest: dict[socket.socket, bytes] = {}
+
+    def _pass_on(self, connection: socket.socket) -> None:
+        with suppress(OSError):
+            to_broker = connection.getpeername()[1] != self._broker_port
+            received = connection.recv(65536)
+            data = self._rest.pop(connection, b"") + received
+            while (size := packet_size(data)) and len(data) >= size:
+                packet, data = data[:size], data[size:]
+                if self._loses(packet, to_broker):
+                    self.lost += 1
+                    self.lose(packet, connection)
+                else:
+                    self._pairs[connection].sendall(packet)
+            self._rest[connection] = data
+            if received:
+                return
+        other = self._pairs.pop(connection)
+        self._pairs.pop(other, None)
+        connection.close()
+        other.close()
+
+    def lose(self, packet: bytes, connection: socket.socket) -> None:
+        """Called for each dropped packet that came from `connection`."""
+
+
+def packet_size(data: bytes) -> int:
+    """Bytes of the first MQTT packet in `data`; 0 if its length is not there yet."""
+    length = 0
+    for at, byte in enumerate(data[1:5]):
+        length += (byte & 127) << 7 * at
+        if byte < 128:
+            return 2 + at + length
+    return 0

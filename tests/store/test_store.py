@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -84,6 +84,15 @@ def test_the_latencies_are_those_of_what_was_heard_here(store: Store) -> None:
     assert store.latencies(said.end, 10) == [2.0, 0.0]
     assert store.latencies(said.end, 1) == [2.0]
     assert store.latencies(said.end + timedelta(seconds=1), 10) == []
+
+
+def test_the_latencies_are_found_without_reading_the_whole_log(store: Store) -> None:
+    connection, statements = connection_of(store), list[str]()
+    connection.set_trace_callback(statements.append)
+    store.latencies(datetime.now(UTC), 1000)
+    connection.set_trace_callback(None)
+    plan = connection.execute(f"EXPLAIN QUERY PLAN {statements[-1]}").fetchall()
+    assert "SEARCH transcripts USING INDEX transcripts_by_end" in plan[0][3]
 
 
 def test_the_cursor_is_kept_and_moves_back_only_if_asked_to(settings: StoreSettings) -> None:
