@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,13 @@ def add_fleet(
     what.add_argument(
         "--role", choices=("ear", "brain", "both"), help="what it does (default: ear)"
     )
+    invite.add_argument(
+        "--valid-days",
+        type=_days,
+        default=1.0,
+        metavar="DAYS",
+        help="how long `join` takes the code; 0: for ever (default: 1)",
+    )
     what.add_argument("--remove", action="store_true", help="end the boxes' right at once")
     invite.set_defaults(command=invite_boxes)
     status = add(
@@ -119,6 +127,14 @@ def add_fleet(
     )
     check.add_argument("--json", action="store_true", help="one JSON object, for programs")
     check.set_defaults(command=check_fleet, lenient=True, recordings=None)
+
+
+def _days(text: str) -> float:
+    """A number of days. Raises ValueError."""
+    days = float(text)
+    if not 0 <= days <= 3650:
+        raise ValueError(text)
+    return days
 
 
 def _add_join(add: Any) -> None:
@@ -244,7 +260,13 @@ def _join(
             f"code: expected one for an ear, found one for {_a(code.role)}, which transcribes; "
             f"{lacking}"
         )
+    if code.expires_s and time.time() > code.expires_s:
+        raise ConfigError(
+            "code: this invitation has expired. Run `sudo roomscribe fleet invite "
+            f"{code.node}` where the server runs, and use the new line"
+        )
     folder = file.absolute().parent / FOLDER
+    _require_same_node(code, settings)
     changes: dict[str, Any] = {
         "fleet.role": code.role,
         "fleet.server": list(code.servers) if code.servers[1:] else code.servers[0],
@@ -286,6 +308,25 @@ def _join(
     return 0
 
 
+def _require_same_node(code: Code, settings: Settings) -> None:
+    """Raises ConfigError if this box has joined under another name that would change silently."""
+    from appliance.fleet import credential
+
+    if settings.appliance.node:
+        return  # it was chosen, and the code has to fit
+    try:
+        joined = credential(settings.fleet)
+    except ConfigError:
+        return  # it cannot be used: the code brings another
+    if joined and joined.user != code.node:
+        node = joined.user
+        raise ConfigError(
+            f"code: this box has joined as {node}, and the code is for {code.node}. Run `sudo "
+            f"roomscribe fleet invite {node}` where the server runs and use that code; to rename "
+            f'this box, first set node = "{code.node}" in [appliance]'
+        )
+
+
 def _proof(settings: Settings, node: str, within_s: float) -> str:
     """What the server says when it lets the node in; again for `within_s` while it does not.
 
@@ -297,6 +338,12 @@ def _proof(settings: Settings, node: str, within_s: float) -> str:
     while True:
         try:
             with Probe(settings.fleet, node) as probe:
+                if probe.rivals():
+                    raise ConfigError(
+                        f"code: another machine is connected as {node}: an invitation is for one "
+                        "machine. Run `sudo roomscribe fleet invite OTHER-NAME` where the server "
+                        "runs, and use that code"
+                    )
                 there = probe.brains()
                 who = ", ".join(f"{one.node} ({one.name})" for one in there) or "nobody yet"
                 return f"{probe.address} lets {node} in; transcribing there: {who}"
@@ -525,10 +572,15 @@ def invite_boxes(options: argparse.Namespace, settings: Settings) -> int:
         if options.remove:
             print(f"{node} is let in no more")
         else:
+            code, until = engine.code(node, options.valid_days), ""
+            if code.expires_s:
+                moment = datetime.fromtimestamp(code.expires_s).astimezone()
+                until = f"; valid until {moment:%Y-%m-%d %H:%M}"
             print(
-                f"on {node}, which becomes {_a(engine.boxes[node].role)} (keep this line secret):"
+                f"on {node}, which becomes {_a(engine.boxes[node].role)} (keep this line "
+                f"secret{until}):"
             )
-            print(f"  sudo roomscribe fleet join --yes {engine.code(node).text()}")
+            print(f"  sudo roomscribe fleet join --yes {code.text()}")
     _print_siblings(engine)
     return 0
 
@@ -649,7 +701,8 @@ def show_status(options: argparse.Namespace, settings: Settings) -> int:
 
     _require_joined(settings)
     with Probe(settings.fleet, node_name(settings)) as probe:
-        brains, queue = probe.brains(), probe.queue()
+        brains = probe.brains()
+        queue = probe.queue() if probe.may_see_queue else None
         found: dict[str, Any] = {
             "node": node_name(settings),
             "role": settings.fleet.role,
@@ -665,7 +718,7 @@ def show_status(options: argparse.Namespace, settings: Settings) -> int:
                 }
                 for one in brains
             ],
-            "waiting": queue.windows if queue else 0,
+            "waiting": queue.windows if queue else 0 if probe.may_see_queue else None,
             "own": _own_counters(settings),
         }
     if options.json:
@@ -676,7 +729,8 @@ def show_status(options: argparse.Namespace, settings: Settings) -> int:
         print(f"  {one.node:20} {one.name}, {'busy' if one.busy else 'idle'}, {one.done} done")
     if not brains:
         print("  nobody transcribes: is a brain's daemon running? `roomscribe fleet status` there")
-    print(f"waiting at the server: {found['waiting']} windows")
+    if found["waiting"] is not None:
+        print(f"waiting at the server: {found['waiting']} windows")
     for wanted, line in (
         (settings.fleet.serves, "here: {done} done for others, {redone} again, {refused} refused"),
         (

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         unwritable as unwritable,
         version as version,
     )
-    from appliance.fleet.link import Link as Link
+    from appliance.fleet.link import Link as Link, credential as credential
     from appliance.fleet.probe import Probe as Probe, Waiting as Waiting
 
 __getattr__ = lazily(__name__, __file__)

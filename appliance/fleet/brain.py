@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -28,7 +29,6 @@ from appliance.fleet.messages import (
     LARGEST,
     RECOMMENDED,
     STREAM,
-    WINDOWS,
     Answer,
     Job,
     MessageError,
@@ -38,6 +38,7 @@ from appliance.fleet.messages import (
     consumer,
     consumer_filter,
     identity,
+    is_inbox,
     pack_answer,
     pack_presence,
     read_window,
@@ -75,6 +76,11 @@ REPLICAS = 3
 """Of the stream, where the server is one of a cluster."""
 API_S = 1.5
 """Nobody answers while a cluster elects a leader: asked again soon."""
+MODEL_SUBJECT = re.compile(r"roomscribe\.window\.[0-9A-Za-z_-]+\.\*")
+MOST_SUBJECTS = 8
+"""Models whose windows the server takes, `any` among them. An ear may leave WAITING windows for
+each, so that no ear alone fills the server's memory."""
+ADJUSTMENTS = 3
 CUT_MS = 20
 """So long a stretch is judged when a window is cut."""
 
@@ -147,9 +153,10 @@ class Brain:
         from nats.js import api
         from nats.js.errors import APIError, BadRequestError
 
+        names = list(dict.fromkeys(["", token(self._model().name)]))
         stream = api.StreamConfig(
             name=STREAM,
-            subjects=[WINDOWS],
+            subjects=[consumer_filter(name) for name in names],
             retention=api.RetentionPolicy.WORK_QUEUE,
             storage=api.StorageType.MEMORY,
             discard=api.DiscardPolicy.NEW,
@@ -159,8 +166,10 @@ class Brain:
             max_age=WAITING_S,
             duplicate_window=WAITING_S,
             num_replicas=self._replicas,
+            # the server answers to any reply subject: an ear must not delete windows through it
+            deny_purge=True,
+            deny_delete=True,
         )
-        names = list(dict.fromkeys(["", token(self._model().name)]))
         server = client.jetstream(timeout=API_S)
         try:
             try:
@@ -213,18 +222,32 @@ class Brain:
         """Makes the stream what it should be, as far as the server lets it."""
         from nats.js.errors import APIError
 
-        found = (await server.stream_info(STREAM)).config
-        for replicas in dict.fromkeys((self._replicas, found.num_replicas or 1)):
-            try:
-                await server.update_stream(stream.evolve(num_replicas=replicas))
+        for _ in range(ADJUSTMENTS):
+            found = (await server.stream_info(STREAM)).config
+            others = [one for one in found.subjects or () if MODEL_SUBJECT.fullmatch(one)]
+            subjects = list(dict.fromkeys((*stream.subjects, *others)))[:MOST_SUBJECTS]
+            for replicas in dict.fromkeys((self._replicas, found.num_replicas or 1)):
+                try:
+                    await server.update_stream(
+                        stream.evolve(num_replicas=replicas, subjects=subjects)
+                    )
+                    break
+                except APIError as error:
+                    log.warning("the stream %s stays as it is: %s", STREAM, error)
+            told = (await server.stream_info(STREAM)).config.subjects or ()
+            if set(stream.subjects) <= set(told):  # no other brain wrote its own meanwhile
                 return
-            except APIError as error:
-                log.warning("the stream %s stays as it is: %s", STREAM, error)
 
     async def _tell(self, message: Msg) -> None:
-        """Says what we are to whoever asks for brains."""
+        """Says what we are to whoever asks for brains, in their inbox.
+
+        Another reply subject would make this brain publish where the sender may not.
+        """
+        if not is_inbox(message.reply):
+            return
         model = self._model()
-        await message.respond(
+        await message._client.publish(
+            message.reply,
             pack_presence(
                 Presence(
                     node=self._link.node,
@@ -238,7 +261,7 @@ class Brain:
                     window_s=model.window_s,
                     demo_model=model.demo_model,
                 )
-            )
+            ),
         )
 
     async def _do(self, client: Client, message: Msg) -> None:

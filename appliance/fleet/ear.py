@@ -1,8 +1,9 @@
 """Windows to transcriptions by the brains of a fleet; `infer/remote` says what happens while they
 cannot.
 
-One window is under way at a time, which keeps the order. It is sent again, as another attempt, when
-the server was away meanwhile: what waits there lies in memory alone. An answer is for a window's
+One window is under way at a time, which keeps the order. It is sent again, as another attempt, if
+the connection was lost meanwhile, or the server has dropped it after WAITING_S. While it waits at
+the server it is not sent again: brains would do it twice. An answer is for a window's
 id: the first one counts, whichever attempt it is for.
 
 Over 500 lines because asking, and what is known of who is asked, change together.
@@ -13,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from appliance.config import FleetSettings, Settings, node_name
@@ -27,6 +29,7 @@ from appliance.fleet.messages import (
     BRAINS,
     FLEET,
     RECOMMENDED,
+    WHO,
     Answer,
     Job,
     MessageError,
@@ -58,6 +61,7 @@ from appliance.infer import (
 )
 from appliance.model import chosen_model
 from appliance.records import Transcription, Window
+from appliance.system import boot_id
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -71,6 +75,10 @@ SENT_S = 2.0
 """For the server to say that it has a window."""
 COMING_S = 2.0
 """A connection so young knows of no brain yet: brains come back as ears do."""
+WAITING_S = 60.0
+"""For so long a window waits at the server, which then drops it."""
+GREETING_S, ANSWER_S = 60.0, 1.0
+"""Between two greetings for other machines with our credential, and between two answers to one."""
 AGAIN_S = 0.1
 CONNECT_S = 2.5
 """At the start, for the first connection."""
@@ -84,12 +92,29 @@ PROBED = "doctor-"
 STATUS = "see `roomscribe fleet status`"
 
 
+@dataclass(slots=True)
+class Attempt:
+    """How a window was sent last."""
+
+    number: int
+    client: Client | None = None
+    """The connection on which the server took it."""
+    sent_s: float = 0.0
+    refused: bool = False
+    """True once a brain has given it back."""
+
+    def is_queued(self, client: Client | None) -> bool:
+        """True while the window may wait at the server that `client` is connected to."""
+        queued = client is not None and self.client is client and not self.refused
+        return queued and time.monotonic() - self.sent_s < WAITING_S
+
+
 class Ear:
     """Sends windows over a link and waits for the answers. `present` and `transcribe` may be called
     by any thread, the latter by one at a time; both raise ServerError."""
 
-    def __init__(self, link: Link, settings: FleetSettings) -> None:
-        """Before the link is started."""
+    def __init__(self, link: Link, settings: FleetSettings, box: str = "") -> None:
+        """Before the link is started. `box` names this machine; the default is its boot's id."""
         self.muted: Callable[[], bool] = lambda: False
         """While true not a byte of sound is sent."""
         self.counts: Counter[str] = Counter()
@@ -99,12 +124,16 @@ class Ear:
         self._subjects = Subjects(link.node, settings.model)
         self._awaited: dict[str, asyncio.Future[Answer]] = {}
         """Answers that somebody waits for, by the window's id."""
-        self._attempts: OrderedDict[str, int] = OrderedDict()
+        self._attempts: OrderedDict[str, Attempt] = OrderedDict()
         self._given_up: OrderedDict[str, Answer | None] = OrderedDict()
         """Windows that nobody waits for any more, and what came of them all the same."""
         self._refusal = ""
         """What the server says that we have no right to."""
         self._sending: asyncio.Future[Any] | None = None
+        self._box = (box or boot_id()).encode()
+        self._rival_s = self._greeted_s = self._warned_s = -math.inf
+        """When another machine with our credential was heard, when we answered it, and when a
+        message that is no answer was logged."""
         link.add(self._listen)
         link.refused = self._refused
 
@@ -147,13 +176,43 @@ class Ear:
         """Is called on each connection."""
         self._refusal = ""
         await client.subscribe(self._subjects.answer, cb=self._take)
+        await client.subscribe(self._subjects.box, cb=self._meet)
+        while True:  # until the connection ends
+            await client.publish(self._subjects.box, self._box)
+            await asyncio.sleep(GREETING_S)
+
+    @property
+    def rival(self) -> str:
+        """Why this node's transcripts may be another machine's, with the cure; empty if not."""
+        if time.monotonic() - self._rival_s > 2.5 * GREETING_S:
+            return ""
+        return (
+            f"another machine uses the invitation of {self._link.node}: texts of two rooms are "
+            "mixed. Run `sudo roomscribe fleet invite OTHER-NAME` where the server runs, and join "
+            "with that code on one of the two machines"
+        )
+
+    async def _meet(self, message: Msg) -> None:
+        """Some machine with our credential says which one it is, or asks."""
+        if not self._box or message.data == self._box:
+            return
+        now_s = time.monotonic()
+        if message.data != WHO:
+            if not self.rival:
+                log.warning("another machine is connected as %s", self._link.node)
+            self._rival_s = now_s
+        if now_s - self._greeted_s > ANSWER_S and (client := self._link.client):
+            self._greeted_s = now_s
+            await client.publish(self._subjects.box, self._box)
 
     async def _take(self, message: Msg) -> None:
         """Whatever comes on our subject."""
         try:
             answer = read_answer(message.data, compression_ratio)
         except MessageError as error:
-            log.warning("an answer of the fleet is none: %s", error)
+            if time.monotonic() - self._warned_s > GREETING_S:  # anybody may send them
+                self._warned_s = time.monotonic()
+                log.warning("an answer of the fleet is none: %s", error)
             for one in self._awaited.values():
                 if error.code == "version" and not one.done():
                     one.set_exception(
@@ -162,6 +221,8 @@ class Ear:
                         )
                     )
             return
+        if isinstance(answer.result, Refusal) and (attempt := self._attempts.get(answer.id)):
+            attempt.refused = True
         awaited = self._awaited.get(answer.id)
         if awaited and not awaited.done():
             awaited.set_result(answer)
@@ -191,7 +252,9 @@ class Ear:
                 if client is None and sent_to is None:
                     raise ServerError(self._link.trouble or COMING, busy=True)
                 if client is not None and client is not sent_to:
-                    if not await self._send(client, job, sound):
+                    last = self._attempts.get(window_id)
+                    queued = last is not None and last.is_queued(client)
+                    if not queued and not await self._send(client, job, sound):
                         await asyncio.sleep(AGAIN_S)
                         continue
                     sent_to, look = client, None
@@ -224,11 +287,12 @@ class Ear:
             raise ServerError("muted: what was said before is not sent", busy=True)
         if self._refusal:
             raise ServerError(self._refusal, busy=True)
-        attempt = self._attempts.pop(job.window.id, 0) + 1
+        before = self._attempts.pop(job.window.id, None)
+        attempt = Attempt(before.number + 1 if before else 1)
         self._attempts[job.window.id] = attempt
         while len(self._attempts) > REMEMBERED:
             self._attempts.popitem(last=False)
-        headers = window_headers(replace(job, attempt=attempt))
+        headers = window_headers(replace(job, attempt=attempt.number))
         self._sending = asyncio.ensure_future(
             client.request(self._subjects.window, sound, timeout=SENT_S, headers=headers)
         )
@@ -253,8 +317,9 @@ class Ear:
             self._sending = None
         if not self._is_taken(reply.data):
             return False
+        attempt.client, attempt.sent_s = client, time.monotonic()
         self.counts["fleet_sent"] += 1
-        if attempt > 1:
+        if attempt.number > 1:
             self.counts["fleet_redone"] += 1
         return True
 
@@ -328,6 +393,8 @@ class Ear:
 
     def _refused(self, said: str) -> None:
         """The server says that we have no right to something."""
+        if self._subjects.box in said:
+            return  # a server that was set up before machines greeted each other
         self._refusal = (
             f"refused: the fleet's server lets {self._link.node} not do what an ear does ({said}); "
             "`roomscribe fleet join` again, as an ear"
@@ -368,6 +435,11 @@ class EarEncoder(RemoteEncoder[Presence, Transcription]):
         self.own_cpu = 0
         """Windows that this machine's model encoded."""
         super().__init__(local, clock)
+
+    @property
+    def trouble(self) -> str | None:
+        """As the base's, and that another machine uses our credential."""
+        return "; ".join(filter(None, (super().trouble, self._ear.rival))) or None
 
     def describe(self) -> Presence:
         """What a brain says of itself."""

@@ -20,6 +20,7 @@ import shutil
 import ssl
 import subprocess
 import tempfile
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -69,12 +70,14 @@ class Code:
     password: str = field(repr=False)
     authority: str = ""
     """The certificate of the authority (PEM); empty: one that the system knows."""
+    expires_s: int = 0
+    """Unix time after which `join` refuses the code; 0: never."""
 
     def text(self) -> str:
         """One word that survives a messenger: what is wrong with a copy of it is noticed."""
         return _packed({
             "s": self.servers, "n": self.node, "r": self.role, "p": self.password,
-            "a": _bare(self.authority),
+            "a": _bare(self.authority), "x": self.expires_s,
         })  # fmt: skip
 
     @classmethod
@@ -89,7 +92,7 @@ class Code:
         try:
             code = cls(
                 tuple(map(str, found["s"])), str(found["n"]), str(found["r"]), str(found["p"]),
-                _clothed(str(found["a"])),
+                _clothed(str(found["a"])), int(found.get("x", 0)),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError):
             raise _no_code("something else in it") from None
@@ -176,10 +179,11 @@ class Engine:
             )
         return replace(self, boxes={one: box for one, box in self.boxes.items() if one != node})
 
-    def code(self, node: str) -> Code:
-        """What that box is to be given."""
+    def code(self, node: str, valid_days: float = 0) -> Code:
+        """The code for that node, which expires after `valid_days`; 0: never."""
         box = self.boxes[node]
-        return Code(self.addresses, node, box.role, box.password, self.authority)
+        expires_s = int(time.time() + valid_days * 86_400) if valid_days else 0
+        return Code(self.addresses, node, box.role, box.password, self.authority, expires_s)
 
     def certified(self) -> Engine:
         """The same with a certificate: the given one, else one of our own authority that holds.
@@ -337,17 +341,16 @@ def server_of(text: str) -> Engine:
 def rights(node: str, role: str) -> tuple[list[str], list[str]]:
     """The subjects that a node may publish to and read."""
     read = {f"_INBOX.{node}.>"}
-    publish = {
-        "roomscribe.brains",
-        f"$JS.API.STREAM.INFO.{STREAM}",
-        f"$JS.API.CONSUMER.INFO.{STREAM}.*",
-    }
+    publish = {"roomscribe.brains", f"_INBOX.{node}.box"}
     if role in ("ear", "both"):
         publish.add(f"roomscribe.window.*.{node}")
         read.add(f"roomscribe.answer.{node}")
     if role in ("brain", "both"):
         publish |= {
             "roomscribe.answer.*",
+            "_INBOX.*.>",
+            f"$JS.API.STREAM.INFO.{STREAM}",
+            f"$JS.API.CONSUMER.INFO.{STREAM}.*",
             "$JS.API.INFO",
             "$JS.API.STREAM.NAMES",
             *(f"$JS.API.STREAM.{what}.{STREAM}" for what in ("CREATE", "UPDATE", "DELETE")),
@@ -498,7 +501,7 @@ def _users(boxes: Mapping[str, Box]) -> str:
     lines = [
         f'  {{ user: "{node}", password: "{box.password}", permissions: '
         f"{{ publish: {{ allow: {json.dumps(publish)} }}, "
-        f"subscribe: {{ allow: {json.dumps(read)} }}, allow_responses: {_may_answer(box)} }} }}"
+        f"subscribe: {{ allow: {json.dumps(read)} }} }} }}"
         for node, box in sorted(boxes.items())
         for publish, read in (rights(node, box.role),)
     ]
@@ -507,10 +510,6 @@ def _users(boxes: Mapping[str, Box]) -> str:
         password = secrets.token_urlsafe(18)
         lines = [f'  {{ user: "nobody", password: "{password}", permissions: {deny} }}']
     return "\n".join(["users: [", *lines, "]", ""])
-
-
-def _may_answer(box: Box) -> str:
-    return "false" if box.role == "ear" else "true"
 
 
 def _packed(content: Mapping[str, Any]) -> str:

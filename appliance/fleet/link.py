@@ -20,6 +20,7 @@ import tomllib
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -231,6 +232,7 @@ class Link:
     async def _stay_connected(self) -> None:
         """Connects to one server after the other until `close`."""
         pause_s, turn, failed = FIRST_PAUSE_S, 0, 0
+        refusal = ""  # of this round: it says more than that another server does not answer
         while not self._closing.is_set():
             server = self._servers[turn % len(self._servers)]
             turn += 1
@@ -242,13 +244,15 @@ class Link:
                     pause_s, failed = FIRST_PAUSE_S, 0
                 failed += 1
                 self._unwell = isinstance(error, ServerError)
+                why = _explain(server, error)
+                refusal = why if why.startswith("refused") else refusal
                 if failed >= len(self._servers):  # of a cluster another one may be there
-                    self._note(_explain(server, error))
+                    self._note(refusal or why)
             if failed % len(self._servers) == 0:
                 self._tried.set()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                pause_s, refusal = min(2 * pause_s, LONGEST_PAUSE_S), ""
 
     async def _be_connected(self, server: str) -> None:
         """Connects, and works until the connection ends. Raises whatever ended it."""
@@ -369,10 +373,21 @@ async def _leave(client: Client) -> None:
             await client.close()
 
 
+_WRONG_TIME = {9: "its certificate is not valid yet", 10: "its certificate has expired"}
+"""OpenSSL's numbers of verification errors that a wrong clock causes, too."""
+
+
 def _explain(server: str, error: Exception) -> str:
     """Why there is no connection, in plain words, with the cure."""
     where, said = f"the fleet's server {server}", one_line(error)
     low = said.lower()
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _WRONG_TIME:
+        return (
+            f"refused: {where}: {_WRONG_TIME[error.verify_code]} by this machine's clock "
+            f"({datetime.now().astimezone():%Y-%m-%d %H:%M %Z}). If that is wrong, set the clock "
+            "(`timedatectl`); if it is right, run `sudo roomscribe fleet join --serve` on the "
+            "server's machine"
+        )
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"refused: {where}: expected a certificate of an authority that we know, found: "

@@ -26,12 +26,13 @@ from appliance.system import shorten
 VERSION = 1
 """Of all messages; raised when a field changes its meaning or goes."""
 STREAM = "ROOMSCRIBE"
-WINDOWS = "roomscribe.window.*.*"
-"""Subjects of the stream: the model that is asked for, or `any`, and the ear."""
 BRAINS = "roomscribe.brains"
 """Every brain answers what is asked here."""
+WHO, LARGEST_BOX = b"?", 100
+"""The question on `Subjects.box`, and the bytes that an answer to it has at most."""
 ANY = "any"
 WINDOW_HEADER, ID_HEADER = "Roomscribe-Window", "Nats-Msg-Id"
+INBOX = re.compile(r"_INBOX\.[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)+")
 LARGEST = 1_000_000
 """Bytes of a window's message; nats-server takes a megabyte unless told otherwise."""
 LARGEST_HEADER, LARGEST_ANSWER = 4096, 1 << 16
@@ -141,6 +142,16 @@ class Subjects:
     def inbox(self) -> str:
         """What the node's own inboxes begin with."""
         return f"_INBOX.{self.node}"
+
+    @property
+    def box(self) -> str:
+        """Where machines that use this node's credential find each other."""
+        return f"{self.inbox}.box"
+
+
+def is_inbox(subject: str) -> bool:
+    """True for an inbox of a node, the only kind of subject that may ask for a reply."""
+    return bool(INBOX.fullmatch(subject))
 
 
 def token(name: str) -> str:

@@ -11,10 +11,12 @@ from typing import Any, Self, TypeVar
 
 from appliance.config import FleetSettings
 from appliance.errors import ServerError
-from appliance.fleet.link import Link
+from appliance.fleet.link import Link, credential
 from appliance.fleet.messages import (
     BRAINS,
+    LARGEST_BOX,
     STREAM,
+    WHO,
     Answer,
     Job,
     MessageError,
@@ -25,7 +27,7 @@ from appliance.fleet.messages import (
     read_answer,
     read_presence,
 )
-from appliance.system import one_line
+from appliance.system import boot_id, one_line
 
 CONNECT_S = 6.0
 """For the first round of all servers; the link's own limit is one server's."""
@@ -99,6 +101,15 @@ class Probe:
     def max_payload(self) -> int:
         """Bytes that the server takes at once."""
         return int(self._client().max_payload)
+
+    @property
+    def may_see_queue(self) -> bool:
+        """False for an ear at a server with users: when a room speaks is nobody else's business."""
+        return self._settings.role != "ear" or credential(self._settings) is None
+
+    def rivals(self, within_s: float = PRESENT_S) -> int:
+        """How many other machines are connected with our credential. Raises ServerError."""
+        return len(self._ask(lambda: self._boxes(within_s), within_s + API_S) - {boot_id()})
 
     def brains(self, within_s: float = PRESENT_S) -> list[Presence]:
         """Who transcribes, by name; those alone that this version understands. Raises
@@ -175,6 +186,19 @@ class Probe:
                 found[brain.node] = brain
         await subscription.unsubscribe()
         return [found[node] for node in sorted(found)]
+
+    async def _boxes(self, within_s: float) -> set[str]:
+        client, subject = self._client(), Subjects(self.node).box
+        subscription = await client.subscribe(subject)
+        await client.publish(subject, WHO)
+        found, deadline_s = set[str](), time.monotonic() + within_s
+        with suppress(TimeoutError):
+            while (left_s := deadline_s - time.monotonic()) > 0:
+                told = (await subscription.next_msg(left_s)).data
+                if told != WHO and len(told) < LARGEST_BOX:
+                    found.add(told.decode("utf-8", "replace"))
+        await subscription.unsubscribe()
+        return found
 
     async def _queue(self, models: Sequence[str]) -> Waiting | None:
         from nats.js.errors import NotFoundError

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,9 +30,11 @@ from rigs.wyoming import free_port
 
 from appliance.cli import fleet
 from appliance.cli.main import main
-from appliance.config import DEFAULT_PATH
+from appliance.config import DEFAULT_PATH, load
 from appliance.errors import ConfigError
-from appliance.fleet.engine import PATHS, STATE, Engine, version
+from appliance.fleet.ear import Ear
+from appliance.fleet.engine import PATHS, STATE, Code, Engine, version
+from appliance.fleet.link import Link
 
 pytestmark = pytest.mark.skipif(bool(rig.missing()), reason=rig.missing())
 
@@ -105,10 +108,13 @@ def test_a_server_is_set_up_and_boxes_join_with_one_line_each(tmp_path: Path) ->
         shown = roomscribe("fleet", "status", "--json", "--config", kitchen)
         assert shown.returncode == 1  # nobody transcribes
         assert json.loads(shown.stdout) == {
-            "node": "kitchen", "role": "ear", "server": server.url, "brains": [], "waiting": 0,
+            "node": "kitchen", "role": "ear", "server": server.url, "brains": [], "waiting": None,
             "own": {},
         }  # fmt: skip
-        assert invited(attic, server, "bath") == [codes[1]]  # the same line again
+        (endless,) = invited(attic, server, "bath", "--valid-days", "0")
+        first, later = Code.read(codes[1]), Code.read(endless)
+        assert replace(first, expires_s=0) == later, "the same password"
+        assert 86_000 < first.expires_s - time.time() < 86_401
         invited(attic, server, "bath", "--remove")
         shut = roomscribe("fleet", "status", "--config", bath)
         assert shut.returncode == 69
@@ -134,7 +140,9 @@ def test_a_brain_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> No
             until(lambda: not roomscribe("fleet", "status", "--config", kitchen).returncode, 30)
             checked = roomscribe("fleet", "check", "--json", "--config", kitchen)
             assert checked.returncode == 0, checked.stdout
-            assert {one["status"] for one in json.loads(checked.stdout)["checks"]} == {"ok"}
+            checks = json.loads(checked.stdout)["checks"]
+            others = [one["name"] for one in checks if one["status"] != "ok"]
+            assert others == ["queue"], "an ear may not look at the queue"
             own = roomscribe("fleet", "status", "--config", brain, environment=runtime)
             assert "attic                home-en, idle, 1 done" in own.stdout
             assert "here: 1 done for others, 0 again, 0 refused" in own.stdout
@@ -169,6 +177,32 @@ def test_a_join_twice_changes_nothing_and_another_boxs_code_is_refused(tmp_path:
         assert away.returncode == 69
         assert len(errors(away)) == 1
         assert not (tmp_path / "den" / "fleet").exists()
+
+
+def test_an_invitation_is_for_one_machine_one_day_and_one_name(tmp_path: Path) -> None:
+    with house(tmp_path) as (attic, server):
+        (code,) = invited(attic, server, "kitchen")
+        kitchen = box(tmp_path / "kitchen", "")
+        expired = replace(Code.read(code), expires_s=int(time.time()) - 1).text()
+        late = roomscribe("fleet", "join", "--yes", expired, "--config", kitchen)
+        assert (late.returncode, "this invitation has expired" in late.stderr) == (78, True)
+        assert roomscribe("fleet", "join", "--yes", code, "--config", kitchen).returncode == 0
+        chosen = load(kitchen).fleet
+        link = Link(chosen, "kitchen")
+        Ear(link, chosen, "another machine")
+        link.start()
+        link.settle(5)
+        second = roomscribe("fleet", "join", "--yes", code, "--config", box(tmp_path / "copy", ""))
+        link.close()
+        assert second.returncode == 78, second.stderr
+        assert "another machine is connected as kitchen" in errors(second)[0]
+        # its host name was the code's, so that the configuration names no node
+        text = kitchen.read_text(encoding="utf-8")
+        kitchen.write_text(text.replace('node = "kitchen"', ""), encoding="utf-8")
+        (bath,) = invited(attic, server, "bath")
+        renamed = roomscribe("fleet", "join", "--yes", bath, "--config", kitchen)
+        assert renamed.returncode == 78
+        assert "this box has joined as kitchen, and the code is for bath" in errors(renamed)[0]
 
 
 def test_a_code_is_pasted_into_a_terminal_and_the_change_declined(tmp_path: Path) -> None:

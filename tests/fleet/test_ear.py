@@ -241,6 +241,59 @@ def test_an_answer_that_came_too_late_is_there_when_its_window_is_asked_again(
         assert told(ear)["fleet_sent"] == 1
 
 
+def test_a_window_that_waits_at_the_server_is_not_sent_again(
+    server: NatsServer, ears: Callable[..., EarTranscriber]
+) -> None:
+    """Each copy would be done by some brain: with too few brains, more is sent and less is done."""
+    with busy_with_its_own_room(server) as brain:
+        ear = ears(patience_s=1.0)
+        window = a_window()
+        for _ in range(3):
+            with pytest.raises(ServerError, match="expected an answer within 1 s"):
+                ear.encoder.request(window, 1.0)
+        assert told(ear)["fleet_sent"] == 1
+        assert server.stream()["state"]["messages"] == 1
+        brain.waiting = 0
+        assert patiently(ear, window).text == HEARD.text
+        assert len(brain.windows) == 1
+        assert (told(ear)["fleet_sent"], told(ear)["fleet_redone"]) == (1, 0)
+
+
+def test_a_window_that_a_brain_gave_back_is_sent_again(
+    server: NatsServer, ears: Callable[..., EarTranscriber]
+) -> None:
+    busy = b'{"v":1,"id":"%s","attempt":1,"brain":"pi5","error":{"code":"busy","text":"no time"}}'
+    with busy_with_its_own_room(server) as brain, Bus(server.url) as bus:
+        answers = [busy]
+        bus.answer_all("roomscribe.window.>", "roomscribe.answer.kitchen", answers)
+        ear = ears()
+        window = a_window()
+        with pytest.raises(ServerError, match="no time"):
+            ear.encoder.request(window, 5.0)
+        answers.clear()
+        brain.waiting = 0
+        assert patiently(ear, window).text == HEARD.text
+        assert told(ear)["fleet_sent"] == 2
+
+
+def test_two_machines_with_one_credential_notice_each_other(server: NatsServer) -> None:
+    chosen = FleetSettings(role="ear", server=(server.url,))
+    links = [Link(chosen, "kitchen") for _ in range(3)]
+    ears = [Ear(link, chosen, box) for link, box in zip(links, ("a", "a", "b"), strict=True)]
+    try:
+        for link in links[:2]:
+            link.start()
+            link.settle(5)
+        time.sleep(0.3)
+        assert [ear.rival for ear in ears[:2]] == ["", ""], "one machine, for instance at a reload"
+        links[2].start()
+        until(lambda: all(ear.rival for ear in ears))
+        assert "another machine uses the invitation of kitchen" in ears[0].rival
+    finally:
+        for link in links:
+            link.close()
+
+
 def test_a_brain_that_is_newer_or_older_is_refused_by_name_and_the_window_waits(
     server: NatsServer, ears: Callable[..., EarTranscriber]
 ) -> None:

@@ -15,7 +15,9 @@ from appliance.cli.doctor.daemon import ENCRYPTED, PLAIN
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.cli.doctor.transcribing import TEXT, spoken_window, words
 from appliance.config import Settings, fleet_server, is_loopback, node_name
+from appliance.errors import ServerError
 from appliance.fleet import Probe, messages
+from appliance.system import shorten
 
 if TYPE_CHECKING:
     from appliance.fleet import Waiting
@@ -28,22 +30,34 @@ CREDENTIAL = "roomscribe.fleet"
 LONGEST_S = 10.0
 WITHIN_S = 20.0
 """For a sentence of two seconds at a brain that has its own room first."""
+RIVAL = (
+    "one invitation is for one machine: run `sudo roomscribe fleet invite OTHER-NAME` where the "
+    "server runs, and on one of the two machines `roomscribe fleet join` with that code"
+)
 MEMORY, WORK = "memory", "workqueue"
 MOST_BYTES = 1_000_000
 AGAIN = "sudo roomscribe fleet join --serve on the server's machine sets it up again"
 
 
 def server(around: Surroundings) -> Outcome:
-    """Every server that is configured lets us in."""
+    """One of the servers that are configured lets us in; the others are named."""
     if why := _none(around):
         return skipped(why)
-    fleet, found = around.settings.fleet, list[str]()
+    fleet, found, away = around.settings.fleet, list[str](), list[ServerError]()
     for one in fleet.server:
         around.doing(f"connecting to {one}")
-        with Probe(replace(fleet, server=(one,)), node_name(around.settings)) as probe:
-            found.append(f"{one} lets in {probe.node}, {probe.connect_ms:.0f} ms")
-            version = probe.version
-    return ok(f"{', '.join(found)}; nats-server {version}")
+        try:
+            with Probe(replace(fleet, server=(one,)), node_name(around.settings)) as probe:
+                found.append(f"{one} lets in {probe.node}, {probe.connect_ms:.0f} ms")
+                version, rivals = probe.version, probe.rivals()
+        except ServerError as error:
+            away.append(error)
+    if not found:
+        raise next((one for one in away if str(one).startswith("refused")), away[-1])
+    if rivals:
+        return failed(f"another machine is connected as {node_name(around.settings)}", RIVAL)
+    others = "".join(f"; not used: {shorten(str(one), 120)}" for one in away)
+    return ok(f"{', '.join(found)}; nats-server {version}{others}")
 
 
 def encryption(around: Surroundings) -> Outcome:
@@ -88,12 +102,15 @@ def queue(around: Surroundings) -> Outcome:
     models = ("", fleet.model) if fleet.model else ("",)
     around.doing("asking for the queue")
     with Probe(fleet, node_name(around.settings)) as probe:
-        found, payload = probe.queue(models), probe.max_payload
+        found = probe.queue(models) if probe.may_see_queue else None
+        payload = probe.max_payload
     if payload < MOST_BYTES:
         return failed(
             f"the server takes {payload} bytes at once, a window may have {MOST_BYTES}",
             f"let it have max_payload: 1MB; {AGAIN}",
         )
+    if not probe.may_see_queue:
+        return skipped(f"{probe.node} is an ear: only brains may look at the queue")
     if found is None:
         return failed("there is none: a brain makes it", "start a brain's daemon")
     wrong, cure = _unlike(found, models)

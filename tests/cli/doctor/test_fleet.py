@@ -23,9 +23,12 @@ from appliance.cli.doctor import fleet
 from appliance.cli.doctor.main import look
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import ApplianceSettings, FleetSettings, Settings
-from appliance.fleet.messages import WINDOWS, Presence, pack_presence
+from appliance.fleet.ear import Ear
+from appliance.fleet.link import Link
+from appliance.fleet.messages import Presence, pack_presence
 
 pytestmark = pytest.mark.skipif(bool(rig.missing()), reason=rig.missing())
+WINDOWS = "roomscribe.window.*.*"
 CHECKS = {one.name: one for one in fleet.CHECKS}
 ATTIC = Presence("attic", "large", "9.9", False, 3, 0, "en", ("en",), 10.0, False)
 
@@ -36,9 +39,9 @@ def found(name: str, chosen: FleetSettings, node: str = "kitchen") -> Outcome:
 
 
 @contextmanager
-def house(folder: Path) -> Iterator[tuple[FleetSettings, Bus]]:
-    """[fleet] of the ear kitchen, and what the brain attic is connected with."""
-    engine = engine_of(kitchen="ear", attic="brain")
+def house(folder: Path, role: str = "ear") -> Iterator[tuple[FleetSettings, Bus]]:
+    """[fleet] of the kitchen, and what the brain attic is connected with."""
+    engine = engine_of(kitchen=role, attic="brain")
     engine.write(folder / "s", folder / "js")
     context = ssl.create_default_context(cadata=engine.authority)
     login = {"user": "attic", "password": engine.boxes["attic"].password, "tls": context}
@@ -83,6 +86,33 @@ def test_a_server_that_is_away_or_refuses_is_told_with_the_cure(tmp_path: Path) 
     assert "roomscribe fleet join" in lost.cure
 
 
+def test_one_name_of_the_server_that_answers_is_enough(tmp_path: Path) -> None:
+    with house(tmp_path) as (chosen, _):
+        unknown = f"tls://nowhere.invalid:{chosen.server[0].rpartition(':')[2]}"
+        told = found("fleet's server", replace(chosen, server=(unknown, *chosen.server)))
+        assert (
+            told.status,
+            f"not used: no server: the fleet's server {unknown}" in told.found,
+        ) == (
+            "ok",
+            True,
+        )
+        assert found("fleet's server", replace(chosen, server=(unknown,))).status == "failed"
+
+
+def test_a_second_machine_with_the_same_invitation_is_told(tmp_path: Path) -> None:
+    with house(tmp_path) as (chosen, _):
+        assert found("fleet's server", chosen).status == "ok"
+        link = Link(chosen, "kitchen")
+        Ear(link, chosen, "another machine")
+        link.start()
+        link.settle(5)
+        told = found("fleet's server", chosen)
+        link.close()
+    assert (told.status, told.found) == ("failed", "another machine is connected as kitchen")
+    assert "fleet invite OTHER-NAME" in told.cure
+
+
 def test_who_transcribes_and_whose_clock_is_wrong_is_told(tmp_path: Path) -> None:
     with house(tmp_path) as (chosen, brain):
         assert found("brains", chosen).found == "nobody transcribes"
@@ -99,7 +129,9 @@ def test_who_transcribes_and_whose_clock_is_wrong_is_told(tmp_path: Path) -> Non
 
 
 def test_a_queue_that_is_missing_or_another_is_told(tmp_path: Path) -> None:
-    with house(tmp_path) as (chosen, brain):
+    with house(tmp_path) as (ear, _):
+        assert found("queue", ear).status == "skipped"
+    with house(tmp_path, "both") as (chosen, brain):
         assert found("queue", chosen).found == "there is none: a brain makes it"
         make_queue(brain)
         assert "nobody has ever asked for brains-any" in found("queue", chosen).found
