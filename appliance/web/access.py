@@ -1,7 +1,8 @@
 """Who may see the page: host names, the password, one-time links, sessions, attempts to log in.
 
 The page's folder, for its user alone, holds what outlives a process that ends after ten idle
-minutes: `password` (a hash), `secret` (signs the sessions) and `link-*` (one-time links).
+minutes: `password` (a hash), `secret` (signs the sessions), `ended` (sessions that were logged out)
+and `link-*` (one-time links).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import secrets
 import socket
 import time
-from collections import deque
+from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,14 +27,20 @@ from appliance.system import write_whole
 INSTALLED = Path("/var/lib/roomscribe-web")
 """The page's folder where the package is installed."""
 USER = "roomscribe-web"
+ENDED = "ended"
+"""A file with the sessions that were logged out before they expire, one a line."""
+BEGIN = re.compile(r"\d{1,12}\.[0-9a-f]{32}")
+"""What a session is signed over: when it expires, and 128 random bits."""
 LINK_S = 600.0
 """A one-time link is good for so long."""
 SESSION_S = 30 * 86400
 PASSWORD_LETTERS = 8
 COST = {"n": 1 << 14, "r": 8, "p": 5}
 """scrypt's: 16 MB and about 0.3 s on a Pi (OWASP's password storage cheat sheet names it)."""
-TRIES, TRIES_S = 5, 60.0
-"""So many attempts to log in within so long, from one address; four times as many from all."""
+TRIES, WAIT_S, LONGEST_WAIT_S = 5, 60.0, 300.0
+"""An address waits after this many wrong passwords, and twice as long after each further one."""
+ADDRESSES = 1000
+"""Addresses whose wrong passwords are counted; beyond it the oldest are forgotten."""
 
 
 class Access:
@@ -43,7 +50,10 @@ class Access:
         """Reads and writes nothing yet."""
         self._settings = settings
         self.folder = _folder(settings)
-        self._tries: deque[tuple[float, str]] = deque(maxlen=4 * TRIES)
+        self._tries: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """By address: wrong passwords, and when the next attempt is allowed."""
+        self._ended: dict[str, int] | None = None
+        """Sessions that were logged out, and the Unix time when they expire; None: not read."""
         self._names = _names(settings)
 
     def knows(self, host: str) -> bool:
@@ -96,6 +106,7 @@ class Access:
         else:
             self._file("password").unlink(missing_ok=True)
         self._write("secret", secrets.token_hex(32))
+        self._file(ENDED).unlink(missing_ok=True)
 
     def is_password(self, password: str) -> bool:
         """True for the right one; takes as long for a wrong one."""
@@ -125,17 +136,30 @@ class Access:
             return False
         return True
 
-    def may_try(self, address: str) -> bool:
-        """Notes an attempt to log in; False when there were too many."""
-        oldest_s = time.monotonic() - TRIES_S
-        while self._tries and self._tries[0][0] < oldest_s:
-            self._tries.popleft()
-        if len(self._tries) == self._tries.maxlen:
-            return False
-        if sum(other == address for _, other in self._tries) >= TRIES:
-            return False
-        self._tries.append((time.monotonic(), address))
-        return True
+    def begin_attempt(self, address: str) -> float:
+        """Count an attempt with a password; return the seconds to wait first, 0 if it may be made.
+
+        It counts as wrong until `succeeded`. Each address has its own count, so that nobody can
+        lock others out.
+        """
+        key, now_s = _neighbourhood(address), time.monotonic()
+        count, next_s = self._tries.pop(key, (0, 0.0))
+        if now_s > next_s + LONGEST_WAIT_S:
+            count = 0
+        if now_s >= next_s:
+            count += 1
+            wait_s = WAIT_S * 2 ** max(0, min(count - TRIES, 10)) if count >= TRIES else 0.0
+            next_s, left_s = now_s + min(wait_s, LONGEST_WAIT_S), 0.0
+        else:
+            left_s = next_s - now_s
+        self._tries[key] = (count, next_s)
+        while len(self._tries) > ADDRESSES:
+            self._tries.popitem(last=False)
+        return left_s
+
+    def succeeded(self, address: str) -> None:
+        """The password was right: the address starts anew."""
+        self._tries.pop(_neighbourhood(address), None)
 
     def new_session(self) -> str:
         """What a browser shows from now on. Raises StoreError."""
@@ -145,10 +169,19 @@ class Access:
     def is_session(self, cookie: str) -> bool:
         """True for a session of ours that is not over."""
         begin, _, signature = cookie.rpartition(".")
-        if not re.fullmatch(r"\d{1,12}\.[0-9a-f]{32}", begin):
+        if not BEGIN.fullmatch(begin):
             return False
         good = hmac.compare_digest(self._sign(begin), signature.encode("ascii", "replace").decode())
-        return good and int(begin.partition(".")[0]) > time.time()
+        return (
+            good and int(begin.partition(".")[0]) > time.time() and begin not in self._logged_out()
+        )
+
+    def end_session(self, cookie: str) -> None:
+        """Log a session out for good, also over a restart. Raises StoreError."""
+        begin, ended = cookie.rpartition(".")[0], self._logged_out()
+        ended[begin] = int(begin.partition(".")[0])
+        self._ended = {one: until_s for one, until_s in ended.items() if until_s > time.time()}
+        self._write(ENDED, "".join(f"{one}\n" for one in self._ended))
 
     def token(self, session: str) -> str:
         """What a session's page has to show for each change: another page cannot know it."""
@@ -163,6 +196,16 @@ class Access:
             secret = secrets.token_hex(32)
             self._write("secret", secret)
         return hmac.new(secret.encode(), text.encode(errors="replace"), "sha256").hexdigest()
+
+    def _logged_out(self) -> dict[str, int]:
+        """Sessions that were ended and would not have expired yet."""
+        if self._ended is None:
+            try:
+                lines = self._file(ENDED).read_text(encoding="ascii").split()
+            except (OSError, UnicodeDecodeError):
+                lines = []
+            self._ended = {one: int(one.partition(".")[0]) for one in lines if BEGIN.fullmatch(one)}
+        return self._ended
 
     def _link(self, word: str) -> Path:
         digest = hashlib.sha256(word.encode(errors="replace")).hexdigest()
@@ -188,6 +231,15 @@ class Access:
                 user = pwd.getpwnam(USER)
                 # not where a link leads that its user may have put there
                 os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+
+
+def _neighbourhood(address: str) -> str:
+    """The address, of IPv6 its /64: a machine has as many of those as it likes."""
+    with suppress(ValueError):
+        found = ipaddress.ip_address(address.partition("%")[0])
+        if found.version == 6:
+            return str(ipaddress.ip_network((found, 64), strict=False))
+    return address
 
 
 def is_local(address: str) -> bool:

@@ -42,7 +42,7 @@ class Daemon:
         """Connects to nothing yet."""
         self._places = places
 
-    async def ask(self, command: str, **arguments: Any) -> Any:
+    async def ask(self, command: str, /, **arguments: Any) -> Any:
         """The command's result. Raises AwayError, RefusedError."""
         within_s = ANSWER_S
         if isinstance(arguments.get("seconds"), int | float):

@@ -16,7 +16,7 @@ import gzip
 import hmac
 import json
 import logging
-import os
+import math
 import re
 import signal
 import socket
@@ -25,14 +25,13 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
-from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream, StreamClosedError
-from tornado.netutil import bind_sockets, bind_unix_socket
 from tornado.web import Application, HTTPError, RequestHandler
 
-from appliance.config import Settings, WebSettings, keys, node_name
-from appliance.errors import ConfigError, DeviceError, StoreError
+from appliance.config import Settings, keys, node_name
+from appliance.errors import ConfigError, StoreError
 from appliance.web.access import SESSION_S, Access, is_local
+from appliance.web.connections import BoundedServer, Guests, name_of, sockets_of
 from appliance.web.daemon import AwayError, Daemon, RefusedError
 
 log = logging.getLogger("roomscribe.web")
@@ -44,7 +43,8 @@ STREAMS = 20
 BODY_BYTES = 16_384
 SLOW_S = 10.0
 """A reader whose connection takes nothing for so long is let go."""
-CONNECTIONS = 100
+ATTEMPTS = 8
+"""Passwords that wait to be checked, one at a time: each takes 16 MB and 0.3 s on a Pi."""
 IDLE_CONNECTION_S = 60.0
 """A connection on which nothing is asked for so long is closed."""
 AGAIN_S = 0.5
@@ -84,6 +84,10 @@ class Page:
         self.files = {name: (FOLDER / file).read_bytes() for name, (file, _) in FILES.items()}
         self.packed = {name: gzip.compress(data, mtime=0) for name, data in self.files.items()}
         self.streams = 0
+        self.attempts = 0
+        """Passwords that are being checked, or wait for it."""
+        self.hashing = asyncio.Lock()
+        self.guests = Guests()
         self.touched_s = 0.0
         """When somebody last asked for something, on the event loop's clock."""
 
@@ -139,6 +143,11 @@ class _Guarded(RequestHandler):
     def prepare(self) -> None:
         """Refuses a host that is not ours, before anything is looked at."""
         self.page.touched_s = asyncio.get_running_loop().time()
+        stream = getattr(self.request.connection, "stream", None)
+        if isinstance(stream, IOStream):
+            self.page.guests.heard.add(stream)
+            if self.current_user:
+                self.page.guests.known.add(stream)
         host = self.request.headers.get("Host", "")
         if not self.is_ingress() and not self.page.access.knows(host):
             raise _RefusalError(421, "this name is not the page's own; web.hosts can name it")
@@ -251,17 +260,13 @@ class _Login(_Guarded):
     async def post(self) -> None:
         """Sets the cookie."""
         asked, headers, access = self.body(), self.request.headers, self.page.access
-        if not access.may_try(str(self.request.remote_ip)):
-            raise _RefusalError(429, "too many attempts: wait a minute", 60)
         link, password = asked.get("link"), asked.get("password")
         if isinstance(link, str):
             if not access.take_link(link):
                 raise _RefusalError(
                     403, "this link was used or is too old: `sudo roomscribe web open` prints one"
                 )
-        elif not isinstance(password, str) or not await asyncio.to_thread(
-            access.is_password, password
-        ):
+        elif not isinstance(password, str) or not await self._is_password(password):
             raise _RefusalError(403, "this is not the password")
         self.set_cookie(
             COOKIE, access.new_session(), max_age=SESSION_S, path="/", httponly=True,
@@ -269,14 +274,38 @@ class _Login(_Guarded):
         )  # fmt: skip
         self.finish({})
 
+    async def _is_password(self, password: str) -> bool:
+        """True for the right one. Raises _RefusalError after too many wrong ones."""
+        page, address = self.page, str(self.request.remote_ip)
+        if wait_s := page.access.begin_attempt(address):
+            raise _RefusalError(
+                429,
+                f"too many attempts: wait {math.ceil(wait_s)} s, or use a link from `sudo "
+                "roomscribe web open`",
+                math.ceil(wait_s),
+            )
+        if page.attempts >= ATTEMPTS:
+            raise _RefusalError(429, "many others are logging in: try again in a few seconds", 5)
+        page.attempts += 1
+        try:
+            async with page.hashing:
+                good = await asyncio.to_thread(page.access.is_password, password)
+        finally:
+            page.attempts -= 1
+        if good:
+            page.access.succeeded(address)
+        return good
+
 
 class _Logout(_Guarded):
-    """The end of a session in this browser."""
+    """The end of a session, in every browser that has its cookie."""
 
     def post(self) -> None:
-        """Takes the cookie away."""
+        """Ends the session and takes the cookie away."""
         self.body()
-        self.session()
+        session = self.session()
+        if not self.is_ingress():
+            self.page.access.end_session(session)
         self.clear_cookie(COOKIE, path="/", httponly=True, samesite="Strict")
         self.finish({})
 
@@ -391,17 +420,6 @@ class _Events(_Guarded):
             await self.flush()
 
 
-class _Server(HTTPServer):
-    """One that takes no more connections than it can serve."""
-
-    def handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
-        """Serves a connection, or closes it."""
-        if len(self._connections) >= CONNECTIONS:
-            stream.close()
-        else:
-            super().handle_stream(stream, address)
-
-
 def serve(settings: Settings, places: Sequence[Path], idle_s: float = IDLE_S) -> None:
     """Serves the page until nobody looked for `idle_s`, or a signal.
 
@@ -411,10 +429,10 @@ def serve(settings: Settings, places: Sequence[Path], idle_s: float = IDLE_S) ->
     """
     if not settings.web.enabled:
         raise ConfigError("web.enabled: expected true to serve the page, found false")
-    sockets = _sockets(settings.web)
+    sockets = sockets_of(settings.web)
     try:
         page = Page(settings, places)
-        open_to = [one for one in map(_name, sockets) if not is_local(one)]
+        open_to = [one for one in map(name_of, sockets) if not is_local(one)]
         if open_to and not page.access.has_password and not settings.web.ingress:
             raise ConfigError(
                 f"web.listen: expected a password for a page that others reach, found none for "
@@ -431,8 +449,9 @@ async def _run(page: Page, sockets: list[socket.socket], idle_s: float) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    server = _Server(
+    server = BoundedServer(
         page.application(),
+        page.guests,
         max_body_size=BODY_BYTES,
         max_header_size=BODY_BYTES,
         max_buffer_size=8 * BODY_BYTES,
@@ -441,7 +460,7 @@ async def _run(page: Page, sockets: list[socket.socket], idle_s: float) -> None:
     )
     server.add_sockets(sockets)
     page.touched_s = loop.time()
-    log.info("the page is at %s", ", ".join(map(_name, sockets)))
+    log.info("the page is at %s", ", ".join(map(name_of, sockets)))
     while not stopped.is_set():
         left_s = page.touched_s + idle_s - loop.time()
         if page.streams:
@@ -454,31 +473,6 @@ async def _run(page: Page, sockets: list[socket.socket], idle_s: float) -> None:
                 await stopped.wait()
     server.stop()
     await server.close_all_connections()
-
-
-def _sockets(settings: WebSettings) -> list[socket.socket]:
-    """What systemd hands over (sd_listen_fds(3)), else sockets of our own. Raises DeviceError."""
-    if os.environ.get("LISTEN_PID") == str(os.getpid()):
-        handed = [socket.socket(fileno=3 + n) for n in range(int(os.environ["LISTEN_FDS"]))]
-        for one in handed:
-            one.setblocking(False)
-        return handed
-    try:
-        if settings.listen.startswith("/"):
-            return [bind_unix_socket(settings.listen, mode=0o660)]
-        return bind_sockets(settings.port, settings.listen)
-    except OSError as error:
-        raise DeviceError(
-            f"web.listen: cannot listen on {settings.listen}, port {settings.port}: "
-            f"{error.strerror}; where systemd has the page already, open that one "
-            "(`roomscribe web open`), else name another"
-        ) from error
-
-
-def _name(one: socket.socket) -> str:
-    """The address that a socket listens on."""
-    found = one.getsockname()
-    return found[0] if isinstance(found, tuple) else str(found)
 
 
 def _log(handler: RequestHandler) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from appliance.config import WebSettings
 from appliance.errors import ConfigError, StoreError
-from appliance.web.access import LINK_S, TRIES, Access
+from appliance.web.access import LINK_S, TRIES, WAIT_S, Access
 
 
 @pytest.fixture
@@ -100,11 +100,50 @@ def test_an_old_link_is_none(access: Access) -> None:
     assert not file.exists()
 
 
-def test_attempts_are_counted_by_address_and_all_together(access: Access) -> None:
-    assert [access.may_try("a") for _ in range(TRIES + 1)] == [*[True] * TRIES, False]
-    assert access.may_try("b")
-    asked = [access.may_try(str(number)) for number in range(4 * TRIES)]
-    assert asked.count(True) == 4 * TRIES - TRIES - 1
+def test_attempts_are_counted_by_address_and_nobody_locks_others_out(
+    access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: clock_s)
+    waits_s = [access.begin_attempt("192.0.2.1") for _ in range(TRIES + 1)]
+    assert waits_s == [*[0.0] * TRIES, WAIT_S]
+    for number in range(2, 200):
+        for _ in range(TRIES + 1):
+            access.begin_attempt(f"192.0.2.{number}")
+    assert access.begin_attempt("198.51.100.7") == 0
+    clock_s += WAIT_S
+    assert [access.begin_attempt("192.0.2.1") for _ in range(2)] == [0, 2 * WAIT_S]
+    clock_s += 2 * WAIT_S
+    assert access.begin_attempt("192.0.2.1") == 0
+    access.succeeded("192.0.2.1")
+    assert [access.begin_attempt("192.0.2.1") for _ in range(TRIES)] == [0.0] * TRIES
+
+
+def test_a_machine_with_many_addresses_of_ipv6_is_one(access: Access) -> None:
+    waits_s = [access.begin_attempt(f"2001:db8::{number}") for number in range(TRIES + 1)]
+    assert waits_s[-1] > 0
+    assert access.begin_attempt("2001:db8:0:1::1") == 0
+
+
+def test_a_session_that_was_logged_out_is_over_for_every_copy_of_the_cookie(
+    access: Access,
+) -> None:
+    session, other = access.new_session(), access.new_session()
+    access.end_session(session)
+    assert [access.is_session(one) for one in (session, other)] == [False, True]
+    again = Access(WebSettings(path=str(access.folder)))
+    assert [again.is_session(one) for one in (session, other)] == [False, True]
+    assert (access.folder / "ended").stat().st_mode & 0o777 == 0o600
+    again.end_session(other)
+    assert not Access(WebSettings(path=str(access.folder))).is_session(session)
+
+
+def test_only_sessions_that_would_still_hold_are_kept(access: Access) -> None:
+    (access.folder).mkdir()
+    old = f"{round(time.time()) - 1}.{'0' * 32}"
+    (access.folder / "ended").write_text(f"{old}\nrubbish\n", encoding="ascii")
+    access.end_session(session := access.new_session())
+    assert (access.folder / "ended").read_text().split() == [session.rpartition(".")[0]]
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_the_cure(tmp_path: Path) -> None:
