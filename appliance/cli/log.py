@@ -30,7 +30,7 @@ from appliance.errors import DaemonError, StoreError
 from appliance.system import legible, shorten, writing
 
 if TYPE_CHECKING:
-    from appliance.store import StoredTranscript, Wanted
+    from appliance.store import Store, StoredTranscript, Wanted
 
 MOST = 2**63 - 1
 """SQLite counts no further."""
@@ -121,6 +121,11 @@ def add_log(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--output", type=Path, metavar="FILE", help="where to export to, in place of the terminal"
     )
     sub.add_argument("--all", action="store_true", help="delete everything, damaged files, too")
+    sub.add_argument(
+        "--damaged",
+        action="store_true",
+        help="also delete the copies of a damaged log that were set aside",
+    )
     sub.add_argument("--yes", action="store_true", help="delete without asking")
     sub.set_defaults(command=log, usage_error=sub.error)
 
@@ -192,7 +197,8 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
     wrong = {
         "--limit: expected 0 or more": options.limit is not None and options.limit < 0,
         "--output needs --export": options.output and not options.export,
-        "--all and --yes belong to --delete": (options.all or options.yes) and not options.delete,
+        "--all, --damaged and --yes belong to --delete": not options.delete
+        and (options.all or options.damaged or options.yes),
         "--delete needs --since, --until, --grep or --all": options.delete
         and not (filtered or options.all),
         "--all and a filter exclude each other": options.all and filtered,
@@ -353,10 +359,15 @@ def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
         count = store.count(wanted)
         if not options.yes and not sys.stdin.isatty():
             options.usage_error("--delete asks on a terminal, and there is none: add --yes")
-        if not options.yes and count and not _agreed(count):
+        if (
+            not options.yes
+            and count
+            and not _agreed(f"Delete {_transcripts(count)} for good? [y/N] ")
+        ):
             print("roomscribe: nothing was deleted", file=sys.stderr)
             return 1
         deleted = store.delete(wanted) if count or options.all else None
+        asides = _rid_of_asides(store, options)
     count = deleted.count if deleted else 0
     print(f"deleted {_transcripts(count)}")
     if deleted and not deleted.gone:
@@ -365,12 +376,31 @@ def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
             "the files once that is over, within an hour at most",
             file=sys.stderr,
         )
+    if asides:
+        print(
+            f"roomscribe: {_files(asides)} of a damaged log may still hold the words, because they "
+            "were set aside whole. Add --damaged to delete them, too",
+            file=sys.stderr,
+        )
     return 0 if count else 1
 
 
-def _agreed(count: int) -> bool:
+def _rid_of_asides(store: Store, options: argparse.Namespace) -> int:
+    """Delete the set-aside copies of a damaged log if that is wanted; return how many are left."""
+    found = len(store.asides())
+    question = f"Also delete {_files(found)} of a damaged log, which may hold the words? [y/N] "
+    if found and (options.damaged or (not options.yes and _agreed(question))):
+        store.delete_asides()
+        return 0
+    return found
+
+
+def _files(count: int) -> str:
+    return f"{count} set-aside cop{'y' if count == 1 else 'ies'}"
+
+
+def _agreed(question: str) -> bool:
     """True when the person at the terminal says yes."""
-    question = f"Delete {_transcripts(count)} for good? [y/N] "
     print(question, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().casefold() in {"y", "yes"}
 

@@ -36,6 +36,8 @@ BUSY_S = 5.0
 """How long a statement waits for another process's lock."""
 _CACHE_KIB = 512
 """Of pages in memory; SQLite's own 2 MiB fill within weeks and look like a leak."""
+_WAL_HEADER = 32
+"""Bytes at the beginning of a -wal file that make it valid (SQLite's file format, 4.1)."""
 _SCRUB_AGAIN_S = 60.0
 """A reader kept the -wal file in use: emptied with the first write after so long."""
 
@@ -107,15 +109,42 @@ class Database:
             connection.execute(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}")
             try:
                 if self._rewrite:
+                    # first the pages that were freed, which are zeros now, go into the file: VACUUM
+                    # cuts off its end, with what stands there
+                    if not self._empty_wal(connection):
+                        return False
                     connection.execute("VACUUM")
                     self._rewrite = False
-                done = tables.number(connection, "PRAGMA wal_checkpoint(TRUNCATE)") == 0
+                done = self._empty_wal(connection)
             finally:
                 connection.execute(f"PRAGMA busy_timeout = {self._busy_s * 1000:.0f}")
             if done:
                 self._scrub_s = math.inf
             return done
         return False
+
+    def _empty_wal(self, connection: sqlite3.Connection) -> bool:
+        """Move the -wal file's pages into the file, overwrite them and truncate it; False if a
+        reader is in the way. Raises sqlite3.Error.
+
+        The pages may be overwritten once all of them are in the file and nobody writes. The header
+        goes first: without it SQLite ignores the rest, whatever a crash leaves of that.
+        """
+        seen = "PRAGMA data_version"
+        before = tables.number(connection, seen)
+        if tables.number(connection, "PRAGMA wal_checkpoint(RESTART)") != 0:
+            return False
+        with suppress(OSError):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                # another process may have written since, into pages that are not in the file
+                if tables.number(connection, seen) == before:
+                    wal = beside(self.path, "-wal")
+                    files.overwrite(wal, upto=_WAL_HEADER)
+                    files.overwrite(wal)
+            finally:
+                connection.execute("ROLLBACK")
+        return tables.number(connection, "PRAGMA wal_checkpoint(TRUNCATE)") == 0
 
     def is_current(self) -> bool:
         """True while the file that is open is the one of its name, and seen as it changes."""

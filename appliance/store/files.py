@@ -10,6 +10,7 @@ import errno
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from appliance.system import sync_folder
 
 Identity = tuple[int, int]
 """Device and inode: which file it is, whatever its name."""
+_PIECE = 1 << 16
 _ROOM = 256 * 1024
 """Bytes; a transcript takes about 40 kB of the -wal file until it is emptied."""
 _GIVE = "give this user the folder, or set store.path"
@@ -94,16 +96,41 @@ def make_folder(path: Path) -> None:
 
 
 def copy(path: Path, to: Path) -> None:
-    """Copies a database that nobody writes, with its -wal where there is one. Raises OSError."""
-    shutil.copyfile(path, to)
-    with suppress(FileNotFoundError):
-        shutil.copyfile(beside(path, "-wal"), beside(to, "-wal"))
+    """Copies a database that nobody writes, with its -wal where there is one, for this user alone.
+    Raises OSError."""
+    for ending in ("", "-wal"):
+        if not ending or beside(path, ending).exists():
+            make(beside(to, ending))
+            shutil.copyfile(beside(path, ending), beside(to, ending))
 
 
 def delete(path: Path) -> None:
-    """Deletes a database with what SQLite keeps beside it. Raises OSError."""
+    """Overwrite and delete a database with what SQLite keeps beside it. Raises OSError."""
     for ending in ("", "-wal", "-shm", "-journal"):
-        beside(path, ending).unlink(missing_ok=True)
+        file = beside(path, ending)
+        if ending != "-shm":  # it holds no text
+            with suppress(OSError):  # a disk that cannot be written may still delete
+                overwrite(file)
+        file.unlink(missing_ok=True)
+
+
+def overwrite(path: Path, upto: int | None = None) -> None:
+    """Write zeros over a file, or over its first `upto` bytes: what is deleted or truncated
+    otherwise stays readable in free blocks of the file system. Raises OSError.
+
+    Only a plain file with one name: a link in this folder must not lead root elsewhere.
+    """
+    number = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise OSError(errno.ELOOP, "expected a plain file", str(path))
+        size, at = found.st_size if upto is None else min(found.st_size, upto), 0
+        while at < size:
+            at += os.pwrite(number, bytes(min(size - at, _PIECE)), at)
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def connect(path: Path, *, write: bool, busy_s: float) -> tuple[sqlite3.Connection, bool]:

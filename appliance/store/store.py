@@ -177,9 +177,17 @@ class Store:
         self._forget_said()
         gone = self._database.scrub(_DELETE_WAIT_S, rewrite=count > 0)
         if wanted.everything:
-            with plain_errors(self.path, "delete the set-aside files"):
-                repair.delete_asides(self.path)
+            self.delete_asides()
         return Deleted(count, gone)
+
+    def asides(self) -> list[Path]:
+        """Damaged files that were set aside: what was deleted here may still be in them."""
+        return repair.asides(self.path)
+
+    def delete_asides(self) -> None:
+        """Delete the damaged files that were set aside. Raises StoreError."""
+        with plain_errors(self.path, "delete the set-aside files"):
+            repair.delete_asides(self.path)
 
     def following(self, since: str | datetime, limit: int) -> list[StoredTranscript]:
         """The first `limit` behind the one of id `since`, or that ended at that time or later.

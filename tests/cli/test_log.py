@@ -266,7 +266,7 @@ def test_an_export_to_dev_stdout_goes_where_standard_output_goes(
 
 
 def test_what_is_deleted_is_gone_beside_the_running_daemon(
-    house: House, store: Store, shown: Shown
+    house: House, store: Store, shown: Shown, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert house.log("--delete", "--yes", "--grep", "kitchen") == 0
     assert shown() == ["deleted 2 transcripts"]
@@ -276,7 +276,15 @@ def test_what_is_deleted_is_gone_beside_the_running_daemon(
     assert house.log("--delete", "--yes", "--grep", "kitchen") == 1
     assert shown() == ["deleted 0 transcripts"]
     assert store.append(transcript("and on it goes")).seq == 6
-    (store.path.parent / f"{FILE_NAME}.damaged-20261120T000000Z").touch()
+    aside = store.path.parent / f"{FILE_NAME}.damaged-20261120T000000Z"
+    aside.touch()
+    assert house.log("--delete", "--yes", "--grep", "goes") == 0
+    assert aside.exists()
+    assert "1 set-aside copy of a damaged log may still hold the words" in capsys.readouterr().err
+    store.append(transcript("and goes"))
+    assert house.log("--delete", "--yes", "--damaged", "--grep", "goes") == 0
+    assert not aside.exists()
+    aside.touch()
     assert house.log("--delete", "--yes", "--all") == 0
     assert store.after(0) == []
     assert list(store.path.parent.glob("*damaged*")) == []

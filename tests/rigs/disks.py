@@ -35,6 +35,27 @@ def mounted(disk: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@contextmanager
+def image(file: Path, size: str) -> Iterator[Path]:
+    """A disk with ext4 whose blocks lie in `file`; skips the test where none can be mounted."""
+    disk = file.with_name(f"{file.name}-mounted")
+    disk.mkdir()
+    for command in (
+        ["truncate", "-s", size, str(file)],
+        ["mkfs.ext4", "-q", "-F", str(file)],
+        ["mount", "-o", "loop", str(file), str(disk)],
+    ):
+        if (
+            os.geteuid() != 0
+            or subprocess.run(command, check=False, capture_output=True).returncode
+        ):
+            pytest.skip("mounting a disk image needs root, CAP_SYS_ADMIN and mkfs.ext4")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
 def remount(disk: Path, how: str) -> None:
     """From now on a mounted disk refuses to be written to (ro), or no longer (rw)."""
     subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 import string
@@ -12,11 +13,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from rigs.disks import image
 from rigs.publishing import transcript
 from rigs.stores import connection_of, make_older
 
 from appliance.config import StoreSettings
-from appliance.store import repair, retention, tables
+from appliance.store import files, repair, retention, tables
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
 from appliance.store.tables import Wanted
@@ -276,6 +278,64 @@ def test_deleting_beside_the_daemon_takes_the_words_at_once(settings: StoreSetti
         assert b"xylophone" not in on_disk(daemon)
         assert texts(daemon) == ["kept"]
         assert daemon.append(transcript("next")).seq == 4
+
+
+@pytest.mark.parametrize("number", [7, 300])
+def test_deleted_words_are_not_in_free_blocks_of_the_file_system(
+    tmp_path: Path, number: int
+) -> None:
+    """Also where much goes at once, so that the file and its -wal file become shorter."""
+    with image(tmp_path / "image", "24M") as disk:
+        with Store.open(StoreSettings(path=str(disk / "state"))) as store:
+            for count in range(number):
+                store.append(transcript(f"xylophone {count}"))
+            os.sync()
+            store.append(transcript("kept"))
+            assert store.delete(Wanted(grep=("xylophone",))).gone
+            assert texts(store) == ["kept"]
+        os.sync()
+        assert b"kept" in (tmp_path / "image").read_bytes()
+    assert b"xylophone" not in (tmp_path / "image").read_bytes()
+
+
+def test_a_crash_while_the_wal_file_is_overwritten_leaves_a_whole_log(
+    settings: StoreSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on the disk after each write: the header is gone first."""
+    left: list[Path] = []
+    overwrite = files.overwrite
+
+    def remembering(path: Path, upto: int | None = None) -> None:
+        overwrite(path, upto)
+        left.append(folder := tmp_path / f"left{len(left)}")
+        folder.mkdir()
+        for ending in ("", "-wal"):
+            name = FILE_NAME + ending
+            (folder / name).write_bytes((tmp_path / name).read_bytes())
+
+    with Store.open(settings) as store:
+        for word in ("one", "two", "three"):
+            store.append(transcript(word))
+        monkeypatch.setattr(files, "overwrite", remembering)
+        store.delete(Wanted(grep=("two",)))
+    monkeypatch.undo()
+    assert len(left) >= 4
+    for folder in left:
+        with Store.open(replace(settings, path=str(folder))) as store:
+            assert texts(store) == ["one", "three"]
+
+
+def test_a_link_in_the_folder_is_not_overwritten(tmp_path: Path) -> None:
+    """root deletes in a folder that is the daemon's."""
+    precious = tmp_path / "precious"
+    precious.write_text("kept", encoding="utf-8")
+    (tmp_path / "link").symlink_to(precious)
+    (tmp_path / "hard").hardlink_to(precious)
+    for name in ("link", "hard"):
+        with pytest.raises(OSError, match=r"link|plain file"):
+            files.overwrite(tmp_path / name)
+        files.delete(tmp_path / name)
+    assert precious.read_text(encoding="utf-8") == "kept"
 
 
 def test_set_aside_files_go_by_age_and_number_and_with_everything(
