@@ -37,8 +37,9 @@ from evening_run.programme import FAMILIES, LEVELS, SENTENCE, Block, gather, spo
 from evening_run.publish import write
 from evening_run.results import Checkpoint, about, merged, scored, summary
 from evening_run.schedule import lay_out
+from evening_run.score import doings
 from evening_run.stand import Stand
-from evening_run.table import as_text, columns, compared, more
+from evening_run.table import as_text, columns, compared, compared_wholes, more
 from evening_run.verdict import faults
 from rigs import broker, microphone
 from rigs.checkout import ROOT
@@ -81,7 +82,9 @@ def main() -> int:
         side.report()
     if len(sides) > 1:
         names = [side.header["commit"] for side in reversed(sides)]
-        print("\n" + compared(names, [side.rows for side in reversed(sides)]))
+        print("\n" + compared(names, [side.rows for side in reversed(sides)]) + "\n")
+        wholes = [side.whole for side in reversed(sides)]
+        print(compared_wholes(names, wholes, [side.evening for side in reversed(sides)]))
     say(f"took {(time.monotonic() - begun_s) / 60:.0f} min; results in {options.work}")
     if options.write and not sides[0].interrupted:
         write(ROOT, sides[0].evening)
@@ -143,10 +146,12 @@ class Side:
     def report(self) -> None:
         """Prints the figures, and writes them down."""
         evening = self.evening
-        self.rows, total = scored(evening)
-        self.faults = faults(evening, self.rows, total)
+        self.rows, self.whole = scored(evening)
+        self.faults = faults(evening, self.rows, self.whole)
         print(f"\n{evening['commit']}, model {evening['model']}, {evening['processor']}")
-        print(as_text(self.rows) + "\n\n" + columns(more(total, evening)))
+        print(as_text(self.rows) + "\n\n" + columns(more(self.whole, evening)))
+        for line in doings(evening["items"]):
+            print(line)
         for fault in self.faults:
             print(f"FAULT: {fault}")
         result = {**evening, "summary": summary(evening), "faults": self.faults}

@@ -204,6 +204,21 @@ def whole(records: Sequence[Record], strays: Sequence[Record], quiet: Sequence[R
     )
 
 
+def doings(records: Sequence[Record]) -> list[str]:
+    """Return the actions that nobody asked for, one line each."""
+    found = []
+    for one in records:
+        for event in (*one["heard"], *one["beside"]):
+            done = action(event, BLUEPRINT)
+            if one["kind"] != KILLED and done and (one["unrelated"] or done != alike(one["text"])):
+                found.append(
+                    f"{'PHANTOM' if one['unrelated'] else 'WRONG'}: {' '.join(done)!r} "
+                    f"({event['phrase_confidence']:.0%}) for {one['text'] or one['name']!r}, "
+                    f"{one['group']}, heard as {event['text']!r}"
+                )
+    return found
+
+
 def median(values: Sequence[float]) -> float | None:
     """Return the median; None of nothing."""
     return statistics.median(values) if values else None

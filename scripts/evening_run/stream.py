@@ -59,7 +59,7 @@ class Stream:
     def __enter__(self) -> Self:
         source = f"--device={SINK}.monitor"
         listener = ["parec", *FORMAT, "--latency-msec=20", source]
-        player = ["paplay", *FORMAT, "--latency-msec=200", f"--device={SINK}"]
+        player = ["paplay", *FORMAT, "--latency-msec=1000", f"--device={SINK}"]
         for command, pipe in ((listener, "stdout"), (player, "stdin")):
             self.processes.append(
                 subprocess.Popen(command, env=self._environment, **{pipe: subprocess.PIPE})  # type: ignore[call-overload]

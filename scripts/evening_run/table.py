@@ -61,10 +61,6 @@ def as_markdown(rows: Sequence[Row]) -> str:
 
 def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the figures of the whole evening, each with its name."""
-    memory = {one["label"]: one for one in evening["memory"]}
-    reloads = [one for one in evening["memory"] if one["label"] == "reload"]
-    if reloads:
-        memory["before the reloads"] = reloads[0]
     found = [
         ("phantom actions of unrelated talk, 70 %", per_hour(whole.phantoms, whole.talk_h)),
         ("... at Assist's 80 %", per_hour(whole.phantoms_assist, whole.talk_h)),
@@ -76,9 +72,7 @@ def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
         ("CPU seconds a second of silence", number(whole.cpu_silence, 4)),
         ("... of speech", number(whole.cpu_speech, 3)),
     ]
-    for label in ("start", "before the reloads", "after reloads", "end"):
-        if one := memory.get(label):
-            found.append((label, usage(one)))
+    found += [(label, usage(one)) for label, one in looks(evening).items()]
     for label, key in (
         ("reload, s", "reload_s"),
         ("listening again after kill -9, s", "restart_s"),
@@ -94,6 +88,16 @@ def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
         ("sentences in which the rig stuttered, not counted", str(whole.disturbed)),
     ]
     return found
+
+
+def looks(evening: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what the processes had: at the start, before and after the reloads, at the end."""
+    memory = {one["label"]: one for one in evening["memory"]}
+    first = next((one for one in evening["memory"] if one["label"] == "reload"), None)
+    if first:
+        memory["before reloads"] = first
+    labels = ("start", "before reloads", "after reloads", "end")
+    return {label: memory[label] for label in labels if label in memory}
 
 
 def usage(one: dict[str, Any]) -> str:
@@ -125,4 +129,39 @@ def compared(names: Sequence[str], tables: Sequence[Sequence[Row]]) -> str:
                 f"{one.split} -> {other.split}",
             ]
         )  # fmt: skip
+    return columns(lines)
+
+
+def figures(whole: Whole, evening: dict[str, Any]) -> dict[str, float | None]:
+    """Return the figures of a whole evening that have a ratio."""
+    found: dict[str, float | None] = {}
+    for label, one in looks(evening).items():
+        found[f"{label}: USS, MB"] = one["uss_mb"]
+        found[f"{label}: threads"] = one["threads"]
+        found[f"{label}: descriptors"] = one["descriptors"]
+    hours = {"talk": whole.talk_h, "noise": whole.noise_h}
+    for name, count, kind in (
+        ("phantom actions an hour, 70 %", whole.phantoms, "talk"),
+        ("phantom actions an hour, 80 %", whole.phantoms_assist, "talk"),
+        ("false transcripts an hour", whole.false_texts, "noise"),
+    ):
+        found[name] = count / hours[kind] if hours[kind] else None
+    found["CPU seconds a second of silence"] = whole.cpu_silence
+    found["CPU seconds a second of speech"] = whole.cpu_speech
+    found["reload, s"] = median(evening["reload_s"])
+    found["listening again after kill -9, s"] = median(evening["restart_s"])
+    found["Wyoming: audio-stop to text, ms"] = median(evening["wyoming_ms"])
+    return found
+
+
+def compared_wholes(
+    names: Sequence[str], wholes: Sequence[Whole], evenings: Sequence[dict[str, Any]]
+) -> str:
+    """Return two whole evenings' figures side by side, and their ratios."""
+    first, second = map(figures, wholes, evenings)
+    lines = [["", *names, "ratio"]]
+    for name, before in first.items():
+        behind = second.get(name)
+        ratio = behind / before if before and behind is not None else None
+        lines.append([name, number(before, 3), number(behind, 3), number(ratio, 2)])
     return columns(lines)

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from evening_run.score import action, answer_ms, percentile, row, rows, whole
-from evening_run.table import as_markdown, as_text, compared
+from evening_run.score import action, answer_ms, doings, percentile, row, rows, whole
+from evening_run.table import as_markdown, as_text, compared, compared_wholes
 
 
 def heard(text: str, **more: Any) -> dict[str, Any]:
@@ -93,6 +93,15 @@ def test_another_sentence_than_was_said_is_a_wrong_action() -> None:
     assert (found.wrong, found.wrong_assist) == (2, 0)
 
 
+def test_actions_that_nobody_asked_for_are_named() -> None:
+    stop = heard("stop it", phrase="stop", phrase_confidence=0.75)
+    records = [said(LIGHT, stop), said("stop", stop), said("long ago", stop, unrelated=True)]
+    assert doings(records) == [
+        f"WRONG: 'stop' (75%) for {LIGHT!r}, commands, heard as 'stop it'",
+        "PHANTOM: 'stop' (75%) for 'long ago', commands, heard as 'stop it'",
+    ]
+
+
 def test_phantoms_and_false_texts_are_counted_over_their_own_hours() -> None:
     stop = heard("stop", phrase="stop", phrase_confidence=0.85)
     handed = heard(LIGHT, assist="on the light")
@@ -139,3 +148,20 @@ def test_tables_have_a_line_for_each_group_and_a_dash_where_nothing_was_measured
     )
     line = compared(["old", "new"], [before, behind]).splitlines()[1].split()
     assert line[:7] == ["commands", "1", "800", "400", "800", "400", "0.50"]
+
+
+def test_two_whole_evenings_are_compared_by_their_ratios() -> None:
+    evenings = [
+        {
+            "memory": [{"label": label, "uss_mb": mb, "threads": 16, "descriptors": 47}
+                       for label in ("start", "reload", "reload", "after reloads")],
+            "reload_s": [1.0, 2.0, 9.0], "restart_s": [], "wyoming_ms": [],
+        }
+        for mb in (100, 50)
+    ]  # fmt: skip
+    table = compared_wholes(["old", "new"], [whole([], [], [])] * 2, evenings)
+    lines = [line.split() for line in table.splitlines()]
+    assert lines[0] == ["old", "new", "ratio"]
+    assert ["before", "reloads:", "USS,", "MB", "100.000", "50.000", "0.50"] in lines
+    assert ["reload,", "s", "2.000", "2.000", "1.00"] in lines
+    assert [*"listening again after kill -9, s".split(), "-", "-", "-"] in lines
