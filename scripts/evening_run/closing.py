@@ -1,4 +1,4 @@
-"""What is asked of a stand after a block, and at its end."""
+"""Checks after a block, and at the end of an evening."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rigs.waiting import holds
 Record = dict[str, Any]
 
 ON_PAGE_WITHIN_S = 10.0
-FINE = re.compile(r"Traceback|Error: |CRITICAL")
+BROKEN = re.compile(r"Traceback|Error: |CRITICAL")
 """What no line of the daemon's log has."""
 
 
@@ -43,7 +43,7 @@ def page_ms(stand: Stand, record: Record) -> list[int]:
 
 
 def closing(stand: Stand) -> Record:
-    """Return what is true of a stand at its end: is everything everywhere?"""
+    """Return where log, broker, page and Assist disagree at the end, and errors in the log."""
     logged = {one["id"]: one["seq"] for one in stand.logged() if not one.get("source")}
     sent = set()
     replies = 0
@@ -64,5 +64,5 @@ def closing(stand: Stand) -> Record:
         "assist_astray": abs(len(stand.hub.runs) - replies),
         "page_behind": int(behind),
         "page_errors": [f"page: {one}" for one in stand.tab.errors()] if stand.tab else [],
-        "log_errors": [f"log: {one}" for one in lines if FINE.search(one)],
+        "log_errors": [f"log: {one}" for one in lines if BROKEN.search(one)],
     }

@@ -35,7 +35,7 @@ from evening_run.closing import closing, of_block, page_ms
 from evening_run.play import Player
 from evening_run.programme import FAMILIES, LEVELS, SENTENCE, Block, gather, spoken
 from evening_run.publish import write
-from evening_run.results import Checkpoint, about, merged, scored, summary
+from evening_run.results import Checkpoint, about, git, merged, scored, summary
 from evening_run.schedule import lay_out
 from evening_run.score import doings
 from evening_run.stand import Stand
@@ -108,7 +108,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--against", metavar="COMMIT")
     parser.add_argument("--write", action="store_true")
     parser.set_defaults(level="usual")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.write and (options.level == "short" or set(options.groups) != set(FAMILIES)):
+        parser.error("--write needs all groups, and the usual or the long evening")
+    if options.against and not git(ROOT, "rev-parse", "--verify", f"{options.against}^{{commit}}"):
+        parser.error(f"--against: expected a commit of this checkout, found {options.against}")
+    return options
 
 
 def families(text: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from rigs.wyoming import sound_of
 from appliance.records import SAMPLE_RATE
 
 SETTLE_S = 5.0
-"""What comes later is no answer."""
+"""An answer that comes later than this is not counted."""
 QUIET_AFTER_S, QUIET_AT_LEAST_S = 3.0, 1.0
 """CPU of silence is measured from so long after a sound, in stretches of at least so long."""
 WORK_S = 1.5
@@ -96,7 +96,7 @@ class Player:
             self._census(step.what)
 
     def _census(self, label: str) -> None:
-        """Notes what the processes have."""
+        """Measures memory, threads and descriptors."""
         stand = self._stand
         page = stand.page_usage()
         self.memory.append(

@@ -13,13 +13,13 @@ from evening_run.programme import KILLED, SENTENCE, Block, Item, Level, Step
 from appliance.records import SAMPLE_RATE
 
 KILL, RELOADS, BROKER = 0.12, (0.25, 0.8), 0.9
-"""Where in the evening, as a share of its sounds."""
+"""When in the evening, as a share of its sounds."""
 ANSWERED_S = 2.0
-"""Nothing is done to the appliance before so long after a sound."""
+"""A step comes at least this long after a sound."""
 BACK_S = 4.0
-"""Nor is anything said for so long after that, and not before it is done."""
+"""The next sound comes at least this long after a step, and not before it is done."""
 CENSUS_S = 3.0
-"""So long after the last reload its memory is looked at."""
+"""Memory is measured this long after the last reload."""
 LEAD_S = 3.0
 WYOMING_EVERY = 5
 """At one sentence in so many a Wyoming client sends another one."""
@@ -64,7 +64,7 @@ def log_uniform(rng: random.Random, low: float, high: float) -> float:
 
 
 def add(block: Block, item: Item, gap_s: float) -> None:
-    """Puts a sound behind what is there, its speech so long after the last one's end."""
+    """Adds a sound whose speech begins `gap_s` after the end of the last one."""
     place = block.length + max(0, int(gap_s * SAMPLE_RATE) - item.begin - tail(block))
     block.items.append(item)
     block.places.append(place)
@@ -79,7 +79,7 @@ def tail(block: Block) -> int:
 
 
 def act(block: Block, what: str, victim: Item) -> None:
-    """Has something happen now, in quiet; the kill in the midst of a sentence of its own."""
+    """Adds a step in the silence behind the last sound; a kill gets a sentence of its own."""
     rest = max(0, int(ANSWERED_S * SAMPLE_RATE) - tail(block))
     if what == "kill":
         block.length += rest
@@ -95,7 +95,7 @@ def act(block: Block, what: str, victim: Item) -> None:
 
 
 def finish(blocks: Sequence[Block]) -> None:
-    """Adds the looks at memory after the last reload and at the end."""
+    """Adds the steps that measure memory after the last reload and at the end."""
     for block in blocks:
         block.length += int(ANSWERED_S * SAMPLE_RATE)
     reloads = [(block, step) for block in blocks for step in block.steps if step.what == "reload"]

@@ -26,11 +26,11 @@ Samples = NDArray[np.int16]
 
 FORMAT = ("--raw", "--format=s16le", f"--rate={SAMPLE_RATE}", "--channels=1")
 AHEAD_BYTES = 1 << 16
-"""What the player holds beyond the sound server: 2 s, so that a busy machine makes no stutter."""
+"""Size of the pipe to the player: 2 s of sound, against stutter on a busy machine."""
 MARK = SAMPLE_RATE // 10
-"""Samples by which a place is found; room tone makes them unique."""
+"""Samples by which a place is found. Room tone makes them unique."""
 AROUND_S = 10.0
-"""The moment of a sample is judged by the blocks that came so long before and after it."""
+"""The time of a sample is computed from the blocks this long before and after it."""
 STARTED_WITHIN_S = 15.0
 
 
@@ -109,7 +109,7 @@ class Stream:
     def moment_s(self, place: int) -> float:
         """When the microphone gave that sample, time.monotonic().
 
-        Blocks are late at times and never early: the line below all of them around it counts.
+        A block may arrive late and never early, so the earliest ones around the sample count.
         """
         given = place + self._shift // 2
         reach = int(AROUND_S * SAMPLE_RATE)
