@@ -8,6 +8,7 @@ import logging
 import os
 import sqlite3
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -54,9 +55,27 @@ def is_whole(file: Path) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Below the table of `--cov`: lab/, which the appliance itself never runs and it leaves out."""
-    if not terminalreporter.config.getoption("--cov", default=None):
-        return
+    """Below pytest's own summaries: the coverage of lab/, and the skipped tests by reason."""
+    if terminalreporter.config.getoption("--cov", default=None):
+        show_coverage_of_lab(terminalreporter)
+    show_skipped(terminalreporter)
+
+
+def show_skipped(reporter: pytest.TerminalReporter) -> None:
+    """Counts the skipped tests of each reason; the reason names what to install."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in reporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    )
+    if reasons:
+        reporter.write_sep("=", "skipped tests by reason")
+    for reason, count in reasons.most_common():
+        reporter.write_line(f"{count:4} {reason}")
+
+
+def show_coverage_of_lab(reporter: pytest.TerminalReporter) -> None:
+    """The share of lab/, which the appliance itself never runs and the table of `--cov` omits."""
     from coverage import Coverage
     from coverage.exceptions import NoDataError
 
@@ -66,4 +85,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         share = coverage.report(include=["appliance/lab/*"], omit=[], file=io.StringIO())
     except NoDataError:  # none of lab/ was measured
         return
-    terminalreporter.write_line(f"appliance/lab/, which is not in this table: {share:.1f} %")
+    reporter.write_line(f"appliance/lab/, which is not in this table: {share:.1f} %")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from deb import checks_user
 from rigs.checkout import ROOT, environment
 from rigs.disks import mounted
+from rigs.needs import NOT_ROOT, require
 
 from appliance import __version__
 from appliance.cli import main, model, web
@@ -238,7 +238,7 @@ class System:
 @pytest.fixture
 def system(tmp_path: Path) -> System:
     if os.geteuid():
-        pytest.skip("a package is installed by root")
+        pytest.skip(NOT_ROOT.format("installing a package"))
     (tmp_path / "var/lib").mkdir(parents=True)
     return System(tmp_path)
 
@@ -341,9 +341,7 @@ def test_a_usage_in_the_manual_breaks_between_arguments_only(texts: Path) -> Non
 
 
 def test_bash_completes_commands_options_values_and_files(texts: Path, tmp_path: Path) -> None:
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("no bash")
+    require("bash")
     (tmp_path / "talk.wav").touch()
     (tmp_path / "tapes").mkdir()
     wanted = {
@@ -365,7 +363,11 @@ def test_bash_completes_commands_options_values_and_files(texts: Path, tmp_path:
     done
     complete -p roomscribe"""
     done = subprocess.run(
-        [bash, "-c", script, "_", *wanted], cwd=tmp_path, capture_output=True, text=True, check=True
+        ["bash", "-c", script, "_", *wanted],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     *found, registered = done.stdout.splitlines()
     assert dict(zip(wanted, found, strict=True)) == wanted

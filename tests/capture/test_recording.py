@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import soundfile
 from rigs.checkout import ROOT, environment
+from rigs.needs import unless
 
 from appliance.capture.frames import FRAME_SAMPLES, Framer, channel_weights
 from appliance.capture.recording import Recording
@@ -141,7 +142,7 @@ def test_bad_files_are_one_line_that_says_what_was_found(tmp_path: Path) -> None
     assert "found nothing" in error_of(tmp_path / "nowhere.wav")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@unless("" if os.geteuid() else "root: it may read any file (run the tests as another user)")
 def test_a_file_without_permission_is_said_to_be_that(tmp_path: Path) -> None:
     (tmp_path / "secret.wav").touch(mode=0)
     assert "Permission denied" in error_of(tmp_path / "secret.wav")

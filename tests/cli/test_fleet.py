@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import signal
 import socket
@@ -18,12 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs import bare, engine as rig
+from rigs import bare
 from rigs.checkout import ROOT
 from rigs.command import OBEYING_MODES, errors, roomscribe, start
 from rigs.daemon import daemon, log_of, write_config
 from rigs.engine import served
 from rigs.nats import NatsServer
+from rigs.needs import needs_fleet, needs_root
 from rigs.terminal import Terminal
 from rigs.waiting import until
 from rigs.wyoming import free_port
@@ -36,7 +36,7 @@ from appliance.fleet.ear import Ear
 from appliance.fleet.engine import PATHS, STATE, Code, Engine, version
 from appliance.fleet.link import Link
 
-pytestmark = pytest.mark.skipif(bool(rig.missing()), reason=rig.missing())
+pytestmark = needs_fleet
 
 
 def box(folder: Path, node: str = "") -> Path:
@@ -259,7 +259,7 @@ def test_a_join_that_is_killed_leaves_a_whole_configuration(tmp_path: Path) -> N
         (code,) = invited(attic, server, "kitchen")
         kitchen = box(tmp_path / "kitchen")
         running = start("fleet", "join", "--yes", code, "--config", kitchen)
-        until((kitchen.parent / "fleet" / "trusted.crt").exists)
+        until((kitchen.parent / "fleet" / "trusted.crt").exists, 60)  # an interpreter starts
         running.kill()
         running.wait(10)
         found = sections(kitchen).get("fleet", {})
@@ -325,7 +325,7 @@ def test_without_nats_server_the_cure_is_named(tmp_path: Path) -> None:
     places = " ".join(f"{folder}/nats-server" for folder in PATHS.split(":"))
     hide = f'for p in {places}; do [ -e $p ] && mount --bind /dev/null $p; done; exec "$@"'
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no namespaces for this user")
+        pytest.skip("not permitted: a namespace of its own (kernel.unprivileged_userns_clone)")
     done = roomscribe(
         *("fleet", "join", "--serve", "--yes", "--config", config),
         wrapper=("unshare", "-rm", "sh", "-c", hide, "sh"),
@@ -343,7 +343,7 @@ def test_a_user_without_rights_is_told_to_use_sudo(tmp_path: Path) -> None:
         assert "run this with sudo" in errors(done)[0]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="runs as another user, which takes root")
+@needs_root("running as another user")
 def test_who_may_not_read_the_credential_is_told_to_use_sudo(tmp_path: Path) -> None:
     secret = tmp_path / "credential"
     secret.touch(mode=0o600)

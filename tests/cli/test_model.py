@@ -153,7 +153,7 @@ def test_a_signal_in_the_midst_of_an_add_leaves_the_download_and_nothing_else(
     desk: Desk, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:
-        pytest.skip("the tests run under nohup, which has set SIGHUP aside")
+        pytest.skip("SIGHUP is ignored (run the tests without nohup)")
     large = write_checkpoint(tmp_path / "home", HOME, random_weights(HOME, 7))
     building = desk.start("add", large)
     wait_for(DRAFT, desk.models, building)

@@ -16,7 +16,7 @@ from rigs.command import OBEYING_MODES, errors, roomscribe
 from rigs.daemon import READY_WITHIN_S, daemon, log_of, write_config
 from rigs.microphone import PulseMicrophone
 from rigs.mqtt_client import Subscriber
-from rigs.needs import needs_broker, needs_microphone
+from rigs.needs import needs_broker, needs_microphone, program
 from rigs.terminal import Terminal
 from rigs.waiting import until
 
@@ -143,7 +143,7 @@ def test_a_wrong_option_is_one_line_and_nothing_is_written(
     assert config.read_text() == before
 
 
-@pytest.mark.skipif(not Path("/usr/bin/setpriv").exists(), reason="needs setpriv")
+@program("setpriv", package="util-linux")
 def test_who_may_not_write_the_configuration_is_not_asked_in_vain(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     config.chmod(0o444)

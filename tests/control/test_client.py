@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rigs.command import OBEYING_MODES
 from rigs.feed import Feed, serving
+from rigs.needs import unless
 
 from appliance.control.client import Client
 from appliance.errors import DaemonError
@@ -35,7 +36,7 @@ def test_the_first_that_is_there_is_asked(tmp_path: Path) -> None:
         assert client.ask("echo") == {"got": {}}
 
 
-@pytest.mark.skipif(bool(OBEYING_MODES), reason="root may open any socket")
+@unless("root: it may open any socket (run the tests as another user)" if OBEYING_MODES else "")
 def test_a_user_who_may_not_is_told_whose_it_is(tmp_path: Path) -> None:
     with serving(tmp_path / "control", Feed()):
         (tmp_path / "control").chmod(0)

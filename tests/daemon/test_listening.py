@@ -15,12 +15,11 @@ import pytest
 import soundfile
 from figures.microphone import Listener
 from rigs.command import is_gone
-from rigs.microphone import SINK, PulseMicrophone, missing_packages
+from rigs.microphone import SINK, PulseMicrophone
+from rigs.needs import needs_microphone
 from rigs.waiting import until
 
-pytestmark = pytest.mark.skipif(
-    bool(missing_packages()), reason=f"not installed: {' '.join(missing_packages())}"
-)
+pytestmark = needs_microphone
 HEALS_WITHIN_S = 20.0
 """Generous: a busy machine stutters. How long it takes is measured elsewhere."""
 

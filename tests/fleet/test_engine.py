@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs import engine as rig
 from rigs.certificates import Authority
 from rigs.disks import mounted
 from rigs.engine import engine_of, served, settings_for
+from rigs.needs import needs_fleet
 from rigs.waiting import until
 from rigs.wyoming import free_port
 
@@ -35,7 +35,7 @@ from appliance.fleet.link import _explain
 from appliance.fleet.probe import Probe
 from appliance.system import write_whole
 
-pytestmark = pytest.mark.skipif(bool(rig.missing()), reason=rig.missing())
+pytestmark = needs_fleet
 
 
 def lets_in(engine: Engine, node: str, folder: Path) -> bool:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rigs.engine import engine_of, missing, served, settings_for
+from rigs.engine import engine_of, served, settings_for
 from rigs.nats import Cluster, NatsServer
-from rigs.needs import needs_nats
+from rigs.needs import needs_fleet, needs_nats
 from rigs.waiting import until
 
 from appliance.config import FleetSettings
@@ -206,7 +206,7 @@ def test_a_stranger_in_the_servers_place_that_offers_no_tls_is_not_told_the_pass
     assert PASSWORD.encode() not in b"".join(heard)
 
 
-@pytest.mark.skipif(bool(missing()), reason=missing() or "")
+@needs_fleet
 def test_tls_and_the_credential_are_checked(tmp_path: Path) -> None:
     engine = engine_of(bed="ear", pi5="brain")
     engine.write(tmp_path / "server", tmp_path / "js")

@@ -16,18 +16,18 @@ from pathlib import Path
 
 import pytest
 from nats.errors import Error
-from rigs import engine as rig
 from rigs.brains import FakeBrain
 from rigs.engine import engine_of, served, settings_for
 from rigs.fleet import Bus
 from rigs.nats import NatsServer
+from rigs.needs import needs_fleet
 from rigs.waiting import holds, until
 from rigs.windows import a_window
 
 from appliance.config import FleetSettings
 from appliance.fleet.messages import Job, pack_window
 
-pytestmark = pytest.mark.skipif(bool(rig.missing()), reason=rig.missing())
+pytestmark = needs_fleet
 PURGE = "$JS.API.STREAM.PURGE.ROOMSCRIBE"
 DELETE = "$JS.API.STREAM.MSG.DELETE.ROOMSCRIBE"
 HEADERS, PAYLOAD = pack_window(Job(a_window(), "den", 1))

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from rigs.checkout import GOLDEN
 from rigs.models import fingerprint, random_mel, random_weights, write_checkpoint
+from rigs.needs import module
 from rigs.parity_cases import CASES, INPUTS, STEPS, Case, log_sum
 from rigs.plain_decoder import pad
 
@@ -117,8 +118,8 @@ def test_states_logits_and_tokens_equal_the_golden_ones(
 
 
 def test_all_states_logits_and_tokens_equal_transformers_run_live(built: Built) -> None:
-    pytest.importorskip("torch", reason="the live comparison needs torch and transformers")
-    pytest.importorskip("transformers", reason="the live comparison needs torch and transformers")
+    module("torch")
+    module("transformers")
     from rigs.reference_whisper import Reference
 
     case = built.case

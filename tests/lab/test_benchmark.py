@@ -22,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rigs.checkout import ROOT, environment
 from rigs.hailo_simulator.control import Simulator
 from rigs.models import random_mel
+from rigs.needs import module
 
 from appliance.config import ModelSettings, Settings
 from appliance.errors import ConfigError
@@ -113,7 +114,7 @@ def test_real_padding_writes_what_free_padding_writes(
 def test_ctranslate2_in_float32_writes_the_same_tokens(
     checkpoint_folder: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("ctranslate2")
+    module("ctranslate2")
     from appliance.lab.benchmark.ctranslate import CTranslateRunner, write_model
     from appliance.model.vocabulary import read_vocabulary
 
@@ -133,7 +134,7 @@ def benchmarked(
     checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], Path]:
     """The JSON of one run over the rows that need no further package, and its folder."""
-    pytest.importorskip("onnxruntime.quantization")
+    module("onnxruntime.quantization", "onnxruntime")
     folder = tmp_path_factory.mktemp("benchmark")
     given = options(
         "--checkpoint", str(checkpoint_folder), "--rows", "reference,balanced,balanced-int4,npu",
@@ -203,7 +204,7 @@ def test_rows_with_drafts_are_compared_with_the_one_without(
 
 def test_a_row_without_its_hailo_says_so(benchmarked: tuple[dict[str, Any], Path]) -> None:
     if any(Path(node).exists() for node in ("/dev/hailo0", "/dev/h1x-0")):
-        pytest.skip("a Hailo is here")
+        pytest.skip("for a machine without a Hailo: this one has it")
     row = benchmarked[0]["rows"][-1]
     assert row["absent"] == "there is no Hailo in this machine"
     assert "total_ms" not in row
@@ -236,7 +237,7 @@ def test_a_missing_package_leaves_its_row_out_by_name(
 
 
 def test_picture_is_drawn(checkpoint_folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    module("matplotlib")
     file = tmp_path / "bars.png"
     given = options(
         "--checkpoint", str(checkpoint_folder), "--rows", "balanced", "--repeats", "1",
@@ -346,7 +347,7 @@ def test_a_half_made_file_is_made_again_for_the_next_row(
 
 def test_nothing_measured_is_no_success(checkpoint_folder: Path, tmp_path: Path) -> None:
     if any(Path(node).exists() for node in ("/dev/hailo0", "/dev/h1x-0")):
-        pytest.skip("a Hailo is here")
+        pytest.skip("for a machine without a Hailo: this one has it")
     out = tmp_path / "out.json"
     given = options("--checkpoint", str(checkpoint_folder), "--rows", "npu", "--json", str(out))
     assert run_benchmark(given, Settings()) == 1
@@ -424,9 +425,9 @@ def test_a_decoder_alone_is_measured_without_its_encoder(
 def test_errors_are_counted_on_listed_recordings_that_fit_the_window(
     checkpoint_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("jiwer")
-    pytest.importorskip("whisper_normalizer")
-    soundfile = pytest.importorskip("soundfile")
+    module("jiwer")
+    module("whisper_normalizer", "whisper-normalizer")
+    soundfile = module("soundfile")
     folder = tmp_path / "recordings"
     folder.mkdir()
     noise = np.random.default_rng(0).standard_normal(5 * 16_000) * 0.05
@@ -450,8 +451,8 @@ def test_errors_are_counted_on_listed_recordings_that_fit_the_window(
 
 
 def test_errors_are_those_of_whispers_normalised_words() -> None:
-    pytest.importorskip("jiwer")
-    pytest.importorskip("whisper_normalizer")
+    module("jiwer")
+    module("whisper_normalizer", "whisper-normalizer")
     from appliance.lab.benchmark.accuracy import Recorded, score
 
     said = [Recorded(np.zeros(1, np.float32), text) for text in ("It's twenty one!", "Uh, no")]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from rigs.models import BASE, ODD, TINY, random_weights, write_checkpoint
+from rigs.needs import module
 
 from appliance.errors import ModelError
 from appliance.lab.pack_layout import (
@@ -78,7 +79,7 @@ def test_every_bfloat16_and_every_kind_of_remainder_rounds_to_the_nearest_even()
 
 
 def test_rounding_to_bfloat16_equals_that_of_ml_dtypes() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    ml_dtypes = module("ml_dtypes")
     noise = np.random.default_rng(5).integers(0, 2**32, 200_000, np.uint32).view(np.float32)
     for numbers in (EVERY_ROUNDING, noise):
         with np.errstate(invalid="ignore", over="ignore"):

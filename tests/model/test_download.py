@@ -9,7 +9,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import signal
 import socket
 import struct
@@ -25,6 +24,7 @@ from pathlib import Path
 import pytest
 from rigs.disks import mounted
 from rigs.hub import TOKEN, Fault, LocalHub, local_hub
+from rigs.needs import require
 
 from appliance.errors import ModelError
 from appliance.model.download import Backoff, Bar, Client, Lines, progress_on
@@ -411,8 +411,7 @@ def test_a_password_in_netrc_is_not_sent_either(
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """For 127.0.0.1, signed by nobody."""
-    if shutil.which("openssl") is None:
-        pytest.skip("making a certificate needs openssl")
+    require("openssl")
     file = tmp_path / "certificate.pem"
     command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=hub"
     command += f" -addext subjectAltName=IP:127.0.0.1 -keyout {file} -out {file}.crt"

@@ -18,7 +18,7 @@ import pytest
 from rigs.broker import Broker
 from rigs.checkout import ROOT
 from rigs.mqtt_client import Subscriber
-from rigs.needs import needs_broker
+from rigs.needs import module, needs_broker
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
@@ -27,8 +27,8 @@ from appliance.config import MqttSettings, StoreSettings
 from appliance.mqtt import home_assistant
 from appliance.store.store import Store
 
-yaml = pytest.importorskip("yaml")
-jinja2 = pytest.importorskip("jinja2")
+yaml = module("yaml", "pyyaml")
+jinja2 = module("jinja2")
 
 CONFIG = ROOT / "config"
 CARD = CONFIG / "home-assistant" / "dashboard_card.yaml"
@@ -368,7 +368,9 @@ def house(form: str, folder: Path) -> str:
     for line in text.splitlines():
         key, _, value = line.partition(" ")
         if key == "global_plugin":
-            value = plugins.get(Path(value).name) or pytest.skip("Mosquitto 2.1 is not installed")
+            value = plugins.get(Path(value).name) or pytest.skip(
+                "not installed: mosquitto 2.1 (Debian trixie has 2.0)"
+            )
         if key != "listener":
             lines.append(f"{key} {value}".replace("/etc/mosquitto", str(folder)))
     return "\n".join(lines)

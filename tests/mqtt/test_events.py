@@ -18,7 +18,7 @@ import pytest
 from rigs import broker as rig_broker
 from rigs.checkout import ROOT
 from rigs.mqtt_client import Subscriber
-from rigs.needs import needs_broker
+from rigs.needs import module, needs_broker
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
@@ -164,8 +164,8 @@ def test_topics_live_under_the_node() -> None:
     assert events.topic("kitchen", events.TRANSCRIPT) == "roomscribe/kitchen/transcript"
 
 
-jsonschema = pytest.importorskip("jsonschema")
-referencing = pytest.importorskip("referencing")
+jsonschema = module("jsonschema")
+referencing = module("referencing")
 
 FOLDER = ROOT / "config" / "schemas"
 SCHEMAS = {file.stem: json.loads(file.read_text("utf-8")) for file in FOLDER.glob("*.json")}

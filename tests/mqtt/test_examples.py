@@ -6,7 +6,6 @@ import json
 import os
 import queue
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,13 +18,14 @@ from typing import Any
 import pytest
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
-from rigs.broker import Broker, missing
+from rigs.broker import Broker
+from rigs.needs import needs_broker, require
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 WITHIN_S = 15.0
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
+pytestmark = needs_broker
 
 
 def documented() -> dict[str, Any]:
@@ -83,10 +83,9 @@ def printed(command: list[str], broker: Broker, events: list[dict[str, Any]]) ->
 
 @pytest.mark.parametrize("name", ["subscriber.py", "subscriber.sh"])
 def test_a_subscriber_prints_each_sentence_and_which_are_late(name: str, broker: Broker) -> None:
-    needed = ["mosquitto_sub", "jq"] if name.endswith(".sh") else []
-    absent = [program for program in needed if not shutil.which(program)]
-    if absent:
-        pytest.skip(f"not installed: {', '.join(absent)} (apt install mosquitto-clients jq)")
+    if name.endswith(".sh"):
+        require("mosquitto_sub", package="mosquitto-clients")
+        require("jq")
     command = [sys.executable] if name.endswith(".py") else []
     plain = documented()
     late = plain | {"node": "study", "text": 'say "grüezi"', "late": True}

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rigs import broker as rig_broker, certificates
 from rigs.broker import Broker
 from rigs.certificates import Authority
+from rigs.needs import needs_broker, needs_openssl
 from rigs.publishing import running, transcript
 from rigs.waiting import until
 
@@ -21,8 +21,7 @@ from appliance.errors import ConfigError
 from appliance.mqtt import tls
 from appliance.store.store import Store
 
-WHY_NOT = rig_broker.missing() or certificates.missing()
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+pytestmark = [needs_broker, needs_openssl]
 
 
 @pytest.fixture(scope="module")

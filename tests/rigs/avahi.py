@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
+from rigs.needs import NOT_ROOT, absent, unless
 from rigs.waiting import until
 
 from appliance.wyoming.announcing import advertise, own_address
@@ -32,13 +31,24 @@ BUS = """
   </policy>
 </busconfig>
 """
-needs_avahi = pytest.mark.skipif(
-    os.geteuid() != 0
-    or not all(map(shutil.which, ("dbus-daemon", "avahi-daemon", "unshare")))
-    or find_spec("jeepney") is None
-    or not own_address()[0].isdigit(),
-    reason="needs root, dbus-daemon, avahi-daemon, unshare, jeepney and a network",
-)
+
+
+def missing() -> str:
+    """Reason why the rig cannot run; empty when nothing is missing."""
+    if os.geteuid():
+        return NOT_ROOT.format("an avahi-daemon of its own")
+    if find_spec("jeepney") is None:
+        return "not installed: jeepney (pip install jeepney)"
+    if not own_address()[0].isdigit():
+        return "no network: this machine has no address"
+    return (
+        absent("avahi-daemon")
+        or absent("dbus-daemon", package="dbus-bin")
+        or absent("unshare", package="util-linux")
+    )
+
+
+needs_avahi = unless(missing())
 
 
 class House:

@@ -22,7 +22,7 @@ def missing() -> str:
     absent = [
         name for name in programs if not (shutil.which(name) or shutil.which(name, path=paths))
     ]
-    return f"{' and '.join(absent)} not installed (apt install mosquitto)" if absent else ""
+    return f"not installed: {' '.join(absent)} (apt install mosquitto)" if absent else ""
 
 
 class Broker:

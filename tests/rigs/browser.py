@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 from rigs.checkout import ROOT
+from rigs.needs import program
 from rigs.page import Page
 from rigs.waiting import until
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-needs_browser = pytest.mark.skipif(
-    not shutil.which("chromedriver"), reason="not installed: chromium-driver"
-)
+needs_browser = program("chromedriver", package="chromium-driver")
 PHONE, DESK = (390, 844), (1280, 800)
 WITHIN_S = 15.0
 AXE = ROOT / ".venv/axe-playwright-python/0.1.8/axe_playwright_python/axe.min.js"
@@ -134,7 +133,7 @@ def browser() -> Iterator[Browser]:
 def axe() -> str:
     """Return the source of axe-core, which scripts/setup.sh installs; skips the test without it."""
     if not AXE.is_file():
-        pytest.skip("not installed: axe-playwright-python, which has axe-core (scripts/test)")
+        pytest.skip("not installed: axe-playwright-python (scripts/test installs it)")
     return AXE.read_text("utf-8")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 def missing() -> str:
     """What to install first; empty when nothing."""
-    return "" if shutil.which("openssl") else "openssl not installed (apt install openssl)"
+    return "" if shutil.which("openssl") else "not installed: openssl (apt install openssl)"
 
 
 class Authority:

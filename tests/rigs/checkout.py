@@ -20,7 +20,8 @@ def shared(*parts: str) -> Path:
     if not path.exists():
         import pytest
 
-        pytest.skip(f"ROOMSCRIBE_SHARED has no {'/'.join(parts)}", allow_module_level=True)
+        reason = f"no recordings: {'/'.join(parts)} (set ROOMSCRIBE_SHARED)"
+        pytest.skip(reason, allow_module_level=True)
     return path
 
 

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rigs import certificates, nats
 from rigs.nats import NatsServer
 from rigs.wyoming import free_port
 
 from appliance.config import FleetSettings
 from appliance.fleet.engine import CONFIG, Engine
-
-
-def missing() -> str:
-    """What to install first; empty when nothing."""
-    return nats.missing() or certificates.missing()
 
 
 def served(folder: Path, port: int, host: str = "127.0.0.1") -> NatsServer:

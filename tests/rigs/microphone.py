@@ -39,6 +39,12 @@ def missing_packages() -> list[str]:
     return [package for package, found in there.items() if not found]
 
 
+def missing() -> str:
+    """Reason why the rig cannot run: the packages to install; empty when none is missing."""
+    packages = " ".join(missing_packages())
+    return f"not installed: {packages} (apt install {packages})" if packages else ""
+
+
 class PulseMicrophone:
     """A PulseAudio of its own, with all that it writes below `folder`."""
 

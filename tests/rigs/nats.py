@@ -23,7 +23,7 @@ PATHS = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
 
 def missing() -> str:
     """What to install before a server can be started; empty when nothing."""
-    return "" if _program() else "nats-server not installed (apt install nats-server)"
+    return "" if _program() else "not installed: nats-server (apt install nats-server)"
 
 
 class NatsServer:

@@ -42,7 +42,8 @@ TAIL_S = 0.7
 
 def needs_library(release: str) -> pytest.MarkDecorator:
     missing = not (LIBRARIES / release / "wyoming").is_dir()
-    return pytest.mark.skipif(missing, reason=f"not installed: wyoming {release}")
+    reason = f"not installed: wyoming {release} (scripts/test installs it)"
+    return pytest.mark.skipif(missing, reason=reason)
 
 
 @dataclass

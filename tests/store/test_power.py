@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 
 import pytest
 from rigs.checkout import ROOT, environment
+from rigs.needs import program
 
 
 def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -21,14 +21,14 @@ def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+@program("strace")
 def test_after_a_power_cut_everything_promised_is_there_in_a_whole_file() -> None:
     done = torture()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "60 among" in done.stdout
 
 
-@pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+@program("strace")
 def test_the_cuts_find_the_losses_of_a_store_that_does_not_sync() -> None:
     done = torture("--without-sync")
     assert done.returncode == 1

@@ -15,7 +15,7 @@ from rigs.checkout import ROOT, TESTS
 from rigs.command import errors, following, roomscribe
 from rigs.daemon import READY_WITHIN_S, daemon, log_of, write_config
 from rigs.mqtt_client import Subscriber
-from rigs.needs import needs_broker
+from rigs.needs import module, needs_broker
 from rigs.waiting import until
 
 from appliance import config as configuration
@@ -23,7 +23,7 @@ from appliance.control.client import Client
 from appliance.errors import DaemonError
 from appliance.store.folders import runtime_folders
 
-jsonschema = pytest.importorskip("jsonschema")
+jsonschema = module("jsonschema")
 SCHEMA = json.loads((ROOT / "config" / "schemas" / "control" / "line.json").read_text("utf-8"))
 SENTENCE = TESTS / "speech" / "00.flac"
 

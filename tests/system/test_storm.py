@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from rigs import broker
+from rigs.needs import needs_broker
 from rigs.storm import Outcome, storm
 
 from appliance.mqtt.connection import Delays
 
-pytestmark = pytest.mark.skipif(bool(broker.missing()), reason=broker.missing() or "")
+pytestmark = needs_broker
 
 
 def judge(outcome: Outcome) -> None:

@@ -84,7 +84,7 @@ def test_without_avahi_the_address_to_type_is_told(
 ) -> None:
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path / 'none'}")
     if find_spec("zeroconf"):
-        pytest.skip("zeroconf is here and would announce it")
+        pytest.skip("for a machine without zeroconf: this one has it")
     with announcing("roomscribe-kitchen", 10300) as told:
         until(lambda: told, WITHIN_S)
     assert f"{own_address()}, port 10300" in told[0]

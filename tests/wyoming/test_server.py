@@ -356,12 +356,12 @@ def test_only_allowed_addresses_are_served(caplog: pytest.LogCaptureFixture) -> 
     assert told == ["refused 127.0.0.1, which is not among wyoming.allow"]
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 on this machine")
 def test_on_two_colons_both_kinds_of_addresses_are_served() -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
-        pytest.skip("no IPv6 here")
+        pytest.skip("no IPv6 on this machine")
     with running(listen="::", allow=("127.0.0.1", "::1")) as house:
         for host in ("127.0.0.1", "::1"):
             with Talk(house.port, host) as talk:

@@ -11,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
-from rigs import engine as rig
 from rigs.engine import engine_of, served, settings_for
 from rigs.fleet import Bus
 from rigs.nats import NatsServer
+from rigs.needs import needs_fleet
 
 from appliance.cli.doctor import fleet
 from appliance.cli.doctor.main import look
@@ -27,7 +26,7 @@ from appliance.fleet.ear import Ear
 from appliance.fleet.link import Link
 from appliance.fleet.messages import Presence, pack_presence
 
-pytestmark = pytest.mark.skipif(bool(rig.missing()), reason=rig.missing())
+pytestmark = needs_fleet
 WINDOWS = "roomscribe.window.*.*"
 CHECKS = {one.name: one for one in fleet.CHECKS}
 ATTIC = Presence("attic", "large", "9.9", False, 3, 0, "en", ("en",), 10.0, False)

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from rigs.broker import Broker, missing
+from rigs.broker import Broker
 from rigs.checkout import ROOT
 from rigs.daemon import daemon, log_of, write_config
 from rigs.microphone import SINK, PulseMicrophone
 from rigs.mqtt_client import publish_once
-from rigs.needs import needs_microphone
+from rigs.needs import needs_broker, needs_microphone
 from rigs.waiting import until
 from rigs.windows import noise
 
@@ -154,7 +154,7 @@ def test_a_microphone_that_the_daemon_holds_is_left_to_it(tmp_path: Path) -> Non
     assert found.found.startswith("held by the service (process 77)")
 
 
-@pytest.mark.skipif(bool(missing()), reason=missing() or "Mosquitto is there")
+@needs_broker
 @pytest.mark.parametrize(("told", "status"), [("online", "ok"), ("offline", "failed")])
 def test_of_a_held_microphone_the_daemons_own_word_counts(
     tmp_path: Path, told: str, status: str

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 import soundfile
-from rigs.broker import Broker, missing
+from rigs.broker import Broker
 from rigs.checkout import ROOT
 from rigs.daemon import daemon, log_of, write_config
 from rigs.hailo_simulator.control import Simulator, with_hef
-from rigs.microphone import SINK, PulseMicrophone, missing_packages
+from rigs.microphone import SINK, PulseMicrophone
 from rigs.mqtt_client import Subscriber
+from rigs.needs import needs_broker, needs_microphone
 from rigs.waiting import until
 from rigs.windows import noise
 
@@ -40,8 +41,6 @@ from appliance.cli.doctor.outcome import Check, Finding, Outcome, Surroundings, 
 from appliance.config import Settings, keys
 from appliance.errors import DeviceError
 from appliance.model.bundle import load_bundle
-
-NEEDED = [*missing_packages(), *([missing()] if missing() else [])]
 
 
 def doctor(
@@ -146,7 +145,8 @@ def test_a_check_stands_on_checks_before_it_and_on_sections_that_there_are() -> 
             known.add(one.name)
 
 
-@pytest.mark.skipif(bool(NEEDED), reason=f"not installed: {' '.join(NEEDED)}")
+@needs_broker
+@needs_microphone
 def test_beside_a_running_daemon_all_is_well_and_nothing_is_disturbed(tmp_path: Path) -> None:
     with ExitStack() as stack:
         broker = stack.enter_context(Broker())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from rigs.checkout import ROOT
 from rigs.command import OBEYING_MODES
+from rigs.needs import program
 from rigs.page import page as running_page
 
 from appliance.cli.doctor import page
@@ -91,7 +91,7 @@ def test_a_page_for_the_network_has_a_password(tmp_path: Path) -> None:
     assert look(GUARDED, around(**given)).found == "0.0.0.0: a password is asked for"
 
 
-@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv")
+@program("setpriv", package="util-linux")
 def test_who_may_not_see_the_password_is_told_to_use_sudo(tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir(mode=0)

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.broker import Broker, missing
+from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber, publish_once
+from rigs.needs import needs_broker, unless
 from rigs.publishing import running
 from rigs.waiting import until
 
@@ -25,7 +26,7 @@ from appliance.errors import BrokerError
 from appliance.mqtt.probe import Probe
 from appliance.store.store import Store
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "Mosquitto is there")
+pytestmark = needs_broker
 
 PASSWORD = "correct horse"
 PLUGIN = next(Path("/usr/lib").glob("*/mosquitto_dynamic_security.so"), None)
@@ -121,7 +122,7 @@ def test_rights_that_are_missing_are_told(strict_broker: Broker, tmp_path: Path)
         assert found.cure.startswith(f"allow '{user}' to read and write roomscribe/kitchen/#")
 
 
-@pytest.mark.skipif(not PLUGIN, reason="Mosquitto's dynamic security plugin is not there")
+@unless("" if PLUGIN else "not installed: mosquitto_dynamic_security.so (apt install mosquitto)")
 def test_a_broker_that_refuses_the_subscription_is_told(tmp_path: Path) -> None:
     access = {"publishClientSend": True, "publishClientReceive": True, "subscribe": False}
     rules = {"defaultACLAccess": access, "clients": [], "groups": [], "roles": []}
