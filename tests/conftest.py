@@ -13,11 +13,19 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from rigs.command import stop_warm_python
 
 pytest_plugins = ["rigs.selection", "rigs.models", "rigs.disks", "rigs.hailo", "rigs.systemd"]
 
 # whatever model this machine's user has chosen, the tests run with the built-in one
 os.environ["ROOMSCRIBE_MODELS"] = str(Path(tempfile.gettempdir()) / "roomscribe-tests-no-models")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_python() -> Iterator[None]:
+    """The process behind `rigs.command.roomscribe` ends before coverage joins its files."""
+    yield
+    stop_warm_python()
 
 
 @pytest.fixture(autouse=True)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
 from rigs.checkout import ROOT, environment as environment_of
+from rigs.warm import WarmPython
 
 PROGRAM = ("-m", "appliance")
 LINE_WITHIN_S = 60.0
@@ -27,21 +30,79 @@ def roomscribe(
     environment: Mapping[str, str] | None = None,
     wrapper: Sequence[str] = (),
     program: Sequence[str] = PROGRAM,
+    streams: Mapping[int, str | int | None] | None = None,
+    fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Exit status and output of `roomscribe ARGUMENTS`, run by the command `wrapper`, if any;
-    `program` is what Python runs."""
-    done = subprocess.run(
-        [*wrapper, sys.executable, *program, *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
+    `program` is what Python runs.
+
+    `streams` replaces standard streams: by their number the path or number of a file, or None for
+    a closed one. The process is a fork of rigs.warm unless it has to be a `fresh` interpreter, as
+    it is for a wrapper, another program, or a variable that the interpreter's start depends on.
+    """
+    variables = dict(environment or {})
+    streams = streams or {}
+    decides = {name for name in variables if name.startswith(("LD_", "PYTHON"))}
+    with ExitStack() as opened:
+        files = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+        files[0].write(stdin)
+        files[0].seek(0)
+        given: list[IO[bytes] | int] = [*files]
+        for number, stream in streams.items():
+            if isinstance(stream, str):
+                given[number] = opened.enter_context(Path(stream).open("wb" if number else "rb"))
+            elif stream is not None:
+                given[number] = stream
+        closed = [number for number, stream in streams.items() if stream is None]
+        typed = [*map(str, arguments)]
+        everything = os.environ | variables
+        if fresh or wrapper or tuple(program) != PROGRAM or decides - {"PYTHONIOENCODING"}:
+            command = [*wrapper, sys.executable, *program, *typed]
+            status = _run_fresh(command, everything, given, closed, timeout_s)
+        else:
+            status = _warm_python().run(typed, everything, given, closed, timeout_s)
+        for file in files[1:]:
+            file.seek(0)
+        return subprocess.CompletedProcess(
+            typed, status, files[1].read().decode(), files[2].read().decode()
+        )
+
+
+def _run_fresh(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    files: Sequence[IO[bytes] | int],
+    closed: Sequence[int],
+    timeout_s: float,
+) -> int:
+    """Exit status of a new process with these standard streams, of which some are closed."""
+    if closed:
+        closing = " ".join(f"{number}{'>' if number else '<'}&-" for number in closed)
+        command = ["sh", "-c", f'exec "$@" {closing}', "sh", *command]
+    stdin, stdout, stderr = files
+    return subprocess.run(
+        command,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
         timeout=timeout_s,
-        env=os.environ | dict(environment or {}),
+        env=environment,
         cwd=ROOT,
         check=False,
-    )
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-    )
+    ).returncode
+
+
+@functools.cache
+def _warm_python() -> WarmPython:
+    """The one of this test process; the fixture `warm_python` in conftest.py stops it."""
+    return WarmPython()
+
+
+def stop_warm_python() -> None:
+    """Ends the process behind `roomscribe`, if there is one."""
+    if _warm_python.cache_info().currsize:
+        _warm_python().stop()
+        _warm_python.cache_clear()
 
 
 def start(
