@@ -329,7 +329,7 @@ def test_one_topic_that_the_access_list_refuses_is_named_and_the_rest_works(
         (why,) = publisher.reasons()
         assert "does not let us write to some topics" in why
         assert why.endswith(": roomscribe/kitchen/state")
-        assert store.depth() == 0
+        until(lambda: store.depth() == 0)
 
 
 def test_two_appliances_with_one_client_id_say_so_and_leave_each_other_alone(
