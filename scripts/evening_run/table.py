@@ -91,11 +91,15 @@ def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def looks(evening: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what the processes had: at the start, before and after the reloads, at the end."""
+    """Return what the processes had: at the start, before and after the reloads, at the end.
+
+    Before the reloads means before the first one of the process that had the last one.
+    """
     memory = {one["label"]: one for one in evening["memory"]}
-    first = next((one for one in evening["memory"] if one["label"] == "reload"), None)
-    if first:
-        memory["before reloads"] = first
+    reloads = [one for one in evening["memory"] if one["label"] == "reload"]
+    if reloads:
+        last = memory.get("after reloads", reloads[-1])["pid"]
+        memory["before reloads"] = next(one for one in reloads if one["pid"] == last)
     labels = ("start", "before reloads", "after reloads", "end")
     return {label: memory[label] for label in labels if label in memory}
 

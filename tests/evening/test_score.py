@@ -153,8 +153,11 @@ def test_tables_have_a_line_for_each_group_and_a_dash_where_nothing_was_measured
 def test_two_whole_evenings_are_compared_by_their_ratios() -> None:
     evenings = [
         {
-            "memory": [{"label": label, "uss_mb": mb, "threads": 16, "descriptors": 47}
-                       for label in ("start", "reload", "reload", "after reloads")],
+            "memory": [
+                {"label": label, "pid": pid, "uss_mb": pid * mb, "threads": 16, "descriptors": 47}
+                for label, pid in (("start", 9), ("reload", 9), ("reload", 1), ("reload", 1),
+                                   ("after reloads", 1))
+            ],
             "reload_s": [1.0, 2.0, 9.0], "restart_s": [], "wyoming_ms": [],
         }
         for mb in (100, 50)
