@@ -20,9 +20,10 @@ from statistics import median
 
 import numpy as np
 
+from appliance.capture.frames import ratio_of
 from appliance.capture.voice import Judgement
 from appliance.config import SegmenterSettings
-from appliance.records import SAMPLE_RATE, Samples, Window
+from appliance.records import SAMPLE_RATE, Window
 
 SMOOTHED_S = 0.3
 """The level is the mean over so much: longer than a stop or a syllable's dip."""
@@ -37,22 +38,10 @@ QUIETEST = 1.0
 """Power (mean square of int16) below which it makes no difference: -90 dBFS."""
 
 
-def power_of(samples: Samples) -> float:
-    """Mean square of samples (n,) int16, a constant offset (DC) left out; 2 us for 480 of them."""
-    wide = samples.astype(np.float64)
-    mean = float(wide.sum()) / len(wide)
-    return max(0.0, float(wide @ wide) / len(wide) - mean * mean)
-
-
 def loudest(powers: Sequence[float], frames: int) -> float:
     """The greatest mean power of so many frames in a row, or of all where there are fewer."""
     run = min(frames, len(powers))
     return max(0.0, float(np.convolve(powers, np.ones(run) / run, "valid").max()))
-
-
-def ratio_of(difference_db: float) -> float:
-    """The ratio of powers that is so many dB."""
-    return float(10 ** (difference_db / 10))
 
 
 class NoiseFloor:

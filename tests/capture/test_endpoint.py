@@ -11,8 +11,8 @@ from resilience.latency import people, speech_ends
 from rigs.checkout import shared
 from rigs.recordings import SHARED_AUDIO, sentences
 
-from appliance.capture.endpoint import NoiseFloor, power_of
-from appliance.capture.frames import FRAME_SAMPLES, Framer
+from appliance.capture.endpoint import NoiseFloor
+from appliance.capture.frames import FRAME_SAMPLES, Framer, power_of
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import Detector, Judgement, VoiceDetector
 from appliance.config import SegmenterSettings, VoiceSettings
