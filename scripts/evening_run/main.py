@@ -58,13 +58,8 @@ def main() -> int:
         return 69
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first
         signal.signal(number, signal.default_int_handler)
-    level = LEVELS[options.level]
     begun_s = time.monotonic()
-    victim = spoken()[0]
-    blocks = lay_out(gather(level, options.groups, options.seed), level, options.seed, victim)
-    minutes = sum(block.length for block in blocks) / SAMPLE_RATE / 60
-    count = sum(one.kind == SENTENCE for block in blocks for one in block.items)
-    say(f"{count} sentences in {len(blocks)} blocks, {minutes:.0f} minutes")
+    blocks = prepare(options)
     with ExitStack() as stack:
         roots = {"here": ROOT}
         if options.against:
@@ -78,17 +73,30 @@ def main() -> int:
             hear(sides, blocks)
         except KeyboardInterrupt:
             sides[0].interrupted = True
+        except RuntimeError as error:
+            print(f"evening: {error}; go on with --resume", file=sys.stderr)
+            return 1
     for side in sides:
         side.report()
-    if len(sides) > 1:
-        names = [side.header["commit"] for side in reversed(sides)]
-        print("\n" + compared(names, [side.rows for side in reversed(sides)]) + "\n")
-        wholes = [side.whole for side in reversed(sides)]
-        print(compared_wholes(names, wholes, [side.evening for side in reversed(sides)]))
+    if options.against:
+        compare(*reversed(sides))
     say(f"took {(time.monotonic() - begun_s) / 60:.0f} min; results in {options.work}")
     if options.write and not sides[0].interrupted:
         write(ROOT, sides[0].evening)
     return int(any(side.faults or side.interrupted for side in sides))
+
+
+def prepare(options: argparse.Namespace) -> list[Block]:
+    """Return what is heard in the evening that was chosen, and say how long it takes."""
+    level = LEVELS[options.level]
+    sounds = gather(level, options.groups, options.seed)
+    blocks = lay_out(sounds, level, options.seed, spoken()[0])
+    minutes = sum(block.length for block in blocks) / SAMPLE_RATE / 60
+    count = sum(one.kind == SENTENCE for one in sounds)
+    if not shutil.which("chromedriver"):
+        say("no chromedriver: the page is not opened (apt install chromium-driver)")
+    say(f"{count} sentences in {len(blocks)} blocks, {minutes:.0f} minutes")
+    return blocks
 
 
 def arguments() -> argparse.Namespace:
@@ -162,6 +170,13 @@ class Side:
         result = {**evening, "summary": summary(evening), "faults": self.faults}
         result["interrupted"] = self.interrupted
         self.file.write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+def compare(*sides: Side) -> None:
+    """Prints the figures of two sides beside each other."""
+    names = [side.header["commit"] for side in sides]
+    print("\n" + compared(names, [side.rows for side in sides]) + "\n")
+    print(compared_wholes(names, [side.whole for side in sides], [side.evening for side in sides]))
 
 
 def hear(sides: Sequence[Side], blocks: Sequence[Block]) -> None:
