@@ -255,7 +255,13 @@ class TimedSegmenter(Segmenter):
 
     def push(self, frame: Frame) -> list[Window | Discarded]:
         """As the segmenter does."""
-        found = super().push(frame)
+        return self._noted(super().push(frame))
+
+    def close_if_due(self) -> list[Window | Discarded]:
+        """As the segmenter does."""
+        return self._noted(super().close_if_due())
+
+    def _noted(self, found: list[Window | Discarded]) -> list[Window | Discarded]:
         for one in found:
             if isinstance(one, Window):
                 self._clock.note(one.id, "window")
