@@ -119,9 +119,11 @@ noise. In hiss, where it does not, a weak word must not end an utterance."""
 ABOVE_USUAL, AT_USUAL, BELOW_VOICE = ratio_of(10.0), ratio_of(3.0), ratio_of(8.0)
 """Who speaks up so much louder than what went on before, such as a television, has ended where the
 level is no louder than this above that, and so far below the voice, whatever the score."""
-STANDS_OUT, QUIET_SHARE = ratio_of(6.0), 0.25
+STANDS_OUT, QUIET_SHARE = ratio_of(6.0), 0.2
 """A voice stands out that is so much louder than the quietest share of the last KEPT_S: who says
-one thing after the other has pauses, a television has none."""
+one thing after the other has pauses, a television has none. With shares of 0.25 and 0.2 the
+sentences of tests/speech, said with 1 s between them, stand out in 28 % and 70 %. In 54 recordings
+beside a television (scripts/measure pause_set) voices do so 119 and 121 times."""
 STEADY_SLACK_S = 0.05
 """More than any frame's length."""
 HEARD, CLEAR = ratio_of(8.0), ratio_of(14.0)
