@@ -1,5 +1,8 @@
 """What travels through the appliance. Every record is frozen; arrays in it are never written to.
 
+A record with an array or a number that may be NaN is equal to itself alone (`eq=False`): compared
+field by field, the array raises ValueError and NaN differs, on Python 3.13 even from itself.
+
 Two clocks: `*_s` fields of frames and windows are seconds on their source's clock
 (time.monotonic() for a microphone or a recording paced in real time, the position in the file
 otherwise). A transcript carries wall-clock times in UTC, for people and other machines.
@@ -48,7 +51,7 @@ def new_id(now_s: float | None = None) -> str:
     return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Frame:
     """30 ms (or what a source gives) of sound: `samples` (n,) int16; `start_s` of the first one."""
 
@@ -63,7 +66,7 @@ class Frame:
         return self.start_s + len(self.samples) / SAMPLE_RATE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Window:
     """A piece of one utterance that the model takes in at once.
 
@@ -145,7 +148,7 @@ class Phrase:
     """How likely this is what was said, 0..1; that it was none of the sentences is allowed for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Transcription:
     """What the model made of one window; no times but the milliseconds that it took."""
 

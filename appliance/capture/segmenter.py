@@ -86,7 +86,7 @@ def _around(powers: Powers, place: int) -> float:
     return float(powers[max(0, place - CUT_FRAMES) : place + CUT_FRAMES].mean())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class JudgedFrame:
     """A frame and what it was taken for."""
 

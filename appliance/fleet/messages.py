@@ -62,7 +62,7 @@ class MessageError(Exception):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Job:
     """A window on its way to a brain."""
 
@@ -90,7 +90,7 @@ class Refusal:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Answer:
     """What a brain says of a window."""
 

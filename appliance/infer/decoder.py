@@ -43,7 +43,7 @@ PASSES, TRIES = (1, 2, 4, 8, JOINT), 5
 """Tokens in the passes whose cost is measured, and how often each one is."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Decoded:
     """One window's tokens."""
 
@@ -65,7 +65,7 @@ class Decoded:
         return sum(self.logprobs) / (len(self.tokens) + 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Offer:
     """Tokens that may be written next; minus infinity is impossible."""
 

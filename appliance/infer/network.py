@@ -41,7 +41,7 @@ NONE_PADDED = np.float32(-1e9)
 """Score of the virtual position that stands for no position: its weight is exactly 0."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """What a step gives for w tokens; K tokens can be written. Overwritten by the next step."""
 
@@ -115,7 +115,7 @@ class Embedding:
             out[at] = self._row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Bound:
     """The arrays of steps of n tokens, w wanted and s started."""
 

@@ -54,7 +54,7 @@ class UnwantedError(ServerError):
     """Nobody waits for the answer any more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answered(Encoded):
     """A window that has been transcribed elsewhere; it has no states."""
 

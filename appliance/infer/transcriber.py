@@ -42,7 +42,7 @@ TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Tried in this order while a decode fails (openai/whisper, transcribe.py)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
     """A window as the encoder left it, for the decoder."""
 

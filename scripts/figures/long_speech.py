@@ -38,7 +38,7 @@ ON_END_S = (4.0, 4.5, 5.0, 5.5, 6.0, 6.5)
 ROOM_TONE = 16.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Take:
     """One sentence, or several on end."""
 

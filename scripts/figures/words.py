@@ -88,7 +88,7 @@ GRAMMAR = {"choose": 11, "report": 12}
 NAMED_LETTERS, NAMED = 6, 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Said:
     """A sentence as the encoder left it, and the words in it that are listed."""
 

@@ -30,7 +30,7 @@ IGNORED = -100
 """Target that costs nothing, as PyTorch's cross_entropy has it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rendered:
     """A window's mel (T, 80), phone of each position (T / 2,), and text ids without prompt.
 

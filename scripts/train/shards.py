@@ -22,7 +22,7 @@ SILENCE_PHONE = 0
 WAIT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Utterance:
     """One spoken sentence: samples (n,) int16, its text, phones (m,) uint8 and their ends in s."""
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rigs.records import differences
 
 from appliance.capture.frames import FRAME_SAMPLES, is_clipped
 from appliance.capture.segmenter import Segmenter, quietest
@@ -96,8 +97,7 @@ def test_after_300_ms_of_silence_the_window_is_known_that_ends_the_utterance() -
     (window,) = room.hear(silence(1)).windows()
     assert room.segmenter.guess is None
     assert window.id == guess.id
-    assert (window.samples == guess.samples).all()
-    assert replace(window, samples=guess.samples) == guess
+    assert not differences(window, guess)
 
 
 def test_the_window_so_far_is_what_was_heard_while_somebody_speaks() -> None:
@@ -156,10 +156,7 @@ def closed_early(*, silent_frames: int = 11) -> tuple[Room, Window]:
 def test_a_guess_that_is_sure_ends_the_utterance_with_its_samples(silent_frames: int) -> None:
     _, early = closed_early(silent_frames=silent_frames)
     (late,) = Room().hear(silence(30), speech(20), silence(20)).windows()
-    assert early == replace(
-        late, id=early.id, utterance_id=early.utterance_id, samples=early.samples
-    )
-    assert (early.samples == late.samples).all()
+    assert differences(early, late) == ["utterance_id", "id"]
 
 
 def test_an_utterance_that_may_go_on_waits_for_longer() -> None:
@@ -275,7 +272,7 @@ def test_however_speech_and_silence_alternate_each_frame_is_in_one_window(seed: 
         loud, quiet = int(rng.integers(3, 20)), int(rng.integers(1, rng.choice([30, 120])))
         said += range(length, length + loud)
         length += loud + quiet
-        answer = rng.choice([0, 350, 350, 1000])
+        answer = int(rng.choice([0, 350, 350, 1000]))
         late = int(rng.integers(0, 6))
         for sound in (*speech(loud), *silence(quiet)):
             room.hear([sound])

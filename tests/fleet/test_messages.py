@@ -15,6 +15,7 @@ import pytest
 import soundfile
 from hypothesis import given, settings, strategies as st
 from rigs.checkout import ROOT
+from rigs.records import differences
 from rigs.transcriber import HEARD
 from rigs.windows import a_window
 
@@ -67,7 +68,8 @@ def test_an_answer_carries_all_that_an_ear_makes_of_a_text() -> None:
     found = read_answer(packed)
     assert (found.id, found.attempt, found.brain) == ("w", 2, "pi5")
     ratio = compression_ratio(heard.text)
-    assert found.result == replace(heard, recommended=gates, compression_ratio=ratio)
+    sent = replace(heard, recommended=gates, compression_ratio=ratio)
+    assert not differences(found.result, sent)
 
 
 def test_the_gates_of_an_ear_are_what_it_says_and_else_what_the_brains_model_recommends() -> None:

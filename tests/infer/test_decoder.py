@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from rigs.records import differences
 
 from appliance.config import DecoderSettings
 from appliance.errors import ConfigError, ModelError
@@ -79,7 +80,7 @@ def test_the_order_of_tokens_and_the_states_matter(
 def test_one_window_does_not_change_the_next(decoder: Decoder, states: NDArray[np.float32]) -> None:
     first = decoder.decode(states, 2.0)
     decoder.decode(states[::-1].copy(), 2.0)
-    assert decoder.decode(states, 2.0) == first
+    assert not differences(decoder.decode(states, 2.0), first)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 12])
@@ -94,7 +95,7 @@ def test_what_the_language_says_of_the_end_is_what_it_says_where_nothing_is_hear
     looked = decoder.logprobs(before.tokens, 1)
     assert decoder.end_prior(tokens) == pytest.approx(expected, abs=1e-3)
     assert decoder.logprobs(before.tokens, 1) == looked, "the window is still there"
-    assert decoder.decode(states, 2.0) == before
+    assert not differences(decoder.decode(states, 2.0), before)
 
 
 def test_of_no_text_and_of_a_long_one_the_language_says_nothing(decoder: Decoder) -> None:
@@ -230,7 +231,7 @@ def test_a_temperature_draws_the_same_each_time_and_not_the_best(
     decoder: Decoder, states: NDArray[np.float32]
 ) -> None:
     drawn = decoder.decode(states, 2.0, temperature=1.0)
-    assert drawn == decoder.decode(states, 2.0, temperature=1.0)
+    assert not differences(drawn, decoder.decode(states, 2.0, temperature=1.0))
     greedy = decoder.decode(states, 2.0)
     assert drawn.tokens != greedy.tokens and drawn.avg_logprob < greedy.avg_logprob
 

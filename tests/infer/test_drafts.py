@@ -11,6 +11,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from rigs.models import HOME, ODD, random_weights, write_checkpoint
+from rigs.records import differences
 
 from appliance.config import DecoderSettings, ModelSettings, Settings
 from appliance.infer.decoder import Decoder, preset_guards
@@ -197,7 +198,7 @@ def test_where_a_pass_would_not_give_the_same_there_is_no_graph_for_it(
     decoder.warm_up()
     assert not drafts.worth_it
     states = some_states(bundle, np.random.default_rng(1))
-    assert decoder.decode(states, 1.0) == plain.decode(states, 1.0)
+    assert not differences(decoder.decode(states, 1.0), plain.decode(states, 1.0))
 
 
 def test_no_product_rounds_with_an_offset_as_arm_and_x86_do_differently(model: Bundle) -> None:
@@ -252,8 +253,9 @@ def test_thousands_of_drafts_change_no_bit(model: Bundle, rules: str) -> None:
             drafts.expect(window)
             drafts.add(random_draft(expected.tokens, model, rng))
             drafts.expect(window)
-            assert drafted.decode(states, 0.5) == expected
-        assert drafted.decode(states, 0.5, 0.7) == plain.decode(states, 0.5, 0.7)
+            assert not differences(drafted.decode(states, 0.5), expected)
+        warm = [decoder.decode(states, 0.5, 0.7) for decoder in (drafted, plain)]
+        assert not differences(*warm)
 
 
 def test_a_sentence_that_was_heard_takes_one_pass_behind_its_first_token(int8: Bundle) -> None:
@@ -276,7 +278,7 @@ def test_a_context_that_is_nearly_full_takes_drafts(int8: Bundle) -> None:
     for number, draft in enumerate((expected.tokens, expected.tokens[:20] * 3)):
         drafts.expect(number)
         drafts.add(draft)
-        assert drafted.decode(states, 10.0) == expected
+        assert not differences(drafted.decode(states, 10.0), expected)
 
 
 def test_where_a_pass_does_not_give_the_same_nothing_is_drafted(int8: Bundle) -> None:
@@ -294,7 +296,8 @@ def test_where_a_pass_does_not_give_the_same_nothing_is_drafted(int8: Bundle) ->
     drafts.add((1, 2, 3))
     assert not drafts.worth_it
     states = some_states(int8, np.random.default_rng(4))
-    assert decoder.decode(states, 1.0) == Decoder(int8, int8.guards, 1).decode(states, 1.0)
+    plain = Decoder(int8, int8.guards, 1)
+    assert not differences(decoder.decode(states, 1.0), plain.decode(states, 1.0))
 
 
 @pytest.fixture(scope="module")
@@ -323,7 +326,7 @@ def spoken(bundle: Bundle, *, drafts: bool) -> tuple[Transcriber, list[Transcrip
 def test_what_is_said_again_or_goes_on_after_a_guess_is_the_same_text(int8: Bundle) -> None:
     _, plain = spoken(int8, drafts=False)
     transcriber, drafted = spoken(int8, drafts=True)
-    assert drafted == plain
+    assert len(drafted) == len(plain) and not any(map(differences, drafted, plain))
     assert transcriber._drafts is not None and len(transcriber._drafts._heard) == 8
 
 

@@ -33,7 +33,7 @@ class Score:
     recordings: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Recorded:
     """A recording, (n,) float32, and what is said in it."""
 

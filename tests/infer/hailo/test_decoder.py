@@ -14,6 +14,7 @@ import pytest
 from rigs.checkout import shared
 from rigs.hailo import LENGTHS, looked_after, mel_of
 from rigs.hailo_simulator.control import DECODER_OUTPUTS, Simulator, enlist, write_decoder_hef
+from rigs.records import differences
 
 from appliance.config import EncoderSettings, Settings
 from appliance.errors import ConfigError, DeviceError, ModelError
@@ -245,12 +246,12 @@ def test_a_chip_lost_in_the_middle_of_a_text_gives_the_cpus_text_and_comes_back(
 
     monkeypatch.setattr(way.encoder.npu.decoder.model, "run", strike)  # type: ignore[union-attr]
     found = way.npu.decode(states, 0.4)
-    assert len(steps) == 10 and found == way.cpu.decode(states, 0.4)
+    assert len(steps) == 10 and not differences(found, way.cpu.decode(states, 0.4))
     looked_after(way.encoder, 0.0)
     assert way.encoder.name == "cpu" and way.encoder.npu is None
     assert way.encoder.trouble and FAULTS[fault][1] in way.encoder.trouble
     assert way.encoder.trouble.endswith("until then the CPU encodes and decodes")
-    assert way.npu.decode(states, 0.4) == found and len(steps) == 10
+    assert not differences(way.npu.decode(states, 0.4), found) and len(steps) == 10
     simulator.set(**CURED)
     looked_after(way.encoder, 1e9)
     assert way.encoder.trouble is None and way.encoder.name == "hailo8"
@@ -271,7 +272,7 @@ def test_a_chip_that_the_encoder_lost_is_lost_to_the_decoder_too(
     assert way.encoder.encode(mel).any() and way.encoder.npu is None
     looked_after(way.encoder, 0.0)
     states = states_of(npu_bundle, 1)
-    assert way.npu.decode(states, 0.4) == way.cpu.decode(states, 0.4)
+    assert not differences(way.npu.decode(states, 0.4), way.cpu.decode(states, 0.4))
     assert network and network.decoder
     with pytest.raises(DeviceError, match="the chip was closed"):
         network.decoder.advance(npu_bundle.prompt, (0,))
