@@ -27,8 +27,9 @@ IN_FLIGHT = 20
 """Most unacknowledged messages, the product's limit and Mosquitto's."""
 RESERVED = 6
 """Of these, kept free for availability, announcement, state, mute, microphone and an answer."""
-LATE_S = 5.0
-"""A transcript that leaves this long after it was stored has waited, whatever for."""
+LATE_S = DELAYS.subscribe_s + 1.0
+"""A transcript that leaves this long after it was stored has waited for more than Home Assistant's
+subscriptions after a reconnection."""
 OLD_SPEECH_S = 30.0
 """Speech that ended this long before it is published is late, too: the appliance was busy, or
 restarted."""
