@@ -255,10 +255,10 @@ def to_int4(rows: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.fl
     padded = np.zeros((count, blocks * BLOCK_4), np.float32)
     padded[:, :width] = rows
     padded = padded.reshape(count, blocks, BLOCK_4)
-    scales = np.abs(padded).max(axis=2, keepdims=True) / np.float32(HIGHEST_4)
+    scales = (np.abs(padded).max(axis=2) / HIGHEST_4).astype(np.float32)
     scales[scales == 0] = 1.0
-    whole = (np.rint(padded / scales) + MIDDLE_4).astype(np.uint8)
-    return whole[..., 0::2] | whole[..., 1::2] << 4, scales.reshape(-1)
+    whole = (np.rint(padded / scales[..., np.newaxis]) + MIDDLE_4).astype(np.uint8)
+    return whole[..., 0::2] | whole[..., 1::2] << np.uint8(4), scales.reshape(-1)
 
 
 class RuntimeGraph(Graph):

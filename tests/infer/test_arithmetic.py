@@ -132,7 +132,7 @@ def test_the_appliance_says_so_in_its_state_and_goes_on(tmp_path: Path) -> None:
 
 def test_the_inputs_are_whole_numbers_that_8_bits_hold_and_the_sums_fit_float32() -> None:
     inputs, weights = arithmetic.inputs(), arithmetic.weights()
-    assert (inputs.min(), inputs.max()) == (0, 255)
+    assert (int(inputs.min()), int(inputs.max())) == (0, 255)
     assert np.all(np.abs(weights).max(axis=0) == 127)
     assert np.all(np.abs(arithmetic.narrow_weights()).max(axis=0) == 7)
     assert all(np.abs(right).max() < 2**24 for right in arithmetic.golden().values())
