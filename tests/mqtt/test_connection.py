@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import socket
 import statistics
@@ -290,7 +291,7 @@ def test_a_host_name_that_is_none_is_one_line(store: Store) -> None:
     with running(MqttSettings(host="x" * 64 + ".home"), store) as publisher:
         until(publisher.reasons)
         assert "is away" in publisher.reasons()[0]
-        assert "UnicodeError" in publisher.reasons()[0]
+        assert re.search(r"Unicode\w*Error", publisher.reasons()[0])
 
 
 def pauses(outages: int, chance: random.Random) -> float:

@@ -21,6 +21,12 @@ PROGRAM = ("-m", "appliance")
 LINE_WITHIN_S = 60.0
 OBEYING_MODES = () if os.geteuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 """What keeps root to the modes of files, as other users are."""
+ANOTHER_USER = (
+    *("setpriv", "--reuid=65534", "--clear-groups"),
+    *("--inh-caps=+dac_override", "--ambient-caps=+dac_override"),
+)
+"""What makes root another user, for whom access(2) obeys the modes of files. It can open all files,
+so that the interpreter and the checkout may be below a folder that is root's alone, as /root is."""
 
 
 def roomscribe(
