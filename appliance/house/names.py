@@ -75,7 +75,7 @@ async def fetch(link: Link, devices: Sequence[Mapping[str, Any]]) -> Names:
     used: set[str] = set()
     for entity in wanted:
         entry = _table(entries.get(entity))
-        if entry.get("disabled_by"):
+        if entry.get("disabled_by") or _is_appliances(entry):
             continue
         used.add(_text(entry.get("area_id")) or area_of.get(_text(entry.get("device_id")), ""))
         name = shown.get(entity) or entry.get("name") or entry.get("original_name")
@@ -182,6 +182,12 @@ async def _shown(link: Link, entities: Sequence[str]) -> dict[str, Any]:
 
 async def _ask(link: Link, command: str, **arguments: Any) -> Any:
     return (await link.ask(command, **arguments))[1]
+
+
+def _is_appliances(entry: Mapping[str, Any]) -> bool:
+    """True for an entity of a Roomscribe: nobody says "Roomscribe mute" of the things at home."""
+    ours = _text(entry.get("unique_id")).startswith("roomscribe_")
+    return ours and entry.get("platform") == "mqtt"
 
 
 def _table(value: object) -> dict[str, Any]:

@@ -117,6 +117,8 @@ def _switches(node: str) -> dict[str, Any]:
         "mute": {
             **_component(node, "switch", "mute", "Mute", events.MUTE),
             "icon": "mdi:microphone-off",
+            # Home Assistant does not expose it to Assist by itself: nobody unmutes it by voice
+            "entity_category": "config",
             "command_topic": events.topic(node, f"{events.MUTE}/set"),
         },
     }

@@ -58,6 +58,15 @@ def test_what_is_not_exposed_or_is_disabled_is_left_out(hub: Hub) -> None:
     assert [tier for _, tier in names_of(hub).names] == [Tier.PLACE] * 4
 
 
+def test_the_appliances_own_entities_are_no_names_of_the_home(hub: Hub) -> None:
+    own = {"platform": "mqtt", "unique_id": "roomscribe_kitchen_mute"}
+    hub.exposed["switch.roomscribe_kitchen_mute"] = True
+    hub.entries["switch.roomscribe_kitchen_mute"] = {"name": "Roomscribe mute", **own}
+    assert "Roomscribe mute" not in [name for name, _ in names_of(hub).names]
+    hub.entries["switch.roomscribe_kitchen_mute"]["platform"] = "template"
+    assert "Roomscribe mute" in [name for name, _ in names_of(hub).names]
+
+
 def test_an_entity_lies_where_its_device_does(hub: Hub) -> None:
     hub.entries["light.kitchen"] |= {"area_id": None, "device_id": DEVICE["id"]}
     assert ("Kitchen", Tier.USED_PLACE) in names_of(hub).names
