@@ -15,6 +15,9 @@ from appliance.errors import ModelError
 from appliance.records import FULL_SCALE, HOP, SAMPLE_RATE, Mel, Samples
 
 N_FFT = 400
+BLOCK = 250
+"""Frames that are transformed at a time: few enough that the memory for them is used again, many
+enough that numpy's own cost per call does not count."""
 FLOOR = 1e-10
 DYNAMIC_RANGE = 8.0
 
@@ -37,9 +40,11 @@ def log_mel(samples: NDArray[np.float32], n_mels: int = 80, frames: int | None =
     audio = np.zeros(frames * HOP, np.float32)
     audio[: len(samples)] = samples[: len(audio)]
     padded = np.pad(audio, N_FFT // 2, mode="reflect")
-    tapered = sliding_window_view(padded, N_FFT)[::HOP][:frames] * _hann()
-    spectrum = np.fft.rfft(tapered, axis=1)
-    power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
+    windows = sliding_window_view(padded, N_FFT)[::HOP][:frames]
+    power = np.empty((frames, N_FFT // 2 + 1), np.float32)
+    for start in range(0, frames, BLOCK):
+        spectrum = np.fft.rfft(windows[start : start + BLOCK] * _hann(), axis=1)
+        power[start : start + BLOCK] = spectrum.real**2 + spectrum.imag**2
     mel = np.log10(np.maximum(_filter(power, n_mels), FLOOR))
     mel = np.maximum(mel, mel.max() - DYNAMIC_RANGE)
     return np.ascontiguousarray(((mel + 4.0) / 4.0).T, dtype=np.float32)

@@ -107,3 +107,11 @@ def test_the_mel_is_what_the_encoder_takes() -> None:
 def test_a_window_of_less_than_two_frames_is_refused() -> None:
     with pytest.raises(ModelError, match="at least 2 mel frames"):
         log_mel(np.zeros(200, np.float32))
+
+
+@pytest.mark.parametrize("frames", [2, 249, 250, 251, 1000])
+def test_blocks_of_frames_change_no_bit(frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = noise(frames / 100)
+    in_blocks = log_mel(sound, 80, frames)
+    monkeypatch.setattr("appliance.infer.mel.BLOCK", frames)
+    assert in_blocks.tobytes() == log_mel(sound, 80, frames).tobytes()
