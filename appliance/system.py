@@ -18,6 +18,7 @@ import fcntl
 import functools
 import io
 import json
+import logging
 import math
 import os
 import pickle
@@ -171,6 +172,12 @@ def require_writable(file: Path, cure: str) -> None:
         )
 
 
+log = logging.getLogger("roomscribe.system")
+
+_open_to_all: set[Path] = set()
+"""Secrets that were reported as readable for everybody."""
+
+
 def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
     """The one line in `file`, else in systemd's credential of that name, else None.
 
@@ -186,6 +193,7 @@ def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
     cure = f"write the {word} into it, readable for this user alone, or leave the key out"
     try:
         with path.expanduser().open("rb") as opened:
+            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
             text = opened.read(SECRET_AT_MOST + 1).decode("utf-8").rstrip("\r\n")
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         no_text = isinstance(error, UnicodeDecodeError)
@@ -193,6 +201,9 @@ def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
         raise ConfigError(
             f"{key}: expected a file holding {what}, found {path}: {found}; {cure}"
         ) from (None if no_text else error)
+    if file and mode & 0o007 and path not in _open_to_all:
+        _open_to_all.add(path)
+        log.warning("%s: every user can read %s (%04o); chmod o= %s", key, path, mode, path)
     if len(text) > SECRET_AT_MOST or "\n" in text:
         raise ConfigError(f"{key}: expected one line in {path}, found more; {cure}")
     if not text:

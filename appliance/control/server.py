@@ -50,6 +50,9 @@ class Limits:
     """A reader for whom more lines wait is dropped."""
     stalled_s: float = 60.0
     """So is one that has read nothing for so long while lines wait."""
+    silent_s: float = 10.0
+    """One that subscribes to nothing and has completed no line for so long loses its place to a new
+    one when all places are taken."""
     caught_up: int = 1000
     """No more transcripts than this are sent again to one that names the last that it has."""
 
@@ -105,6 +108,8 @@ class _Reader:
     socket: socket.socket
     moved_s: float
     """When it last read something, or had read all."""
+    asked_s: float
+    """When it connected, or completed a line."""
     inbox: bytearray = field(default_factory=bytearray)
     lines: deque[bytes] = field(default_factory=deque)
     sent: int = 0
@@ -244,15 +249,26 @@ class Server:
         except OSError:
             return
         opened.setblocking(False)
-        if len(self._readers) >= self._limits.readers:
+        if len(self._readers) >= self._limits.readers and not self._make_room():
             why = f"expected at most {self._limits.readers} connections, found them all in use"
             with contextlib.suppress(OSError):
                 opened.send(_line({"id": None, **_error("too_many", why)}))
             opened.close()
             return
-        reader = _Reader(opened, time.monotonic())
+        now_s = time.monotonic()
+        reader = _Reader(opened, now_s, now_s)
         self._readers[opened.fileno()] = reader
         self._selector.register(opened, selectors.EVENT_READ, reader)
+
+    def _make_room(self) -> bool:
+        """Drop the reader that has been silent longest; False if none has been for silent_s."""
+        silent = [one for one in self._readers.values() if not one.events and not one.lines]
+        longest = min(silent, key=lambda one: one.asked_s, default=None)
+        if longest is None or time.monotonic() - longest.asked_s < self._limits.silent_s:
+            return False
+        log.info("a reader of the control socket is dropped: it is silent, and others wait")
+        self._drop(longest)
+        return True
 
     def _receive(self, reader: _Reader) -> None:
         """Reads on, unless a line waits to be obeyed."""
@@ -280,7 +296,7 @@ class Server:
                 return
             if not end:
                 break
-            reader.inbox = rest
+            reader.inbox, reader.asked_s = rest, time.monotonic()
             if line.strip():
                 self._command(reader, bytes(line))
             if reader.socket.fileno() < 0:

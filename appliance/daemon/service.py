@@ -183,6 +183,8 @@ def _run_once(
         if renewed is None:
             notify("STOPPING=1\nSTATUS=publishing what was heard")
         running.stop()
+    # asked for after the configuration was read, and already acknowledged
+    process.asked.reload |= running.reload.is_set()
     running.check()
     return settings, renewed
 

@@ -98,8 +98,13 @@ class MemoryFolder:
         for above in (*reversed(self.path.parents), self.path):
             if not above.exists():
                 above.mkdir(mode=0o700, exist_ok=True)
-        found = self.path.lstat()
-        if found.st_uid != os.geteuid() or self.path.is_symlink():
+            # another user's folder could be exchanged for another one later
+            owner = above.stat().st_uid
+            if owner not in (0, os.geteuid()):
+                raise PermissionError(
+                    f"expected folders of user {os.geteuid()} or root, found {above} of {owner}"
+                )
+        if self.path.lstat().st_uid != os.geteuid() or self.path.is_symlink():
             raise PermissionError(f"expected a folder of user {os.geteuid()}, found another's")
         if not is_in_memory(self.path):
             raise OSError("expected a folder in memory (tmpfs), found one on a disk")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,27 @@ def test_one_reader_too_many_is_told_so(server: Server, path: Path) -> None:
         until(lambda: len(server._readers) == 1)
         with Client([path]) as again:
             assert again.ask("echo") == two.ask("echo")
+
+
+def test_half_lines_do_not_hold_every_place_for_ever(path: Path, feed: Feed) -> None:
+    limits = Limits(readers=3, silent_s=0.3)
+    with (
+        serving(path, feed, limits) as server,
+        Client([path]) as subscriber,
+        Raw(path) as one,
+        Raw(path) as two,
+    ):
+        subscriber.subscribe("state")
+        for raw in (one, two):
+            raw.send(b'{"id": 1, "comm')
+        until(lambda: len(server._readers) == 3)
+        with Raw(path) as early:
+            assert early.line()["code"] == "too_many"
+        time.sleep(0.4)
+        with Client([path]) as late:
+            assert late.ask("echo")
+        assert one.line() == "the end"
+        assert any(reader.events for reader in server._readers.values())
 
 
 def test_a_subscriber_hears_what_it_asked_for_and_nothing_else(

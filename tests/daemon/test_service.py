@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rigs.checkout import ROOT, environment
@@ -20,6 +22,7 @@ from rigs.waiting import until
 from rigs.wyoming import free_port
 
 from appliance import system
+from appliance.config import Settings, VoiceSettings
 from appliance.daemon import service
 from appliance.daemon.health import Health
 from appliance.records import ApplianceState
@@ -239,6 +242,35 @@ def test_a_reload_frees_what_the_pipeline_before_it_took(tmp_path: Path, systemd
         until(lambda: footprint(running.pid)[1] < descriptors + 3)
         assert footprint(running.pid)[2] < memory_mb + 15
     assert log_of(config).count("starting again with it") == 8
+
+
+def test_a_reload_that_is_asked_for_while_the_pipeline_stops_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stopping:
+        """A pipeline whose control socket acknowledges a reload while it stops."""
+
+        def __init__(self) -> None:
+            self.reload = threading.Event()
+
+        def start(self) -> None:
+            """Starts nothing."""
+
+        def stop(self) -> None:
+            self.reload.set()
+
+        def check(self) -> None:
+            """Nothing has failed."""
+
+    first, second = Settings(), Settings(voice=VoiceSettings(open_score=0.6))
+    monkeypatch.setattr(service, "_open", lambda wanted, *_: (wanted, Stopping()))
+    monkeypatch.setattr(service, "Announcer", lambda *_: None)
+    monkeypatch.setattr(service, "_supervise", lambda *_: second)
+    process = SimpleNamespace(
+        asked=SimpleNamespace(reload=False), pipeline=None, still_s=1.0, limits=None, reread=None
+    )
+    ran, following = service._run_once(first, first, cast("service._Process", process))
+    assert (ran, following, process.asked.reload) == (first, second, True)
 
 
 def test_a_reload_does_not_raise_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import struct
 import subprocess
@@ -194,6 +195,15 @@ def test_another_users_folder_is_not_trusted(memory: Path) -> None:
     (memory / "spool").symlink_to(memory)
     with pytest.raises(PermissionError):
         folders.MemoryFolder(memory / "spool").take()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user needs root")
+def test_a_folder_below_another_users_is_not_trusted(memory: Path) -> None:
+    theirs = memory / "roomscribe-0"
+    theirs.mkdir(mode=0o777)
+    os.chown(theirs, 12345, 12345)
+    with pytest.raises(PermissionError, match=r"found .*roomscribe-0 of 12345"):
+        folders.MemoryFolder(theirs / "spool").take()
 
 
 def test_a_full_folder_is_a_trouble_that_passes(memory: Path) -> None:

@@ -418,15 +418,23 @@ def test_a_password_file_that_is_not_there_is_a_mistake_with_its_cure(store: Sto
 
 
 def test_the_password_comes_from_its_file_or_systemds_credential(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert tls.password(MqttSettings()) is None
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     assert tls.password(MqttSettings()) is None
     (tmp_path / tls.PASSWORD_CREDENTIAL).write_text(" from systemd \n")
     assert tls.password(MqttSettings()) == " from systemd "
+    (tmp_path / "file").touch(mode=0o600)
     (tmp_path / "file").write_bytes(b"from file\r\n")
     assert tls.password(MqttSettings(password_file=str(tmp_path / "file"))) == "from file"
+    assert not [line for line in caplog.messages if "every user" in line], "of 0600"
+    (tmp_path / "file").chmod(0o644)
+    for _ in range(2):
+        tls.password(MqttSettings(password_file=str(tmp_path / "file")))
+    said = [line for line in caplog.messages if "every user can read" in line]
+    assert len(said) == 1
+    assert "chmod o=" in said[0]
     (tmp_path / "file").write_bytes(b"\n")
     with pytest.raises(ConfigError, match="found it empty"):
         tls.password(MqttSettings(password_file=str(tmp_path / "file")))
