@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evening_run.score import Row, Whole, median
+from figures.model import alike
 
 HEADS = ("group", "said", "p50 ms", "p95 ms", "no trace", "text", "sentence", "either", "WER %",
          "split", "wrong", "at 80 %")  # fmt: skip
@@ -79,9 +80,10 @@ def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
     ):
         found.append((f"{label} (median of {len(evening[key])})", number(median(evening[key]), 2)))
     wyoming = evening["wyoming_ms"]
+    right = sum(alike(said) == alike(text) for said, text in evening["wyoming_texts"])
     found += [
         (f"Wyoming: audio-stop to text, ms (median of {len(wyoming)})", number(median(wyoming))),
-        ("Wyoming requests that failed", str(len(evening["trouble"]))),
+        ("... texts that are right; requests that failed", f"{right}; {len(evening['trouble'])}"),
         ("sentence in which the daemon was killed", "; ".join(evening["killed"]) or "-"),
         ("from the subscriber to the page, ms (median)", number(median(evening["page_ms"]))),
         ("partial texts", str(evening["partials"])),
