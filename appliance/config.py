@@ -761,6 +761,13 @@ class WyomingSettings:
         "Write these transcripts down and publish them as if they were said here, with the source "
         "`wyoming`; false: only who sent the sound gets its text.",
     )
+    confidence: float = key(
+        -1.0,
+        "Texts whose confidence is below this are answered as empty, so that nothing acts on them; "
+        "0 is off, -1: the same limit as for low_confidence ([gates] low_confidence).",
+        low=-1.0,
+        high=1.0,
+    )
     external_vad: bool = key(
         True,
         "Home Assistant decides when a command has ended; false: Roomscribe does, as at its own "

@@ -8,6 +8,7 @@ ahead, so that its text is there when the sound ends. A request's texts pass the
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,8 @@ from appliance.capture import Framer, Resampler, Segmenter, VoiceDetector
 from appliance.config import GateSettings, SegmenterSettings
 from appliance.infer import Gates, is_unspaced
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Window
+
+log = logging.getLogger("roomscribe.wyoming")
 
 LONGEST_S = 60.0
 """A request holds at most so much sound."""
@@ -142,11 +145,12 @@ class Hearing:
         ask: Ask,
         keep: Keep | None = None,
         names: tuple[str, ...] = (),
+        confidence: float = -1.0,
     ) -> None:
-        """`names` are words that are likely to be said."""
+        """`names` are words that are likely to be said, `confidence` is WyomingSettings's."""
         self.form = form
         self._ask, self._keep, self._gates = ask, keep, Gates(gates)
-        self._names = names
+        self._names, self._least = names, confidence
         self._segmenter = Segmenter(detector, segmenter, window_s)
         self._speculate = segmenter.speculate
         self._resampler, self._framer = Resampler(form.rate), Framer()
@@ -158,6 +162,8 @@ class Hearing:
         self._parts: deque[_Part] = deque()
         self._guess: _Part | None = None
         self._text = self.language = ""
+        self._refused = False
+        """True once a window's text had too little confidence."""
         self.texts: list[str] = []
         """What is known of the text and was not taken yet; the pieces append."""
         self.over = False
@@ -165,8 +171,9 @@ class Hearing:
 
     @property
     def text(self) -> str:
-        """All that is known of the text."""
-        return self._text
+        """All that is known of the text; empty if a window's text had too little confidence,
+        because the rest of a command is another command."""
+        return "" if self._refused else self._text
 
     async def push(self, sound: bytes) -> None:
         """Takes in more sound. Raises RequestError."""
@@ -266,12 +273,26 @@ class Hearing:
         if reason:
             return
         self.language = result.language
+        if self._keep:
+            self._keep(_in_the_past(part.window), result, 1000 * (time.monotonic() - part.asked_s))
+        self._refused = self._refused or self._is_unsure(result)
+        if self._refused:
+            return
         unspaced = is_unspaced(self._text[-1:] + result.text[:1])
         piece = result.text if unspaced or not self._text else " " + result.text
         self._text += piece
         self.texts.append(piece)
-        if self._keep:
-            self._keep(_in_the_past(part.window), result, 1000 * (time.monotonic() - part.asked_s))
+
+    def _is_unsure(self, result: Transcription) -> bool:
+        """Return True for a text below the least confidence, and log that. An unknown confidence
+        (not a number) passes."""
+        unsure = "low_confidence" in result.flags
+        if self._least >= 0:
+            unsure = result.confidence < self._least
+        if unsure:
+            confidence = 100 * result.confidence
+            log.info("a request is answered as empty: confidence %.0f %% is too low", confidence)
+        return unsure
 
 
 def _in_the_past(window: Window) -> Window:

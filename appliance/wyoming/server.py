@@ -89,6 +89,7 @@ class Server:
             gates=gates,
             ask=ask,
             keep=keep,
+            confidence=settings.wyoming.confidence,
         )
         self._asked_to_stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -322,7 +323,8 @@ class Connection:
             self._answered = True
 
     async def _answer(self) -> None:
-        """The text of all that came, as soon as it is known; empty where nothing was said."""
+        """Send the text of all that came, as soon as it is known; empty if nothing was said, or if
+        the model was not sure enough of it."""
         hearing = self._hearing
         if hearing:
             async with _in_time(self._server.within_s):

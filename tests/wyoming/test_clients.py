@@ -27,6 +27,24 @@ def house() -> Iterator[Running]:
 @pytest.mark.parametrize(
     "release", [pytest.param(one, marks=needs_library(one)) for one in RELEASES]
 )
+def test_a_client_gets_no_text_that_the_model_is_not_sure_of(tmp_path: Path, release: str) -> None:
+    file = tmp_path / "unclear.wav"
+    sound = sound_of(SENTENCE.file).astype(np.float64)
+    level = np.sqrt(np.mean(sound**2))
+    sound += np.random.default_rng(1).standard_normal(len(sound)) * level
+    with wave.open(str(file), "wb") as written:
+        written.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
+        written.writeframes(np.clip(sound, -32768, 32767).astype("<i2").tobytes())
+    with open_transcriber(Settings()) as transcriber:
+        with running(transcriber, confidence=0.0) as house:
+            assert say(release, house.port, file)[-1]["text"]
+        with running(transcriber) as house:
+            assert say(release, house.port, file)[-1]["text"] == ""
+
+
+@pytest.mark.parametrize(
+    "release", [pytest.param(one, marks=needs_library(one)) for one in RELEASES]
+)
 @pytest.mark.parametrize("stereo", [False, True])
 def test_a_client_reads_what_we_are_and_gets_its_sentence(
     house: Running, tmp_path: Path, release: str, stereo: bool
