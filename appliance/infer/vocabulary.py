@@ -2,8 +2,9 @@
 
 A text that was written freely is looked at again: where some of its words are like one of the
 home's, the decoder says how likely the text is with that in their place, and the likelier text
-stays, after a credit in natural logarithm that grows with the likeness. Whole texts are compared,
-so that nothing is begun that cannot be ended well, and a text without a similar word costs nothing.
+stays, after a credit in natural logarithm that grows with the likeness. Only words of which the
+decoder was not sure are replaced. Whole texts are compared, so that nothing is begun that cannot be
+ended well, and a text without a similar word costs nothing.
 
 Adding to the scores of tokens in the decode loop instead (a trie of the words' tokens) was tried
 and is worse: see docs/words.md.
@@ -12,6 +13,7 @@ and is worse: see docs/words.md.
 from __future__ import annotations
 
 import logging
+import math
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
@@ -41,6 +43,9 @@ LEAST = 0.5
 CREDIT, UNLIKE = 20.0, 0.3
 """Times boost and likeness above UNLIKE: how much less likely a text with a word of the home may
 be, natural logarithm. Chosen on synthesised sentences with home-en (scripts/measure words)."""
+DOUBTED = math.log(0.7)
+"""Natural log-probability of a token below which its span may be replaced. Without this limit the
+credit alone puts a short name ("Tom") in place of a common word ("to") that was heard well."""
 PAIRS = 64
 """Words of a text and of the home whose likeness is computed exactly; the others share too few
 letters, or too many share more."""
@@ -243,7 +248,8 @@ class SecondLook:
         """The text with one more word of the home in it, where that is, and by how many tokens the
         text is longer; None when it is best as it is."""
         best, chosen, asked = 0.0, None, 0
-        for near in words.near(spans):
+        doubted = [one for one in spans if min(written.logprobs[one.begin : one.end]) < DOUBTED]
+        for near in words.near(doubted):
             if asked >= self._asked:
                 break
             span = near.span

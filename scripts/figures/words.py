@@ -4,9 +4,13 @@
 
 30 words that the built-in model never saw stand in made-up sentences, 100 others are listed beside
 them; other sentences are the grammar's test split, and tests/speech. All are said by the training's
-synthesisers. `choose` is the set on which `vocabulary_boost` is chosen, `report` has other words
-and other voices. With --recordings the people of that folder's MANIFEST.tsv are heard, too: of
-each recording two words of six letters and more are listed. Errors are word errors in percent.
+synthesisers. `choose` is the set on which `vocabulary_boost` and DOUBTED are chosen, `report` has
+other words and other voices. Lists of short names show what they do to other sentences. With
+--recordings the people of that folder's MANIFEST.tsv are heard, too: of each recording two words of
+six letters and more are listed.
+
+Errors are word errors in percent; `right` is how many sentences are right word for word; `ms more`
+is CPU time for a sentence.
 """
 
 from __future__ import annotations
@@ -73,6 +77,17 @@ DECOYS = (
     "wall_panel pool_pump weather_station copenhagen dresden edinburgh florence ljubljana "
     "marseille salzburg toulouse"
 )
+SHORT = {
+    "4 names": "tom theo ian ann",
+    "16 names": "den hall fan heater anna max lamp tv attic sofa desk leo mia ben eva porch",
+    "50 names": (
+        "tom theo ian ann max anna leo mia ben eva tim sam joe kim lee amy dan roy ada ivy den "
+        "hall fan heater lamp tv attic sofa desk porch shed loft spot oven bed_lamp door_lock "
+        "hall_fan tv_lamp floor_lamp side_door night_light ceiling_fan desk_light front_gate "
+        "coffee_bar sound_bar guest_bath tea_pot ground_floor top_floor"
+    ),
+}  # fmt: skip
+"""Lists of short names, of which tests/speech has nearly none: what they cost."""
 ACCENTS = ("en-us", "en", "en-gb-x-rp")
 VARIANTS = ("plain", "m1", "m3", "f2", "Andrea", "Andy", "Michael", "linda", "belinda", "edward")
 ESPEAK = [f"espeak:{accent}+{variant}" for accent in ACCENTS for variant in VARIANTS]
@@ -107,14 +122,22 @@ def main() -> int:
     settings = replace(
         Settings(), phrases=quiet, model=replace(Settings().model, bundle=options.bundle)
     )
-    print(f"{'set':10} {'boost':>5} {'listed':>7} {'their rest':>10} {'others':>7} {'ms more':>8}")
+    print(
+        f"{'set':17} {'boost':>5} {'listed':>7} {'their rest':>10} {'others':>7} {'right':>7} "
+        f"{'ms more':>8}"
+    )
     for name, lists in SAID.items():
         with_words, without = synthesised(settings, name)
         known = [*spelled(" ".join(words for _, words in lists)), *spelled(DECOYS)]
         show(settings, name, known, with_words, *without)
         if name == "report":
-            speech = [(one.text, frozenset[str](), read_sound(one.file)) for one in sentences()]
-            show(settings, "speech", known, [], *encode(settings, speech))
+            said = [(one.text, frozenset[str](), read_sound(one.file)) for one in sentences()]
+            speech = list(encode(settings, said))
+            show(settings, "speech", known, [], *speech)
+        for title, short in SHORT.items():
+            show(settings, f"{name}, {title}", spelled(short), [], *without)
+    for title, short in SHORT.items():
+        show(settings, f"speech, {title}", spelled(short), [], *speech)
     if options.recordings:
         people = list(recorded(options.recordings))
         known = [*sorted({word for _, listed, _ in people for word in listed}), *spelled(DECOYS)]
@@ -186,9 +209,9 @@ def show(
         vocabulary = VocabularySettings(words=tuple(known), boost=boost)
         with open_transcriber(replace(settings, vocabulary=vocabulary)) as transcriber:
             transcriber.warm_up()
-            begun_s = time.perf_counter()
+            begun_s = time.process_time()
             heard = [transcriber.write(one.encoded).text for one in (*listed, *others)]
-            each_ms = 1000 * (time.perf_counter() - begun_s) / len(heard)
+            each_ms = 1000 * (time.process_time() - begun_s) / len(heard)
         free_ms = free_ms or each_ms
         named = [errors(one, text) for one, text in zip(listed, heard, strict=False)]
         plain = [errors(one, text) for one, text in zip(others, heard[len(listed) :], strict=True)]
@@ -197,8 +220,9 @@ def show(
             percent([one[2:] for one in named]),
             percent([one[2:] for one in plain]),
         ]
-        line = f"{cells[0]:>7} {cells[1]:>10} {cells[2]:>7}"
-        print(f"{name:10} {boost:5g} {line} {each_ms - free_ms:8.1f}", flush=True)
+        right = sum(not sum(one[::2]) for one in (*named, *plain))
+        line = f"{cells[0]:>7} {cells[1]:>10} {cells[2]:>7} {right:7}"
+        print(f"{name:17} {boost:5g} {line} {each_ms - free_ms:8.1f}", flush=True)
 
 
 def percent(counts: Sequence[tuple[int, int]]) -> str:

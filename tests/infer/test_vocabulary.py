@@ -4,6 +4,7 @@ call a name is bounded, and told in a line."""
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from figures.model import read, to_int16
 from figures.words import Said, errors
 from rigs.checkout import SPEECH
 from rigs.models import HOME, random_weights, write_checkpoint
+from rigs.recordings import sentences
 
 from appliance.config import DecoderSettings, EncoderSettings, Settings, VocabularySettings
 from appliance.errors import ConfigError
@@ -65,12 +67,19 @@ class Ear:
     def logprobs(self, tokens: Sequence[int], begin: int) -> tuple[float, ...]:
         text = self._tokenizer.detokenize(tokens).strip()
         self.asked.append(text)
-        return (*[0.0] * (len(tokens) - begin), self._likely.get(text, -1000.0))
+        rest = len(tokens) - begin
+        return (*[UNSURE] * rest, self._likely.get(text, -1000.0) - rest * UNSURE)
 
 
-def written(tokenizer: Tokenizer, text: str, logprob: float = -3.0) -> Decoded:
+UNSURE = -0.5
+"""Natural log-probability of a token that the model doubts."""
+
+
+def written(
+    tokenizer: Tokenizer, text: str, logprob: float = -3.0, each: float = UNSURE
+) -> Decoded:
     tokens = tokenizer.tokenize(f" {text}")
-    return Decoded(tokens, (*[0.0] * len(tokens), logprob), 0.0, ended=True)
+    return Decoded(tokens, (*[each] * len(tokens), logprob), 0.0, ended=True)
 
 
 def looked(
@@ -109,7 +118,8 @@ def test_a_word_comes_in_when_the_sound_allows_it_and_not_else(
 ) -> None:
     text, better = "tell wind stone to come", "tell winston to come"
     credit = CREDIT * (likeness(sound("wind stone"), sound("winston")) - UNLIKE)
-    near, far = -3.0 - credit + 0.1, -3.0 - credit - 0.1
+    rest = sum(written(tokenizer, text).logprobs[len(tokenizer.tokenize(" tell")) :])
+    near, far = rest - credit + 0.1, rest - credit - 0.1
     assert looked(home_en, tokenizer, ["Winston"], text, {better: near})[0] == better
     assert looked(home_en, tokenizer, ["Winston"], text, {better: far})[0] == text
     assert looked(home_en, tokenizer, ["Beatrix"], text, {better: near})[2].asked == []
@@ -118,7 +128,8 @@ def test_a_word_comes_in_when_the_sound_allows_it_and_not_else(
 def test_no_credit_is_in_the_log_probabilities(home_en: Bundle, tokenizer: Tokenizer) -> None:
     text, better = "tell wind stone to come", "tell winston to come"
     _, result, _ = looked(home_en, tokenizer, ["Winston"], text, {better: -7.0})
-    assert sum(result.logprobs) == -7.0
+    before = UNSURE * len(tokenizer.tokenize(" tell"))
+    assert sum(result.logprobs) == pytest.approx(before - 7.0)
     assert len(result.logprobs) == len(result.tokens) + 1
 
 
@@ -131,6 +142,29 @@ def test_what_is_a_word_of_the_home_stays_and_more_than_one_comes_in(
     words = ["Gideon", "Gibson", "Winston", "Beatrix"]
     likely = {one: -6.0, both: -7.0, text.replace("gideon", "gibson"): 0.0}
     assert looked(home_en, tokenizer, words, text, likely)[0] == both
+
+
+def test_a_word_that_was_heard_well_is_not_replaced_by_a_short_name(
+    home_en: Bundle, tokenizer: Tokenizer
+) -> None:
+    text, other = "set the light to red", "set the light tom red"
+    ear = Ear(tokenizer, {other: -4.0})
+    vocabulary = Vocabulary(["Tom", "Theo"], lambda _: True)
+    look = SecondLook(home_en, tokenizer, cast(Decoder, ear), vocabulary, 2.0)
+    sure = written(tokenizer, text, each=math.log(0.71))
+    assert look.at(sure) is sure and ear.asked == []
+    changed = look.at(written(tokenizer, text, each=math.log(0.69)))
+    assert tokenizer.detokenize(changed.tokens).strip() == other
+
+
+@pytest.mark.parametrize("names", [("Tom", "Theo", "Ian", "Ann"), ("Den", "Hall", "Fan", "Max")])
+def test_short_names_leave_sentences_that_are_heard_well(names: tuple[str, ...]) -> None:
+    settings = replace(QUICK, vocabulary=VocabularySettings(words=names))
+    with open_transcriber(settings) as transcriber:
+        for one in sentences()[:8]:
+            samples = np.pad(to_int16(read(one.file)), (9600, 4800))
+            result = transcriber.transcribe(Window("", 1, True, samples, 0.0, 0.0, 0.0))
+            assert result.text == one.text
 
 
 def test_only_a_few_texts_are_asked_about(home_en: Bundle, tokenizer: Tokenizer) -> None:
