@@ -664,7 +664,8 @@ class AssistSettings:
     confidence: float = key(
         0.8,
         "Only sentences whose confidence is at least this are handed over, and none that is "
-        "doubtful otherwise.",
+        "doubtful otherwise. An expected sentence whose phrase_confidence is at least this goes in "
+        "place of the text.",
         low=0.0, high=1.0,
     )  # fmt: skip
 

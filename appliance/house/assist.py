@@ -1,7 +1,12 @@
 """Sentences that are meant for Home Assistant's Assist: which, and how they are handed over.
 
 A sentence is acted upon once at most, so everything here is in doubt against it: it begins with the
-phrase, was said just now, is sure enough, and its id is remembered before it goes.
+phrase, was said just now, is sure enough, and its id is remembered before it goes. If one of the
+expected sentences is sure enough, its words go in place of the free text.
+
+Home Assistant acts on what it understands of a sentence: with an area that it does not have, "turn
+off the bathroom lights" switches every light (home-assistant/core#155024). Such sentences are
+refused here.
 """
 
 from __future__ import annotations
@@ -11,6 +16,8 @@ import json
 import logging
 import re
 import time
+from collections.abc import Collection
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,12 +39,18 @@ AHEAD_S = 2.0
 """Nor one that ends so far in the future: the clock was set meanwhile."""
 CONVERSATION_S = 60.0
 """So long after a reply the next sentence belongs to the same conversation."""
+UNDERSTOOD_S = 2.0
+"""Longest wait for what Home Assistant makes of a text; it takes some 10 ms."""
 ANSWER_S = 30.0
 """An agent that asks a language model takes its time."""
 SPEECH_AT_MOST = 4000
 """Letters of a reply: it goes to MQTT, in payloads of 64 KiB at most."""
 TYPO_FROM = 5
 """A phrase of fewer letters has to be written exactly."""
+PLACE_SLOTS = ("area", "floor")
+"""Slots of expected sentences, and of Home Assistant's, that name a place."""
+OWN_AGENTS = ("homeassistant", "conversation.home_assistant")
+"""Home Assistant's own conversation agent, in older and newer releases."""
 DOUBTFUL = (
     "low_confidence", "demo_model", "repetition", "known_hallucination", "cut_at_window",
     "interrupted", "token_limit",
@@ -80,16 +93,51 @@ def _one_apart(one: str, other: str) -> bool:
     return one[same + skip_one :] == other[same + skip_other :]
 
 
+def expected_command(transcript: Transcript, settings: AssistSettings) -> str:
+    """Return the command in the expected sentence, or "" if that is not sure enough or does not
+    begin with the address phrase."""
+    expected = transcript.phrase
+    if expected is None or not expected.confidence >= settings.confidence:
+        return ""
+    return command(expected.sentence, settings.phrase)
+
+
+def unknown_place(transcript: Transcript, names: Collection[str]) -> str:
+    """Return the place that an expected sentence names and Home Assistant does not have, or "".
+
+    `names` are those of Home Assistant; without any, nothing is unknown. A slot's value may be an
+    id that stands for a name: then the sentence has to contain some name.
+    """
+    expected, known = transcript.phrase, {_words(name) for name in names}
+    if expected is None or not known:
+        return ""
+    sentence = f" {_words(expected.sentence)} "
+    for place in (str(expected.slots[slot]) for slot in PLACE_SLOTS if slot in expected.slots):
+        said = _words(place)
+        is_id = f" {said} " not in sentence
+        if said not in known and not (is_id and any(f" {one} " in sentence for one in known)):
+            return place
+    return ""
+
+
+def _words(text: str) -> str:
+    return " ".join(word.casefold() for word in _WORD.findall(text))
+
+
 def why_not(transcript: Transcript, settings: AssistSettings, now: datetime) -> str:
     """Why a transcript that begins with the phrase is not acted upon, in a word of the contract;
-    "" when it is."""
+    "" when it is. The confidence of an expected sentence counts in place of the free text's."""
     if transcript.source != HEARD_HERE:
         return "source"
     if (transcript.window, transcript.windows) != (1, 1):
         return "long"
-    if doubtful := next((flag for flag in DOUBTFUL if flag in transcript.flags), ""):
+    expected = bool(expected_command(transcript, settings))
+    flags = set(transcript.flags) - ({"low_confidence"} if expected else set())
+    if doubtful := next((flag for flag in DOUBTFUL if flag in flags), ""):
         return doubtful
-    if not transcript.confidence >= settings.confidence:  # not a number for one that nobody knows
+    if (
+        not expected and not transcript.confidence >= settings.confidence
+    ):  # not a number for one that nobody knows
         return "confidence"
     age_s = (now - transcript.end).total_seconds()
     return "" if -AHEAD_S <= age_s <= LATE_S else "late"
@@ -135,10 +183,14 @@ class Assist:
         """`folder` is in memory and outlives the process."""
         self._settings, self._sent, self._answer_s = settings, Sent(folder), answer_s
         self._conversation, self._until_s = "", 0.0
+        self.names: Collection[str] = ()
+        """Names of Home Assistant's entities, areas and floors; empty while they are unknown."""
 
     def wants(self, transcript: Transcript) -> str:
         """The command in a transcript that is to be acted upon; else "". Any thread."""
-        text = command(transcript.text, self._settings.phrase)
+        text = expected_command(transcript, self._settings) or command(
+            transcript.text, self._settings.phrase
+        )
         if not text:
             return ""
         if why := why_not(transcript, self._settings, datetime.now(UTC)):
@@ -152,6 +204,9 @@ class Assist:
         """Hands a command over and waits for the answer; None for one that was handed over before.
         Never raises but when it is cancelled."""
         begun_s = time.monotonic()
+        if why := await self._why_unclear(link, device, transcript, text):
+            log.info("a sentence for Assist is not handed over: %s", why)
+            return refused(transcript, text, why)
         if why_not(transcript, self._settings, datetime.now(UTC)):
             return refused(transcript, text, "late")
         if not self._sent.take(transcript.id):
@@ -194,6 +249,61 @@ class Assist:
             self._conversation = reply.conversation_id
             self._until_s = time.monotonic() + CONVERSATION_S
         return reply
+
+    async def _why_unclear(self, link: Link, device: str, transcript: Transcript, text: str) -> str:
+        """Return why Home Assistant would act on more than was said, or ""."""
+        if expected_command(transcript, self._settings):
+            place = unknown_place(transcript, self.names)
+            return f"Home Assistant has no area or floor named {place}" if place else ""
+        with suppress(CommandError, HouseError, TimeoutError):
+            async with asyncio.timeout(UNDERSTOOD_S):
+                if is_guess(text, await _understood(link, device, text)):
+                    return "it names no area or device that Home Assistant has"
+        return ""
+
+
+async def _understood(link: Link, device: str, text: str) -> dict[str, Any]:
+    """Return what Home Assistant's own agent would make of a text; empty if another agent answers.
+
+    Raises CommandError where the release knows no such command, and HouseError.
+    """
+    listed = _table((await link.ask("assist_pipeline/pipeline/list"))[1])
+    pipelines = listed.get("pipelines")
+    chosen = next(
+        (
+            one
+            for one in map(_table, pipelines if isinstance(pipelines, list) else [])
+            if one.get("id") == listed.get("preferred_pipeline")
+        ),
+        {},
+    )
+    if chosen.get("conversation_engine") not in OWN_AGENTS:
+        return {}
+    language = chosen.get("conversation_language")
+    given: dict[str, Any] = {}
+    if isinstance(language, str) and language != "*":
+        given["language"] = language
+    found = _table(
+        (
+            await link.ask(
+                "conversation/agent/homeassistant/debug",
+                sentences=[text],
+                device_id=device,
+                **given,
+            )
+        )[1]
+    ).get("results")
+    return _table(found[0]) if isinstance(found, list) and found else {}
+
+
+def is_guess(text: str, understood: dict[str, Any]) -> bool:
+    """Return True if Home Assistant would pass over words of a text that may be a place's: its
+    match is not exact, and the text contains neither an entity's name nor the place."""
+    if understood.get("match") is not True or understood.get("fuzzy_match") is not True:
+        return False
+    slots, sentence = _table(understood.get("slots")), f" {_words(text)} "
+    named = [slots[key] for key in ("name", *PLACE_SLOTS) if isinstance(slots.get(key), str)]
+    return not any(f" {_words(name)} " in sentence for name in named)
 
 
 def refused(transcript: Transcript, text: str, why: str) -> AssistReply:

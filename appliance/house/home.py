@@ -195,6 +195,8 @@ class Home:
         if names == self._names:
             return False
         self._names = names
+        if self._assist:
+            self._assist.names = [name for name, _ in names]
         self._tell_names((*self._phrase, *names))
         return True
 

@@ -5,7 +5,7 @@ A sentence has optional parts, alternatives and slots, as Home Assistant's sente
 with a thousand values is there once. The decoder scores what may follow a beginning in one step;
 the likeliest beginning goes on first (best-first search), and what the network of words does not
 allow is never asked for. The probability of the best sentence is weighed against those of the
-others that were found, and its tokens by how well they fit: "none of them" is an answer, too.
+others that were found and against the free text's: "none of them" is an answer, too.
 
 Over 500 lines because a sentence is written, followed and weighed in one network's terms.
 """
@@ -84,6 +84,8 @@ class Network:
     """Of each place, where one gets without a word, and the slot and its value (or the name of the
     sentence, as the slot "") that this way means."""
     sentences: int = 0
+    address: str = ""
+    """What may stand in front of every sentence, in lower case."""
     again: Callable[[Mapping[str, Sequence[str]]], Network] | None = None
     """Makes it anew with other names of the home; None where there are none."""
 
@@ -144,8 +146,11 @@ START, END, OVER = 0, 1, -1
 """The last is behind a sentence's full stop."""
 
 
-def read_phrases(path: Path, home: Mapping[str, Sequence[str]] | None = None) -> Network:
+def read_phrases(
+    path: Path, home: Mapping[str, Sequence[str]] | None = None, address: str = ""
+) -> Network:
     """The network of words of a file; with `home`, names of the home are values of HOME_SLOTS.
+    `address` may stand in front of every sentence ([assist] phrase).
 
     The file is TOML: [phrases] has lists of sentences by a name of your choice, [slots] the values
     of each slot: a list of texts, a table of values with the texts that mean them, or a range of
@@ -167,21 +172,27 @@ def read_phrases(path: Path, home: Mapping[str, Sequence[str]] | None = None) ->
     except ValueError as error:  # TOML or UTF-8
         raise ConfigError(f"{path}: expected TOML in UTF-8, found: {error}") from None
     try:
-        return _network(table, home)
+        return _network(table, address, home)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _network(table: Mapping[str, Any], home: Mapping[str, Sequence[str]] | None) -> Network:
+def _network(
+    table: Mapping[str, Any], address: str, home: Mapping[str, Sequence[str]] | None
+) -> Network:
     if extra := sorted(table.keys() - {"phrases", "slots"}):
         raise ConfigError(f"expected the tables [phrases] and [slots], found [{extra[0]}]")
     phrases, slots = table.get("phrases", {}), table.get("slots", {})
     if not isinstance(phrases, dict) or not isinstance(slots, dict):
         raise ConfigError("expected the tables [phrases] and [slots], found other values")
     values = {name: list(_values(name, given)) for name, given in slots.items()}
-    network = Network()
+    network = Network(address=address.lower())
+    first = network.place()
+    network.skip(START, first)
+    if address:
+        network.skip(network.say(START, address), first)
     if home is not None:
-        network.again = functools.partial(_network, table)
+        network.again = functools.partial(_network, table, address)
         for slot in HOME_SLOTS.keys() - values.keys():
             values[slot] = [(name, spoken(name)) for name in home.get(slot, ())]
     for name, sentences in phrases.items():
@@ -196,7 +207,7 @@ def _network(table: Mapping[str, Any], home: Mapping[str, Sequence[str]] | None)
             )
         for number, sentence in enumerate(sentences, 1):
             begin = network.place()
-            network.skip(START, begin, ("", name))
+            network.skip(first, begin, ("", name))
             try:
                 network.skip(_Template(network, sentence, values).build(begin), END)
             except ConfigError as error:
@@ -206,7 +217,7 @@ def _network(table: Mapping[str, Any], home: Mapping[str, Sequence[str]] | None)
             'expected sentences, found none; write for instance [phrases] light = ["turn on the '
             'light"]'
         )
-    if END in network.reach([START]):
+    if END in network.reach([first]):
         raise ConfigError(
             "expected sentences of at least one word, found one that is optional as a whole"
         )
@@ -365,7 +376,9 @@ class Evidence(NamedTuple):
     share: float
     """Of the probability of all sentences that were found, 0..1."""
     mean: float
-    """Natural log-probability of its tokens."""
+    """Mean natural log-probability of its tokens."""
+    lead: float
+    """Natural log-probability of the free text minus the sentence's."""
     confidence: float
 
 
@@ -404,8 +417,11 @@ class Phrases:
         self._renewed: Network | None = None
         for word in {word for words in network.words for word, _ in words}:
             if not self._can_write(word):
+                key = "[phrases] file"
+                if word.lower() in network.address.split():
+                    key = "[assist] phrase"
                 raise ConfigError(
-                    f"[phrases] file: expected words that model {bundle.name} can write "
+                    f"{key}: expected words that model {bundle.name} can write "
                     f"({', '.join(bundle.languages[:3])}), found {word[:40]!r}"
                 )
 
@@ -462,8 +478,9 @@ class Phrases:
             total = float(np.logaddexp(total, free))
         share_of_all = min(1.0, math.exp(sentences[best] - total))
         mean = sentences[best] / (lengths[best] + 1)
-        confidence = self._bundle.phrase_confidence(share, share_of_all, mean)
-        self.evidence = Evidence(best, share, mean, confidence)
+        lead = free - sentences[best]
+        confidence = self._bundle.phrase_confidence(share, share_of_all, mean, lead)
+        self.evidence = Evidence(best, share, mean, lead, confidence)
         name = str(slots.pop(""))
         return Phrase(best, name, slots, confidence) if confidence >= FLOOR else None
 
@@ -557,6 +574,8 @@ class Phrases:
             forms = {word}
             if self._cased:
                 forms |= {word.lower()} | ({word[:1].upper() + word[1:]} if first else set())
+                if word.lower() == self._network.address.rpartition(" ")[2]:
+                    forms |= {f"{form}," for form in forms}
             else:
                 forms = {word.lower()}
             known = [self._tokenizer.tokenize(f" {form}") for form in sorted(forms)]

@@ -505,7 +505,8 @@ def _open_phrases(
         )
     file = bundle.folder / PHRASES_FILE if own else Path(name)
     names: dict[str, list[str]] | None = {} if settings.homeassistant.url else None
-    return Phrases(read_phrases(file, names), bundle, tokenizer, decoder)
+    network = read_phrases(file, names, settings.assist.phrase)
+    return Phrases(network, bundle, tokenizer, decoder)
 
 
 def _open_throats(

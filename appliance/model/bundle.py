@@ -58,6 +58,8 @@ SCANS = ("exact", "int4")
 MOST_ODDS = 4.0
 """Log-odds (98 %) to which the share of one sentence among those expected counts: of a list of few,
 one is the likeliest by far whatever was said."""
+LEADS = (-4.0, 4.0)
+"""Least and largest lead of the free text over an expected sentence that counts."""
 BEST = 32
 """Columns of the rough logits of an int4 scan that come with it: with 16 no greedy choice was ever
 missed, and a repetition penalty may take some of them away."""
@@ -126,19 +128,24 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class PhraseCalibration:
-    """What an expected sentence's share among the sentences and the log-probability of its tokens
-    say about it being what was said: a logistic regression, fitted on recordings that the model was
-    not trained on, of people who said none of them, too (scripts/measure phrases --fit)."""
+    """How likely an expected sentence is what was said: a logistic regression on its share among
+    the expected sentences, its tokens' log-probability and the free text's lead over it. Fitted on
+    recordings that the model was not trained on, also of people who say none of the sentences
+    (scripts/measure phrases --fit)."""
 
     offset: float
     share: float
     """Of the share's log-odds, which are cut at MOST_ODDS."""
     mean: float
     """Of the mean natural log-probability."""
+    lead: float = 0.0
+    """Of the free text's lead, cut at LEADS; 0 where the manifest says nothing."""
 
-    def confidence(self, share: float, mean: float) -> float:
-        """The probability for a share and a mean, 0..1."""
-        score = self.offset + self.share * log_odds(share) + self.mean * mean
+    def confidence(self, share: float, mean: float, lead: float) -> float:
+        """Return the probability, 0..1. `lead` is the natural log-probability of the free text
+        minus the sentence's."""
+        lead = min(max(lead, LEADS[0]), LEADS[1])
+        score = self.offset + self.share * log_odds(share) + self.mean * mean + self.lead * lead
         return 1.0 / (1.0 + math.exp(min(700.0, max(-700.0, -score))))
 
 
@@ -267,15 +274,20 @@ class Bundle:
             return self.calibration.confidence(logprobs)
         return math.exp(min(0.0, sum(logprobs)) / max(1, len(logprobs)))
 
-    def phrase_confidence(self, share: float, share_of_all: float, mean: float) -> float:
-        """How likely an expected sentence is what was said, 0..1: by its `share` of the probability
-        of all sentences that were found and by the `mean` natural log-probability of its tokens;
-        without a calibration the product of its share of all answers, the text among them, and its
-        tokens' geometric mean."""
+    def phrase_confidence(
+        self, share: float, share_of_all: float, mean: float, lead: float
+    ) -> float:
+        """Return how likely an expected sentence is what was said, 0..1.
+
+        With a calibration: by its `share` of the probability of all sentences that were found, the
+        `mean` natural log-probability of its tokens and the free text's `lead` over it. Without:
+        the product of its share of all answers, the free text included, and its tokens' geometric
+        mean.
+        """
         fitted = self.phrase_calibration
         if fitted is None:
             return share_of_all * math.exp(min(0.0, mean))
-        return fitted.confidence(share, mean)
+        return fitted.confidence(share, mean, lead)
 
     @property
     def low_confidence(self) -> float:
@@ -598,7 +610,8 @@ def _parse_phrase_calibration(table: _Table) -> PhraseCalibration | None:
     values = table.table("phrase_calibration")
     offset = values.number("offset", -100.0, 100.0)
     share = values.number("share", 0.0, 100.0)
-    return PhraseCalibration(offset, share, mean=values.number("mean", 0.0, 100.0))
+    mean = values.number("mean", 0.0, 100.0)
+    return PhraseCalibration(offset, share, mean, values.number("lead", -100.0, 0.0, absent=0.0))
 
 
 def _parse_vtln(table: _Table) -> Vtln | None:

@@ -28,7 +28,7 @@ from figures.model import alike, cut, quiet, read, said_texts, to_int16
 from appliance.config import PhrasesSettings, Settings
 from appliance.infer.phrases import Evidence
 from appliance.infer.transcriber import Transcriber, open_transcriber
-from appliance.model.bundle import PhraseCalibration, enter_files, log_odds
+from appliance.model.bundle import LEADS, PhraseCalibration, enter_files, log_odds
 from appliance.records import Window
 
 LIMITS = (0.0, 0.5, 0.7, 0.9)
@@ -122,14 +122,19 @@ def compare(
 def fitted(folders: Sequence[Sequence[Heard]]) -> PhraseCalibration:
     """The logistic regression of a right sentence on what is known of it."""
     rows = [
-        (1.0, log_odds(one.found.share), one.found.mean, one.said and one.sentence, 1 / len(heard))
+        (*features(one.found), one.said and one.sentence, 1 / len(heard))
         for folder in folders
         for heard in [[one for one in folder if one.found]]
         for one in heard
         if one.found
     ]
     table = np.array(rows, float)
-    return PhraseCalibration(*map(float, logistic(table[:, :3], table[:, 3], table[:, 4])))
+    return PhraseCalibration(*map(float, logistic(table[:, :4], table[:, 4], table[:, 5])))
+
+
+def features(found: Evidence) -> tuple[float, float, float, float]:
+    """What the fields of PhraseCalibration multiply."""
+    return 1.0, log_odds(found.share), found.mean, float(np.clip(found.lead, *LEADS))
 
 
 def rounded(calibration: PhraseCalibration) -> dict[str, float]:
@@ -141,7 +146,7 @@ def recalibrated(one: Heard, fit: PhraseCalibration) -> Heard:
     """`one` with the confidence of another calibration."""
     if one.found is None:
         return one
-    confidence = fit.confidence(one.found.share, one.found.mean)
+    confidence = fit.confidence(one.found.share, one.found.mean, one.found.lead)
     return replace(one, found=one.found._replace(confidence=confidence))
 
 

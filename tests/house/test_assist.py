@@ -13,8 +13,19 @@ import pytest
 from rigs.publishing import transcript
 
 from appliance.config import AssistSettings
-from appliance.house.assist import AHEAD_S, FILE_NAME, LATE_S, REMEMBERED, Sent, command, why_not
-from appliance.records import Transcript
+from appliance.house.assist import (
+    AHEAD_S,
+    FILE_NAME,
+    LATE_S,
+    REMEMBERED,
+    Sent,
+    command,
+    expected_command,
+    is_guess,
+    unknown_place,
+    why_not,
+)
+from appliance.records import Phrase, Transcript
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 SETTINGS = AssistSettings(phrase="computer")
@@ -93,6 +104,79 @@ def test_the_phrase_is_whatever_it_is(phrase: str, text: str, wanted: str) -> No
 )
 def test_nothing_doubtful_is_acted_upon(changes: dict[str, Any], why: str) -> None:
     assert why_not(sentence(**changes), SETTINGS, NOW) == why
+
+
+def expecting(sentence: str, confidence: float = 0.9, **slots: str) -> Phrase:
+    return Phrase(sentence, "light", slots, confidence)
+
+
+@pytest.mark.parametrize(
+    ("phrase", "wanted"),
+    [
+        (None, ""),
+        (expecting("computer turn on the kitchen light"), "turn on the kitchen light"),
+        (expecting("computer turn on the kitchen light", 0.79), ""),
+        (expecting("computer turn on the kitchen light", math.nan), ""),
+        (expecting("turn on the kitchen light"), ""),
+    ],
+)
+def test_the_expected_sentence_is_the_command_if_it_is_sure(
+    phrase: Phrase | None, wanted: str
+) -> None:
+    said = sentence(phrase=phrase, text="computer torn on the chicken light", confidence=0.3)
+    assert expected_command(said, SETTINGS) == wanted
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [(("low_confidence",), ""), (("demo_model", "low_confidence"), "demo_model")],
+)
+def test_the_confidence_of_the_expected_sentence_counts(flags: tuple[str, ...], why: str) -> None:
+    sure = expecting("computer turn on the kitchen light")
+    assert why_not(sentence(phrase=sure, confidence=0.1, flags=flags), SETTINGS, NOW) == why
+
+
+@pytest.mark.parametrize(
+    ("slots", "unknown"),
+    [
+        ({"area": "Living Room"}, ""),
+        ({"area": "nursery"}, "nursery"),
+        ({"floor": "upstairs"}, "upstairs"),
+        ({"area": "Attic", "floor": "upstairs"}, "upstairs"),
+        ({"area": "living_1"}, ""),  # an id; the sentence has the name
+        ({"device": "radio"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_place_that_home_assistant_does_not_have_is_unknown(
+    slots: dict[str, str], unknown: str
+) -> None:
+    words = "computer turn on the living room light in the nursery upstairs"
+    said = sentence(phrase=expecting(words, **slots))
+    assert unknown_place(said, ["Living room", "Attic", "Ceiling lamp"]) == unknown
+    assert unknown_place(said, []) == "", "the names are not known yet"
+
+
+GUESS = {"match": True, "fuzzy_match": True}
+
+
+@pytest.mark.parametrize(
+    ("understood", "guess"),
+    [
+        ({}, False),
+        ({"match": True, "fuzzy_match": False, "slots": {}}, False),
+        ({"match": False, "fuzzy_match": True, "slots": {}}, False),
+        ({**GUESS, "slots": {"domain": "light"}}, True),
+        ({**GUESS, "slots": {"domain": "light", "area": "Office"}}, True),  # this room's
+        ({**GUESS, "slots": {"domain": "light", "area": "Bath"}}, False),
+        ({**GUESS, "slots": {"name": "Big lamp"}}, True),
+        (GUESS, True),
+    ],
+)
+def test_an_inexact_match_without_a_place_of_the_text_is_a_guess(
+    understood: dict[str, Any], guess: bool
+) -> None:
+    assert is_guess("turn on the lights in the bath please", understood) == guess
 
 
 def test_an_id_is_taken_once_over_restarts(tmp_path: Path) -> None:

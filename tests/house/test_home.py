@@ -22,7 +22,7 @@ from appliance.config import AssistSettings, HomeAssistantSettings, Settings
 from appliance.house.connection import LARGEST
 from appliance.house.home import Home, Paces
 from appliance.house.names import NAMES_FILE
-from appliance.records import AssistReply, Name, Tier, Transcript
+from appliance.records import AssistReply, Name, Phrase, Tier, Transcript
 
 SOON = Paces(
     outages_s=(0.02,), refused_s=60, look_s=0.02, steady_s=60, starting_s=0.02, names_s=0.02
@@ -227,6 +227,68 @@ def test_a_sentence_is_handed_over_with_our_own_device(hub: Hub, tmp_path: Path)
     assert run["input"] == {"text": "turn on the light."}
     assert run["device_id"] == DEVICE["id"]
     assert "conversation_id" not in run
+
+
+def expecting(sentence: str, **slots: str) -> Phrase:
+    return Phrase(sentence, "light", slots, 0.95)
+
+
+def test_the_expected_sentence_goes_in_place_of_the_free_text(hub: Hub, tmp_path: Path) -> None:
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        sure = expecting("computer turn off the attic lights", area="attic")
+        one.say("computer turn off the addict lights", phrase=sure, confidence=0.3)
+        assert one.reply().text == "turn off the attic lights"
+    assert [run["input"]["text"] for run in hub.runs] == ["turn off the attic lights"]
+
+
+def test_a_place_that_home_assistant_does_not_have_is_refused(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with living(hub, tmp_path) as one, caplog.at_level("INFO", "roomscribe.house"):
+        until(lambda: one.words()[1:])
+        one.say(phrase=expecting("computer turn off the nursery lights", area="nursery"))
+        reply = one.reply()
+        assert reply.status == "failed"
+        assert reply.error == "Home Assistant has no area or floor named nursery"
+        one.say("computer turn off the light")
+        assert one.reply(2).status == "action_done"
+    assert len(hub.runs) == 1
+    lines = [one.message for one in caplog.records if "not handed over" in one.message]
+    assert lines == ["a sentence for Assist is not handed over: " + reply.error]
+
+
+def test_a_text_of_which_home_assistant_would_guess_the_place_is_refused(
+    hub: Hub, tmp_path: Path
+) -> None:
+    hub.understood = {"match": True, "fuzzy_match": True, "slots": {"domain": "light"}}
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        one.say("computer turn off the addict lights")
+        assert one.reply().error == "it names no area or device that Home Assistant has"
+        asked = [one for one in hub.asked if one["type"].endswith("/debug")]
+        assert asked[0]["sentences"] == ["turn off the addict lights"]
+        assert (asked[0]["device_id"], asked[0]["language"]) == (DEVICE["id"], "en")
+        hub.pipelines[0]["conversation_engine"] = "conversation.chat"
+        one.say("computer make it cosy")
+        assert one.reply(2).status == "action_done", "another agent understands more"
+        hub.pipelines.clear()
+        one.say("computer make it cosy once more")
+        assert one.reply(3).status == "action_done"
+    assert len(hub.runs) == 2
+
+
+def test_an_older_home_assistant_that_cannot_be_asked_gets_the_text(
+    hub: Hub, tmp_path: Path
+) -> None:
+    error = '{"code": "unknown_command", "message": "Unknown command."}'
+    hub.raw["conversation/agent/homeassistant/debug"] = (
+        f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
+    )
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        one.say()
+        assert one.reply().status == "action_done"
 
 
 def test_the_next_sentence_belongs_to_the_conversation(hub: Hub, tmp_path: Path) -> None:

@@ -270,7 +270,9 @@ def test_a_models_calibration_says_how_sure_a_sentence_is(
     evidence = found.evidence
     assert evidence and evidence.sentence == text and evidence.share > 0.9
     assert 0.5 * math.exp(evidence.mean) < plainly <= math.exp(evidence.mean)
-    assert calibrated == home.phrase_calibration.confidence(evidence.share, evidence.mean)
+    assert calibrated == home.phrase_calibration.confidence(
+        evidence.share, evidence.mean, evidence.lead
+    )
     assert abs(calibrated - plainly) > 0.001
 
 
@@ -289,6 +291,25 @@ def test_of_sentences_that_nobody_said_the_best_is_the_one_that_an_exhaustive_se
         text = max(whole, key=whole.__getitem__)
         assert Tokenizer.open(home).detokenize(best).strip() == text
         assert scores[best] == pytest.approx(whole[text], abs=1e-3)
+
+
+def test_the_address_phrase_may_stand_in_front_of_every_sentence(
+    tmp_path: Path, home: Bundle, decoder: Decoder
+) -> None:
+    file = tmp_path / "phrases.toml"
+    file.write_text('[phrases]\nlight = ["turn on the {a}"]\n[slots]\na = ["light", "fan"]\n')
+    words = read_phrases(file, None, "Hey Jarvis")
+    assert words.meaning(["hey", "jarvis", "turn", "on", "the", "fan"]) == {"": "light", "a": "fan"}
+    assert words.meaning(["turn", "on", "the", "fan"]) == {"": "light", "a": "fan"}
+    assert words.meaning(["hey", "jarvis"]) is None
+    found = Phrases(words, home, Writer(), decoder)
+    forms = {Writer().detokenize(one) for one in found._write("Jarvis", False)}
+    assert forms == {" jarvis", " Jarvis", " jarvis,", " Jarvis,"}
+    assert words.again is None
+    again = read_phrases(file, {}, "Hey Jarvis").again
+    assert again and again({}).meaning(["hey", "jarvis", "turn", "on", "the", "fan"])
+    with pytest.raises(ConfigError, match=r"\[assist\] phrase: expected words that model home-en"):
+        Phrases(read_phrases(file, None, "компьютер"), home, Tokenizer.open(home), decoder)
 
 
 def test_a_sentence_that_was_not_said_is_not_spoken_of(

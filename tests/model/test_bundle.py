@@ -80,7 +80,7 @@ def test_a_calibration_weighs_mean_and_sum(folder: Path) -> None:
 
 def test_a_phrase_is_as_sure_as_its_share_where_no_recordings_were_compared(folder: Path) -> None:
     edit(folder, phrase_calibration=None)
-    assert load_bundle(folder).phrase_confidence(0.9, 0.5, -0.2) == pytest.approx(
+    assert load_bundle(folder).phrase_confidence(0.9, 0.5, -0.2, 9.0) == pytest.approx(
         0.5 * math.exp(-0.2)
     )
 
@@ -90,13 +90,26 @@ def test_a_phrase_calibration_weighs_share_and_mean(folder: Path) -> None:
     bundle = load_bundle(folder)
 
     def confidence(share: float, mean: float) -> float:
-        return bundle.phrase_confidence(share, 0.1, mean)
+        return bundle.phrase_confidence(share, 0.1, mean, 3.0)
 
     assert confidence(0.5, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
     assert confidence(0.8, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0) / 16))
     assert confidence(0.5, -1.0) == pytest.approx(1 / (1 + math.exp(2.0)))
     assert confidence(1.0, 0.0) == confidence(0.999, 0.0) == pytest.approx(1 / (1 + math.exp(-9)))
     assert confidence(0.0, -2000.0) == pytest.approx(0.0, abs=1e-300)
+
+
+def test_a_phrase_calibration_may_weigh_the_lead_of_the_free_text(folder: Path) -> None:
+    edit(folder, phrase_calibration={"offset": 1.0, "share": 2.0, "mean": 3.0, "lead": -0.5})
+    bundle = load_bundle(folder)
+
+    def confidence(lead: float) -> float:
+        return bundle.phrase_confidence(0.5, 0.1, 0.0, lead)
+
+    assert confidence(0.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
+    assert confidence(4.0) == pytest.approx(1 / (1 + math.exp(1.0)))
+    assert confidence(1000.0) == confidence(4.0)
+    assert confidence(-1000.0) == confidence(-4.0) == pytest.approx(1 / (1 + math.exp(-3.0)))
 
 
 def test_of_a_model_whose_pauses_were_not_measured_nothing_is_told(folder: Path) -> None:
@@ -204,6 +217,10 @@ def test_a_manifest_cannot_name_files_elsewhere(folder: Path) -> None:
         (
             {"phrase_calibration": {"offset": 0, "share": -1}},
             "phrase_calibration.share: expected a number from 0 to 100",
+        ),
+        (
+            {"phrase_calibration": {"offset": 0, "share": 1, "mean": 1, "lead": 1}},
+            "phrase_calibration.lead: expected a number from -100 to 0",
         ),
     ],
 )

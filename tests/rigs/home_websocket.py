@@ -58,6 +58,16 @@ class Hub:
         ]
         self.devices: list[dict[str, Any]] = [DEVICE]
         self.answer: dict[str, Any] = action_done()
+        self.pipelines: list[dict[str, Any]] = [
+            {
+                "id": "one",
+                "name": "Home Assistant",
+                "conversation_engine": "conversation.home_assistant",
+                "conversation_language": "en",
+            }
+        ]
+        self.understood: dict[str, Any] | None = None
+        """What its own agent makes of a sentence, as `async_debug_recognize` gives it."""
         self.silent: set[str] = set()
         """Commands that get no answer."""
         self.late: set[str] = set()
@@ -199,9 +209,10 @@ class Hub:
             "config/floor_registry/list": self.floors,
             "config/device_registry/list": self.devices,
             "assist_pipeline/pipeline/list": {
-                "pipelines": [{"id": "one", "name": "Home Assistant"}],
+                "pipelines": self.pipelines,
                 "preferred_pipeline": "one",
             },
+            "conversation/agent/homeassistant/debug": {"results": [self.understood]},
             "subscribe_events": None,
             "subscribe_entities": None,
             "unsubscribe_events": None,
