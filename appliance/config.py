@@ -457,7 +457,8 @@ class GateSettings:
     no_speech_sure: float = key(
         -1.0,
         "Windows that the model takes for no speech with more than this are discarded, whatever "
-        "their text; 1 is off, -1: what the bundle recommends.",
+        "their text, unless 0.85 s of them are voiced and the text is not doubtful; 1 is off, -1: "
+        "what the bundle recommends.",
         low=-1.0,
         high=1.0,
     )

@@ -29,6 +29,11 @@ STUTTER_REPEATS, STUTTER_TOKENS = 3, 6
 """So much is no loop yet, and more than people repeat themselves: it is marked and kept."""
 LONE_LOGPROB = -0.25
 """Mean log-probability (78 %) below which a lone word is doubted."""
+VOICED_S, VOICED_LOGPROB = 0.85, -0.5
+"""A window with so much voice and a text with at least this mean log-probability (61 %) is speech
+even if the model's no-speech probability is above the strict limits: those were set on chimes and
+knocks, which are shorter. Chosen on recorded noises mixed with each other, whose texts with so much
+voice have less than this log-probability."""
 HOPELESS_LOGPROB = 1.5
 """So far below GateSettings.avg_logprob nothing is text any more: at the default -1, a mean
 probability of 8 % for each token."""
@@ -208,8 +213,10 @@ def is_loop(tokens: Sequence[int], least: int = LOOP_REPEATS, in_all: int = LOOP
     return False
 
 
-def judge(transcription: Transcription, gates: GateSettings) -> str | None:
+def judge(transcription: Transcription, gates: GateSettings, voiced_s: float = 0.0) -> str | None:
     """Why a transcription is discarded (no_speech, repetition, low_confidence); None: it is kept.
+    `voiced_s` is its window's: the first and the third test below are for windows of less than
+    VOICED_S, or of less sure text.
 
     A false text acts on somebody's home and a lost "yes" annoys, so each test needs evidence that
     real speech does not give:
@@ -224,7 +231,7 @@ def judge(transcription: Transcription, gates: GateSettings) -> str | None:
       marked (`is_doubtful`) and the reader decides: short answers are often of low confidence.
     """
     gates = settled(gates, transcription)
-    if not transcription.text or _is_no_speech(transcription, gates):
+    if not transcription.text or _is_no_speech(transcription, gates, voiced_s):
         return "no_speech"
     if transcription.compression_ratio > gates.compression_ratio or is_loop(transcription.tokens):
         return "repetition"
@@ -242,15 +249,16 @@ def settled(gates: GateSettings, transcription: Transcription) -> GateSettings:
     return replace(gates, **left) if left else gates
 
 
-def _is_no_speech(transcription: Transcription, gates: GateSettings) -> bool:
+def _is_no_speech(transcription: Transcription, gates: GateSettings, voiced_s: float) -> bool:
     """True when the no-speech probability counts, alone or with what else speaks against a text."""
     probability, logprob = transcription.no_speech_prob, transcription.avg_logprob
-    if 0 <= gates.no_speech_sure < probability:
+    strict = voiced_s < VOICED_S or not logprob >= VOICED_LOGPROB
+    if strict and 0 <= gates.no_speech_sure < probability:
         return True
     if probability >= gates.no_speech_prob and logprob < gates.avg_logprob:
         return True
     lone = len(transcription.text.split()) == 1 and logprob < LONE_LOGPROB
-    return lone and 0 <= gates.no_speech_lone <= probability
+    return strict and lone and 0 <= gates.no_speech_lone <= probability
 
 
 def is_doubtful(transcription: Transcription, gates: GateSettings) -> bool:
@@ -307,7 +315,7 @@ class Gates:
         transcript would be a sentence that nobody said. `recall` gives the text of the window
         before where this process has not seen it.
         """
-        if reason := judge(result, self._gates):
+        if reason := judge(result, self._gates, window.voiced_s):
             return result, reason
         text = self._joiner.fresh(window, result.text, recall)
         flags = (*result.flags, *marks(result, self._gates))

@@ -120,7 +120,7 @@ def silence_ms(
     first = window.index == 1 and not window.continues
     early_ms = min(settings.early_ms, hang_over_ms) if first else hang_over_ms
     late_ms = max(hang_over_ms, min(LONGEST_MS, hang_over_ms + MORE_MS))
-    if judge(result, gates):
+    if judge(result, gates, window.voiced_s):
         return hang_over_ms
     if whole and first:
         likely = whole >= MOSTLY * longer or (result.finished and whole >= longer)

@@ -104,7 +104,7 @@ def listen(
                 if not isinstance(window, Window):
                     continue
                 result = transcriber.transcribe(window)
-                if not judge(result, transcriber.gates):
+                if not judge(result, transcriber.gates, window.voiced_s):
                     count = len(result.tokens) + result.ended
                     total = result.avg_logprob * count
                     right = alike(said) == alike(result.text)

@@ -84,7 +84,7 @@ class Examination:
                 yield None, one.reason
             else:
                 result = self.transcriber.transcribe(one)
-                yield result, judge(result, self.transcriber.gates)
+                yield result, judge(result, self.transcriber.gates, one.voiced_s)
 
     def kept(self, sound: Sound) -> str:
         """The text that the pipeline publishes for `sound`."""

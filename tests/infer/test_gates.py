@@ -212,6 +212,27 @@ def test_a_lone_word_that_the_model_doubts_needs_less_evidence_of_no_speech() ->
     assert judge(transcription("fan", no_speech_prob=0.5, avg_logprob=-0.9), off) is None
 
 
+@pytest.mark.parametrize(
+    ("voiced_s", "logprob", "text", "reason"),
+    [
+        (0.9, -0.29, "resume", None),
+        (0.84, -0.29, "resume", "no_speech"),
+        (0.9, -0.51, "resume", "no_speech"),
+        (2.0, -0.3, "turn on the light", None),
+        (0.3, -0.3, "turn on the light", "no_speech"),
+        (2.0, math.nan, "turn on the light", "no_speech"),
+    ],
+)
+def test_the_strict_limits_are_for_windows_with_little_voice_or_a_doubted_text(
+    voiced_s: float, logprob: float, text: str, reason: str | None
+) -> None:
+    gates = replace(GATES, no_speech_sure=0.02, no_speech_lone=0.0008)
+    heard = transcription(text, no_speech_prob=0.099, avg_logprob=logprob)
+    assert judge(heard, gates, voiced_s) == reason
+    window = Window("u", 1, True, np.zeros(16_000, np.int16), 0.0, 1.0, voiced_s)
+    assert Gates(gates).on(window, heard)[1] == reason
+
+
 def test_repetition_compresses_well_and_speech_does_not() -> None:
     assert compression_ratio("") == 0.0
     assert compression_ratio("turn on the light in the kitchen please") < 1.3
