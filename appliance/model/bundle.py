@@ -58,7 +58,7 @@ SCANS = ("exact", "int4")
 MOST_ODDS = 4.0
 """Log-odds (98 %) to which the share of one sentence among those expected counts: of a list of few,
 one is the likeliest by far whatever was said."""
-LEADS = (-4.0, 4.0)
+LEADS = (-4.0, 5.0)
 """Least and largest lead of the free text over an expected sentence that counts."""
 BEST = 32
 """Columns of the rough logits of an int4 scan that come with it: with 16 no greedy choice was ever

@@ -106,7 +106,7 @@ def test_nothing_doubtful_is_acted_upon(changes: dict[str, Any], why: str) -> No
     assert why_not(sentence(**changes), SETTINGS, NOW) == why
 
 
-def expecting(sentence: str, confidence: float = 0.9, **slots: str) -> Phrase:
+def expecting(sentence: str, confidence: float = 0.9, **slots: Any) -> Phrase:
     return Phrase(sentence, "light", slots, confidence)
 
 
@@ -149,7 +149,7 @@ def test_the_confidence_of_the_expected_sentence_counts(flags: tuple[str, ...], 
     ],
 )
 def test_a_place_that_home_assistant_does_not_have_is_unknown(
-    slots: dict[str, str], unknown: str
+    slots: dict[str, Any], unknown: str
 ) -> None:
     words = "computer turn on the living room light in the nursery upstairs"
     said = sentence(phrase=expecting(words, **slots))

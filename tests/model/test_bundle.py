@@ -108,7 +108,7 @@ def test_a_phrase_calibration_may_weigh_the_lead_of_the_free_text(folder: Path) 
 
     assert confidence(0.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
     assert confidence(4.0) == pytest.approx(1 / (1 + math.exp(1.0)))
-    assert confidence(1000.0) == confidence(4.0)
+    assert confidence(1000.0) == confidence(5.0)
     assert confidence(-1000.0) == confidence(-4.0) == pytest.approx(1 / (1 + math.exp(-3.0)))
 
 
