@@ -41,6 +41,10 @@ CAUGHT_UP_S = 10.0
 """Less than this is no trouble any more."""
 REQUESTS = 16
 """So many requests wait at most."""
+REQUEST_LOOK_S = 0.02
+"""Between two looks at requests that have to wait for the room."""
+ROOM_FIRST_S = 1.0
+"""While the microphone has speech, one request of others is taken in so many seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,6 +218,8 @@ class Backlog:
         self._untaken = False
         """True until somebody takes the guess."""
         self._requests: deque[Request] = deque()
+        self._request_s = -math.inf
+        """When a request that is not `idle` was taken last."""
         self._ends_s = math.inf
         """When it is over even if windows wait."""
         self._complete = False
@@ -226,6 +232,11 @@ class Backlog:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """True while a window of the microphone waits or is being transcribed."""
+        return bool(self._waiting or self._leased)
 
     def guess(self, window: Window | None) -> None:
         """`window` is likely to come; None: the one before is not likely any more. One thread's,
@@ -374,15 +385,25 @@ class Backlog:
             self._news.notify()
         return True
 
-    def take_request(self) -> Request | None:
+    def take_request(self, *, room_first: bool = False) -> Request | None:
         """The oldest request that is still wanted, those that are not `idle` first; None while
-        windows or a guess wait."""
+        windows or a guess wait.
+
+        With `room_first` one of the others is taken in ROOM_FIRST_S, so that all of them are taken
+        at last. Waits some milliseconds if there is nothing else to take.
+        """
         with self._news:
             if self._waiting or self._untaken:
                 return None
             wanted = [one for one in self._requests if one.wanted]
-            first = min(wanted, key=lambda one: one.idle, default=None)
+            early = room_first and time.monotonic() - self._request_s < ROOM_FIRST_S
+            ready = [one for one in wanted if one.idle or not early]
+            first = min(ready, key=lambda one: one.idle, default=None)
             self._requests = deque(one for one in wanted if one is not first)
+            if first and not first.idle:
+                self._request_s = time.monotonic()
+            elif wanted and not first:
+                self._news.wait(REQUEST_LOOK_S)
         return first
 
     def _surplus(self) -> list[_Waiting]:

@@ -463,6 +463,7 @@ class Pipeline:
             count=self.health.count,
             trouble=functools.partial(self.health.trouble, "wyoming"),
             advertise=announce if self._settings.wyoming.announced else None,
+            room_busy=self._is_room_busy,
         )
 
     def _open_fleet(
@@ -618,11 +619,15 @@ class Pipeline:
 
     def _encoded_request(self) -> Request | None:
         """What others asked for, encoded; None without one, and when it failed."""
-        request = self._backlog.take_request()
+        request = self._backlog.take_request(room_first=self._is_room_busy())
         if request and request.idle and not self._states.empty():
             request.wanted = False  # the decoder has enough to do
             return None
         return request if request and self._scribe.encode_asked(request) else None
+
+    def _is_room_busy(self) -> bool:
+        """True while somebody speaks to the microphone, or what was said is being transcribed."""
+        return self._segmenter.speaking or self._backlog.busy
 
     def _tell_encoder(self) -> None:
         """Says what is wrong with the encoder, and when it is well again."""

@@ -31,6 +31,8 @@ AHEAD = 2
 """So many windows of one request wait at most; its sound waits then, in the network."""
 AT_ONCE = 8
 """Frames between two turns of the others: 4 ms where somebody speaks."""
+ROOM_LOOK_S = 0.05
+"""Between two looks whether somebody still speaks in the room."""
 ASK_AGAIN_S = 0.05
 """While too many windows of others wait."""
 NOBODY_S = 15.0
@@ -146,8 +148,11 @@ class Hearing:
         keep: Keep | None = None,
         names: tuple[str, ...] = (),
         confidence: float = -1.0,
+        room_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`names` are words that are likely to be said, `confidence` is WyomingSettings's."""
+        """`names` are words that are likely to be said, `confidence` is WyomingSettings's.
+        `room_busy` is true while the appliance's own microphone has speech."""
+        self._room_busy = room_busy
         self.form = form
         self._ask, self._keep, self._gates = ask, keep, Gates(gates)
         self._names, self._least = names, confidence
@@ -229,7 +234,18 @@ class Hearing:
             if nothing and frame.end_s - self._began_s > NOBODY_S:
                 self.over = True
             if number % AT_ONCE == 0:
-                await asyncio.sleep(0)
+                await self._give_way(frame.end_s)
+
+    async def _give_way(self, until_s: float) -> None:
+        """Let the others take their turn; and the room first, while somebody speaks there.
+
+        `until_s` is when the sound so far would have been spoken, had it been spoken from the
+        request's beginning on. So sound that comes as it is spoken never waits here, and no
+        request takes longer than its sound.
+        """
+        await asyncio.sleep(0)
+        while until_s > time.monotonic() and self._room_busy():
+            await asyncio.sleep(ROOM_LOOK_S)
 
     def _think_ahead(self) -> None:
         """Has the window transcribed that is likely to come, if there is one."""

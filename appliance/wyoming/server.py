@@ -70,6 +70,7 @@ class Server:
         count: Callable[[str], None] = lambda _name: None,
         trouble: Callable[[str | None], object] = lambda _text: None,
         advertise: Callable[[int], Coroutine[None, None, None]] | None = None,
+        room_busy: Callable[[], bool] = lambda: False,
         idle_s: float = IDLE_S,
         within_s: float = REQUEST_WITHIN_S,
         listen_again_s: float = LISTEN_AGAIN_S,
@@ -77,7 +78,7 @@ class Server:
         """`model` is the one in use, which may change. `ask` has a window transcribed, `keep` is
         given the texts that are to be written down, `count` is told what becomes of each request,
         `trouble` why nobody can connect, or None. `advertise` tells the house of the port, as long
-        as it is not cancelled."""
+        as it is not cancelled. While `room_busy`, sound is heard no faster than it was spoken."""
         self.idle_s, self.within_s, self._listen_again_s = idle_s, within_s, listen_again_s
         self._settings, self.external_vad = settings.wyoming, settings.wyoming.external_vad
         self.count, self._trouble = count, trouble
@@ -90,6 +91,7 @@ class Server:
             ask=ask,
             keep=keep,
             confidence=settings.wyoming.confidence,
+            room_busy=room_busy,
         )
         self._asked_to_stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None

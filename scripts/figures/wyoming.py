@@ -11,7 +11,8 @@ stopped at once                100 ms of silence: nothing is known before; shown
 eight at once                  each client sends sentence after sentence as fast as it is taken;
                                beside it one process that transcribes the same from a file
 memory                         of the daemon after its own sentences, with the server and without
-microphone                     latency of the daemon's own sentences, alone and while two talk
+microphone                     latency of the daemon's own sentences, alone, while two talk, and
+                               while eight send as fast as it is taken
 """
 
 from __future__ import annotations
@@ -83,8 +84,10 @@ def measure(folder: Path, bundle: str, chosen: Sequence[Sentence]) -> None:
     write(recording, spoken)
     plain = heard(folder / "alone", bundle, recording, talking=None)
     busy = heard(folder / "busy", bundle, recording, talking=spoken)
+    crowded = heard(folder / "crowded", bundle, recording, talking=spoken, clients=CLIENTS)
     print(f"microphone alone: {of(plain.latencies_ms)}, {plain.memory_mb:.0f} MB")
     print(f"microphone while two talk: {of(busy.latencies_ms)}, {busy.memory_mb:.0f} MB")
+    print(f"microphone while eight send: {of(crowded.latencies_ms)}, {crowded.memory_mb:.0f} MB")
 
 
 @dataclass(frozen=True)
@@ -215,9 +218,15 @@ def from_file(bundle: str, spoken: Sequence[Samples]) -> float:
 
 
 def heard(
-    folder: Path, bundle: str, recording: Path, *, talking: Sequence[Samples] | None
+    folder: Path,
+    bundle: str,
+    recording: Path,
+    *,
+    talking: Sequence[Samples] | None,
+    clients: int = 2,
 ) -> Heard:
-    """Latencies of what a room says, and the daemon's memory then; two clients talk meanwhile."""
+    """Latencies of what a room says, and the daemon's memory then; `clients` talk meanwhile, in
+    real time if they are two."""
     over = threading.Event()
     with serving(folder, bundle, recording, serve=talking is not None) as house:
 
@@ -225,10 +234,10 @@ def heard(
             while not over.is_set():
                 for each in talking or ():
                     if not over.is_set():
-                        ask(house.port, each, real_time=True)
+                        ask(house.port, each, real_time=clients == 2)
 
-        clients = [threading.Thread(target=talk) for _ in range(2 if talking else 0)]
-        for one in clients:
+        threads = [threading.Thread(target=talk) for _ in range(clients if talking else 0)]
+        for one in threads:
             one.start()
         with wave.open(str(recording), "rb") as opened:
             length_s = opened.getnframes() / SAMPLE_RATE
@@ -236,7 +245,7 @@ def heard(
         time.sleep(length_s - 3)
         memory_mb = house.memory_mb
         over.set()
-        for one in clients:
+        for one in threads:
             one.join()
         house.running.wait(30)
         return Heard([one.latency_ms for one in house.transcripts(HEARD_HERE)], memory_mb)

@@ -12,6 +12,7 @@ from rigs.needs import needs_memory
 from rigs.windows import a_window
 
 from appliance.config import Settings, SpoolSettings
+from appliance.daemon import backlog
 from appliance.daemon.backlog import (
     DEATHS,
     FAILURES_IN_A_ROW,
@@ -402,6 +403,38 @@ def test_requests_come_after_windows_and_guess_and_idle_ones_last() -> None:
     assert rig.backlog.take_guess()
     assert rig.backlog.take(60) is None, "does not wait: there is a request"
     assert [rig.backlog.take_request() for _ in range(4)] == [first, second, idle, None]
+
+
+def test_while_the_room_speaks_requests_of_others_are_rare_and_do_not_starve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backlog, "ROOM_FIRST_S", 0.2)
+    rig = Rig(None)
+    idle, first, second = a_request(idle=True), a_request(), a_request()
+    assert all(rig.backlog.ask(one) for one in (first, second))
+    begun_s = time.monotonic()
+    assert rig.backlog.take_request(room_first=True) is first
+    assert rig.backlog.take_request(room_first=True) is None
+    assert rig.backlog.ask(idle)
+    assert rig.backlog.take_request(room_first=True) is idle, "it is the room's own"
+    while not (taken := rig.backlog.take_request(room_first=True)):
+        assert time.monotonic() - begun_s < 5
+    assert taken is second
+    assert time.monotonic() - begun_s >= 0.2
+    assert rig.backlog.ask(first)
+    assert rig.backlog.take_request() is first, "at once when the room is quiet"
+
+
+def test_the_microphone_is_busy_until_its_window_is_done() -> None:
+    rig = Rig(None)
+    assert not rig.backlog.busy
+    rig.push(1)
+    assert rig.backlog.busy
+    lease = rig.backlog.take(0)
+    assert lease
+    assert rig.backlog.busy
+    lease.done()
+    assert not rig.backlog.busy
 
 
 def test_requests_that_nobody_wants_any_more_make_room() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +43,7 @@ def hearing(
     ask: Ask,
     form: SoundFormat = PLAIN,
     keep: Keep | None = None,
+    room_busy: Callable[[], bool] = lambda: False,
 ) -> Hearing:
     settings = Settings()
     gates = replace(settings.gates, no_speech_sure=1.0, no_speech_lone=1.0, low_confidence=0.0)
@@ -54,6 +55,7 @@ def hearing(
         window_s=10.0,
         ask=ask,
         keep=keep,
+        room_busy=room_busy,
     )
 
 
@@ -110,6 +112,19 @@ def test_the_windows_are_the_microphones_sample_for_sample(transcriber: Transcri
         assert [(one.index, one.last) for one in said] == [(one.index, one.last) for one in wanted]
         assert text
     assert len(wanted) > 2
+
+
+def test_while_the_room_speaks_sound_is_heard_no_faster_than_it_was_spoken() -> None:
+    sound = np.zeros(SAMPLE_RATE, np.int16).tobytes()
+
+    async def seconds(room_busy: Callable[[], bool]) -> float:
+        begun_s = time.monotonic()
+        await hearing(lambda *_: None, room_busy=room_busy).push(sound)
+        return time.monotonic() - begun_s
+
+    assert 0.7 < asyncio.run(seconds(lambda: True)) < 5, "it waits, and not for ever"
+    quiet_from_s = time.monotonic() + 0.2
+    assert asyncio.run(seconds(lambda: time.monotonic() < quiet_from_s)) < 0.7
 
 
 def test_a_sentence_is_understood_in_every_form(transcriber: Transcriber) -> None:
