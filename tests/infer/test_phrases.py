@@ -349,7 +349,7 @@ class Counting(Decoder):
         return self.steps * self._step_s
 
 
-@pytest.mark.parametrize("step_s, steps", [(0.0, 48), (0.004, 20), (0.1, 16)])
+@pytest.mark.parametrize("step_s, steps", [(0.0, 48), (0.0025, 40), (0.1, 24)])
 def test_a_search_looks_at_the_clock_while_it_runs(
     tmp_path: Path,
     home: Bundle,

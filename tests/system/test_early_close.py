@@ -166,6 +166,31 @@ def test_a_decoder_slower_than_the_hang_over_ends_nothing_early(tmp_path: Path) 
     check(account, counters, 40)
 
 
+def test_an_utterance_closes_while_the_rest_of_its_transcription_is_made(tmp_path: Path) -> None:
+    class Slow(SureTranscriber):
+        """Decides at once; its second pass takes longer than any silence."""
+
+        def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
+            result = super().write(encoded, progress)
+            until_s = time.monotonic() + 0.03  # 60 frames
+            while time.monotonic() < until_s and progress.should_continue():
+                time.sleep(0.001)
+            return result
+
+    account = Account()
+    counters = hear(
+        tmp_path,
+        sound_of(talk(random.Random(6), 30, (14, 40))),
+        account,
+        Slow(),
+        before_each=(pace := Pace(0.01)),
+        more=pace.begin,
+    )
+    check(account, counters, 30)
+    assert counters["closed_early"] >= 10
+    assert counters["guesses_used"] >= 10
+
+
 def test_an_encoder_that_hangs_in_a_speculative_encode(tmp_path: Path) -> None:
     hung = threading.Event()
 
