@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import sqlite3
 from contextlib import closing
@@ -14,7 +15,7 @@ from rigs.stores import checked, connection_of
 
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
-from appliance.store import repair
+from appliance.store import files, repair
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
 
@@ -48,6 +49,19 @@ def table_pages(path: Path, table: str) -> list[int]:
     with closing(sqlite3.connect(path)) as connection:
         sql = "SELECT pageno FROM dbstat WHERE name = ? ORDER BY path"
         return [int(page) for (page,) in connection.execute(sql, (table,))]
+
+
+def test_a_copy_of_a_log_is_for_this_user_alone_whatever_the_umask(tmp_path: Path) -> None:
+    for ending in ("", "-wal"):
+        (tmp_path / f"log{ending}").write_bytes(b"what was said")
+    before = os.umask(0o022)
+    try:
+        files.copy(tmp_path / "log", tmp_path / "copy")
+    finally:
+        os.umask(before)
+    for name in ("copy", "copy-wal"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / name).read_bytes() == b"what was said"
 
 
 def test_a_damaged_page_costs_its_own_transcripts_and_no_others(
