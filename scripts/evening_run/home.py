@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from rigs.home_websocket import Hub
 
+ASSIST_PHRASE = "turn"
+"""Sentences that begin with it are handed to Assist. Nobody in the recordings addresses a computer;
+most commands begin with this word."""
 PEOPLE = (
     "Tom", "Theo", "Ian", "Ann", "Max", "Eva", "Leo", "Mia", "Ben", "Amy", "Jo", "Sam", "Anna",
     "Paul", "Ella", "Will",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from evening_run.home import ASSIST_PHRASE
 from evening_run.programme import KILLED, NOISE, SENTENCE, TALK
 from figures.model import alike
 from rigs.word_errors import word_errors
@@ -184,7 +185,7 @@ def whole(records: Sequence[Record], strays: Sequence[Record], quiet: Sequence[R
     sentences = [one for one in alive if one["kind"] == SENTENCE]
     speech_s = sum(one["end_s"] - one["begin_s"] for one in sentences)
     handed = [
-        (alike(event["text"]) == alike(one["text"]), one["unrelated"])
+        (alike(f"{ASSIST_PHRASE} {event['assist']}") == alike(one["text"]), one["unrelated"])
         for one in alive
         for event in (*one["heard"], *one["beside"])
         if event["assist"]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from evening_run.home import home
+from evening_run.home import ASSIST_PHRASE, home
 from evening_run.processes import Clock, Usage, usage
 from evening_run.stream import Samples, Stream
 from figures.page import WATCH
@@ -37,9 +37,6 @@ from rigs.waiting import holds
 from rigs.wyoming import free_port
 
 NODE = "kitchen"
-ASSIST_PHRASE = "turn"
-"""Sentences that begin with it are handed to Assist. Nobody in the recordings addresses a computer;
-most commands begin with this word."""
 READY_WITHIN_S = 60.0
 DOWN_S = 1.0
 """The broker is away for so long."""

@@ -111,6 +111,7 @@ def test_phantoms_and_false_texts_are_counted_over_their_own_hours() -> None:
         said("", stop, handed, kind="noise", unrelated=True, family="noise", seconds=30.0),
         said(LIGHT, handed, family="television", beside=[stop], seconds=74.0),
         said("stop", handed),
+        said(LIGHT, heard("torn on the light", assist="on the light"), begin_s=12.0),
         said("stop", kind="killed"),
         said("stop", intact=False),
     ]
@@ -118,11 +119,11 @@ def test_phantoms_and_false_texts_are_counted_over_their_own_hours() -> None:
     found = whole(records, [handed], quiet)
     assert (found.phantoms, found.phantoms_assist) == (3, 3)
     assert found.talk_h == pytest.approx((36 + 72 + 72) / 3600)
-    assert (found.handed_right, found.handed_wrong, found.handed_phantom) == (1, 1, 1)
+    assert (found.handed_right, found.handed_wrong, found.handed_phantom) == (2, 1, 1)
     assert (found.false_texts, found.disturbed) == (3, 1)
     assert found.noise_h == pytest.approx(60 / 3600)
     assert found.cpu_silence == pytest.approx(0.01)
-    assert found.cpu_speech == pytest.approx(1.5 / 40)
+    assert found.cpu_speech == pytest.approx(2.0 / 40)
 
 
 def test_rows_are_in_order_and_leave_out_what_the_rig_disturbed() -> None:
