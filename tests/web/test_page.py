@@ -324,6 +324,58 @@ def test_a_password_lets_in_and_a_used_link_does_not(tmp_path: Path, tab: Browse
         until(lambda: tab.texts("#password"), WITHIN_S)
 
 
+def test_a_link_pasted_into_the_tab_that_shows_the_login_lets_in(
+    tmp_path: Path, tab: Browser
+) -> None:
+    with page(tmp_path) as home:
+        tab.forget()
+        tab.driver.get(home.url)
+        until(lambda: "web open" in tab.text(".login"), WITHIN_S)
+        assert tab.run("return document.querySelector('.login img').clientWidth") == 40
+        tab.run("location.hash = arguments[0]", f"link={home.access.new_link()}")
+        until(lambda: tab.text("nav"), WITHIN_S)
+
+
+def test_without_a_microphone_the_page_says_so_and_shows_no_meter(
+    found: Found, tab: Browser
+) -> None:
+    home, feed, server = found
+    tab.enter(home)
+    until(lambda: tab.texts("[role=meter]"), WITHIN_S)
+    server.tell("level", {"rms_db": -31.4, "peak_db": -20.0, "clipped": False})
+    value = "return document.querySelector('[role=meter]').ariaValueText"
+    until(lambda: tab.run(value) == "-31 dB", WITHIN_S)
+    until(lambda: tab.run(value) == "no sound yet", WITHIN_S)
+    feed.appliance |= {"microphone": "none"}
+    server.change()
+    until(lambda: tab.text(".now strong") == "No microphone", WITHIN_S)
+    assert not tab.texts("[role=meter]")
+
+
+def test_the_keyboard_keeps_its_place_after_mute_and_after_a_question(
+    found: Found, tab: Browser
+) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    home, feed, _ = found
+    feed.say("to be kept")
+    active = "return document.activeElement.innerText || document.activeElement.ariaLabel"
+    tab.enter(home)
+    tab.run("document.querySelector('.now button').focus()")
+    tab.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    until(lambda: tab.text(".now strong") == "The microphone is closed", WITHIN_S)
+    assert tab.run(active) == "Unmute"
+    tab.show("history")
+    until(lambda: tab.texts(SENTENCES), WITHIN_S)
+    tab.run("document.querySelector('.said button').focus()")
+    tab.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    until(lambda: tab.texts("dialog"), WITHIN_S)
+    tab.driver.find_element(By.TAG_NAME, "dialog").send_keys(Keys.ESCAPE)
+    until(lambda: not tab.texts("dialog"), WITHIN_S)
+    assert tab.run(active) == "Delete: to be kept"
+
+
 def test_the_keyboard_reaches_everything_in_order(found: Found, tab: Browser) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys

@@ -6,6 +6,7 @@ const SHOWN = 60; // lines of the live view
 const PAGE = 50; // sentences that the history asks for at once
 const HIDDEN_S = 30; // a page that nobody sees so long lets go of the stream
 const DAY_MS = 86400e3;
+const SILENT_MS = 1500; // without a level for this long, a meter shows none
 const VIEWS = { live: "Live", history: "History", health: "Health", setup: "Setup" };
 const ICONS = {
   live: "M4 10v4M8 6v12M12 9v6M16 4v16M20 10v4",
@@ -150,8 +151,9 @@ const meters = new Set(); // are told each level
 function Meter() {
   const canvas = useRef(), now = useRef({ rms: -90, peak: -90 });
   const [shown, setShown] = useState(null);
-  const said = useRef(0);
+  const said = useRef(0), last = useRef(0);
   const hear = (data) => {
+    last.current = Date.now();
     const rms = data.rms_db ?? -90, peak = data.peak_db ?? -90;
     now.current = { rms, peak: Math.max(peak, now.current.peak - 1.5), clipped: data.clipped };
     draw(canvas.current, now.current);
@@ -160,7 +162,16 @@ function Meter() {
       setShown({ rms, clipped: data.clipped });
     }
   };
-  useEffect(() => (meters.add(hear), () => meters.delete(hear)), []);
+  useEffect(() => {
+    meters.add(hear);
+    const timer = setInterval(() => {
+      if (Date.now() - last.current < SILENT_MS) return;
+      now.current = { rms: -90, peak: -90 };
+      draw(canvas.current, now.current);
+      setShown(null);
+    }, SILENT_MS);
+    return () => (clearInterval(timer), meters.delete(hear));
+  }, []);
   const text = shown === null ? "no sound yet" : shown.rms <= -89 ? "silence" : `${Math.round(shown.rms)} dB`;
   return html`<div class="meter">
     <div role="meter" aria-label="Level of the microphone" aria-valuemin="-70" aria-valuemax="0"
@@ -196,14 +207,15 @@ function Live({ live, onMute }) {
     }
     setBusy(false);
   };
-  const heard = !live.up ? "The appliance is away" : muted ? "The microphone is closed" : live.speaking ? "Somebody speaks" : "Listening";
+  const deaf = live.state?.microphone === "none";
+  const heard = !live.up ? "The appliance is away" : muted ? "The microphone is closed" : deaf ? "No microphone" : live.speaking ? "Somebody speaks" : "Listening";
   return html`
     <section class="card now" aria-label="Now">
       <span class=${`light ${live.speaking && !muted ? "on" : ""}`} aria-hidden="true"></span>
       <div><strong>${heard}</strong>
         <div class="soft small number">${last ? `The last sentence took ${seconds(last.latency_ms)} from the end of speech.` : "Nothing was said yet."}</div></div>
-      <button class=${muted ? "main" : ""} disabled=${busy || !live.up} onClick=${mute}>${muted ? "Unmute" : "Mute"}</button>
-      ${!muted && live.up && html`<${Meter} />`}
+      <button class=${muted ? "main" : ""} disabled=${!live.up} aria-disabled=${busy ? "true" : null} onClick=${() => busy || mute()}>${muted ? "Unmute" : "Mute"}</button>
+      ${!muted && !deaf && live.up && html`<${Meter} />`}
       ${trouble && html`<p class="wrong" role="alert">${trouble}</p>`}
     </section>
     <section class="card" aria-labelledby="said">
@@ -222,7 +234,11 @@ function Live({ live, onMute }) {
 
 function Question({ question, onAnswer }) {
   const dialog = useRef();
-  useLayoutEffect(() => dialog.current.showModal(), []);
+  useLayoutEffect(() => {
+    const shown = dialog.current;
+    shown.showModal();
+    return () => shown.close(); // gives the focus back to the button that opened it
+  }, []);
   return html`<dialog ref=${dialog} aria-labelledby="question" onCancel=${(event) => (event.preventDefault(), onAnswer(false))}>
     <h2 id="question">${question.title}</h2>
     <p>${question.text}</p>
@@ -419,7 +435,7 @@ function Health({ live }) {
     return () => ((gone = true), clearInterval(timer));
   }, [live.up]);
   const degrees = (value) => (value === null || value === undefined ? undefined : `${value.toFixed(1)} °C`);
-  const outcome = (state && { running: "All is well.", muted: "The microphone is closed on request.", degraded: "Something is to be done." }[state.status]) || "";
+  const outcome = (state && { running: state.reasons.length ? "It works. One thing to know:" : "All is well.", muted: "The microphone is closed on request.", degraded: "Action needed:" }[state.status]) || "";
   return html`
     <section class="card" aria-labelledby="state">
       <h2 id="state">State</h2>
@@ -782,22 +798,27 @@ function Door() {
     Object.assign(session, await call("api/session"));
     setInside(true);
   };
+  const knock = async () => {
+    const link = location.hash.startsWith("#link=") ? location.hash.slice(6) : "";
+    let trouble = "";
+    if (link) {
+      history.replaceState(null, "", location.pathname); // it is good once, and no word for a history
+      await call("api/login", { link }).catch((error) => (trouble = error.message));
+    }
+    try {
+      await enter();
+    } catch (error) {
+      setOffer({ trouble: trouble || (error.status === 401 ? "" : error.message), password: error.said?.password });
+      setInside(false);
+    }
+  };
   useEffect(() => {
     session.over = () => location.reload();
-    (async () => {
-      const link = location.hash.startsWith("#link=") ? location.hash.slice(6) : "";
-      let trouble = "";
-      if (link) {
-        history.replaceState(null, "", location.pathname); // it is good once, and no word for a history
-        await call("api/login", { link }).catch((error) => (trouble = error.message));
-      }
-      try {
-        await enter();
-      } catch (error) {
-        setOffer({ trouble: trouble || (error.status === 401 ? "" : error.message), password: error.said?.password });
-        setInside(false);
-      }
-    })();
+    knock();
+    // a link that is pasted into this tab changes the part behind the # alone, and loads nothing
+    const pasted = () => location.hash.startsWith("#link=") && knock();
+    addEventListener("hashchange", pasted);
+    return () => removeEventListener("hashchange", pasted);
   }, []);
   if (inside === null) return null;
   return inside ? html`<${App} />` : html`<${Login} offer=${offer} trouble=${offer.trouble} onDone=${enter} />`;
