@@ -52,7 +52,8 @@ def closing(stand: Stand) -> Record:
         if topic == "transcript":
             event = json.loads(message.payload)
             sent |= set() if event.get("source") else {event["id"]}
-        replies += topic == "assist/reply"
+        if topic == "assist/reply":  # one without a time was refused here
+            replies += json.loads(message.payload)["took_ms"] is not None
     newest = max(logged.values(), default=0)
     behind = stand.tab is not None and not holds(
         lambda: stand.newest_shown() >= newest, ON_PAGE_WITHIN_S, 0.2

@@ -88,7 +88,8 @@ def read(messages: Iterable[MQTTMessage], wall_s: float) -> Mail:
         if topic in ("transcript", "discarded", "assist/reply", "partial"):
             parsed = json.loads(message.payload)
             given.setdefault(topic, []).append((message.timestamp, parsed))
-    handed = {one["id"]: one["text"] for _, one in given.get("assist/reply", ())}
+    replies = [one for _, one in given.get("assist/reply", ()) if one["took_ms"] is not None]
+    handed = {one["id"]: one["text"] for one in replies}
     events: dict[str, Event] = {}
     repeated, disorder, highest = [], 0, 0
     for arrival_s, one in given.get("transcript", ()):

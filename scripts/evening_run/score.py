@@ -17,6 +17,7 @@ Record = dict[str, Any]
 
 BLUEPRINT, ASSIST = 0.7, 0.8
 """Least confidence at which Home Assistant's blueprint, and Assist, act."""
+ARTICLES = {"a", "an", "the"}
 DOUBTFUL = {"demo_model", "repetition", "known_hallucination"}
 
 
@@ -89,10 +90,17 @@ def action(event: Record, confidence: float) -> list[str]:
     return alike(event["text"]) if same and sure else []
 
 
+def same_action(done: Sequence[str], said: str) -> bool:
+    """Return True when these words do what was said: articles make no difference."""
+    return [one for one in done if one not in ARTICLES] == [
+        one for one in alike(said) if one not in ARTICLES
+    ]
+
+
 def acts_wrongly(record: Record, confidence: float) -> bool:
     """Return True when something else would have been done than was said."""
     actions = [action(one, confidence) for one in record["heard"]]
-    return any(one and one != alike(record["text"]) for one in actions)
+    return any(one and not same_action(one, record["text"]) for one in actions)
 
 
 def is_sentence_right(record: Record) -> bool:
@@ -185,7 +193,7 @@ def whole(records: Sequence[Record], strays: Sequence[Record], quiet: Sequence[R
     sentences = [one for one in alive if one["kind"] == SENTENCE]
     speech_s = sum(one["end_s"] - one["begin_s"] for one in sentences)
     handed = [
-        (alike(f"{ASSIST_PHRASE} {event['assist']}") == alike(one["text"]), one["unrelated"])
+        (same_action(alike(f"{ASSIST_PHRASE} {event['assist']}"), one["text"]), one["unrelated"])
         for one in alive
         for event in (*one["heard"], *one["beside"])
         if event["assist"]
@@ -211,7 +219,11 @@ def doings(records: Sequence[Record]) -> list[str]:
     for one in records:
         for event in (*one["heard"], *one["beside"]):
             done = action(event, BLUEPRINT)
-            if one["kind"] != KILLED and done and (one["unrelated"] or done != alike(one["text"])):
+            if (
+                one["kind"] != KILLED
+                and done
+                and (one["unrelated"] or not same_action(done, one["text"]))
+            ):
                 found.append(
                     f"{'PHANTOM' if one['unrelated'] else 'WRONG'}: {' '.join(done)!r} "
                     f"({event['phrase_confidence']:.0%}) for {one['text'] or one['name']!r}, "

@@ -67,7 +67,8 @@ def test_what_came_again_or_out_of_order_is_counted_and_the_first_one_is_kept() 
             message("transcript", told(1, 1, 2, late=True)),
             message("transcript", told(3, 6, 7, source="wyoming")),
             message("speech", {}),
-            message("assist/reply", {"id": "id-2", "text": "on the light"}),
+            message("assist/reply", {"id": "id-1", "text": "refused here", "took_ms": None}),
+            message("assist/reply", {"id": "id-2", "text": "on the light", "took_ms": 9}),
         ],
         WALL_S,
     )

@@ -24,6 +24,7 @@ def said(text: str, *events: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 LIGHT = "turn on the light"
+LIKELY = {"phrase": LIGHT, "phrase_confidence": 0.9}
 
 
 def test_percentiles_are_those_of_the_values() -> None:
@@ -91,6 +92,7 @@ def test_another_sentence_than_was_said_is_a_wrong_action() -> None:
     stop = heard(LIGHT, phrase="stop", phrase_confidence=0.75)
     found = row("commands", [said(LIGHT, stop), said("stop", stop), said("", stop)])
     assert (found.wrong, found.wrong_assist) == (2, 0)
+    assert row("commands", [said("turn on a light", heard("x", **LIKELY))]).wrong == 0
 
 
 def test_actions_that_nobody_asked_for_are_named() -> None:
