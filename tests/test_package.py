@@ -301,9 +301,10 @@ def test_root_follows_no_link_in_the_daemons_folder(system: System) -> None:
     (system.old / "in-use").symlink_to(victim / "important.lock")
     (system.old / "tiny/decoder.onnx").symlink_to("/etc/shadow")
     os.mkfifo(system.old / "tiny/encoder.onnx")
+    (system.old / "tiny/cross.onnx").hardlink_to(victim / "important.lock")
     said = system.configured()
     assert "not taken over" in said
-    for name in (".work", "in-use", "tiny/decoder.onnx", "tiny/encoder.onnx"):
+    for name in (".work", "in-use", "tiny/cross.onnx", "tiny/decoder.onnx", "tiny/encoder.onnx"):
         assert name in said
     assert (victim / "important.lock").read_text(encoding="utf-8") == "kept"
     found = list(system.models.rglob("*"))
