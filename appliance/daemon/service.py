@@ -311,7 +311,8 @@ def _read_again(
 def _open(wanted: Settings, former: Settings, pipeline: Factory) -> tuple[Settings, Pipeline]:
     """A pipeline for `wanted`, or for `former` if `wanted` differs and cannot be run, and the
     settings that it was made with. Raises RoomscribeError."""
-    journal.set_up(wanted.journal)
+    if wanted is not former:  # at the start the command line decides what is logged
+        journal.set_up(wanted.journal)
     try:
         return wanted, pipeline(wanted)
     except RoomscribeError as error:

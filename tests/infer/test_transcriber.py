@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from rigs.records import differences
 
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, ModelError
@@ -75,7 +76,7 @@ def test_a_decode_stopped_by_the_limit_is_marked(bundle_folder: Path) -> None:
 
 def test_the_same_window_gives_the_same_transcription(transcriber: Transcriber) -> None:
     first, _, again = (transcriber.transcribe(window(2.0, seed)) for seed in (1, 2, 1))
-    assert replace(first, encode_ms=0, decode_ms=0) == replace(again, encode_ms=0, decode_ms=0)
+    assert set(differences(first, again)) <= {"encode_ms", "decode_ms"}
 
 
 def test_different_sounds_give_different_transcriptions(transcriber: Transcriber) -> None:

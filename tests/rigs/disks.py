@@ -39,18 +39,18 @@ def mounted(disk: Path, size: str) -> Iterator[Path]:
 @contextmanager
 def image(file: Path, size: str) -> Iterator[Path]:
     """A disk with ext4 whose blocks lie in `file`; skips the test where none can be mounted."""
+    from rigs.needs import NOT_ROOT, require  # every test loads this plugin, and few need that
+
+    if os.geteuid():
+        pytest.skip(NOT_ROOT.format("mounting a disk image"))
+    require("mkfs.ext4", package="e2fsprogs")
     disk = file.with_name(f"{file.name}-mounted")
     disk.mkdir()
-    for command in (
-        ["truncate", "-s", size, str(file)],
-        ["mkfs.ext4", "-q", "-F", str(file)],
-        ["mount", "-o", "loop", str(file), str(disk)],
-    ):
-        if (
-            os.geteuid() != 0
-            or subprocess.run(command, check=False, capture_output=True).returncode
-        ):
-            pytest.skip("mounting a disk image needs root, CAP_SYS_ADMIN and mkfs.ext4")
+    subprocess.run(["truncate", "-s", size, str(file)], check=True)
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(file)], check=True)
+    command = ["mount", "-o", "loop", str(file), str(disk)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("not permitted: mounting a disk image (needs CAP_SYS_ADMIN and a loop device)")
     try:
         yield disk
     finally:

@@ -129,6 +129,7 @@ def test_a_wrong_broker_password_is_one_line_with_its_cure_and_stops_nothing(
 ) -> None:
     secret = tmp_path / "password"
     secret.write_text("wrong-horse", encoding="utf-8")
+    secret.chmod(0o600)
     with rig_broker.Broker(users={"house": "right-horse"}) as broker:
         login = {"username": "house", "password_file": secret}
         config = write_config(tmp_path, broker.port, mqtt=login)
