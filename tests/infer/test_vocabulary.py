@@ -18,6 +18,7 @@ from figures.words import Said, errors
 from rigs.checkout import SPEECH
 from rigs.models import HOME, random_weights, write_checkpoint
 from rigs.recordings import sentences
+from rigs.records import differences
 
 from appliance.config import (
     DecoderSettings,
@@ -291,7 +292,7 @@ def test_a_list_without_a_word_like_it_changes_no_bit_of_a_text() -> None:
     quiet = PhrasesSettings(file="")  # their search has a clock
     free = heard(VocabularySettings(), fourteen(), phrases=quiet)
     listed = heard(VocabularySettings(words=("Xanthippe",)), fourteen(), phrases=quiet)
-    assert replace(listed, encode_ms=0, decode_ms=0) == replace(free, encode_ms=0, decode_ms=0)
+    assert set(differences(listed, free)) <= {"encode_ms", "decode_ms"}
 
 
 def test_words_are_taken_over_between_two_windows() -> None:
