@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from numpy.typing import NDArray
 from rigs.checkout import ROOT
 from train import people
 from train.align import Word, phrases
@@ -74,7 +75,9 @@ def test_an_order_is_worded_in_every_way_that_its_slots_leave_open() -> None:
     assert people.wordings({"coffeeDrink": "mocha"})[0] == "brew a mocha"
 
 
-def sound_of(samples: np.ndarray, rate: int, form: str = "WAV") -> bytes:
+def sound_of(
+    samples: NDArray[np.float64] | NDArray[np.int16], rate: int, form: str = "WAV"
+) -> bytes:
     file = io.BytesIO()
     raw = {"endian": "BIG", "subtype": "PCM_16"} if form == "RAW" else {}
     soundfile.write(file, samples, rate, format=form, **raw)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,9 @@ class BeamSearch:
                 if tokens:
                     found = max(found, (score + ended, tokens, (*logprobs, ended)))
                 odds[self._end] = -math.inf
-                for token in np.argpartition(odds, -self._width)[-self._width :].tolist():
+                # Any: numpy before 2.3 declares a list or a single number
+                columns: Any = np.argpartition(odds, -self._width)[-self._width :]
+                for token in columns.tolist():
                     one = float(odds[token])
                     longer.append((score + one, (*tokens, token), (*logprobs, one)))
             alive = heapq.nlargest(self._width, longer)

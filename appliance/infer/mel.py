@@ -103,7 +103,7 @@ def mel_filters(n_mels: int) -> NDArray[np.float32]:
     The Slaney scale is linear (66.67 Hz a step) below 1 kHz and logarithmic above.
     """
     bins = np.linspace(0, SAMPLE_RATE / 2, N_FFT // 2 + 1)
-    edges = _mel_to_hz(np.linspace(0.0, _hz_to_mel(SAMPLE_RATE / 2), n_mels + 2))
+    edges = _mel_to_hz(np.linspace(0.0, _hz_to_mel(SAMPLE_RATE / 2), n_mels + 2, dtype=np.float64))
     widths = np.diff(edges)
     slopes = edges[:, None] - bins[None, :]
     rising = -slopes[:-2] / widths[:-1, None]

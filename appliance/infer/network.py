@@ -269,7 +269,7 @@ class Network:
 
     def _bind(self, count: int, wanted: int, started: int) -> _Bound:
         """Arrays for steps of `count` tokens and so many answers."""
-        feeds = {
+        feeds: dict[str, NDArray[np.int64]] = {
             "places": np.zeros(count, np.int64),
             "wanted": np.zeros(wanted, np.int64),
             "started": np.zeros(started, np.int64),
@@ -283,17 +283,21 @@ class Network:
         results = {name: array[:wanted] for name, array in answers.items()}
         results["left_out"] = np.zeros((started, self._left_out), np.float32)
         bound_step = Step(**results)
-        grown = {f"grown_{name}": array for name, array in self._known.items()}
+        grown: dict[str, NDArray[Any]] = {
+            f"grown_{name}": array for name, array in self._known.items()
+        }
         if not self._best:
             del results["best"], results["exact"]
         if self._words is None:
             runs: tuple[Bound, ...] = (self._first.bind(inputs, results | grown),)
         else:
             del inputs["started"]
-            final = np.zeros((wanted, self._bundle.d_model), np.float32)
+            final: dict[str, NDArray[Any]] = {
+                "final": np.zeros((wanted, self._bundle.d_model), np.float32)
+            }
             runs = (
-                self._first.bind(inputs, {"final": final} | grown),
-                self._bind_words(self._words, {"final": final}, feeds["started"], results),
+                self._first.bind(inputs, final | grown),
+                self._bind_words(self._words, final, feeds["started"], results),
             )
         return self._keep((count, wanted, started), embedded, feeds, runs, bound_step)
 
@@ -303,7 +307,7 @@ class Network:
             raise ValueError("expected a network loaded with joint")
         places, started = np.zeros(count, np.int64), np.zeros(0, np.int64)
         embedded = np.zeros((1, count, self._bundle.d_model), np.float32)
-        final = {
+        final: dict[str, NDArray[Any]] = {
             "final": np.zeros((count, self._bundle.d_model), np.float32),
             "steps": np.zeros((count, 1), np.float32),
             "zeros": np.zeros((count, 1), np.float32),

@@ -414,7 +414,7 @@ class Phrases:
         """At most so many steps of the decoder for a window, each of one or several tokens."""
         self.evidence: Evidence | None = None
         """Of what the last `find` found, spoken of or not."""
-        self._kept = set(bundle.kept.tolist())
+        self._kept = set(map(int, bundle.kept))
         self._renewed: Network | None = None
         for word in {word for words in network.words for word, _ in words}:
             if not self._can_write(word):

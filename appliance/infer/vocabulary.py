@@ -112,7 +112,7 @@ class Words:
         if len(best) > PAIRS:
             best = best[np.argpartition(bound[best], -PAIRS)[-PAIRS:]]
         found = []
-        for place in best.tolist():
+        for place in map(int, best):
             at, word = divmod(place, len(self.words))
             alike = likeness(sounds[at], self._sounds[word])
             if alike >= LEAST and " " in self.words[word]:
@@ -208,7 +208,7 @@ class SecondLook:
         """Measures how many texts can be compared in the time that there is, if any are to be."""
         if not self.vocabulary.words.words:
             return  # the arrays take 3 MB with a real model
-        tokens = self._bundle.kept[:TYPICAL].tolist()
+        tokens = [int(token) for token in self._bundle.kept[:TYPICAL]]
         taken = []
         for _ in range(3):
             begun_s = time.perf_counter()
@@ -327,7 +327,7 @@ def open_vocabulary(
     settings: VocabularySettings, bundle: Bundle, tokenizer: Tokenizer
 ) -> Vocabulary:
     """The words of the configuration and of its file, for a model. Raises ConfigError."""
-    kept = set(bundle.kept.tolist())
+    kept = set(map(int, bundle.kept))
     latin = set(bundle.languages) <= {"en"}
 
     def can_write(word: str) -> bool:

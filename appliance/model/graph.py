@@ -252,7 +252,7 @@ def to_int4(rows: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.fl
     """
     count, width = rows.shape
     blocks = -(-width // BLOCK_4)
-    padded = np.zeros((count, blocks * BLOCK_4), np.float32)
+    padded: NDArray[np.float32] = np.zeros((count, blocks * BLOCK_4), np.float32)
     padded[:, :width] = rows
     padded = padded.reshape(count, blocks, BLOCK_4)
     scales = (np.abs(padded).max(axis=2) / HIGHEST_4).astype(np.float32)

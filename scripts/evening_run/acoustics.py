@@ -41,7 +41,7 @@ def room(reverberation_s: float, distance_m: float, seed: int = 1) -> Sound:
     volume = width * depth * height
     surface = 2 * (width * depth + width * height + depth * height)
     log_reflected = -0.161 * volume / (surface * reverberation_s)  # Eyring's ln(1 - absorption)
-    response = np.zeros(0)
+    response: Sound = np.zeros(0)
     for _ in range(CORRECTIONS):
         response = _respond(paths_m, reflections, float(np.exp(log_reflected / 2)))
         log_reflected *= reverberation_time_s(response) / reverberation_s

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures.model import NOT_SPEECH, cut, quiet, read, to_int16
+from figures.model import NOT_SPEECH, Sound, cut, quiet, read, to_int16
 from rigs.recordings import SHARED_AUDIO, manifest
 
 from appliance.config import Settings
@@ -45,9 +45,10 @@ def streams(folder: Path) -> Iterator[tuple[str, Samples]]:
     rng = np.random.default_rng(7)
     for gain_db in GAINS_DB:
         for name, sound in sounds.items():
-            parts = [np.zeros(0, np.float32)]
+            parts: list[Sound] = [np.zeros(0, np.float32)]
+            louder = np.asarray(sound * np.float32(10 ** (gain_db / 20)), np.float32)
             for offset in OFFSETS:
-                parts += [quiet(rng, PAUSE_S), sound[offset:] * np.float32(10 ** (gain_db / 20))]
+                parts += [quiet(rng, PAUSE_S), louder[offset:]]
             yield f"{name} at {gain_db} dB", to_int16(np.concatenate(parts))
     for one, other in combinations(sounds, 2):
         length = max(len(sounds[one]), len(sounds[other]))

@@ -339,7 +339,7 @@ class Disturbed:
         """Transcribes the stream and says how it went."""
         self.encoder.open()
         self.transcriber.encoder = self.encoder
-        places = set(self.rng.choice(len(self.windows), faults, replace=False).tolist())
+        places = set(map(int, self.rng.choice(len(self.windows), faults, replace=False)))
         heard: list[tuple[str, str]] = []
         used: Counter[str] = Counter()
         for number, window in enumerate(self.windows):

@@ -91,7 +91,9 @@ def loud_steps(samples: Samples) -> NDArray[np.bool_]:
     level = 10 * np.log10((steps[:-1] + steps[1:]) / 2 + 1e-2)
     loud = (level > np.percentile(level, 5) + 12) & (level > np.percentile(level, 95) - 35)
     three = loud[:-2] & loud[1:-1] & loud[2:]
-    return np.concatenate((three, [False, False])) | np.concatenate(([False], three, [False]))
+    spoken: NDArray[np.bool_] = np.concatenate((three, [False, False]))
+    spoken |= np.concatenate(([False], three, [False]))
+    return spoken
 
 
 def babble(voices: list[Samples], seconds: float) -> Samples:

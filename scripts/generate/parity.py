@@ -13,10 +13,12 @@ import argparse
 import datetime
 import platform
 import sys
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 from rigs.checkout import GOLDEN
 from rigs.models import fingerprint, random_mel, random_weights
 from rigs.parity_cases import CASES, INPUTS, STEPS, Case, log_sum
@@ -41,7 +43,7 @@ def make(case: Case) -> None:
     """Computes and writes the golden values of one case."""
     weights = random_weights(case.config, case.seed)
     reference = Reference.build(case.config, weights, case.positions)
-    results: dict[str, list[np.ndarray]] = {"states": []}
+    results: dict[str, list[NDArray[Any]]] = {"states": []}
     margin, scale, distinct = np.inf, 0.0, set()
     for index in range(INPUTS):
         mel = random_mel(case.config, 2 * case.positions, 1000 * case.seed + index)

@@ -53,7 +53,7 @@ def smear(rng: Generator, mel: Mel) -> Mel:
     """`mel` with softer or harder transitions, and louder or fainter weak sounds."""
     amount = np.float32(rng.uniform(-0.1, 0.25))
     long = np.pad(mel, ((1, 1), (0, 0)), mode="edge")
-    mel = mel + amount * (long[2:] + long[:-2] - 2 * mel)
+    mel = np.asarray(mel + amount * (long[2:] + long[:-2] - 2 * mel), np.float32)
     top = mel.max()
     smeared: Mel = top - (top - mel) * np.float32(rng.uniform(0.85, 1.15))
     return smeared
@@ -63,8 +63,7 @@ def sharpen(rng: Generator, mel: Mel) -> Mel:
     """`mel` with broader or narrower formants."""
     amount = np.float32(rng.uniform(-0.12, 0.25))
     wide = np.pad(mel, ((0, 0), (1, 1)), mode="edge")
-    sharpened: Mel = mel + amount * (wide[:, 2:] + wide[:, :-2] - 2 * mel)
-    return sharpened
+    return np.asarray(mel + amount * (wide[:, 2:] + wide[:, :-2] - 2 * mel), np.float32)
 
 
 def mask(rng: Generator, mel: Mel) -> Mel:

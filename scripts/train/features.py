@@ -93,7 +93,7 @@ class Renderer:
                 break
             ids += more
             spoken_s = at / SAMPLE_RATE + said.piece_times(self.pieces.lengths(more)) / plan.tempo
-            places += (spoken_s / POSITION_S).tolist()
+            places += map(float, spoken_s / POSITION_S)
             sound = sound[:room]
             audio[at : at + len(sound)] = sound
             first = int(np.ceil(at / SAMPLE_RATE / POSITION_S))
@@ -164,7 +164,7 @@ class Renderer:
         rng = np.random.default_rng(plan.seed)
         if not plan.utterances:
             audio = self.without_speech(rng, plan)
-            phones = np.full(plan.frames // 2, SILENCE_PHONE, np.int64)
+            phones: NDArray[np.int64] = np.full(plan.frames // 2, SILENCE_PHONE, np.int64)
             return Rendered(log_mel(audio, frames=plan.frames), phones, [], [], speech=False)
         audio, phones, ids, places, end = self.speak(rng, plan, limit)
         if plan.strength > 0:

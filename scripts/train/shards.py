@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch.distributed as dist
@@ -59,7 +60,7 @@ def map_member(path: Path, name: str) -> NDArray[np.int16]:
         name_bytes, extra_bytes = np.frombuffer(file.read(4), "<u2")
         file.seek(member.header_offset + 30 + int(name_bytes) + int(extra_bytes))
         version = np.lib.format.read_magic(file)
-        read_header = (
+        read_header: Callable[[BinaryIO], tuple[tuple[int, ...], bool, np.dtype[Any]]] = (
             np.lib.format.read_array_header_1_0
             if version == (1, 0)
             else np.lib.format.read_array_header_2_0
@@ -78,9 +79,10 @@ class Bank:
         self._heard_at_most = people
         self.split = split
         self.names: list[str] = []
-        self.durations = np.zeros(0, np.float32)
-        self.voices = np.zeros(0, np.int16)
-        self.people = self.synthesised = np.zeros(0, np.int64)
+        self.durations: NDArray[np.float32] = np.zeros(0, np.float32)
+        self.voices: NDArray[np.int16] = np.zeros(0, np.int16)
+        self.people: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.synthesised: NDArray[np.int64] = self.people
         self._shards: list[dict[str, NDArray[Any]]] = []
         self._where: list[tuple[int, int]] = []
         self._by_voice: dict[int, NDArray[np.int64]] = {}

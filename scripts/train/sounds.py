@@ -43,7 +43,8 @@ def swelling(rng: Generator, n: int) -> Sound:
     knots = rng.uniform(-1.5, 1.5, max(4, int(n / SAMPLE_RATE * rng.uniform(0.5, 6))))
     envelope = np.interp(np.linspace(0, len(knots) - 1, n), np.arange(len(knots)), knots)
     source = band(rng, n) if rng.random() < 0.5 else coloured(rng, n)
-    return (source * np.exp(envelope)).astype(np.float32)
+    sound: Sound = (source * np.exp(envelope)).astype(np.float32)
+    return sound
 
 
 def hum(rng: Generator, n: int) -> Sound:
@@ -127,8 +128,8 @@ def beeps(rng: Generator, n: int) -> Sound:
     f = np.exp(rng.uniform(np.log(200), np.log(4000)))
     swing = rng.uniform(0, 0.5) * np.sin(6.2832 * rng.uniform(0.2, 12) * t)
     phase = np.cumsum(6.2832 * f * (1 + swing)) / SAMPLE_RATE
-    gate = (np.sin(6.2832 * rng.uniform(0.3, 12) * t) > rng.uniform(-0.9, 0.7)).astype(np.float64)
-    gate = np.convolve(gate, np.ones(160) / 160, "same")
+    on = (np.sin(6.2832 * rng.uniform(0.3, 12) * t) > rng.uniform(-0.9, 0.7)).astype(np.float64)
+    gate = np.convolve(on, np.ones(160) / 160, "same")
     wave = np.sin(phase) + rng.uniform(0, 0.5) * np.sin(2 * phase)
     return (wave * gate + 0.003 * rng.standard_normal(n)).astype(np.float32)
 

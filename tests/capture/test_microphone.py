@@ -121,7 +121,9 @@ def test_dates_follow_the_clock_smoothly_and_jump_only_over_lost_samples() -> No
     assert clock.began_s == pytest.approx(100.0)
     assert not clock.follow(100.08, 0.06)
     assert clock.began_s == pytest.approx(100.0002)
-    verdicts = [clock.follow(101.09 + late, 0.09 + late) for late in np.arange(0, 0.6, 0.03)]
+    verdicts = [
+        clock.follow(101.09 + late, 0.09 + late) for late in map(float, np.arange(0, 0.6, 0.03))
+    ]
     assert verdicts[:10] == [None] * 10
     assert verdicts.count(True) == 1
     assert clock.began_s == pytest.approx(101.0, abs=0.001)
@@ -133,7 +135,7 @@ def test_dates_follow_the_clock_smoothly_and_jump_only_over_lost_samples() -> No
 def test_sound_that_is_only_late_is_not_taken_for_lost() -> None:
     clock = SampleClock()
     assert not clock.follow(100.03, 0.03)
-    burst = [clock.follow(101.0, heard_s) for heard_s in np.arange(0.06, 1.0, 0.03)]
+    burst = [clock.follow(101.0, heard_s) for heard_s in map(float, np.arange(0.06, 1.0, 0.03))]
     assert burst[0] is None
     assert burst[-1] is False
     assert True not in burst
@@ -201,7 +203,7 @@ SOFT = np.full((480, 1), 1, np.int16)
 LOUD = np.full((480, 1), 32767, np.int16)
 
 
-def push(levels: Levels, sound: np.ndarray, seconds: float) -> None:
+def push(levels: Levels, sound: NDArray[np.int16], seconds: float) -> None:
     for _ in range(round(seconds / 0.03)):
         levels.push(sound, 0.03)
 

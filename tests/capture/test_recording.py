@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from numpy.typing import NDArray
 from rigs.checkout import ROOT, environment
 from rigs.needs import unless
 
@@ -24,7 +25,7 @@ from appliance.errors import AudioError, DeviceError
 from appliance.records import SAMPLE_RATE, Frame, Samples
 
 
-def tone(seconds: float, rate_hz: int = SAMPLE_RATE) -> np.ndarray:
+def tone(seconds: float, rate_hz: int = SAMPLE_RATE) -> NDArray[np.float64]:
     """(n,) float64: 440 Hz at a quarter of full scale."""
     return np.sin(np.arange(int(seconds * rate_hz)) * 2 * np.pi * 440 / rate_hz) / 4
 

@@ -13,7 +13,7 @@ from appliance.capture.frames import FRAME_SAMPLES, is_clipped
 from appliance.capture.segmenter import Segmenter, quietest
 from appliance.capture.voice import Judgement
 from appliance.config import SegmenterSettings
-from appliance.records import SAMPLE_RATE, Discarded, Frame, Window
+from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
 
 FRAME_S = 0.03
 LOUD = 1000
@@ -37,13 +37,13 @@ class FakeVoice:
         self.resets += 1
 
 
-def speech(frames: int, level: int = 2 * LOUD) -> list[np.ndarray]:
+def speech(frames: int, level: int = 2 * LOUD) -> list[Samples]:
     """Frames of alternating samples."""
     signs = np.where(np.arange(FRAME_SAMPLES) % 2, -1, 1)
     return [(signs * level).astype(np.int16)] * frames
 
 
-def silence(frames: int) -> list[np.ndarray]:
+def silence(frames: int) -> list[Samples]:
     return [np.zeros(FRAME_SAMPLES, np.int16)] * frames
 
 
@@ -56,7 +56,7 @@ class Room:
         self.found: list[Window | Discarded] = []
         self.now_s = 0.0
 
-    def hear(self, *parts: list[np.ndarray], after_gap: bool = False) -> Room:
+    def hear(self, *parts: list[Samples], after_gap: bool = False) -> Room:
         for samples in (one for part in parts for one in part):
             frame = Frame(samples, self.now_s, after_gap)
             after_gap = False

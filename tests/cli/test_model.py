@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from rigs.checkout import ROOT, SPEECH
 from rigs.command import OBEYING_MODES, errors, roomscribe
 from rigs.disks import mounted
@@ -617,7 +618,7 @@ TOKENS, PLACES = (
 )
 
 
-def npy(table: np.ndarray) -> bytes:
+def npy(table: NDArray[np.float32]) -> bytes:
     file = io.BytesIO()
     np.save(file, table)
     return file.getvalue()

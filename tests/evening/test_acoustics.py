@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from evening_run.acoustics import (
+    Sound,
     beside,
     direct_to_reverberant_db,
     in_room,
@@ -16,7 +17,7 @@ from figures.pause_set import speech_power
 RATE = 16_000
 
 
-def decaying(reverberation_s: float) -> np.ndarray:
+def decaying(reverberation_s: float) -> Sound:
     """Noise that falls by 60 dB in so long."""
     size = int(1.5 * reverberation_s * RATE)
     noise = np.random.default_rng(3).normal(size=size)

@@ -9,12 +9,15 @@ from evening_run.stream import Stream
 from rigs.microphone import PulseMicrophone
 from rigs.needs import needs_microphone
 
+from appliance.records import Samples
+
 RATE = 16_000
 pytestmark = needs_microphone
 
 
-def tone(seconds: float) -> np.ndarray:
-    return (3000 * np.sin(np.arange(int(seconds * RATE)))).astype(np.int16)
+def tone(seconds: float) -> Samples:
+    sound: Samples = (3000 * np.sin(np.arange(int(seconds * RATE)))).astype(np.int16)
+    return sound
 
 
 def test_each_sample_is_found_and_dated_until_the_server_stutters(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from appliance.infer.decoder import (
 )
 from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, Guards, load_bundle
+from appliance.records import Logits
 
 PLAIN = Guards(positions=500, repetition_penalty=1.0, eot_boost=0.0)
 
@@ -282,7 +283,7 @@ def test_fewer_positions_than_the_encoder_gives_are_refused(bundle: Bundle) -> N
         choose_guards(bundle, DecoderSettings(positions=499))
 
 
-def logits(*values: float) -> np.ndarray:
+def logits(*values: float) -> Logits:
     return np.array(values, np.float32)
 
 
@@ -293,7 +294,7 @@ def test_suppressed_tokens_become_impossible_and_the_input_stays() -> None:
     assert given.tolist() == [1, 2, 3]
 
 
-def columns(*values: int) -> np.ndarray:
+def columns(*values: int) -> NDArray[np.intp]:
     return np.array(values, np.intp)
 
 

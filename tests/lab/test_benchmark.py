@@ -50,6 +50,7 @@ from appliance.lab.benchmark.subject import (
 )
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.model.checkpoint import load_checkpoint
+from appliance.records import States
 
 COUNT, TOKENS = 12, 5
 
@@ -64,7 +65,7 @@ def options(*given: str) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def states_of(runner: OurRunner, subject: Subject) -> np.ndarray:
+def states_of(runner: OurRunner, subject: Subject) -> States:
     bundle = subject.bundle
     return runner.encode(random_mel(subject.checkpoint.config, bundle.frames, seed=5))
 

@@ -213,7 +213,8 @@ def sound_of(file: Path, before_s: float = 0.3, after_s: float = TAIL_S) -> Samp
         heard = np.concatenate([frame.samples for frame in recording.frames()])
     dice = np.random.default_rng(1)
     parts = [dice.normal(0, 3, int(length * SAMPLE_RATE)) for length in (before_s, after_s)]
-    return np.concatenate((parts[0], heard, parts[1])).astype(np.int16)
+    sound: Samples = np.concatenate((parts[0], heard, parts[1])).astype(np.int16)
+    return sound
 
 
 def say(release: str, port: int, sound: Path, *arguments: str) -> list[dict[str, Any]]:

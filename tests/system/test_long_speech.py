@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from numpy.typing import NDArray
 from rigs.checkout import shared
 
 from appliance.capture.frames import FRAME_SAMPLES, Framer
@@ -40,7 +41,7 @@ class ToldVoice:
 def numbered(frames: int, level: list[int]) -> Samples:
     """Sound in which every frame carries its number in its first sample."""
     signs = np.where(np.arange(FRAME_SAMPLES) % 2, -1, 1)
-    sound = np.concatenate([signs * one for one in level]).astype(np.int16)
+    sound: Samples = np.concatenate([signs * one for one in level]).astype(np.int16)
     sound[::FRAME_SAMPLES] = np.arange(frames)
     return sound
 
@@ -91,7 +92,7 @@ def test_every_sample_of_an_utterance_is_in_one_window_but_for_overlaps(
     assert not windows or windows[-1].last
 
 
-def powers(*stretches: tuple[int, float]) -> np.ndarray:
+def powers(*stretches: tuple[int, float]) -> NDArray[np.float64]:
     return np.concatenate([np.full(frames, power) for frames, power in stretches])
 
 
@@ -117,7 +118,7 @@ def test_a_cut_in_the_middle_of_speech_repeats_half_a_second_to_a_second() -> No
 
 def test_five_minutes_of_reading_lose_and_double_nothing() -> None:
     """Read sentences on end, each with its own short silences; a second before and after."""
-    sounds = [np.zeros(SAMPLE_RATE, np.int16)]
+    sounds: list[Samples] = [np.zeros(SAMPLE_RATE, np.int16)]
     for path in sorted((shared("data/audio") / "librispeech_test_other").glob("*.flac")):
         sounds.append(recorded(path))
         if sum(map(len, sounds)) > 301 * SAMPLE_RATE:

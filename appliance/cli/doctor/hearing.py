@@ -102,7 +102,8 @@ def _samples(frames: Iterable[Frame], skip_s: float, length_s: float) -> Samples
         kept.append(frame.samples)
         if sum(map(len, kept)) >= wanted:
             break
-    return np.concatenate((np.empty(0, np.int16), *kept))[round(skip_s * SAMPLE_RATE) : wanted]
+    sound: Samples = np.concatenate((np.empty(0, np.int16), *kept))
+    return sound[round(skip_s * SAMPLE_RATE) : wanted]
 
 
 def judge_sound(which: str, sound: Samples) -> Outcome:

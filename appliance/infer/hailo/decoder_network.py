@@ -111,7 +111,7 @@ class DecoderFiles:
 def _table(file: Path) -> NDArray[np.floating]:
     """The numbers in a .npy file, read when they are asked for. Raises ModelError."""
     try:
-        table = np.lib.format.open_memmap(file, mode="r")
+        table: NDArray[np.floating] = np.lib.format.open_memmap(file, mode="r")
     except (OSError, ValueError) as error:
         found = " ".join(str(error).split())
         raise ModelError(

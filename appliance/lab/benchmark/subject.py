@@ -97,6 +97,7 @@ def _write_weights(
 def _weight(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Noise in the size that keeps the signal of order one through the network."""
     noise = rng.standard_normal(shape, np.float32)
+    scaled: NDArray[np.floating]
     if name.endswith("layer_norm.weight"):
         scaled = 1.0 + 0.1 * noise
     elif name.endswith("bias"):

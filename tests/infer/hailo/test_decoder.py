@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from rigs.checkout import shared
 from rigs.hailo import LENGTHS, looked_after, mel_of
 from rigs.hailo_simulator.control import DECODER_OUTPUTS, Simulator, enlist, write_decoder_hef
@@ -57,7 +58,7 @@ def states_of(bundle: Bundle, seed: int) -> States:
     return (rng.random((bundle.positions, bundle.d_model)) * 4 - 2).astype(np.float32)
 
 
-def logits_of(bundle: Bundle, way: Way, seed: int, tokens: list[int]) -> np.ndarray:
+def logits_of(bundle: Bundle, way: Way, seed: int, tokens: list[int]) -> NDArray[np.float32]:
     assert way.encoder.npu and way.encoder.npu.decoder
     way.encoder.npu.decoder.begin(states_of(bundle, seed), bundle.positions)
     every = range(len(tokens))
@@ -359,7 +360,7 @@ def test_without_a_chip_or_a_hef_the_start_says_why_and_what_to_do(
     ],
 )
 def test_tables_that_do_not_fit_are_refused_by_their_headers(
-    copied: Bundle, name: str, table: np.ndarray | bytes, words: str
+    copied: Bundle, name: str, table: NDArray[Any] | bytes, words: str
 ) -> None:
     if isinstance(table, bytes):
         (copied.folder / name).write_bytes(table)
