@@ -103,7 +103,7 @@ def test_an_old_link_is_none(access: Access) -> None:
 def test_attempts_are_counted_by_address_and_nobody_locks_others_out(
     access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock_s = time.monotonic()
+    clock_s = float(round(time.monotonic()))  # whole seconds: sums and differences are exact
     monkeypatch.setattr(time, "monotonic", lambda: clock_s)
     waits_s = [access.begin_attempt("192.0.2.1") for _ in range(TRIES + 1)]
     assert waits_s == [*[0.0] * TRIES, WAIT_S]
