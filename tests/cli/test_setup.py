@@ -170,7 +170,10 @@ def test_a_person_answers_five_questions_and_sees_each_work(tmp_path: Path) -> N
         watch = Subscriber(broker.port, user="watch", password="secret")
         with watch as heard, daemon(config, environment=microphone.environment):
             until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
-            terminal = Terminal("setup", "--config", config, environment=microphone.environment)
+            terminal = Terminal(
+                *("setup", "--config", config),
+                environment={**microphone.environment, "TERM": "xterm"},
+            )
             with terminal:
                 terminal.until("[shed]")
                 terminal.enter("Küche")
