@@ -504,7 +504,6 @@ class _Setup:
         try:
             with ExitStack() as opened:
                 daemon = self._back(opened)
-                daemon.subscribe("transcript", "level", "discarded", "state")
                 self._say("Say a sentence. Enter: leave that out.")
                 said = self._hear(daemon, self._subscriber(opened))
         except DaemonError as error:
@@ -514,11 +513,18 @@ class _Setup:
             self._say("nothing was heard: `roomscribe doctor` says what may be wrong")
 
     def _back(self, opened: ExitStack) -> Client:
-        """The daemon, once it listens again. Raises DaemonError."""
+        """Return the daemon, subscribed to what `_hear` needs, once it answers again.
+
+        While it starts again it may accept a connection and end it at once. Raises DaemonError.
+        """
         deadline_s = time.monotonic() + BACK_S
         while True:
             try:
-                return opened.enter_context(Client(self._places))
+                with ExitStack() as attempt:
+                    daemon = attempt.enter_context(Client(self._places))
+                    daemon.subscribe("transcript", "level", "discarded", "state")
+                    opened.push(attempt.pop_all())
+                    return daemon
             except DaemonError:
                 if time.monotonic() > deadline_s or not self._changes:
                     raise
