@@ -1,4 +1,4 @@
-"""Troubles by stage, counters, and the memory of a day."""
+"""Troubles by stage, what transcribes, counters, and the memory of a day."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.system import write_whole
@@ -21,6 +22,18 @@ DAY_S, EVERY_S = 86_400.0, 300.0
 DAY_FILE = "memory.json"
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Troubles, and what transcribes, at one moment."""
+
+    troubles: dict[str, str]
+    """What is wrong, by stage, with the fix."""
+    encoder: str
+    """cpu, hailo8...; wyoming, a server; or fleet, its workers."""
+    model: str
+    """Name of the model in use."""
+
+
 class Health:
     """Troubles and counters of one running appliance. Any thread may call any method."""
 
@@ -29,6 +42,7 @@ class Health:
         """Called when a trouble changes, by the thread that changed it."""
         self._lock = threading.Lock()
         self._troubles: dict[str, str] = {}
+        self._encoder = self._model = ""
         self._counters: Counter[str] = Counter()
         self._started_s = time.monotonic()
 
@@ -38,13 +52,32 @@ class Health:
         True when that is news.
         """
         with self._lock:
-            if self._troubles.get(stage) == text:
+            if not self._set(stage, text):
                 return False
-            if text is None:
-                del self._troubles[stage]
-            else:
-                self._troubles[stage] = text
         self.on_change()
+        return True
+
+    def set_encoder(self, encoder: str, model: str, trouble: str | None) -> bool:
+        """Set what transcribes together with its trouble: no snapshot has only one of them.
+
+        Return True if the trouble is news.
+        """
+        with self._lock:
+            news = self._set("encoder", trouble)
+            changed = news or (self._encoder, self._model) != (encoder, model)
+            self._encoder, self._model = encoder, model
+        if changed:
+            self.on_change()
+        return news
+
+    def _set(self, stage: str, text: str | None) -> bool:
+        """Set or clear a stage's trouble; return True if that is news. Holds the lock."""
+        if self._troubles.get(stage) == text:
+            return False
+        if text is None:
+            del self._troubles[stage]
+        else:
+            self._troubles[stage] = text
         return True
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -61,6 +94,11 @@ class Health:
         """What is wrong now, by stage, in plain words; empty when all is well; a copy."""
         with self._lock:
             return dict(self._troubles)
+
+    def snapshot(self) -> Snapshot:
+        """Troubles, encoder and model as they belong together."""
+        with self._lock:
+            return Snapshot(dict(self._troubles), self._encoder, self._model)
 
     @property
     def uptime_s(self) -> float:

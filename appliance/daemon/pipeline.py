@@ -341,20 +341,20 @@ class Pipeline:
     def state(self) -> ApplianceState:
         """How the appliance is, for the `state` topic. Any thread; does not wait."""
         microphone = self._supervisor.description
-        closed, troubles = self._supervisor.muted, self.health.troubles()
+        closed, health = self._supervisor.muted, self.health.snapshot()
         known = self.mute.known
         muted = closed and (True if known and self.mute.on else None)
         return ApplianceState(
-            status="muted" if muted else "degraded" if troubles or not known else "running",
+            status="muted" if muted else "degraded" if health.troubles or not known else "running",
             reasons=(
-                *troubles.values(),
+                *health.troubles.values(),
                 *filter(None, [self.mute.unread, self.mute.unsaved, self._unannounced]),
                 *filter(None, [self._home.trouble if self._home else ""]),
             ),
-            encoder=self._scribe.encoder,
-            model=self._scribe.model,
+            encoder=health.encoder,
+            model=health.model,
             microphone=microphone or "none",
-            microphone_online=microphone is not None and "microphone" not in troubles,
+            microphone_online=microphone is not None and "microphone" not in health.troubles,
             queue_depth=len(self._backlog) + self._states.qsize(),
             uptime_s=self.health.uptime_s,
             version=__version__,
@@ -630,13 +630,14 @@ class Pipeline:
         return self._segmenter.speaking or self._backlog.busy
 
     def _tell_encoder(self) -> None:
-        """Says what is wrong with the encoder, and when it is well again."""
-        trouble = self._encoder.trouble
-        if self.health.trouble("encoder", trouble):
+        """Note what transcribes and its trouble; log the trouble, and its end. The encoder's
+        thread."""
+        encoder, trouble = self._encoder, self._encoder.trouble
+        if self.health.set_encoder(encoder.name, self._transcriber.bundle.name, trouble):
             if trouble:
                 log.warning("%s", trouble)
             else:
-                log.info("the encoder runs on %s", self._encoder.name)
+                log.info("the encoder runs on %s", encoder.name)
 
     def _encoded(self, lease: Lease, stage: Stage) -> EncodedWindow | None:
         """The window, encoded here, or transcribed apart when too many processes died with it;

@@ -285,11 +285,6 @@ class Scribe:
         """Name of the model bundle in use."""
         return self._transcriber.bundle.name
 
-    @property
-    def encoder(self) -> str:
-        """What runs the encoder: cpu, hailo8...; or wyoming, a server; or fleet, its brains."""
-        return self._transcriber.encoder.name
-
     def _text_before(self, window: Window) -> str:
         """The stored text of the window before, which an earlier process transcribed; else none."""
         try:

@@ -502,6 +502,39 @@ def test_what_goes_wrong_with_the_encoder_is_told_before_anything_waits(
     assert said.count("the encoder runs on cpu") == 1
 
 
+def test_a_state_names_the_encoder_together_with_its_trouble(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.encoder.name = "hailo8"
+    pipeline = rig.pipeline(rig.settings)
+    told: list[tuple[str, tuple[str, ...]]] = []
+
+    def look() -> bool:
+        state = pipeline.state()
+        told.append((state.encoder, state.reasons))
+        return bool(state.reasons)
+
+    broken = ("cpu", ("NPU: it is broken; until then the CPU encodes",))
+    pipeline.start()
+    try:
+        rig.gates["encoder"].shut()
+        assert rig.gates["encoder"].reached.wait(10)
+        rig.encoder.name, rig.encoder.trouble = broken[0], broken[1][0]  # in the midst of a window
+        look()
+        rig.gates["encoder"].open()
+        until(look)
+        rig.gates["encoder"].reached.clear()
+        rig.gates["encoder"].shut()
+        assert rig.gates["encoder"].reached.wait(10)
+        rig.encoder.name, rig.encoder.trouble = "hailo8", None
+        look()
+        rig.gates["encoder"].open()
+        until(lambda: not look())
+    finally:
+        rig.open_gates()
+        pipeline.stop()
+    assert {*told} == {("hailo8", ()), broken}
+
+
 def test_that_the_network_is_not_told_of_the_server_is_said_and_is_no_trouble(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
