@@ -1,17 +1,23 @@
 """Home Assistant's discovery: one message for the device and all its entities.
 
-Pure functions. The form is Home Assistant's MQTT device discovery; an unknown key, a component
-without `platform` or `unique_id`, or a missing `origin` makes it refuse the whole device.
+Pure functions. The form is Home Assistant's MQTT device discovery. Home Assistant refuses the
+whole device for an unknown key of `device`, of `origin` or beside them, for a component without
+`platform` or `unique_id`, and for a missing `origin`.
+
+It drops unknown keys of a component, in 2024.11 as in 2026.11: `extra=True` for components in
+homeassistant/components/mqtt/schemas.py, and then `extra=REMOVE_EXTRA` in the DISCOVERY_SCHEMA of
+event.py, sensor.py, binary_sensor.py and switch.py. A release before 2025.10 does not know
+`default_entity_id` and makes the entity's id from the names of the device and the entity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from appliance import HOMEPAGE
 from appliance.mqtt import events
-from appliance.records import ApplianceState
+from appliance.records import ApplianceState, ApplianceStats
 
 NPUS = {"hailo8": "Hailo-8", "hailo8l": "Hailo-8L", "hailo10h": "Hailo-10H"}
 """The encoder's names of what it runs on, as their maker writes them."""
@@ -21,6 +27,9 @@ FORMER: Mapping[str, str] = {}
 Leaving one out of the message does not remove it from Home Assistant, naming its platform alone
 does; it stays here, as nobody knows which version an appliance is upgraded from.
 """
+TEMPERATURES = {"npu": "NPU temperature", "soc": "Processor temperature"}
+"""Temperatures that a machine may have, with the names of their sensors. The `stats` topic has each
+as `<key>_temperature_c`."""
 TEXT_LETTERS = 255
 """Home Assistant takes no longer state; the whole text is in the attributes."""
 
@@ -37,9 +46,15 @@ def discovery(
     *,
     area: str = "",
     page: str = "",
+    temperatures: Collection[str] = TEMPERATURES,
 ) -> dict[str, Any]:
-    """The message; `former` components are removed by it. With an `area`, a new device gets that
-    room; `page` is an address that the device's page links to."""
+    """Return the message.
+
+    `former` components are removed by it, and so are the sensors of TEMPERATURES that are not among
+    `temperatures`. A new device gets the room `area`. `page` is an address that the device's page
+    links to.
+    """
+    absent = {f"{one}_temperature": "sensor" for one in TEMPERATURES if one not in temperatures}
     return {
         "device": {
             "identifiers": [f"roomscribe_{node}"],
@@ -55,9 +70,11 @@ def discovery(
         "availability": [{"topic": events.topic(node, events.AVAILABILITY)}],
         "availability_mode": "all",
         "components": {
-            **{name: {"platform": platform} for name, platform in former.items()},
+            **{name: {"platform": platform} for name, platform in {**former, **absent}.items()},
             **_speech(node),
             **_switches(node),
+            **_measurements(node),
+            **_temperatures(node, temperatures),
             **_diagnostics(node),
         },
     }
@@ -67,6 +84,13 @@ def model(state: ApplianceState) -> str:
     """What the device is called: the machine and, where one is in use, the NPU."""
     parts = (state.machine, NPUS.get(state.encoder, ""))
     return " + ".join(part for part in parts if part) or "Computer"
+
+
+def temperatures(state: ApplianceState, stats: ApplianceStats | None) -> frozenset[str]:
+    """Return the keys of TEMPERATURES that this machine has: a Hailo's while one is in use, the
+    processor's if it can be read."""
+    has_soc = stats is not None and stats.soc_temperature_c is not None
+    return frozenset({"npu"} if state.encoder in NPUS else ()) | ({"soc"} if has_soc else set())
 
 
 def _speech(node: str) -> dict[str, Any]:
@@ -81,7 +105,9 @@ def _speech(node: str) -> dict[str, Any]:
             "event_types": ["transcript"],
         },
         "text": {
-            **_component(node, "sensor", "text", "Last text", events.TRANSCRIPT),
+            **_component(
+                node, "sensor", "text", "Last text", events.TRANSCRIPT, entity="last_text"
+            ),
             "icon": "mdi:text",
             "value_template": f"{{{{ value_json.text[:{TEXT_LETTERS}] }}}}",
             "json_attributes_topic": events.topic(node, events.TRANSCRIPT),
@@ -124,9 +150,8 @@ def _switches(node: str) -> dict[str, Any]:
     }
 
 
-def _diagnostics(node: str) -> dict[str, Any]:
-    """Numbers for those who look after the appliance."""
-    diagnostic = {"entity_category": "diagnostic"}
+def _measurements(node: str) -> dict[str, Any]:
+    """Numbers of each transcript."""
     measured = {"state_class": "measurement"}
     return {
         "confidence": {
@@ -140,29 +165,62 @@ def _diagnostics(node: str) -> dict[str, Any]:
         },
         "latency": {
             **_component(node, "sensor", "latency", "Latency", events.TRANSCRIPT),
-            **diagnostic,
+            "entity_category": "diagnostic",
             "device_class": "duration",
             **measured,
             "unit_of_measurement": "ms",
             "value_template": "{{ value_json.latency_ms | default(none) }}",
         },
-        "npu_temperature": {
-            **_component(node, "sensor", "npu_temperature", "NPU temperature", events.STATS, qos=0),
-            **diagnostic,
+    }
+
+
+def _temperatures(node: str, there: Collection[str]) -> dict[str, Any]:
+    """Sensors of the temperatures in `there`, keys of TEMPERATURES."""
+    return {
+        f"{one}_temperature": {
+            **_component(
+                node,
+                "sensor",
+                f"{one}_temperature",
+                shown,
+                events.STATS,
+                qos=0,
+                entity=shown.lower().replace(" ", "_"),
+            ),
+            "entity_category": "diagnostic",
             "device_class": "temperature",
-            **measured,
+            "state_class": "measurement",
             "unit_of_measurement": "°C",
-            "value_template": "{{ value_json.npu_temperature_c | default(none) }}",
-        },
+            "value_template": f"{{{{ value_json.{one}_temperature_c | default(none) }}}}",
+        }
+        for one, shown in TEMPERATURES.items()
+        if one in there
+    }
+
+
+def _diagnostics(node: str) -> dict[str, Any]:
+    """The appliance's status, and transcripts that the broker does not have yet."""
+    diagnostic = {"entity_category": "diagnostic"}
+    return {
         "outbox": {
-            **_component(node, "sensor", "outbox", "Outbox depth", events.STATE),
+            **_component(
+                node,
+                "sensor",
+                "outbox",
+                "Unpublished transcripts",
+                events.STATE,
+                entity="outbox_depth",
+            ),
             **diagnostic,
-            **measured,
+            "icon": "mdi:tray-full",
+            "state_class": "measurement",
+            "unit_of_measurement": "transcripts",
             "value_template": "{{ value_json.outbox_depth | default(none) }}",
         },
         "status": {
             **_component(node, "sensor", "status", "Status", events.STATE),
             **diagnostic,
+            "icon": "mdi:heart-pulse",
             "device_class": "enum",
             "options": ["running", "degraded", "muted"],
             "value_template": "{{ value_json.status }}",
@@ -172,12 +230,17 @@ def _diagnostics(node: str) -> dict[str, Any]:
 
 
 def _component(
-    node: str, platform: str, name: str, shown: str, source: str, *, qos: int = 1
+    node: str, platform: str, name: str, shown: str, source: str, *, qos: int = 1, entity: str = ""
 ) -> dict[str, Any]:
-    """What every component begins with; `source` is the node's topic of its state."""
+    """Return the keys that every component begins with.
+
+    `source` is the node's topic of its state. `entity` ends the entity id, if `name` does not: the
+    id is the same with and without an area, which Home Assistant 2026.11 else puts into it.
+    """
     begin = {
         "platform": platform,
         "unique_id": f"roomscribe_{node}_{name}",
+        "default_entity_id": f"{platform}.roomscribe_{node}_{entity or name}",
         "name": shown,
         "state_topic": events.topic(node, source),
     }

@@ -26,7 +26,7 @@ from appliance.errors import BrokerError, StoreError
 from appliance.mqtt import events, troubles
 from appliance.mqtt.client import Acknowledged, Connected, Lost, Message, Outgoing, matches
 from appliance.mqtt.connection import DELAYS, Connection, Delays
-from appliance.mqtt.home_assistant import discovery, topic as discovery_topic
+from appliance.mqtt.home_assistant import discovery, temperatures, topic as discovery_topic
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, RECENT_S, Delivery, Outbox
 from appliance.mqtt.troubles import Troubles
 from appliance.records import ApplianceState, ApplianceStats, AssistReply, Discarded, Partial
@@ -307,20 +307,24 @@ class Publisher:
         stats_source: Callable[[], ApplianceStats] | None = None,
         home_assistant: HomeAssistantSettings | None = None,
         page: str = "",
+        on_birth: Callable[[], object] = lambda: None,
         delays: Delays = DELAYS,
     ) -> None:
         """Connects nowhere yet. The sources are called in the thread of `run`; they must not wait.
 
         `subscriptions` are topics below the node's, such as mute/set, with what is called for
-        their messages, in the same thread; what it returns is published as the answer.
+        their messages, in the same thread; what it returns is published as the answer. `on_birth`
+        is called there when Home Assistant has started.
 
         Raises ConfigError when the password's file cannot be read, StoreError for the store.
         """
         self._node = node
         self._partials = settings.partials
         self._store = store
-        self._state_source = state_source
-        self._delays = delays
+        self._state_source, self._stats_source = state_source, stats_source
+        self._delays, self._on_birth = delays, on_birth
+        self._temperatures = frozenset[str]()
+        """Temperatures that were announced; one that the machine had once stays."""
         self._home_assistant = home_assistant or HomeAssistantSettings()
         self._page = page
         self._knows_subscribers = settings.protocol == "5"
@@ -454,6 +458,8 @@ class Publisher:
             self._outbox.repeat(unheard_s)
         if now_s >= self._presence.announce_s:
             self._announce_again()
+        elif self._home_assistant.enabled and self._has_new_temperature():
+            self._announce()
         held = self._presence.holds(now_s)
         if held and self._store.depth():
             self._troubles.set(troubles.AWAY, self._presence.why)
@@ -487,10 +493,23 @@ class Publisher:
 
     def _announce(self) -> int:
         """Publishes the discovery message; its number. Raises BrokerError."""
-        area = self._home_assistant.area
-        message = discovery(self._node, self._state_source(), area=area, page=self._page)
+        state = self._state_source()
+        self._temperatures |= temperatures(
+            state, self._stats_source() if self._stats_source else None
+        )
+        message = discovery(
+            self._node,
+            state,
+            area=self._home_assistant.area,
+            page=self._page,
+            temperatures=self._temperatures,
+        )
         topic = discovery_topic(self._home_assistant.prefix, self._node)
         return self._connection.send(Outgoing(topic, events.encode(message), retain=True))
+
+    def _has_new_temperature(self) -> bool:
+        """True if a Hailo is in use that was not when the device was announced."""
+        return not temperatures(self._state_source(), None) <= self._temperatures
 
     def _announce_again(self) -> None:
         """Home Assistant has started: it is sent everything again. Raises BrokerError."""
@@ -503,6 +522,8 @@ class Publisher:
         """Gives a message to its subscription, and sends the answer. Raises BrokerError."""
         if message.topic == self._home_assistant.status_topic:
             self._presence.on_status(now_s, message)
+            if message.payload == events.ONLINE and not message.retained:
+                self._on_birth()
             return
         for pattern, subscription in self._subscriptions.items():
             if matches(pattern, message.topic):

@@ -180,6 +180,23 @@ def test_the_blueprint_runs_for_nothing_late_twice_or_unsure() -> None:
     assert not runs(said, confidence=None)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"source": "wyoming"},
+        *({"flags": [flag]} for flag in ("interrupted", "cut_at_window", "token_limit")),
+    ],
+    ids=str,
+)
+def test_what_a_satellite_was_told_and_what_was_cut_off_runs_nothing(
+    changes: dict[str, Any],
+) -> None:
+    assert not runs(SENTENCES[0], **changes)
+    assert handed_on("computer stop", **changes) is None
+    expected: dict[str, Any] = {"phrase": "turn on the light", "phrase_confidence": 0.95}
+    assert not runs("torn of a height", **expected, **changes)
+
+
 def test_the_blueprint_takes_a_sentence_that_the_appliance_expected_and_is_sure_of() -> None:
     expected: dict[str, Any] = {"phrase": "turn on the light", "phrase_confidence": 0.8}
     doubtful: dict[str, Any] = {"confidence": 0.01, "flags": ["low_confidence"]}
@@ -261,29 +278,47 @@ class Entities(dict[str, SimpleNamespace]):
 NOW = datetime(2026, 11, 22, 9, 0, tzinfo=UTC)
 
 
-def card(state: str, node: str = "kitchen", **event: Any) -> str:
-    """What the card shows, a line each, for a transcript entity in this state."""
+def card(
+    state: str,
+    node: str = "",
+    transcript: str = "event.roomscribe_kitchen_transcript",
+    **event: Any,
+) -> str:
+    """What the card shows, a line each, for a transcript entity in this state.
+
+    There are also a Roomscribe in the attic and an event entity of another maker.
+    """
     content = yaml.safe_load(CARD.read_text("utf-8"))["content"]
-    transcript, mute = f"event.roomscribe_{node}_transcript", f"switch.roomscribe_{node}_mute"
-    entities = Entities(
-        {
-            transcript: SimpleNamespace(state=state, attributes=event),
-            mute: SimpleNamespace(state="off", attributes={}),
-        }
-    )
+    made_by = {
+        "event.doorbell": ("Somebody", None),
+        "event.roomscribe_attic_transcript": ("Roomscribe", "attic"),
+        transcript: ("Roomscribe", "kitchen"),
+        "switch.roomscribe_kitchen_mute": ("Roomscribe", "kitchen"),
+    }
+    entities = Entities({name: SimpleNamespace(state="off", attributes={}) for name in made_by})
+    entities[transcript] = SimpleNamespace(state=state, attributes=event)
+
+    def attribute(entity: str, name: str) -> str | None:
+        return made_by[entity][("manufacturer", "serial_number").index(name)]
+
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    environment.tests["match"] = lambda text, find: re.match(find, text) is not None
     functions = {
         "states": entities,
         "state_attr": lambda name, attribute: f"{attribute} of {name}",
         "has_value": lambda name: entities[name].state != "unavailable",
-        "device_id": lambda name: "device" if name in entities else None,
-        "device_entities": lambda device: list(entities) if device else [],
+        "integration_entities": lambda name: list(entities) if name == "mqtt" else [],
+        "device_attr": attribute,
+        "device_id": lambda name: made_by[name][1] if name in entities else None,
+        "device_entities": lambda device: [
+            name for name in entities if device and made_by[name][1] == device
+        ],
         "as_datetime": datetime.fromisoformat,
         "now": lambda: NOW,
         "relative_time": lambda moment: f"{(NOW - moment).total_seconds():.0f} s",
     }
-    shown = environment.from_string(content.replace("'kitchen'", f"'{node}'")).render(functions)
-    return "\n".join(line for line in shown.strip().splitlines() if line)
+    shown = environment.from_string(content.replace("node = ''", f"node = '{node}'"))
+    return "\n".join(line for line in shown.render(functions).strip().splitlines() if line)
 
 
 SAID: dict[str, Any] = {
@@ -296,34 +331,44 @@ SAID: dict[str, Any] = {
 
 def test_the_card_shows_the_sentence_and_when_it_was_said() -> None:
     mute = "- friendly_name of switch.roomscribe_kitchen_mute: off %"
-    assert card("2026-11-22T08:59:59", **SAID) == f"**stop**\n300 s ago\n{mute}"
-    assert "**stop**\n300 s ago, late\n" in card("x", **SAID | {"late": True})
-    assert "0 s ago" in card("x", **SAID | {"end": "2026-11-22T09:00:03.000Z"}), (
-        "its clock is ahead"
-    )
+    assert card("2026-11-22T08:59:59", "kitchen", **SAID) == f"**stop**\n300 s ago\n{mute}"
+    late = card("x", "kitchen", **SAID | {"late": True})
+    assert "**stop**\n300 s ago, late\n" in late
+    ahead = card("x", "kitchen", **SAID | {"end": "2026-11-22T09:00:03.000Z"})
+    assert "0 s ago" in ahead, "its clock is ahead"
+
+
+@pytest.mark.parametrize(
+    "transcript",
+    ["event.kitchen_roomscribe_kitchen_transcript", "event.what_is_said"],
+    ids=["with its area", "renamed"],
+)
+def test_the_card_finds_its_entity_whatever_that_is_called(transcript: str) -> None:
+    assert card("x", "kitchen", transcript, **SAID).startswith("**stop**")
+
+
+def test_the_card_needs_no_node_and_takes_only_the_one_it_is_given() -> None:
+    assert card("x", "", "event.a", **SAID).startswith("**stop**")
+    assert card("x", "cellar", **SAID) == "There is no Roomscribe cellar among the devices of MQTT."
+    assert card("x", "attic", **SAID).startswith("Nothing was heard yet.")
 
 
 def test_the_card_marks_what_is_doubtful() -> None:
-    shown = card("x", **SAID | {"flags": ["clipped", "demo_model"]})
+    shown = card("x", "kitchen", **SAID | {"flags": ["clipped", "demo_model"]})
     assert shown.startswith("*stop*\n300 s ago, doubtful (demo_model)")
 
 
 def test_the_card_tells_an_appliance_that_is_away_from_one_that_heard_nothing() -> None:
-    assert card("unavailable").startswith("The appliance is away.")
-    assert card("unknown").startswith("Nothing was heard yet.")
+    assert card("unavailable", "kitchen").startswith("The appliance is offline.")
+    assert card("unknown", "kitchen").startswith("Nothing was heard yet.")
 
 
-def test_the_cards_node_is_written_once() -> None:
-    assert card("x", "attic", **SAID).startswith("**stop**")
-    content = yaml.safe_load(CARD.read_text("utf-8"))["content"]
-    assert content.count("'kitchen'") == 1
-    elsewhere = content.replace("'kitchen'", "'attic'").replace("it says kitchen", "")
-    assert "kitchen" not in elsewhere
-
-
-def test_the_card_names_an_entity_that_the_device_has() -> None:
-    transcript = home_assistant.discovery("kitchen", STATE)["components"]["transcript"]
-    assert (transcript["platform"], transcript["name"]) == ("event", "Transcript")
+def test_the_card_looks_for_what_the_announcement_says() -> None:
+    message = home_assistant.discovery("kitchen", STATE)
+    device = message["device"]
+    assert (device["manufacturer"], device["serial_number"]) == ("Roomscribe", "kitchen")
+    events = [name for name, one in message["components"].items() if one["platform"] == "event"]
+    assert events == ["transcript"], "the card takes the device's only event entity"
 
 
 @needs_broker
@@ -363,7 +408,9 @@ def test_the_access_list_gives_an_appliance_its_topics_and_no_others(tmp_path: P
 def house(form: str, folder: Path) -> str:
     """The house's configuration for Mosquitto with the files of `folder`, without its listener."""
     text = (CONFIG / "mosquitto" / f"house-{form}.conf").read_text("utf-8")
-    plugins = {found.name: str(found) for found in LIBRARIES.glob("*/mosquitto_*_file.so")}
+    plugins = {
+        found.name: str(found) for found in LIBRARIES.glob("*/mosquitto/mosquitto_*_file.so")
+    }
     lines = []
     for line in text.splitlines():
         key, _, value = line.partition(" ")
@@ -374,6 +421,14 @@ def house(form: str, folder: Path) -> str:
         if key != "listener":
             lines.append(f"{key} {value}".replace("/etc/mosquitto", str(folder)))
     return "\n".join(lines)
+
+
+def test_the_plugins_of_mosquitto_2_1_are_in_debians_folder() -> None:
+    """Mosquitto 2.1.2-3 of Debian has them in /usr/lib/<architecture>/mosquitto/."""
+    text = (CONFIG / "mosquitto" / "house-2.1.conf").read_text("utf-8")
+    named = re.findall(r"^global_plugin (.*)$", text, re.MULTILINE)
+    folder = "/usr/lib/aarch64-linux-gnu/mosquitto"
+    assert named == [f"{folder}/mosquitto_{one}_file.so" for one in ("password", "acl")]
 
 
 @needs_broker

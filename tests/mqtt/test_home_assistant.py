@@ -80,9 +80,107 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
     accepted = json.loads(file.read_text("utf-8").replace("@NODE@", "kitchen"))
     assert accepted["origin"]["support_url"].startswith("https://")
     accepted["origin"]["support_url"] = HOMEPAGE
-    # added since: Assist does not expose it
-    accepted["components"]["mute"]["entity_category"] = "config"
-    assert home_assistant.discovery("kitchen", PI) == accepted
+    # what was added since: keys that every release knows or drops, and another name
+    added: dict[str, dict[str, Any]] = {
+        "mute": {"entity_category": "config"},
+        "outbox": {
+            "name": "Unpublished transcripts",
+            "icon": "mdi:tray-full",
+            "unit_of_measurement": "transcripts",
+        },
+        "status": {"icon": "mdi:heart-pulse"},
+    }
+    for name, more in added.items():
+        accepted["components"][name] |= more
+    found = home_assistant.discovery("kitchen", PI, temperatures=["npu"])
+    assert found["components"].pop("soc_temperature") == {"platform": "sensor"}
+    for component in found["components"].values():
+        del component["default_entity_id"]
+    assert found == accepted
+
+
+@pytest.mark.parametrize("area", ["", "Kitchen"])
+def test_every_entity_has_the_same_id_with_and_without_an_area(area: str) -> None:
+    """Without `default_entity_id` Home Assistant 2026.11 puts the area of the device into them."""
+    components = home_assistant.discovery("kitchen", PI, area=area)["components"].values()
+    assert {one["default_entity_id"] for one in components} == {
+        "event.roomscribe_kitchen_transcript",
+        "sensor.roomscribe_kitchen_last_text",
+        "binary_sensor.roomscribe_kitchen_speech",
+        "binary_sensor.roomscribe_kitchen_microphone",
+        "switch.roomscribe_kitchen_mute",
+        "sensor.roomscribe_kitchen_status",
+        "sensor.roomscribe_kitchen_confidence",
+        "sensor.roomscribe_kitchen_latency",
+        "sensor.roomscribe_kitchen_npu_temperature",
+        "sensor.roomscribe_kitchen_processor_temperature",
+        "sensor.roomscribe_kitchen_outbox_depth",
+    }
+
+
+@pytest.mark.parametrize(
+    ("encoder", "soc_c", "there"),
+    [
+        ("cpu", None, set()),
+        ("fleet", None, set()),
+        ("cpu", 51.0, {"soc"}),
+        ("hailo10h", None, {"npu"}),
+        ("hailo8l", 51.0, {"npu", "soc"}),
+    ],
+)
+def test_only_temperatures_that_the_machine_has_get_a_sensor(
+    encoder: str, soc_c: float | None, there: set[str]
+) -> None:
+    state = replace(STATE, encoder=encoder)
+    found = home_assistant.temperatures(state, ApplianceStats({}, 1.0, soc_temperature_c=soc_c))
+    assert found == there
+    components = home_assistant.discovery("kitchen", state, temperatures=found)["components"]
+    for one in home_assistant.TEMPERATURES:
+        sensor = components[f"{one}_temperature"]
+        assert (sensor == {"platform": "sensor"}) == (one not in there), "removed where absent"
+
+
+@needs_broker
+def test_a_hailo_that_comes_later_is_announced_with_its_temperature_and_stays(
+    store: Store,
+) -> None:
+    state = replace(STATE, encoder="cpu")
+
+    def sensors(heard: Subscriber) -> list[bool]:
+        """Whether each announcement has the NPU's temperature."""
+        found = [json.loads(one.payload)["components"] for one in heard.messages]
+        return [len(components["npu_temperature"]) > 1 for components in found]
+
+    with (
+        Broker() as broker,
+        Subscriber(broker.port, topics=("homeassistant/device/#",)) as heard,
+        running(settings(broker), store, state=lambda: state, delays=SOON) as publisher,
+    ):
+        until(lambda: sensors(heard) == [False])
+        state = replace(STATE, encoder="hailo8")
+        publisher.notify()
+        until(lambda: sensors(heard) == [False, True])
+        state = replace(STATE, encoder="cpu")
+        publish_once(broker.port, STATUS, b"online")
+        until(lambda: sensors(heard) == [False, True, True])
+
+
+@needs_broker
+def test_the_birth_of_home_assistant_is_told_and_neither_its_end_nor_a_kept_one(
+    store: Store,
+) -> None:
+    births: list[float] = []
+    with Broker() as broker:
+        publish_once(broker.port, STATUS, b"online", retain=True)
+        told = partial(births.append, 1.0)
+        with running(settings(broker), store, on_birth=told, delays=SOON) as publisher:
+            until(partial(is_connected, publisher))
+            time.sleep(0.3)
+            publish_once(broker.port, STATUS, b"offline")
+            time.sleep(0.3)
+            assert births == []
+            publish_once(broker.port, STATUS, b"online")
+            until(lambda: births == [1.0])
 
 
 @needs_broker
@@ -143,7 +241,7 @@ def test_a_room_is_offered_for_the_device_where_one_is_configured(store: Store) 
 def test_a_component_of_an_older_version_is_removed_by_its_platform_alone() -> None:
     message = home_assistant.discovery("kitchen", STATE, {"loudness": "sensor"})
     assert message["components"]["loudness"] == {"platform": "sensor"}
-    assert len(message["components"]) == 11
+    assert len(message["components"]) == 12
 
 
 def test_no_component_is_both_announced_and_removed() -> None:
@@ -339,7 +437,7 @@ def test_everything_is_told_in_order_after_a_connection(store: Store) -> None:
 
 @needs_broker
 def test_a_house_that_starts_later_finds_every_entity_and_its_value(store: Store) -> None:
-    stats = ApplianceStats({}, 1.0, 50.0)
+    stats = ApplianceStats({}, 1.0, soc_temperature_c=50.0)
     told: dict[str, Any] = {"stats_source": lambda: stats, "delays": SOON}
     with Broker() as broker, running(settings(broker), store, **told) as p:
         until(lambda: p.status().connected)
@@ -347,7 +445,10 @@ def test_a_house_that_starts_later_finds_every_entity_and_its_value(store: Store
             until(lambda: house.discoveries == 2)
             until(lambda: "roomscribe/kitchen/stats" in house.values)
             until(lambda: "roomscribe/kitchen/speech" in house.values)
-            assert len(house.components) == 10
+            assert set(house.components) == {
+                *("transcript", "text", "speech", "microphone", "mute"),
+                *("confidence", "latency", "soc_temperature", "outbox", "status"),
+            }
             assert all(house.is_available(name) for name in house.components)
             topics = {c["state_topic"] for c in house.components.values()}
             assert topics - set(house.values) == {"roomscribe/kitchen/transcript"}
