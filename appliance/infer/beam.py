@@ -38,7 +38,7 @@ class BeamSearch:
         for length in range(decoder.token_limit(duration_s)):
             longer = []
             for score, tokens, logprobs in sorted(alive, key=lambda one: one[1]):
-                odds = decoder.odds(cache, (*prompt, *tokens))[0]
+                odds = decoder.odds(cache, (*prompt, *tokens)).row(0)
                 if length == 0:
                     odds[self._barred_first] = -math.inf
                 ended = float(odds[self._end])

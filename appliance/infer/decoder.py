@@ -80,6 +80,34 @@ class Offer:
     """Logarithm of the sum of exp(logit) of all tokens, those not offered too."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LogOdds:
+    """Natural log-probabilities of what follows each of n tokens, minus infinity for what is
+    suppressed. Overwritten by the decoder's next step."""
+
+    logits: NDArray[np.float32]
+    """(n, K), of the tokens that may be written."""
+    totals: NDArray[np.float64]
+    """(n,), logarithms of the sum of exp(logit)."""
+    column_of: NDArray[np.intp]
+    """(vocabulary,), a token's column in the logits; K for a suppressed one."""
+
+    def at(self, row: int, tokens: Sequence[int]) -> list[float]:
+        """Those of some tokens after one of the n."""
+        columns = self.column_of[list(tokens)]
+        kept = columns < self.logits.shape[1]
+        found = np.full(len(columns), -math.inf)
+        found[kept] = self.logits[row, columns[kept]]
+        chances: list[float] = (found - self.totals[row]).tolist()
+        return chances
+
+    def row(self, row: int) -> NDArray[np.float64]:
+        """(vocabulary,), those of all tokens after one of the n; a copy."""
+        every = np.append(self.logits[row], np.float32(-math.inf)).astype(np.float64)
+        every -= self.totals[row]
+        return every[self.column_of]
+
+
 @dataclass(slots=True)
 class Cache:
     """A window that is being decoded; the decoder holds its keys and values until the next one."""
@@ -167,6 +195,8 @@ class Decoder:
         self.languages: Languages | None = None
         """What the CPU's network is to tell apart; None: the prompt's language is spoken."""
         self._every = np.arange(len(self._kept))
+        self._column_of = np.full(bundle.vocabulary_size, len(self._kept))
+        self._column_of[self._kept] = self._every
         self._cache = Cache()
 
     def decode(
@@ -392,9 +422,8 @@ class Decoder:
         logits[:, self._left_out] = step.left_out
         return logits
 
-    def odds(self, cache: Cache, tokens: tuple[int, ...], rows: int = 1) -> NDArray[np.float64]:
-        """Natural log-probabilities (rows, vocabulary) of what follows each of the last `rows` of a
-        text's tokens, prompt included, minus infinity for what is suppressed.
+    def odds(self, cache: Cache, tokens: tuple[int, ...], rows: int = 1) -> LogOdds:
+        """What follows each of the last `rows` of a text's tokens, prompt included.
 
         The cache becomes that of this text; what it begins with as the text before is not computed
         again. Those of an int4 scan are rough. Raises ValueError for an earlier window's cache.
@@ -406,11 +435,8 @@ class Decoder:
         new = len(tokens) - known
         step = self._network.advance(tokens[known:], range(new - rows, new))
         cache.length, cache.tokens = self._network.length, tokens
-        kept = step.logits.astype(np.float64)
-        kept -= kept.max(axis=1, keepdims=True)
-        odds = np.full((rows, self._bundle.vocabulary_size), -np.inf)
-        odds[:, self._kept] = kept - np.log(np.exp(kept).sum(axis=1, keepdims=True))
-        return odds
+        totals = np.array([_total(*each) for each in zip(step.logits, step.odds, strict=True)])
+        return LogOdds(step.logits, totals, self._column_of)
 
     def _offer(self, step: Step, row: int, columns: Sequence[int], *, everything: bool) -> Offer:
         """What may follow the token of a step's `row`; `columns` are written already.

@@ -519,13 +519,14 @@ class Phrases:
             odds = decoder.odds(cache, (*prompt, *tokens), max(1, len(chain)))
             steps += 1
             for row, token in enumerate(chain[1:]):
-                score += float(odds[row, token])
+                score += odds.at(row, (token,))[0]
             followers, whole = self._follow(items)
             if whole:
-                found[tokens] = score + float(odds[-1, end])
-            for token, after in followers.items():
+                found[tokens] = score + odds.at(-1, (end,))[0]
+            chances = odds.at(-1, tuple(followers))
+            for (token, after), chance in zip(followers.items(), chances, strict=True):
                 asked += 1
-                one = score + float(odds[-1, token])
+                one = score + chance
                 rank = -(one + hope * (len(tokens) + 1))
                 ahead = self._chain(token, after)
                 heapq.heappush(waiting, _Beginning(rank, asked, one, tokens, *ahead))

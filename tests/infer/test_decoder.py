@@ -59,6 +59,24 @@ def test_a_token_at_a_time_gives_the_logits_of_all_at_once(
     assert whole.std() > 0.5
 
 
+def test_log_odds_are_the_logarithm_of_the_softmax_of_what_may_be_written(
+    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
+) -> None:
+    text = (*bundle.prompt, 40, 50, 60)
+    logits = decoder.step(decoder.start(states), text)[-2:].astype(np.float64)
+    barred = sorted({*range(bundle.vocabulary_size)} - set(bundle.kept.tolist()))
+    logits[:, barred] = -np.inf
+    expected = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    cache = decoder.start(states)
+    odds = decoder.odds(cache, text, 2)
+    assert cache.tokens == text
+    assert barred
+    for row in (0, 1):
+        np.testing.assert_allclose(odds.row(row), expected[row], atol=2e-5)
+        wanted = (70, barred[0], bundle.tokens.end_of_text)
+        np.testing.assert_allclose(odds.at(row, wanted), expected[row, list(wanted)], atol=2e-5)
+
+
 def test_a_token_cannot_see_those_after_it(
     decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
 ) -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from numpy.typing import NDArray
 from rigs.recordings import Sentence, sentences
 from rigs.vocabularies import letters_of
 
 from appliance.config import DecoderSettings, HomeAssistantSettings, PhrasesSettings, Settings
 from appliance.errors import ConfigError
 from appliance.infer import phrases as subject
-from appliance.infer.decoder import Cache, Decoded, Decoder, choose_guards
+from appliance.infer.decoder import Cache, Decoded, Decoder, LogOdds, choose_guards
 from appliance.infer.phrases import FLOOR, Network, Phrases, in_words, plain, read_phrases
 from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import open_transcriber
@@ -342,7 +341,7 @@ class Counting(Decoder):
         vars(self).update(vars(plain))
         self.steps, self._step_s = 0, step_s
 
-    def odds(self, cache: Cache, tokens: tuple[int, ...], rows: int = 1) -> NDArray[np.float64]:
+    def odds(self, cache: Cache, tokens: tuple[int, ...], rows: int = 1) -> LogOdds:
         self.steps += 1
         return super().odds(cache, tokens, rows)
 

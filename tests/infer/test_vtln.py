@@ -12,13 +12,12 @@ from typing import cast
 import numpy as np
 import pytest
 from figures.model import read, to_int16
-from numpy.typing import NDArray
 from rigs.checkout import HOME_EN, SPEECH
 from rigs.recordings import sentences
 from rigs.records import differences
 
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
-from appliance.infer.decoder import Cache, Decoded, Decoder
+from appliance.infer.decoder import Cache, Decoded, Decoder, LogOdds
 from appliance.infer.encoder import Encoder
 from appliance.infer.mel import warp
 from appliance.infer.transcriber import Progress, Transcriber, open_transcriber
@@ -63,12 +62,12 @@ class Hearing:
     def token_limit(self, duration_s: float) -> int:
         return 1 + int(10 * duration_s)
 
-    def odds(self, cache: Cache, tokens: Sequence[int]) -> NDArray[np.float64]:
+    def odds(self, cache: Cache, tokens: Sequence[int]) -> LogOdds:
         place = len(tokens) - len(self.prompt)
         following = (*self._text.tokens, END)
-        odds = np.full((1, END + 1), -np.inf)
-        odds[0, following[min(place, len(following) - 1)]] = self._text.logprobs[0]
-        return odds
+        odds = np.full((1, END + 1), -np.inf, np.float32)
+        odds[0, following[min(place, len(following) - 1)]] = 0.0
+        return LogOdds(odds, -np.array(self._text.logprobs[:1]), np.arange(END + 1))
 
 
 def decoded(*tokens: int, logprob: float) -> Decoded:
