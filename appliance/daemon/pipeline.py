@@ -187,6 +187,7 @@ class Pipeline:
         """Set once sound has come from the source."""
         self._settings, self._machine = settings, system.machine()
         self._unannounced = ""
+        self._home: Home | None = None
         self._idle_s = idle_s
         self._retry = functools.partial(retry, within_s=retry_within_s, transcriber=transcriber)
         self._stopping = False
@@ -215,6 +216,7 @@ class Pipeline:
                     self.state,
                     home_assistant=settings.homeassistant,
                     page=page_url(settings.web),
+                    on_birth=self._wake_home,
                     stats_source=self.stats,
                     subscriptions=subscriptions(settings.history, node, self._store, self.mute),
                 )
@@ -430,6 +432,11 @@ class Pipeline:
             reply=self._publisher.assist if self._publisher else lambda _: None,
             on_change=self._tell_change,
         )
+
+    def _wake_home(self) -> None:
+        """Home Assistant has started, as its birth message says."""
+        if self._home:
+            self._home.wake()
 
     def _ask_home(self, _stage: Stage) -> bool:
         """Home Assistant's names, and sentences for its Assist, until `stop`."""

@@ -2,7 +2,8 @@
 
 A sentence is acted upon once at most, so everything here is in doubt against it: it begins with the
 phrase, was said just now, is sure enough, and its id is remembered before it goes. If one of the
-expected sentences is sure enough, its words go in place of the free text.
+expected sentences is sure enough, its words go in place of the free text. After the phrase alone
+("computer"), the next sentence is the command if it begins soon.
 
 Home Assistant acts on what it understands of a sentence: with an area that it does not have, "turn
 off the bathroom lights" switches every light (home-assistant/core#155024). Such sentences are
@@ -18,7 +19,8 @@ import re
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,10 @@ LATE_S = 10.0
 """A sentence whose speech ended longer ago is not acted upon."""
 AHEAD_S = 2.0
 """Nor one that ends so far in the future: the clock was set meanwhile."""
+COMMAND_WITHIN = timedelta(seconds=5)
+"""Longest pause between the address phrase, said alone, and the beginning of its command."""
+OVERLAP = timedelta(seconds=1)
+"""A window begins a little before its speech, maybe before the end of the window before it."""
 CONVERSATION_S = 60.0
 """So long after a reply the next sentence belongs to the same conversation."""
 UNDERSTOOD_S = 2.0
@@ -59,15 +65,21 @@ _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 
 
 def command(text: str, phrase: str) -> str:
-    """What follows the address phrase at the beginning of a text; "" when it does not begin with
-    it, or nothing follows.
+    """Return what follows the address phrase at the beginning of a text; "" if the text does not
+    begin with it, or nothing follows."""
+    return after_phrase(text, phrase) or ""
+
+
+def after_phrase(text: str, phrase: str) -> str | None:
+    """Return what follows the address phrase at the beginning of a text, "" if nothing does; None
+    if the text does not begin with it.
 
     Capitals and punctuation do not count, and one letter may be wrong, missing or too many in a
     phrase of TYPO_FROM letters; a space is a letter, too: "com puter".
     """
     wanted = " ".join(word.casefold() for word in _WORD.findall(phrase))
     if not wanted:
-        return ""
+        return None
     words = list(_WORD.finditer(text))
     count = wanted.count(" ") + 1
     # the exact number of words goes first, so that none of the command's is taken for the phrase's
@@ -79,7 +91,7 @@ def command(text: str, phrase: str) -> str:
             rest = text[words[taken - 1].end() :]
             found = _WORD.search(rest)
             return rest[found.start() :].strip() if found else ""
-    return ""
+    return None
 
 
 def _one_apart(one: str, other: str) -> bool:
@@ -143,6 +155,14 @@ def why_not(transcript: Transcript, settings: AssistSettings, now: datetime) -> 
     return "" if -AHEAD_S <= age_s <= LATE_S else "late"
 
 
+def with_phrase(transcript: Transcript, phrase: str) -> Transcript:
+    """Return the transcript as if it had begun with the address phrase."""
+    expected = transcript.phrase
+    if expected is not None and after_phrase(expected.sentence, phrase) is None:
+        expected = replace(expected, sentence=f"{phrase} {expected.sentence}")
+    return replace(transcript, text=f"{phrase} {transcript.text}", phrase=expected)
+
+
 class Sent:
     """The ids that were handed over, over restarts, too."""
 
@@ -175,7 +195,7 @@ class Sent:
 
 
 class Assist:
-    """Hands sentences over. asyncio's thread, but for `wants`."""
+    """Hands sentences over. asyncio's thread, but for `addressed` and `wants`."""
 
     def __init__(
         self, settings: AssistSettings, folder: Path, *, answer_s: float = ANSWER_S
@@ -183,8 +203,33 @@ class Assist:
         """`folder` is in memory and outlives the process."""
         self._settings, self._sent, self._answer_s = settings, Sent(folder), answer_s
         self._conversation, self._until_s = "", 0.0
+        self._called: datetime | None = None
+        """When the address phrase was said alone, if the next sentence is its command."""
+        self.pipeline: dict[str, Any] | None = None
+        """Home Assistant's preferred pipeline, as it was told last; None while it is unknown."""
         self.names: Collection[str] = ()
         """Names of Home Assistant's entities, areas and floors; empty while they are unknown."""
+
+    def addressed(self, transcript: Transcript) -> Transcript:
+        """Return the transcript with the address phrase in front if it is the command to a phrase
+        that was said alone before; else the transcript as it is.
+
+        Call it for each transcript, in order, from one thread. Only the next sentence of this
+        appliance's microphone counts, and only after a phrase that nothing speaks against.
+        """
+        if transcript.source != HEARD_HERE:
+            return transcript
+        called, self._called = self._called, None
+        if expected_command(transcript, self._settings):
+            return transcript
+        rest = after_phrase(transcript.text, self._settings.phrase)
+        if rest is None and called is not None:
+            is_soon = -OVERLAP <= transcript.start - called <= COMMAND_WITHIN
+            return with_phrase(transcript, self._settings.phrase) if is_soon else transcript
+        if rest == "" and not why_not(transcript, self._settings, datetime.now(UTC)):
+            self._called = transcript.end
+            log.info("the phrase for Assist was said alone: the next sentence is its command")
+        return transcript
 
     def wants(self, transcript: Transcript) -> str:
         """The command in a transcript that is to be acted upon; else "". Any thread."""
@@ -257,19 +302,21 @@ class Assist:
             return f"Home Assistant has no area or floor named {place}" if place else ""
         with suppress(CommandError, HouseError, TimeoutError):
             async with asyncio.timeout(UNDERSTOOD_S):
-                if is_guess(text, await _understood(link, device, text)):
+                if self.pipeline is None:
+                    self.pipeline = await preferred_pipeline(link)
+                if is_guess(text, await _understood(link, device, text, self.pipeline)):
                     return "it names no area or device that Home Assistant has"
         return ""
 
 
-async def _understood(link: Link, device: str, text: str) -> dict[str, Any]:
-    """Return what Home Assistant's own agent would make of a text; empty if another agent answers.
+async def preferred_pipeline(link: Link) -> dict[str, Any]:
+    """Return Home Assistant's preferred Assist pipeline, as it describes it; empty without one.
 
     Raises CommandError where the release knows no such command, and HouseError.
     """
     listed = _table((await link.ask("assist_pipeline/pipeline/list"))[1])
     pipelines = listed.get("pipelines")
-    chosen = next(
+    return next(
         (
             one
             for one in map(_table, pipelines if isinstance(pipelines, list) else [])
@@ -277,9 +324,19 @@ async def _understood(link: Link, device: str, text: str) -> dict[str, Any]:
         ),
         {},
     )
-    if chosen.get("conversation_engine") not in OWN_AGENTS:
+
+
+async def _understood(
+    link: Link, device: str, text: str, pipeline: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what Home Assistant's own agent would make of a text; empty if another agent answers
+    in `pipeline`.
+
+    Raises CommandError where the release knows no such command, and HouseError.
+    """
+    if pipeline.get("conversation_engine") not in OWN_AGENTS:
         return {}
-    language = chosen.get("conversation_language")
+    language = pipeline.get("conversation_language")
     given: dict[str, Any] = {}
     if isinstance(language, str) and language != "*":
         given["language"] = language

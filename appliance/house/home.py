@@ -21,7 +21,7 @@ from typing import Any
 from appliance.config import HomeAssistantSettings, Settings
 from appliance.errors import ConfigError
 from appliance.house import names as naming
-from appliance.house.assist import Assist, refused
+from appliance.house.assist import Assist, preferred_pipeline, refused
 from appliance.house.connection import (
     Address,
     CommandError,
@@ -69,6 +69,8 @@ class Paces:
     """Between two looks at one that has not started all of itself yet."""
     names_s: float = 60.0
     """Least time between two readings of the names."""
+    pipeline_s: float = 60.0
+    """Between two looks at which Assist pipeline is preferred; no event tells of a change."""
     anyway_s: float = 3600.0
     """They are read again after this though nothing was said to have changed."""
 
@@ -89,7 +91,8 @@ def token(settings: HomeAssistantSettings) -> str:
 
 
 class Home:
-    """Keeps the connection from `run` until `stop`; `said` and `stop` are any thread's."""
+    """Keeps the connection from `run` until `stop`; `stop` and `wake` are any thread's, `said` is
+    one thread's."""
 
     def __init__(
         self,
@@ -118,19 +121,22 @@ class Home:
         self._phrase: tuple[Name, ...] = ((phrase, Tier.ADDRESS),) if phrase else ()
         self._names: tuple[Name, ...] | None = None
         self._barred = frozenset[str]()
-        self._stopping = threading.Event()
+        self._stopping, self._woken_up = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = False
         self._waiting: deque[tuple[Transcript, str]] = deque()
         self._device = ""
 
-    # any thread
+    # other threads
 
     def said(self, transcript: Transcript) -> None:
-        """A transcript is stored; when it is meant for Assist it is handed over, or answered."""
-        text = self._assist.wants(transcript) if self._assist else ""
-        if not text:
+        """A transcript is stored; when it is meant for Assist it is handed over, or answered. Call
+        it in the order of the transcripts."""
+        if not self._assist:
+            return
+        transcript = self._assist.addressed(transcript)
+        if not (text := self._assist.wants(transcript)):
             return
         with self._lock:
             if ready := self._ready and len(self._waiting) < WAITING:
@@ -141,10 +147,15 @@ class Home:
             why = self.trouble or f"{self._place} is busy, or not there yet"
             self._tell_reply(refused(transcript, text, why))
 
+    def wake(self) -> None:
+        """Connects now instead of at the end of a pause: Home Assistant has started."""
+        self._woken_up.set()
+
     def stop(self) -> None:
         """Makes `run` return; an answer that is awaited is not waited for."""
         with self._lock:
             self._stopping.set()
+            self._woken_up.set()
             if self._loop:
                 self._loop.call_soon_threadsafe(self._halt.set)
 
@@ -156,6 +167,7 @@ class Home:
         failures = 0
         refused_token, refused_s = "", 0.0
         while not self._stopping.is_set():
+            self._woken_up.clear()
             begun_s = time.monotonic()
             pause_s = random.SystemRandom().uniform(0.5, 1) * self._pause_s(failures)
             chosen = ""
@@ -177,7 +189,10 @@ class Home:
                 self._say(f"{self._place}: unexpected {type(error).__name__}; see the journal")
             steady = time.monotonic() - begun_s > self._paces.steady_s
             failures = 0 if steady else failures + 1
-            self._stopping.wait(self._paces.look_s if refused_token else pause_s)
+            if not self._stopping.is_set() and self._woken_up.wait(
+                self._paces.look_s if refused_token else pause_s
+            ):
+                failures = 0
 
     def _pause_s(self, failures: int) -> float:
         outages_s = self._paces.outages_s
@@ -213,6 +228,8 @@ class Home:
         finally:
             with self._lock:
                 self._loop, self._ready = None, False
+                if self._assist:
+                    self._assist.pipeline = None
                 left = list(self._waiting)
                 self._waiting.clear()
             for transcript, text in left:
@@ -234,7 +251,7 @@ class Home:
         log.info("connected to %s, version %s", self._place, link.version)
         with self._lock:
             self._ready = True
-        await first(self._keep_names(link), self._serve(link))
+        await first(self._keep_names(link), self._keep_pipeline(link), self._serve(link))
 
     async def _keep_names(self, link: Link) -> None:
         """Reads the names, and again when they may be others."""
@@ -257,6 +274,18 @@ class Home:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._paces.anyway_s):
                     await self._changed.wait()
+
+    async def _keep_pipeline(self, link: Link) -> None:
+        """Asks which Assist pipeline is preferred, again and again: each free text needs it."""
+        while True:
+            if self._assist:
+                try:
+                    self._assist.pipeline = await preferred_pipeline(link)
+                except CommandError:
+                    self._assist.pipeline = {}
+                except HouseError:
+                    self._assist.pipeline = None  # asked for at the next command
+            await asyncio.sleep(self._paces.pipeline_s)
 
     def _keep(self, names: Sequence[Name]) -> None:
         try:
@@ -312,14 +341,20 @@ async def devices_of(link: Link) -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def find_device(devices: Sequence[dict[str, Any]], node: str) -> str:
-    """The id of this appliance, as MQTT has announced it; "" when it is not there."""
+def own_device(devices: Sequence[dict[str, Any]], node: str) -> dict[str, Any]:
+    """Return this appliance's entry of the device registry, as MQTT has announced it; empty when it
+    is not there."""
     ours = ["mqtt", f"roomscribe_{node}"]
     for device in devices:
         known = device.get("identifiers")
         if isinstance(known, list) and ours in known and isinstance(device.get("id"), str):
-            return str(device["id"])
-    return ""
+            return device
+    return {}
+
+
+def find_device(devices: Sequence[dict[str, Any]], node: str) -> str:
+    """Return the id of this appliance; "" when it is not there."""
+    return str(own_device(devices, node).get("id", ""))
 
 
 def describe(found: Names) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from appliance.config import HomeAssistantSettings
 from appliance.house import names as naming
+from appliance.house.assist import preferred_pipeline
 from appliance.house.connection import CommandError, Link, Place, connect
-from appliance.house.home import describe, devices_of, find_device, token
+from appliance.house.home import describe, devices_of, own_device, token
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,8 @@ class Look:
     """Why, then."""
     device: bool
     """This appliance is among its devices."""
+    area: str
+    """The area that the device is in; "" without one."""
     pipeline: str
     """Name of the Assist pipeline that is preferred; "" when there is none."""
 
@@ -46,23 +51,37 @@ async def _ask(link: Link, place: Place, node: str) -> Look:
         names = describe(await naming.fetch(link, devices))
     except CommandError as error:
         refusal = str(error)
+    device = own_device(devices, node)
     return Look(
         f"{place}, version {link.version}",
         names,
         refusal,
-        bool(find_device(devices, node)),
+        bool(device),
+        await _area(link, device),
         await _pipeline(link),
     )
 
 
-async def _pipeline(link: Link) -> str:
+async def _area(link: Link, device: Mapping[str, Any]) -> str:
+    """Return the name of the area of a device, or its id where the names are refused; "" if the
+    device is in none."""
+    area = device.get("area_id")
+    if not area:
+        return ""
     try:
-        _, found = await link.ask("assist_pipeline/pipeline/list")
+        _, areas = await link.ask("config/area_registry/list")
+    except CommandError:
+        return str(area)
+    for one in areas if isinstance(areas, list) else ():
+        if isinstance(one, dict) and one.get("area_id") == area:
+            return str(one.get("name") or area)
+    return str(area)
+
+
+async def _pipeline(link: Link) -> str:
+    """Return the name of the preferred Assist pipeline; "" without one."""
+    try:
+        found = await preferred_pipeline(link)
     except CommandError:
         return ""
-    found = found if isinstance(found, dict) else {}
-    pipelines = found.get("pipelines")
-    for one in pipelines if isinstance(pipelines, list) else ():
-        if isinstance(one, dict) and one.get("id") == found.get("preferred_pipeline"):
-            return str(one.get("name") or "without a name")
-    return ""
+    return str(found.get("name") or "without a name") if found else ""

@@ -18,6 +18,7 @@ from appliance.house.assist import (
     FILE_NAME,
     LATE_S,
     REMEMBERED,
+    Assist,
     Sent,
     command,
     expected_command,
@@ -177,6 +178,81 @@ def test_an_inexact_match_without_a_place_of_the_text_is_a_guess(
     understood: dict[str, Any], guess: bool
 ) -> None:
     assert is_guess("turn on the lights in the bath please", understood) == guess
+
+
+def said(text: str, after_s: float = 1.0, **changes: Any) -> Transcript:
+    """A sentence of half a second that begins `after_s` behind a moment of five seconds ago."""
+    start = datetime.now(UTC) + timedelta(seconds=after_s - 5)
+    times = {"start": start, "end": start + timedelta(seconds=0.5)}
+    return sentence(**{"text": text} | times | changes)
+
+
+def commands(folder: Path, *sentences: Transcript) -> list[str]:
+    """What is handed over of sentences that are said one after the other."""
+    assist = Assist(SETTINGS, folder)
+    return [assist.wants(assist.addressed(one)) for one in sentences]
+
+
+@pytest.mark.parametrize("pause_s", [-0.2, 0.8, 4.9])
+def test_after_the_phrase_alone_the_next_sentence_is_the_command(
+    tmp_path: Path, pause_s: float
+) -> None:
+    first = said("Computer.", -0.5)
+    assert commands(tmp_path, first, said("turn on the light", pause_s)) == [
+        "",
+        "turn on the light",
+    ]
+
+
+def test_only_one_sentence_that_begins_soon_belongs_to_the_phrase(tmp_path: Path) -> None:
+    call, light = said("computer", -0.5), said("turn on the light")
+    assert commands(tmp_path, call, light, said("turn it off", 2.0)) == ["", light.text, ""]
+    assert commands(tmp_path, call, said("turn on the light", 5.1)) == ["", ""]
+    assert commands(tmp_path, call, said("turn on the light", -3.0)) == ["", ""]
+    whole = said("computer turn on the radio")
+    assert commands(tmp_path, call, whole, light) == ["", "turn on the radio", ""]
+    assert commands(tmp_path, light) == [""]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"confidence": 0.79},
+        {"flags": ("low_confidence",)},
+        {"flags": ("demo_model",)},
+        {"flags": ("interrupted",)},
+        {"source": "wyoming"},
+        {"windows": None},
+        {"text": "computers are on"},
+    ],
+    ids=str,
+)
+def test_a_doubtful_phrase_calls_nobody(tmp_path: Path, changes: dict[str, Any]) -> None:
+    call = replace(said("computer", -0.5), **changes)
+    assert commands(tmp_path, call, said("turn on the light"))[1] == ""
+
+
+@pytest.mark.parametrize(
+    "changes", [{"confidence": 0.5}, {"flags": ("cut_at_window",)}, {"windows": None}], ids=str
+)
+def test_a_doubtful_command_after_the_phrase_is_not_handed_over_and_uses_it_up(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    doubtful = said("turn on the light", **changes)
+    again = said("turn on the light", 2.0)
+    assert commands(tmp_path, said("computer", -0.5), doubtful, again) == ["", "", ""]
+
+
+def test_a_sentence_from_another_room_is_no_command_and_leaves_the_phrase(tmp_path: Path) -> None:
+    call, other = said("computer", -0.5), said("turn on the radio", source="wyoming")
+    light = said("turn on the light", 2.0)
+    assert commands(tmp_path, call, other, light) == ["", "", light.text]
+
+
+def test_the_command_after_the_phrase_may_be_an_expected_sentence(tmp_path: Path) -> None:
+    sure = expecting("turn on the kitchen light")
+    torn = said("torn on the chicken light", phrase=sure, confidence=0.1)
+    assert commands(tmp_path, said("computer", -0.5), torn) == ["", "turn on the kitchen light"]
 
 
 def test_an_id_is_taken_once_over_restarts(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_a_text_of_which_home_assistant_would_guess_the_place_is_refused(
     hub: Hub, tmp_path: Path
 ) -> None:
     hub.understood = {"match": True, "fuzzy_match": True, "slots": {"domain": "light"}}
-    with living(hub, tmp_path) as one:
+    with living(hub, tmp_path, paces=replace(SOON, pipeline_s=0.02)) as one:
         until(lambda: one.words()[1:])
         one.say("computer turn off the addict lights")
         assert one.reply().error == "it names no area or device that Home Assistant has"
@@ -270,6 +270,8 @@ def test_a_text_of_which_home_assistant_would_guess_the_place_is_refused(
         assert asked[0]["sentences"] == ["turn off the addict lights"]
         assert (asked[0]["device_id"], asked[0]["language"]) == (DEVICE["id"], "en")
         hub.pipelines[0]["conversation_engine"] = "conversation.chat"
+        times = hub.count("assist_pipeline/pipeline/list")
+        hub.wait_for("assist_pipeline/pipeline/list", times + 2)
         one.say("computer make it cosy")
         assert one.reply(2).status == "action_done", "another agent understands more"
         hub.pipelines.clear()
@@ -371,6 +373,58 @@ def test_while_it_is_away_a_sentence_is_answered_and_never_handed_over_later(
         one.say("computer turn off the light")
         assert one.reply(2).status == "action_done"
     assert [run["input"]["text"] for run in hub.runs] == ["turn off the light"]
+
+
+def test_the_birth_of_home_assistant_ends_the_pause_between_two_tries(
+    hub: Hub, tmp_path: Path
+) -> None:
+    hub.stop()
+    with living(hub, tmp_path, paces=replace(SOON, outages_s=(600,))) as one:
+        until(lambda: one.home.trouble)
+        hub.start()
+        one.home.wake()
+        until(lambda: not one.home.trouble)
+        one.say()
+        assert one.reply().status == "action_done"
+
+
+def test_a_birth_does_not_try_a_refused_token_again(hub: Hub, tmp_path: Path) -> None:
+    with living(hub, tmp_path, token="another", paces=replace(SOON, look_s=600)) as one:
+        until(lambda: one.home.trouble)
+        for _ in range(3):
+            one.home.wake()
+            time.sleep(0.05)
+    assert len(hub.tokens) == 1
+
+
+def test_the_phrase_alone_and_then_the_command_are_handed_over_as_one(
+    hub: Hub, tmp_path: Path
+) -> None:
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        now = datetime.now(UTC)
+        one.say("computer", end=now - timedelta(seconds=2))
+        light = one.say("turn on the light", start=now - timedelta(seconds=1))
+        assert (one.reply().id, one.reply().text) == (light.id, "turn on the light")
+        one.say("turn on the light", start=now)
+        one.say("computer turn off the light")
+        assert one.reply(2).text == "turn off the light"
+    assert [run["input"]["text"] for run in hub.runs] == [
+        "turn on the light",
+        "turn off the light",
+    ]
+
+
+def test_the_preferred_pipeline_is_not_asked_for_at_each_command(hub: Hub, tmp_path: Path) -> None:
+    hub.understood = {"match": True, "fuzzy_match": False}
+    with living(hub, tmp_path) as one:
+        hub.wait_for("assist_pipeline/pipeline/list")
+        until(lambda: one.words()[1:])
+        for number in range(1, 4):
+            one.say(f"computer light {number}")
+            assert one.reply(number).status == "action_done"
+    assert hub.count("conversation/agent/homeassistant/debug") == 3
+    assert hub.count("assist_pipeline/pipeline/list") == 1
 
 
 def test_a_connection_that_breaks_at_the_command_is_answered_and_not_tried_again(

@@ -24,7 +24,8 @@ from rigs.waiting import until
 
 from appliance import HOMEPAGE
 from appliance.config import MqttSettings, StoreSettings
-from appliance.mqtt import home_assistant
+from appliance.mqtt import events, home_assistant
+from appliance.records import AssistReply
 from appliance.store.store import Store
 
 yaml = module("yaml", "pyyaml")
@@ -265,6 +266,20 @@ def test_assist_gets_nothing_late_or_unsure() -> None:
     assert handed_on("computer stop", id="1") is None
 
 
+def test_the_automation_of_the_manual_speaks_an_answer_and_is_silent_without_one() -> None:
+    page = (ROOT / "docs" / "home-assistant.md").read_text("utf-8")
+    (block,) = re.findall(r"<!-- reply -->\n```yaml\n(.*?)```", page, re.DOTALL)
+    plan = yaml.safe_load(block)
+    assert plan["triggers"] == [
+        {"trigger": "mqtt", "topic": events.topic("kitchen", events.ASSIST_REPLY)}
+    ]
+    for speech, speaks in (("Turned on the light", True), ("", False)):
+        reply = AssistReply("1", "turn on the light", "action_done", speech=speech)
+        known = {"trigger": {"payload_json": events.assist_reply(reply)}}
+        assert render(plan["conditions"][0]["value_template"], known) is speaks
+        assert render(plan["actions"][0]["data"]["message"], known) == speech
+
+
 class Entities(dict[str, SimpleNamespace]):
     """Home Assistant's `states`."""
 
@@ -367,8 +382,8 @@ def test_the_card_looks_for_what_the_announcement_says() -> None:
     message = home_assistant.discovery("kitchen", STATE)
     device = message["device"]
     assert (device["manufacturer"], device["serial_number"]) == ("Roomscribe", "kitchen")
-    events = [name for name, one in message["components"].items() if one["platform"] == "event"]
-    assert events == ["transcript"], "the card takes the device's only event entity"
+    found = [name for name, one in message["components"].items() if one["platform"] == "event"]
+    assert found == ["transcript"], "the card takes the device's only event entity"
 
 
 @needs_broker

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import stat
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from rigs.waiting import until
 from appliance import config
 from appliance.config import CaptureSettings
 from appliance.daemon.pipeline import Pipeline
+from appliance.house.home import Home
 from appliance.house.names import NAMES_FILE
 
 SENTENCE = sentences()[3]
@@ -113,6 +115,27 @@ def test_a_home_assistant_that_is_away_is_a_reason_and_the_daemon_runs_and_ends_
             hub.change()
             running.send_signal(signal.SIGTERM)
             assert running.wait(5) == 0
+
+
+@needs_broker
+def test_the_birth_message_of_home_assistant_has_it_connected_at_once(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken = threading.Event()
+    monkeypatch.setattr(Home, "wake", lambda _: woken.set())
+    model: Any = FakeTranscriber()
+    with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
+        settings = config.load(written(tmp_path, hub, broker.port))
+        recording = CaptureSettings(recording=str(SENTENCE.file))
+        pipeline = Pipeline(replace(settings, capture=recording), transcriber=lambda _: model)
+        pipeline.start()
+        try:
+            until(lambda: heard.payloads("state"))
+            assert not woken.is_set()
+            heard.publish("homeassistant/status", b"online")
+            until(woken.is_set)
+        finally:
+            pipeline.stop()
 
 
 @needs_broker

@@ -42,7 +42,16 @@ def assist(around: Surroundings) -> Outcome:
             "the daemon announces it over MQTT: see homeassistant.enabled, and that Home Assistant "
             "uses the same broker",
         )
-    return ok(f"pipeline {found.pipeline!r}; Roomscribe {node} is among its devices")
+    if not found.area:
+        return failed(
+            f"pipeline {found.pipeline!r}; Roomscribe {node} is in no area: Assist does not know "
+            'which light "the light" is',
+            "choose an area in Home Assistant: Settings, Devices & services, Devices, "
+            f"Roomscribe {node}, the pencil, Area",
+        )
+    return ok(
+        f"pipeline {found.pipeline!r}; Roomscribe {node} is among its devices, in {found.area}"
+    )
 
 
 def _nothing_to_ask(around: Surroundings) -> str:

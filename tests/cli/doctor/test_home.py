@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.home_websocket import TOKEN, Hub
+from rigs.home_websocket import DEVICE, TOKEN, Hub
 
 from appliance.cli.doctor import home
 from appliance.cli.doctor.daemon import Daemon, token_is_hidden, with_token
@@ -50,7 +50,7 @@ def test_it_says_how_many_words_came_and_that_assist_is_there(around: Surroundin
     found = look(ASSIST, around)
     assert (found.status, found.found) == (
         "ok",
-        "pipeline 'Home Assistant'; Roomscribe kitchen is among its devices",
+        "pipeline 'Home Assistant'; Roomscribe kitchen is among its devices, in Kitchen",
     )
 
 
@@ -65,6 +65,22 @@ def test_what_is_missing_is_said_with_the_cure(hub: Hub, around: Surroundings) -
     assert found.status == "failed"
     assert "config/area_registry/list: Unauthorized" in found.found
     assert "administrator" in found.cure
+
+
+@pytest.mark.parametrize("area", [{"area_id": None}, {}])
+def test_assist_is_not_approved_of_for_a_device_without_an_area(
+    hub: Hub, around: Surroundings, area: dict[str, None]
+) -> None:
+    hub.devices = [{key: value for key, value in DEVICE.items() if key != "area_id"} | area]
+    found = look(ASSIST, around)
+    assert found.status == "failed"
+    assert "is in no area" in found.found
+    assert "Devices, Roomscribe kitchen" in found.cure
+
+
+def test_an_area_whose_name_is_refused_is_told_by_its_id(hub: Hub, around: Surroundings) -> None:
+    hub.devices = [DEVICE | {"area_id": "attic_2"}]
+    assert look(ASSIST, around).found.endswith("in attic_2")
 
 
 def test_a_refused_token_and_an_address_without_anybody_are_said_and_the_token_is_not(
