@@ -12,9 +12,11 @@ import errno
 import functools
 import itertools
 import logging
+import math
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -33,8 +35,11 @@ log = logging.getLogger("roomscribe.wyoming")
 REQUESTS = 8
 """So many may send sound at once."""
 CONNECTIONS = 16
-"""More are refused: besides the requests there must be room for those who only ask what we are, as
-Home Assistant does every 30 s; it takes a service without an answer for gone."""
+"""Open at once; for one more, an idle one is closed. Besides the requests there must be room for
+those who only ask what we are, as Home Assistant does every 30 s: it takes a service without an
+answer for gone."""
+CROWDED_EVERY_S = 60.0
+"""Least time between two lines in the log that say so."""
 SEGMENTED_AT_ONCE = 3
 """A voice detector takes 2.5 MB; the sound of further requests waits in the network."""
 IDLE_S = 15.0
@@ -98,7 +103,11 @@ class Server:
         self.address: str | None = None
         """Where it listens; None while it does not."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """Connections."""
+        """Connections, and those that are refused or closed."""
+        self._open: dict[asyncio.Task[None], Connection] = {}
+        """Connections, the oldest first."""
+        self._crowded_s = -math.inf
+        """When it was last logged that an idle connection was closed for another."""
         self._advertising: asyncio.Task[None] | None = None
         self._voice, self._detectors = settings.voice, list[VoiceDetector]()
         self.requests = 0
@@ -193,14 +202,14 @@ class Server:
         if task is None or peer is None or not self._may(peer):
             writer.transport.abort()
             return
-        crowded = len(self._tasks) >= CONNECTIONS
         self._tasks.add(task)
         try:
-            if crowded:
-                self.count("wyoming_refused")
-                await _tell(writer, _error("busy", "too many connections; try again"))
+            if len(self._open) < CONNECTIONS or self._make_room():
+                self._open[task] = connection = Connection(self, reader, writer, peer)
+                await connection.serve()
             else:
-                await Connection(self, reader, writer).serve()
+                self.count("wyoming_refused")
+                await _tell(writer, CROWDED)
             await _linger(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # it has gone, or we go
@@ -208,7 +217,35 @@ class Server:
             log.error("a connection from %s failed: %s", peer, error, exc_info=error)
         finally:
             self._tasks.discard(task)
+            self._open.pop(task, None)
             writer.transport.abort()
+
+    def _make_room(self) -> bool:
+        """Closes an idle connection, and returns True; False if every one is busy.
+
+        It is the oldest idle one of the address that has the most connections, so that a client
+        that keeps many open takes none from others.
+        """
+        count = Counter(one.peer for one in self._open.values())
+        idle = [task for task, one in self._open.items() if one.is_idle]
+        if not idle:
+            return False
+        task = max(idle, key=lambda one: count[self._open[one].peer])
+        closed = self._open.pop(task)
+        peer = closed.peer
+        closed.dismiss()
+        task.cancel()
+        self.count("wyoming_refused")
+        if time.monotonic() >= self._crowded_s + CROWDED_EVERY_S:
+            self._crowded_s = time.monotonic()
+            log.warning(
+                "%d connections, %d of them from %s: idle ones are closed for new ones; if that "
+                "is no device of yours, leave it out of wyoming.allow",
+                CONNECTIONS,
+                count[peer],
+                peer,
+            )
+        return True
 
     def _may(self, peer: Address) -> bool:
         """True for an address that is allowed; another one is logged, once."""
@@ -225,9 +262,15 @@ class Connection:
     """One client's events and our answers. One task."""
 
     def __init__(
-        self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        server: Server,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer: Address,
     ) -> None:
         self._server, self._reader, self._writer = server, reader, writer
+        self.peer = peer
+        self._is_reading = False
         self._hearing: Hearing | None = None
         self._detector: VoiceDetector | None = None
         self._begun = self._told = self._answered = False
@@ -238,10 +281,19 @@ class Connection:
         self._until_s = 0.0
         """When the request's sound must have come, on the loop's clock."""
 
+    @property
+    def is_idle(self) -> bool:
+        """True while there is no request, and no answer on its way."""
+        return self._is_reading and not self._begun
+
+    def dismiss(self) -> None:
+        """Says that the connection is closed for another one; does not wait."""
+        self._writer.write(CROWDED)
+
     async def serve(self) -> None:
         """Answers event after event until the client goes, or makes a mistake."""
         try:
-            while event := await self._read():
+            while event := await self._next():
                 await self._on(event)
                 await asyncio.sleep(0)  # the turn of the others, whatever waits here
         except ProtocolError as error:
@@ -255,6 +307,14 @@ class Connection:
             raise
         finally:
             self._end()
+
+    async def _next(self) -> Event | None:
+        """The next event; None at the end. Raises ProtocolError."""
+        self._is_reading = True
+        try:
+            return await self._read()
+        finally:
+            self._is_reading = False
 
     async def _read(self) -> Event | None:
         """The next event; None at the end. Raises ProtocolError."""
@@ -451,6 +511,9 @@ def _address(writer: asyncio.StreamWriter) -> Address | None:
 
 def _error(code: str, text: str) -> bytes:
     return pack(Event("error", {"text": text, "code": code}))
+
+
+CROWDED = _error("busy", "too many connections; try again")
 
 
 async def _tell(writer: asyncio.StreamWriter, events: bytes, within_s: float = IDLE_S) -> None:

@@ -152,8 +152,10 @@ def running(
 class Talk:
     """A connection that sends whatever it is told to."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        self.socket = socket.create_connection((host, port), timeout=20)
+    def __init__(self, port: int, host: str = "127.0.0.1", source: str = "") -> None:
+        """`source` is the address to connect from, if not the usual one."""
+        chosen = (source, 0) if source else None
+        self.socket = socket.create_connection((host, port), timeout=20, source_address=chosen)
         self._file: IO[bytes] = self.socket.makefile("rb")
 
     def send(self, kind: str, payload: bytes = b"", **data: Any) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import socket
 import struct
+import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -269,7 +271,29 @@ def test_eight_of_twenty_are_served_and_the_others_told_to_come_again() -> None:
             assert talk.text() == HEARD.text
 
 
-def test_connections_beyond_their_number_are_told_so_and_make_room_when_they_go() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is this machine's on Linux alone")
+def test_one_client_with_every_connection_open_keeps_nobody_from_being_heard(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with running() as house, Talk(house.port) as quiet:
+        for talk in (quiet, *(idle := [Talk(house.port, source="127.0.0.2") for _ in range(30)])):
+            with suppress(OSError):
+                talk.send("describe")
+                talk.event()
+        for _ in range(3):
+            with Talk(house.port) as talk:
+                talk.speak(SPEECH)
+                assert talk.text() == HEARD.text
+        quiet.send("ping", text="still there")
+        assert quiet.event() == Event("pong", {"text": "still there"}), "it has only this one"
+        for talk in idle:
+            talk.close()
+    told = [one.message for one in caplog.records if "connections" in one.message]
+    assert len(told) == 1, "one line, however often they come back"
+    assert f"{CONNECTIONS} connections, 15 of them from 127.0.0.2" in told[0]
+
+
+def test_the_oldest_idle_connection_makes_room_and_is_told_so() -> None:
     with running() as house:
         idle = [Talk(house.port) for _ in range(CONNECTIONS)]
         for talk in idle:
@@ -277,16 +301,28 @@ def test_connections_beyond_their_number_are_told_so_and_make_room_when_they_go(
             assert talk.event()
         with Talk(house.port) as talk:
             talk.speak(SPEECH)
-            assert talk.text() == "busy"
-        idle.pop().close()
+            assert talk.text() == HEARD.text
+        assert idle[0].text() == "busy"
+        for talk in idle[1:]:
+            talk.send("ping")
+            assert talk.event() == Event("pong", {"text": None})
+        for talk in idle:
+            talk.close()
+        assert house.counted == {"wyoming_requests": 1, "wyoming_refused": 1}
 
-        def served() -> bool:
-            with Talk(house.port) as again:
-                again.send("describe")
-                event = again.event()
-                return bool(event and event.type == "info")
 
-        until(served)
+def test_a_request_makes_no_room_for_another() -> None:
+    with running() as house, Talk(house.port) as busy:
+        house.worker.working.clear()
+        busy.speak(SPEECH)
+        until(lambda: house.worker.asked)
+        idle = [Talk(house.port) for _ in range(2 * CONNECTIONS)]
+        for talk in idle:
+            with suppress(OSError):
+                talk.send("describe")
+                talk.event()
+        house.worker.working.set()
+        assert busy.text() == HEARD.text
         for talk in idle:
             talk.close()
 
