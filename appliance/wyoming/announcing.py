@@ -27,6 +27,9 @@ WITHIN_S = 5.0
 """avahi-daemon answers within some ms."""
 LOOK_EVERY_S = 30.0
 """Between two looks at whether a bus and its avahi-daemon, which say nothing, are still there."""
+CLOSE_WITHIN_S = 0.7
+"""Longest that a stop waits for the farewell: the library zeroconf sends three messages within
+0.25 s. Without them the network forgets the server some minutes later."""
 AGAIN_S = 10.0
 """Between two attempts."""
 
@@ -91,7 +94,8 @@ async def _with_avahi(instance: str, port: int, tell: Callable[[str], None], loo
             await _announced_by_avahi(router, instance, port, tell, look_s)
         finally:
             with suppress(OSError, EOFError):
-                await opened.__aexit__(None, None, None)
+                async with asyncio.timeout(CLOSE_WITHIN_S):
+                    await opened.__aexit__(None, None, None)
     except (OSError, EOFError, AuthenticationError, RouterClosed) as error:
         raise _AwayError from error
     except DBusErrorResponse as error:
@@ -171,4 +175,6 @@ async def _with_zeroconf(
         tell("")
         await asyncio.get_running_loop().create_future()
     finally:
-        await running.async_close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_WITHIN_S):
+                await running.async_close()
