@@ -37,6 +37,8 @@ class Trial:
     node: str
     password: str | None
     """None: the one that is known already."""
+    also: Mapping[str, Any] = field(default_factory=dict)
+    """Other settings by key, which are kept together with the broker."""
     answer: Future[Mapping[str, Any]] = field(default_factory=Future)
     until_s: float = field(default_factory=lambda: time.monotonic() + WITHIN_S)
     _child: Child = field(init=False, repr=False)

@@ -200,14 +200,15 @@ class Controls:
     # the server's thread
 
     def state(self) -> dict[str, Any]:
-        """As MQTT's `state`."""
+        """As MQTT's `state`, with the node's name, which a topic has in its path."""
         publisher = self._publisher
-        return events.state(
+        state = events.state(
             self._state(),
             self._store.depth() if publisher else 0,
             publisher.reasons(waits=False) if publisher else (),
             publisher.reasons(waits=True) if publisher else (),
         )
+        return {**state, "node": node_name(self._settings)}
 
     def stats(self) -> dict[str, Any]:
         """As MQTT's `stats`."""
@@ -354,17 +355,8 @@ class Controls:
         }
 
     def _on_configure(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        (wanted,) = _take(request, "set")
-        if not isinstance(wanted, dict) or not 0 < len(wanted) <= 100:
-            raise _bad('set: expected keys with values, such as {"capture.device": "USB"}')
-        mistakes = {
-            shorten(name): found
-            for name, value in wanted.items()
-            if (found := _mistake(name, value))
-        }
-        if mistakes:
-            return {"mistakes": mistakes}
-        if mistakes := self._contradictions(wanted):
+        wanted = _settings(*_take(request, "set"))
+        if mistakes := _mistakes(wanted) or self._contradictions(wanted):
             return {"mistakes": mistakes}
         return {"changed": self._keep(wanted)}
 
@@ -405,7 +397,10 @@ class Controls:
         return changed
 
     def _on_broker(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]] | dict[str, Any]:
-        given = dict(zip(brokers.FIELDS, _take(request, *brokers.FIELDS), strict=True))
+        names = (*brokers.FIELDS, "set")
+        given = dict(zip(names, _take(request, *names), strict=True))
+        also = given.pop("set")
+        also = {} if also is None else _settings(also)
         now, word = self._read(None).settings.mqtt, given.pop("password")
         values = {
             key: getattr(now, key) if value is None else value for key, value in given.items()
@@ -415,24 +410,25 @@ class Controls:
             mistakes["mqtt.password"] = f"expected a line of 1 to {PASSWORD_LETTERS} letters"
         elif word is not None and not values["username"]:
             mistakes["mqtt.username"] = "expected a user name beside the password, found none"
-        if mistakes := {name: found for name, found in mistakes.items() if found}:
+        mistakes = {name: found for name, found in mistakes.items() if found} | _mistakes(also)
+        if mistakes:
             return {"mistakes": mistakes}
         same = all(values[key] == getattr(now, key) for key in ("host", "port", "username"))
         elsewhere = not same or values["tls"] < now.tls
         if values["username"] and word is None and elsewhere and brokers.is_known(now):
             # the one that is known is for the broker that is known
-            why = "expected the password once more, as the broker or its user is another"
+            why = "Enter the password again, because the broker or its user has changed."
             return {"mistakes": {"mqtt.password": why}}
         if not values["username"]:
             values["password_file"] = ""
-        wanted = {"mqtt.enabled": True, **{f"mqtt.{key}": values[key] for key in values}}
+        wanted = {"mqtt.enabled": True, **{f"mqtt.{key}": values[key] for key in values}, **also}
         if mistakes := self._contradictions(wanted):
             return {"mistakes": mistakes}
         if self._trial:
             raise RefusalError("too_many", "another broker is being tried; try again later")
         try:
             tried = replace(now, **values)
-            self._trial = brokers.Trial(tried, node_name(self._settings), word)
+            self._trial = brokers.Trial(tried, node_name(self._settings), word, also)
         except OSError as error:
             raise _unavailable(f"the login cannot be tried: {error.strerror}") from error
         return self._trial.answer
@@ -451,10 +447,9 @@ class Controls:
                     f"{folder}: cannot keep the password: {error.strerror}; see its disk"
                 ) from error
             mqtt = replace(mqtt, password_file=str(file))
-        kept = ("enabled", "host", "port", "username", "tls", "password_file")
-        changed = self._keep({
-            f"mqtt.{key}": True if key == "enabled" else getattr(mqtt, key) for key in kept
-        })  # fmt: skip
+        kept = ("host", "port", "username", "tls", "password_file")
+        login = {f"mqtt.{key}": getattr(mqtt, key) for key in kept}
+        changed = self._keep({"mqtt.enabled": True, **login, **trial.also})
         brokers.forget_passwords(folder, mqtt.password_file)
         return {"changed": sorted(changed)}
 
@@ -608,6 +603,19 @@ def overlaid(reading: Reading) -> dict[str, dict[str, Any]]:
 def _value(name: str, settings: Settings) -> Any:
     section, _, key = name.partition(".")
     return getattr(getattr(settings, section), key)
+
+
+def _settings(wanted: Any) -> dict[str, Any]:
+    """Return `wanted` if it can be settings by their keys. Raises RefusalError."""
+    if not isinstance(wanted, dict) or not 0 < len(wanted) <= 100:
+        raise _bad('set: expected keys with values, such as {"capture.device": "USB"}')
+    return wanted
+
+
+def _mistakes(wanted: Mapping[str, Any]) -> dict[str, str]:
+    """Return why settings may not have these values, by key."""
+    found = {shorten(name): _mistake(name, value) for name, value in wanted.items()}
+    return {name: mistake for name, mistake in found.items() if mistake}
 
 
 def _mistake(name: str, value: Any) -> str:

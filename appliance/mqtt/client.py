@@ -165,7 +165,8 @@ class Mailbox:
         if trouble := tls.trouble(self._settings, error):
             self._tell(Untrusted(trouble))
         else:
-            self._tell(Lost(0, str(error or "no connection")))
+            reason = getattr(error, "strerror", None) or error  # without the number of an OSError
+            self._tell(Lost(0, str(reason or "no connection")))
 
     def on_disconnect(self, _client: Any, _data: Any, flags: Any, reason: Any, _: Any) -> None:
         """The end, by the broker's DISCONNECT, by ours, or by the network."""

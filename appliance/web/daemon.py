@@ -52,7 +52,7 @@ class Daemon:
                 async with asyncio.timeout(within_s):
                     return await _ask(reader, writer, command, arguments)
             except (OSError, ValueError, EOFError, TimeoutError) as error:
-                raise AwayError("the daemon does not answer: it stops, or starts again") from error
+                raise AwayError("Roomscribe does not answer. It may be restarting.") from error
 
     async def events(
         self, wanted: list[str], after: int | None
@@ -77,7 +77,7 @@ class Daemon:
                     if "event" in message:
                         yield message["event"], message["data"]
             except (OSError, ValueError, EOFError, TimeoutError) as error:
-                raise AwayError("the daemon has gone: it stops, or starts again") from error
+                raise AwayError("Roomscribe has stopped. It may be restarting.") from error
 
     @contextlib.asynccontextmanager
     async def _connected(
@@ -98,12 +98,12 @@ class Daemon:
                     return await asyncio.open_unix_connection(place, limit=LINE_BYTES)
             except PermissionError as error:
                 raise AwayError(
-                    f"{place} is not for the page's user, who must be in the group roomscribe"
+                    f"This page may not open {place}. Its user must be in the group roomscribe."
                 ) from error
             except (OSError, TimeoutError) as error:
                 cause = error
         raise AwayError(
-            "the daemon does not run: `sudo systemctl status roomscribe` says why"
+            "Roomscribe is not running. `sudo systemctl status roomscribe` shows why."
         ) from cause
 
 

@@ -21,18 +21,18 @@ import re
 import signal
 import socket
 from collections.abc import Sequence
-from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
 from tornado.iostream import IOStream, StreamClosedError
 from tornado.web import Application, HTTPError, RequestHandler
 
-from appliance.config import Settings, keys, node_name
+from appliance.config import Settings, node_name
 from appliance.errors import ConfigError, StoreError
 from appliance.web.access import SESSION_S, Access, is_local
 from appliance.web.connections import BoundedServer, Guests, name_of, sockets_of
 from appliance.web.daemon import AwayError, Daemon, RefusedError
+from appliance.web.labels import fields
 
 log = logging.getLogger("roomscribe.web")
 
@@ -57,14 +57,19 @@ COMMANDS = (
 """What the page may ask of the daemon."""
 STATUSES = {"bad_request": 400, "refused": 403, "too_many": 429}
 """HTTP's for the control socket's codes; 503 for others."""
-FILES = {
-    "": ("index.html", "text/html; charset=utf-8"),
-    "page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "preact-htm.js": ("preact-htm.js", "text/javascript; charset=utf-8"),
-    "page.css": ("page.css", "text/css; charset=utf-8"),
-    "icon.svg": ("icon.svg", "image/svg+xml"),
-}
 FOLDER = Path(__file__).with_name("page")
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+FILES = {
+    "" if file.name == "index.html" else file.name: (file.name, TYPES[file.suffix])
+    for file in sorted(FOLDER.iterdir())
+    if file.suffix in TYPES
+}
+"""Name and type of each file of the page, by its path."""
 COOKIE = "roomscribe"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -95,7 +100,7 @@ class Page:
         """The web application."""
         return Application(
             [
-                (r"/(|page\.js|preact-htm\.js|page\.css|icon\.svg)", _File),
+                (f"/({'|'.join(map(re.escape, FILES))})", _File),
                 (r"/api/session", _Session),
                 (r"/api/login", _Login),
                 (r"/api/logout", _Logout),
@@ -150,7 +155,10 @@ class _Guarded(RequestHandler):
                 self.page.guests.known.add(stream)
         host = self.request.headers.get("Host", "")
         if not self.is_ingress() and not self.page.access.knows(host):
-            raise _RefusalError(421, "this name is not the page's own; web.hosts can name it")
+            raise _RefusalError(
+                421,
+                "This page does not answer to that name. Add it to web.hosts in roomscribe.toml.",
+            )
 
     def is_ingress(self) -> bool:
         """True for what Home Assistant's supervisor hands on for a user that it knows."""
@@ -172,9 +180,9 @@ class _Guarded(RequestHandler):
     def session(self) -> str:
         """The session of somebody who is logged in, for a page of our own. Raises _RefusalError."""
         if not self.current_user:
-            raise _RefusalError(401, "log in first: `sudo roomscribe web open` prints a link")
+            raise _RefusalError(401, "Log in first. `sudo roomscribe web open` prints a link.")
         if self.request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
-            raise _RefusalError(403, "this is for the page itself alone")
+            raise _RefusalError(403, "Only the page itself may request this.")
         return str(self.current_user)
 
     def body(self) -> dict[str, Any]:
@@ -182,9 +190,9 @@ class _Guarded(RequestHandler):
         headers = self.request.headers
         origin = headers.get("Origin", f"://{self.request.host}")
         if headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
-            raise _RefusalError(403, "another site may not do this")
+            raise _RefusalError(403, "Another site may not do this.")
         if not self.is_ingress() and origin.partition("://")[2] != self.request.host:
-            raise _RefusalError(403, "another origin may not do this")
+            raise _RefusalError(403, "Another origin may not do this.")
         if headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
             raise _RefusalError(415, "expected application/json")
         try:
@@ -217,7 +225,7 @@ class _Nothing(_Guarded):
     def prepare(self) -> None:
         """Nothing is there."""
         super().prepare()
-        raise _RefusalError(404, "nothing is there")
+        raise _RefusalError(404, "Not found.")
 
 
 class _File(_Guarded):
@@ -244,7 +252,7 @@ class _Session(_Guarded):
         """The session's token, and what the login offers to who has none."""
         if not self.current_user:
             self.set_status(401)
-            self.finish({"error": "not logged in", "password": self.page.access.has_password})
+            self.finish({"error": "Not logged in.", "password": self.page.access.has_password})
             return
         session = self.session()
         self.finish({
@@ -264,10 +272,12 @@ class _Login(_Guarded):
         if isinstance(link, str):
             if not access.take_link(link):
                 raise _RefusalError(
-                    403, "this link was used or is too old: `sudo roomscribe web open` prints one"
+                    403,
+                    "This link was already used, or has expired. `sudo roomscribe web open` prints "
+                    "a new one.",
                 )
         elif not isinstance(password, str) or not await self._is_password(password):
-            raise _RefusalError(403, "this is not the password")
+            raise _RefusalError(403, "Wrong password.")
         self.set_cookie(
             COOKIE, access.new_session(), max_age=SESSION_S, path="/", httponly=True,
             samesite="Strict", secure=headers.get("X-Forwarded-Proto") == "https",
@@ -280,12 +290,12 @@ class _Login(_Guarded):
         if wait_s := page.access.begin_attempt(address):
             raise _RefusalError(
                 429,
-                f"too many attempts: wait {math.ceil(wait_s)} s, or use a link from `sudo "
-                "roomscribe web open`",
+                f"Too many attempts. Wait {math.ceil(wait_s)} s, or use a link from `sudo "
+                "roomscribe web open`.",
                 math.ceil(wait_s),
             )
         if page.attempts >= ATTEMPTS:
-            raise _RefusalError(429, "many others are logging in: try again in a few seconds", 5)
+            raise _RefusalError(429, "Too many logins at once. Try again in a few seconds.", 5)
         page.attempts += 1
         try:
             async with page.hashing:
@@ -311,20 +321,12 @@ class _Logout(_Guarded):
 
 
 class _Keys(_Guarded):
-    """What the configuration says of its keys."""
+    """What the page says about each setting."""
 
     def get(self) -> None:
-        """By section.key: its kind (bool, int, float, str, list, table), meaning, unit, limits."""
+        """Texts, kind, unit and limits of each setting, by section.key."""
         self.session()
-        about = ("sentence", "unit", "low", "high", "choices")
-        kinds = {"tuple": "list", "dict": "table"}
-        found: dict[str, Any] = {}
-        for section, entry in keys():
-            default = {} if entry.default is MISSING else entry.default
-            kind = type(default).__name__
-            known = {name: entry.metadata[name] for name in about}
-            found[f"{section}.{entry.name}"] = {"kind": kinds.get(kind, kind), **known}
-        self.finish(found)
+        self.finish(fields())
 
 
 class _Command(_Guarded):
@@ -335,7 +337,7 @@ class _Command(_Guarded):
         session, asked = self.session(), self.body()
         token = self.request.headers.get("X-Roomscribe-Token", "")
         if not hmac.compare_digest(token.encode(), self.page.access.token(session).encode()):
-            raise _RefusalError(403, "this page is too old: load it again")
+            raise _RefusalError(403, "This page is out of date. Reload it.")
         command = asked.pop("command", None)
         if command not in COMMANDS:
             raise _RefusalError(400, f"expected a command of {', '.join(COMMANDS)}")
@@ -363,7 +365,7 @@ class _Events(_Guarded):
             raise _RefusalError(400, f"events: expected some of {', '.join(EVENTS)}")
         last = self.request.headers.get("Last-Event-ID") or self.get_query_argument("after", "")
         if self.page.streams >= STREAMS:
-            raise _RefusalError(503, f"{STREAMS} readers are there already: close another page", 30)
+            raise _RefusalError(503, f"{STREAMS} pages are open already. Close one of them.", 30)
         self.set_header("Content-Type", "text/event-stream")
         self.set_header("X-Accel-Buffering", "no")
         after = int(str(last)) if re.fullmatch(r"[0-9]{1,15}", str(last)) else None

@@ -81,13 +81,31 @@ def test_one_that_lets_us_in_is_kept_and_its_password_told_to_nobody(
     assert password(chosen(house)) == "another"
 
 
+def test_other_settings_are_kept_together_with_the_broker_or_not_at_all(
+    house: Appliance, broker: Broker
+) -> None:
+    login = {"host": broker.host, "port": broker.port, "username": "ear", "password": WORD}
+    wrong = choose(house, **login, set={"store.retention_days": -1, "homeassistant.area": "Hall"})
+    assert list(wrong["mistakes"]) == ["store.retention_days"]
+    wrong = choose(house, **login | {"port": 1}, set={"homeassistant.area": "Hall"})
+    assert list(wrong["mistakes"]) == ["mqtt.host"]
+    assert not config.overlay_file(house.settings).exists()
+    with pytest.raises(RefusalError, match="set: expected keys with values"):
+        choose(house, **login, set=[])
+    kept = choose(house, **login, set={"homeassistant.area": "Hall", "mqtt.partials": True})
+    assert {"homeassistant.area", "mqtt.partials", "mqtt.username"} <= set(kept["changed"])
+    settings = config.load(house.folder / "roomscribe.toml")
+    assert (settings.homeassistant.area, settings.mqtt.partials) == ("Hall", True)
+    assert house.reloads == 1
+
+
 def test_a_known_password_goes_to_no_other_broker(house: Appliance, broker: Broker) -> None:
     place = {"host": broker.host, "port": broker.port}
     assert choose(house, **place, username="ear", password=WORD)["changed"]
     for other in ({"host": "evil.example"}, {"port": 1}, {"username": "eye"}):
         said = choose(house, **other)["mistakes"]
         assert said == {
-            "mqtt.password": "expected the password once more, as the broker or its user is another"
+            "mqtt.password": "Enter the password again, because the broker or its user has changed."
         }
     assert chosen(house).username == "ear"
 

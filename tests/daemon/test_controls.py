@@ -18,6 +18,7 @@ from rigs.controls import Appliance, appliance
 from rigs.waiting import until
 
 from appliance import config
+from appliance.config import node_name
 from appliance.control.server import RefusalError
 from appliance.daemon.controls import live_keys, loudness
 from appliance.records import SAMPLE_RATE, Frame, Samples
@@ -104,6 +105,10 @@ def test_wrong_arguments_are_refused_and_nothing_is_done(
     assert refusal(house, command, **arguments).startswith(said)
     assert house.store.highest() == len(ask(house, "history")["transcripts"]) == 3
     assert not house.mute.on
+
+
+def test_the_state_has_the_node(house: Appliance) -> None:
+    assert ask(house, "state")["node"] == node_name(house.settings)
 
 
 def test_the_mute_is_turned(house: Appliance) -> None:

@@ -78,14 +78,20 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def text(self, selector: str) -> str:
-        """The visible text of the first such element; "" without one."""
-        found = "const found = document.querySelector(arguments[0]); "
-        return str(self.run(f"{found}return found ? found.innerText : ''", selector))
+        """Return the text of the first such element that is shown; "" without one."""
+        return next(iter(self.texts(selector)), "")
 
     def texts(self, selector: str) -> list[str]:
-        """Of each."""
+        """Return the text of each such element that is shown."""
         every = "[...document.querySelectorAll(arguments[0])]"
-        return list(self.run(f"return {every}.map((one) => one.innerText)", selector))
+        shown = f"{every}.filter((one) => one.checkVisibility())"
+        return list(self.run(f"return {shown}.map((one) => one.innerText)", selector))
+
+    def value(self, identifier: str) -> str:
+        """Return what the field with that id holds; "" without one."""
+        return str(
+            self.run("return document.getElementById(arguments[0])?.value || ''", identifier)
+        )
 
     def press(self, selector: str, text: str = "") -> None:
         """Clicks the first such element with that text or label, where a finger would."""

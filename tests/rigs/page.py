@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import MISSING
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,16 @@ from rigs.command import start
 from rigs.daemon import write_config
 from rigs.waiting import until
 
-from appliance.config import WebSettings
+from appliance.config import WebSettings, keys
 from appliance.control import SOCKET_NAME, Command, RefusalError, Server
+from appliance.daemon.controls import live_keys
 from appliance.records import new_id
 from appliance.web import Access
 
 STATE = {
     "status": "running", "reasons": [], "encoder": "hailo8", "model": "tiny",
     "microphone": "USB microphone", "queue_depth": 0, "outbox_depth": 0, "version": "0.1.0",
-    "uptime_s": 95_000,
+    "uptime_s": 95_000, "node": "kitchen",
 }  # fmt: skip
 STATS = {
     "uptime_s": 95_000, "transcripts": 112, "recovered": 0, "frames_dropped": 0,
@@ -45,11 +47,11 @@ class Feed:
         self.seq = 0
         self.appliance = dict(STATE)
         self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.chosen: dict[str, Any] = {
+        self.chosen: dict[str, Any] = _defaults() | {
             "capture.device": "", "appliance.node": "kitchen", "homeassistant.area": "Kitchen",
             "model.bundle": "tiny", "segmenter.hang_over_ms": 600, "mqtt.enabled": True,
             "decoder.preset": "bundle", "store.retention_days": 30,
-            "vocabulary.words": ["Priscilla"], "vocabulary.replace": {}, "vocabulary.boost": -1.0,
+            "vocabulary.words": ["Priscilla"],
         }  # fmt: skip
         names = (
             "state", "stats", "mute", "history", "delete", "devices", "microphone_test",
@@ -164,12 +166,15 @@ class Feed:
         if mistakes:
             return {"mistakes": mistakes}
         self.chosen.update(set)
+        self.appliance["node"] = self.chosen["appliance.node"]
         return {"changed": {name: {"value": value, "from": "x"} for name, value in set.items()}}
 
     def on_broker(self, **given: Any) -> dict[str, Any]:
-        word = given.pop("password", None)
+        word, also = given.pop("password", None), given.pop("set", {})
         if word != "open sesame":
             return {"mistakes": {"mqtt.password": f"broker {given['host']} refuses user"}}
+        if "mistakes" in (kept := self.on_configure(also)):
+            return kept
         changed = [f"mqtt.{name}" for name, value in given.items() if self.broker[name] != value]
         self.broker |= given
         return {"changed": changed}
@@ -212,6 +217,17 @@ class Feed:
             (now - 300 * ago, 112.0 + ago % 7) for ago in range(280, 0, -1) if not 90 < ago < 110
         ]
         return {"every_s": 300.0, "memory_mb": [*past, (now, 118.4)]}
+
+
+def _defaults() -> dict[str, Any]:
+    """Return every setting that the daemon lets the page set, with its default."""
+    known: dict[str, Any] = {f"{one}.{entry.name}": entry.default for one, entry in keys()}
+    known = {name: {} if one is MISSING else one for name, one in known.items()}
+    return {name: _as_json(known[name]) for name in live_keys()}
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 @contextmanager

@@ -1,0 +1,157 @@
+// One setting: its label, input, unit, help and mistake.
+
+import { element, fillList, setAttribute, setText } from "./dom.js";
+import { correction } from "./text.js";
+
+const ONE_PER_LINE = { list: "One per line", table: "heard = written" };
+const TABLE_MISTAKE = "Write each line as: heard = written";
+
+/** Return a setting's value as its input has it. */
+function asText(about, value) {
+  if (about.kind === "bool") return value;
+  if (about.kind === "list") return value.join("\n");
+  if (about.kind === "table") return Object.entries(value).map((pair) => pair.join(" = ")).join("\n");
+  return about.blank && value === about.blank[0] ? "" : String(value);
+}
+
+/** Return what an input has as the setting's value; null for a table that is none. What is no number
+ * stays a text: the daemon refuses it. */
+function asValue(about, text) {
+  const { kind, blank } = about;
+  if (kind === "int" || kind === "float") {
+    if (text.trim() === "" && blank) return blank[0];
+    return text.trim() !== "" && isFinite(text) ? Number(text) : text;
+  }
+  if (!ONE_PER_LINE[kind]) return text;
+  const lines = text.split("\n").map((line) => line.trim()).filter(Boolean);
+  if (kind === "list") return lines;
+  const pairs = lines.map((line) => /^(.*?)\s*=\s*(.*)$/.exec(line));
+  return pairs.every(Boolean) ? Object.fromEntries(pairs.map(([, heard, written]) => [heard, written])) : null;
+}
+
+/** Return the range of a number in words, "" if it needs none. */
+function range({ kind, low, high, blank, advanced }) {
+  if (!advanced || (kind !== "int" && kind !== "float") || high > 100_000) return "";
+  const least = blank && blank[0] === low && low < 0 ? 0 : low; // -1 stands for "automatic"
+  return `From ${least} to ${high}.`.replaceAll("-", "−");
+}
+
+export class Field {
+  #kept = "";
+  #isKnown = false; // until the daemon's value is there
+  #about;
+  #choices;
+  #onChange;
+  #mistake;
+
+  /** `about` is the server's description; `choices`: [value, text] of a list to choose from. */
+  constructor(name, about, { choices, onChange }) {
+    this.name = name;
+    this.#about = about;
+    this.#onChange = onChange;
+    this.#choices = choices || (about.choices.length ? about.choices : null);
+    const id = `key-${name}`, help = [about.help, range(about)].filter(Boolean).join(" ");
+    this.input = this.#makeInput(id);
+    setAttribute(this.input, "aria-describedby", help ? `${id}-about ${id}-wrong` : `${id}-wrong`);
+    this.#mistake = element("p", { class: "wrong", id: `${id}-wrong`, role: "alert", hidden: true });
+    const label = element("label", { for: id }, about.title);
+    const isNumber = about.kind === "int" || about.kind === "float";
+    const input = isNumber ? element("div", { class: "unit" }, this.input, element("span", {}, about.unit)) : this.input;
+    this.node = element("div", { class: about.kind === "bool" ? "field check" : "field" },
+      about.kind === "bool" ? [input, label] : [label, input], this.#mistake,
+      help && element("p", { class: "soft small", id: `${id}-about` }, help));
+  }
+
+  #makeInput(id) {
+    const { kind, blank, unit, title } = this.#about, number = kind === "int" || kind === "float";
+    const changed = () => this.#onChange(this);
+    if (ONE_PER_LINE[kind])
+      return element("textarea", { id, rows: 4, spellcheck: "false", placeholder: ONE_PER_LINE[kind], oninput: changed });
+    if (kind === "bool") return element("input", { id, type: "checkbox", onchange: changed });
+    if (this.#choices) return element("select", { id, onchange: changed });
+    return element("input", {
+      id, type: kind === "password" ? "password" : "text", inputmode: number ? "decimal" : null, spellcheck: "false",
+      autocomplete: kind === "password" ? "new-password" : "off", placeholder: blank?.[1], oninput: changed,
+      "aria-label": unit ? `${title}, ${unit}` : null,
+    });
+  }
+
+  get #text() {
+    return this.#about.kind === "bool" ? this.input.checked : this.input.value;
+  }
+
+  set #text(text) {
+    if (this.#about.kind === "bool") this.input.checked = text;
+    else if (this.input.value !== text) this.input.value = text;
+  }
+
+  get isChanged() {
+    return this.#text !== this.#kept;
+  }
+
+  /** What is entered, as the daemon takes it; null: see `complain`. */
+  get value() {
+    return asValue(this.#about, this.#text);
+  }
+
+  /** What was typed, to be typed again with `draft`. */
+  get draft() {
+    return this.#text;
+  }
+
+  set draft(text) {
+    this.#text = text;
+  }
+
+  /** Take over what the daemon has; what somebody typed stays. */
+  keep(value) {
+    const typed = this.#isKnown && this.isChanged;
+    this.#isKnown = true;
+    const text = asText(this.#about, value);
+    this.#kept = text;
+    if (this.#choices) this.choose(this.#choices);
+    if (!typed) this.#text = text;
+  }
+
+  /** What is entered is saved. A password is not shown again. */
+  settle() {
+    if (this.#about.kind === "password") this.#text = "";
+    this.#kept = this.#text;
+  }
+
+  /** Show again what the daemon has. */
+  revert() {
+    this.#text = this.#kept;
+  }
+
+  /** Offer these choices; a value that is not among them stays, and says so. */
+  choose(choices) {
+    this.#choices = choices;
+    const chosen = this.input.options.length ? this.input.value : this.#kept;
+    const shown = [...choices];
+    for (const value of new Set([this.#kept, chosen]))
+      if (!shown.some(([one]) => one === value)) shown.push([value, `${value} (not found)`]);
+    const key = ([value, text]) => `${value}\n${text}`;
+    fillList(this.input, shown, key, ([value, text]) => element("option", { value }, text));
+    this.input.value = chosen;
+  }
+
+  placeholder(text) {
+    setAttribute(this.input, "placeholder", text);
+  }
+
+  /** Say what is wrong with the field; "" says that nothing is. */
+  complain(text) {
+    setAttribute(this.input, "aria-invalid", text ? "true" : null);
+    this.#mistake.hidden = !text;
+    if (text) this.#mistake.replaceChildren(...correction(text));
+    else setText(this.#mistake, "");
+  }
+
+  /** Complain of a table that is none; true if it is one. */
+  isWhole() {
+    if (this.value !== null) return true;
+    this.complain(TABLE_MISTAKE);
+    return false;
+  }
+}

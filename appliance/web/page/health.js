@@ -1,0 +1,145 @@
+// How the appliance is: its state, latency, memory and counters.
+
+import { command, readLog } from "./api.js";
+import { Chart, roundUp } from "./chart.js";
+import { element, setText } from "./dom.js";
+import { DAY_MS, duration, message, readable, reason, seconds } from "./text.js";
+
+const EVERY_MS = 60e3;
+const SENTENCES = 2000; // the most that the chart of latencies shows
+
+const degrees = (value) => (value === null || value === undefined ? undefined : `${value.toFixed(1)} °C`);
+
+/** Return terms and values; undefined leaves one out. */
+const figures = (pairs) =>
+  pairs.filter(([, value]) => value !== undefined).map(([name, value]) =>
+    element("div", {}, element("dt", {}, name), element("dd", {}, String(value ?? "–"))));
+
+function summary({ up, state }) {
+  if (!up) return "No connection. This is the last known status.";
+  if (!state) return "";
+  if (state.status === "muted") return "The microphone is muted.";
+  if (state.status === "degraded") return "Action needed:";
+  return state.reasons.length ? "All is well. For your information:" : "All is well.";
+}
+
+const stateFigures = (state) => figures([
+  ["Microphone", state.microphone === "none" ? "None" : state.microphone],
+  ["Model", state.model], ["Encoder", state.encoder], ["Version", state.version],
+  ["Running for", duration(state.uptime_s)],
+  ["Waiting for transcription", state.queue_depth], ["Waiting for the broker", state.outbox_depth],
+]);
+
+const statsFigures = (stats) => figures([
+  ["Sentences", stats.transcripts],
+  ...Object.entries(stats.discarded).map(([name, value]) => [`No text: ${reason(name)}`, value]),
+  ["Recovered after a crash", stats.recovered], ["Lost audio frames", stats.frames_dropped],
+  ["Lost by overload", stats.lost_overload], ["Expired before delivery", stats.expired],
+  ["Processor", degrees(stats.soc_temperature_c)], ["NPU", degrees(stats.npu_temperature_c)],
+  ["Power supply", stats.throttling ? stats.throttling.map(readable).join(", ") || "Good" : undefined],
+]);
+
+/** Return the chart of latencies, or null if there is nothing to show. */
+function latencyChart(sentences) {
+  const known = sentences.filter((one) => one.latency_ms !== null && !one.late);
+  const sorted = known.map((one) => one.latency_ms).sort((one, other) => one - other);
+  if (!sorted.length) return null;
+  const at = (part) => sorted[Math.max(0, Math.ceil(sorted.length * part) - 1)];
+  return {
+    label: `${sorted.length === 1 ? "1 sentence" : `${sorted.length} sentences`}. Half took at most ${seconds(at(0.5))} (dashed line), 95 % at most ${seconds(at(0.95))}, the slowest ${seconds(at(1))}.`,
+    unit: (ms) => `${ms / 1000} s`,
+    top: roundUp([250, 500, 1000, 2000, 3000, 5000, 10000, 20000, 50000, 1e5], at(0.99)),
+    draw: (x, y, ends) => [
+      element("line", { class: "middle", x1: ends[0], x2: ends[1], y1: y(at(0.5)), y2: y(at(0.5)) }),
+      element("path", { class: "dots", d: known.map((one) => `M${x(new Date(one.end)).toFixed(1)} ${y(one.latency_ms).toFixed(1)}h0`).join("") }),
+    ],
+  };
+}
+
+/** Return the chart of memory. Where the daemon did not run, its line has a gap. */
+function memoryChart({ memory_mb: points, every_s }) {
+  const most = Math.max(...points.map(([, mb]) => mb)), last = points.at(-1);
+  const isGap = (index) => !index || points[index][0] - points[index - 1][0] > 2 * every_s;
+  return {
+    label: `${Math.round(last[1])} MB now, ${Math.round(most)} MB at most. The record survives a restart, but not a stop.`,
+    unit: (mb) => `${mb} MB`,
+    top: roundUp([50, 100, 200, 300, 500, 1000, 2000, 4000, 8000], most),
+    draw: (x, y) => [
+      element("path", { class: "line", d: points.map(([at, mb], index) =>
+        `${isGap(index) ? "M" : "L"}${x(at * 1000).toFixed(1)} ${y(mb).toFixed(1)}${isGap(index) ? "h.1" : ""}`).join("") }),
+      element("circle", { class: "now", cx: x(last[0] * 1000), cy: y(last[1]), r: 4 }),
+    ],
+  };
+}
+
+export class Health {
+  static events = "";
+  #up = true;
+  #summary = element("p");
+  #reasons = element("ul", { class: "reasons" });
+  #state = element("dl", { class: "figures" });
+  #stats = element("dl", { class: "figures" });
+  #counters = element("section", { class: "card", "aria-labelledby": "counters", hidden: true },
+    element("h2", { id: "counters" }, "Since the last start"), this.#stats);
+  #latency = new Chart();
+  #memory = new Chart();
+  #note = element("p", { class: "soft" }, "Loading …");
+  #memoryCard = element("section", { class: "card", "aria-labelledby": "memory", hidden: true },
+    element("h2", { id: "memory" }, "Memory, last 24 hours"), this.#memory.node);
+  #timer = setInterval(() => this.#look(), EVERY_MS);
+  #closed = false;
+
+  constructor() {
+    this.#latency.node.hidden = true;
+    this.nodes = [
+      element("section", { class: "card", "aria-labelledby": "state" },
+        element("h2", { id: "state" }, "Status"), this.#summary, this.#reasons, this.#state),
+      element("section", { class: "card", "aria-labelledby": "latency" },
+        element("h2", { id: "latency" }, "Latency, last 24 hours"), this.#note, this.#latency.node),
+      this.#memoryCard,
+      this.#counters,
+      element("p", { class: "soft small" }, "For a full check, run ", element("code", {}, "sudo roomscribe doctor"), " on the appliance."),
+    ];
+    this.#look();
+  }
+
+  update(live) {
+    if (live.up && !this.#up) this.#look();
+    this.#up = live.up;
+    setText(this.#summary, summary(live));
+    if (live.state) {
+      const shown = live.state.reasons.map((one) => element("li", {}, message(one)));
+      this.#reasons.replaceChildren(...shown);
+      this.#reasons.classList.toggle("calm", live.up && live.state.status === "running");
+      this.#reasons.hidden = !shown.length;
+      this.#state.replaceChildren(...stateFigures(live.state));
+    }
+    this.#counters.hidden = !live.stats;
+    if (live.stats) this.#stats.replaceChildren(...statsFigures(live.stats));
+  }
+
+  close() {
+    this.#closed = true;
+    clearInterval(this.#timer);
+    this.#latency.close();
+    this.#memory.close();
+  }
+
+  async #look() {
+    try {
+      const memory = await command("day");
+      const lines = await readLog({ since: new Date(Date.now() - DAY_MS).toISOString() }, SENTENCES);
+      if (this.#closed) return;
+      const latency = latencyChart(lines);
+      setText(this.#note, latency ? "" : "Nothing was said in the last 24 hours.");
+      this.#note.hidden = Boolean(latency);
+      this.#latency.node.hidden = !latency;
+      if (latency) this.#latency.show(latency);
+      this.#memoryCard.hidden = false;
+      this.#memory.show(memoryChart(memory));
+    } catch (error) {
+      if (!this.#latency.node.hidden) return; // the frame says that there is no connection
+      this.#note.replaceChildren(...message(error.message));
+    }
+  }
+}

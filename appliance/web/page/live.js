@@ -1,0 +1,80 @@
+// What is heard now, and the sentences as they are said.
+
+import { button, element, fillList, setAttribute, setText } from "./dom.js";
+import { keepMeter } from "./meter.js";
+import { demoNote, sentenceRow } from "./sentence.js";
+import { clock, message, reason, seconds } from "./text.js";
+
+function heading(live) {
+  if (!live.up) return "No connection";
+  if (live.state?.status === "muted") return "Microphone muted";
+  if (live.state?.microphone === "none") return "No microphone";
+  return live.speaking ? "Someone is speaking" : "Listening";
+}
+
+const discardedRow = (one) =>
+  element("li", { class: "none" }, element("time", {}, clock(one.time)),
+    element("p", {}, `No text: ${reason(one.reason)}${one.duration_s ? ` (${one.duration_s.toFixed(1)} s)` : ""}`));
+
+export class Live {
+  static events = "level";
+  #meter = null;
+  #light = element("span", { class: "light", "aria-hidden": "true" });
+  #heading = element("strong");
+  #last = element("div", { class: "soft small number" });
+  #problem = element("p", { class: "wrong", role: "alert", hidden: true });
+  #partial = element("p", { dir: "auto" });
+  #coming = element("ul", { class: "said", hidden: true },
+    element("li", { class: "coming" }, element("time", {}, "now"), this.#partial));
+  #lines = element("ul", { class: "said" });
+  #empty = element("p", { class: "empty" }, "Say something. It will appear here.");
+  #note = demoNote();
+  #mute;
+  #now;
+
+  /** `mute(on)` mutes the microphone or opens it; it raises Refusal. */
+  constructor({ mute }) {
+    this.#mute = button("Mute", async () => {
+      this.#problem.hidden = true;
+      try {
+        await mute(!this.#mute.classList.contains("main"));
+      } catch (error) {
+        this.#problem.replaceChildren(...message(error.message));
+        this.#problem.hidden = false;
+      }
+    });
+    this.#now = element("section", { class: "card now", "aria-label": "Now" },
+      this.#light, element("div", {}, this.#heading, this.#last), this.#mute, this.#problem);
+    this.nodes = [
+      this.#now,
+      element("section", { class: "card", "aria-labelledby": "said" },
+        element("h2", { id: "said" }, "Sentences"), this.#note.node,
+        element("div", { role: "log", "aria-label": "Sentences, newest first" }, this.#coming, this.#lines),
+        this.#empty),
+    ];
+  }
+
+  update(live) {
+    const muted = live.state?.status === "muted", deaf = live.state?.microphone === "none";
+    this.#light.classList.toggle("on", live.speaking && !muted);
+    setText(this.#heading, heading(live));
+    const last = live.lines.find((one) => one.text !== undefined);
+    setText(this.#last, last ? `The last sentence was ready ${seconds(last.latency_ms)} after its end.` : "Nothing heard yet.");
+    setText(this.#mute, muted ? "Unmute" : "Mute");
+    this.#mute.classList.toggle("main", muted);
+    this.#mute.disabled = !live.up;
+    this.#meter = keepMeter(this.#now, this.#meter, live.up && !muted && !deaf);
+    this.#coming.hidden = !live.partial;
+    setText(this.#partial, live.partial ? `${live.partial.text} …` : "");
+    setAttribute(this.#partial, "lang", live.partial?.language);
+    fillList(this.#lines, live.lines,
+      (one) => (one.text !== undefined ? `s${one.seq}` : `d${one.key}`),
+      (one) => (one.text !== undefined ? sentenceRow(one) : discardedRow(one)));
+    this.#empty.hidden = live.lines.length > 0 || Boolean(live.partial);
+    this.#note.showFor(live.lines);
+  }
+
+  close() {
+    this.#meter = keepMeter(this.#now, this.#meter, false);
+  }
+}

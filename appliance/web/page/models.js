@@ -1,0 +1,99 @@
+// The models that can be added: how large they are, how far a download is, why one failed.
+
+import { command } from "./api.js";
+import { button, element, setText } from "./dom.js";
+import { megabytes, message } from "./text.js";
+
+const EVERY_MS = 1000;
+
+function sizes({ download_mb, begun_mb, size_mb, memory_mb, fits }) {
+  const begun = begun_mb ? `, ${megabytes(begun_mb)} of it done` : "";
+  const memory = `${megabytes(memory_mb)} of memory${fits ? "" : ", more than is free"}`;
+  return `${megabytes(download_mb)} download${begun}. Takes ${megabytes(size_mb)} on disk and ${memory}.`;
+}
+
+export class Models {
+  #show;
+  #up = true;
+  #models = null;
+  #refused = null;
+  #shown = "";
+  #timer;
+  #offers = element("div", { class: "models" });
+  #step = element("p", { class: "soft small number" });
+  #progress = element("progress", { "aria-labelledby": "adding", max: 1 });
+  #title = element("strong");
+  #adding = element("div", { class: "field", role: "group", "aria-labelledby": "adding", hidden: true },
+    element("p", { id: "adding" }, this.#title), this.#progress, this.#step,
+    element("div", { class: "row" },
+      button("Cancel", () => this.#order("model_cancel")),
+      element("span", { class: "soft small" }, "You can continue the download later.")));
+  node = element("div", { class: "models" }, this.#adding, this.#offers);
+
+  /** `show(installed)` is given the installed models whenever they are read. */
+  constructor(show) {
+    this.#show = show;
+    this.#timer = setInterval(() => this.#models?.adding && this.look().catch(() => {}), EVERY_MS);
+  }
+
+  close() {
+    clearInterval(this.#timer);
+  }
+
+  /** Read the models and show them. Raises Refusal. */
+  async look() {
+    this.#models = await command("models");
+    this.#show(this.#models.models);
+    this.#draw();
+  }
+
+  update({ up }) {
+    this.#up = up;
+    this.#draw();
+  }
+
+  async #order(name, model) {
+    this.#refused = null;
+    try {
+      await command(name, model ? { model } : {});
+      await this.look();
+    } catch (error) {
+      this.#refused = { name: model, error: error.message };
+      this.#draw();
+    }
+  }
+
+  #draw() {
+    if (!this.#models) return;
+    const { adding, offered, failed, possible } = this.#models;
+    this.#adding.hidden = !adding;
+    this.#offers.hidden = Boolean(adding);
+    if (adding) this.#drawProgress(adding);
+    const shown = JSON.stringify([offered, failed, possible, this.#refused, this.#up]);
+    if (shown === this.#shown) return; // nothing new: the focus stays where it is
+    this.#shown = shown;
+    this.#offers.replaceChildren(...this.#offerNodes(offered, this.#refused || failed, possible));
+  }
+
+  #drawProgress({ name, doing, done, total }) {
+    setText(this.#title, `Adding ${name}`);
+    if (total) this.#progress.value = done / total;
+    else this.#progress.removeAttribute("value");
+    setText(this.#step, total ? `${doing}: ${megabytes(done / 1e6)} of ${megabytes(total / 1e6)}` : doing);
+  }
+
+  #offerNodes(offered, failed, possible) {
+    const row = (one) =>
+      element("li", {},
+        element("div", {}, element("strong", {}, one.name), element("span", { class: "soft small" }, sizes(one))),
+        button(one.begun_mb ? "Continue" : "Add", () => this.#order("model_add", one.name), {
+          disabled: !possible || !one.fits || !this.#up, "aria-label": `${one.begun_mb ? "Continue" : "Add"} ${one.name}`,
+        }),
+        failed?.name === one.name && element("p", { class: "wrong", role: "alert" }, message(failed.error)));
+    const nodes = offered.length ? [element("h3", {}, "More models"), element("ul", { class: "offers" }, offered.map(row))] : [];
+    if (!possible)
+      nodes.push(element("p", { class: "soft small" }, "To add models here, run ", element("code", {}, "sudo roomscribe web enable"),
+        " on the appliance once. Or run ", element("code", {}, "sudo roomscribe model add"), "."));
+    return nodes;
+  }
+}

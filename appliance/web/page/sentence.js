@@ -1,0 +1,33 @@
+// One sentence of the log, as the live view and the history show it.
+
+import { button, element, icon } from "./dom.js";
+import { clock, flag, percent, seconds } from "./text.js";
+
+const DEMO = "demo_model";
+const letters = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, " ").trim();
+
+/** Return a sentence as a list's item; with `onDelete` it has a button for that. */
+export function sentenceRow(one, onDelete) {
+  const flags = (one.flags || []).filter((name) => name !== DEMO);
+  const differs = one.phrase && letters(one.phrase) !== letters(one.text);
+  return element(
+    "li", { "data-seq": one.seq },
+    element("time", { datetime: one.start }, clock(one.start)),
+    element("p", { lang: one.language || null, dir: "auto" }, one.text),
+    onDelete && button(icon("bin"), onDelete, { class: "plain", "aria-label": `Delete: ${one.text}` }),
+    differs && element("p", { class: "expected" },
+      "Matches: ", element("q", {}, one.phrase), one.phrase_confidence ? ` ${percent(one.phrase_confidence)}` : ""),
+    element("div", { class: "about number" },
+      element("span", {}, one.confidence === null ? "" : `${percent(one.confidence)} sure`),
+      element("span", {}, `after ${seconds(one.latency_ms)}`),
+      flags.map((name) => element("span", { class: "chip" }, flag(name)))),
+  );
+}
+
+/** Return a note about the demonstration model, hidden until `showFor` gets a sentence of it. */
+export function demoNote() {
+  const node = element("p", { class: "note", hidden: true },
+    "The demonstration model wrote some of these. It gets about one word in four wrong. You can add a better one under ",
+    element("a", { href: "#settings" }, "Settings"), ".");
+  return { node, showFor: (lines) => (node.hidden = !lines.some((one) => one.flags?.includes(DEMO))) };
+}

@@ -1,0 +1,265 @@
+// The settings: common ones first, one Save for all that changed.
+
+import { call, command } from "./api.js";
+import { button, element, setText } from "./dom.js";
+import { Field } from "./field.js";
+import { keepMeter } from "./meter.js";
+import { Models } from "./models.js";
+import { count, megabytes, message, titles } from "./text.js";
+
+const COLUMNS = [["Microphone", "Model", "Words"], ["Room", "MQTT and Home Assistant", "Log"]];
+const PUBLISHES = "mqtt.enabled";
+const BROKER = ["mqtt.host", "mqtt.port", "mqtt.username", "mqtt.password", "mqtt.tls"];
+const TEST_S = 5;
+const VERDICTS = {
+  good: "The level is good.",
+  clipped: "Too loud. Move away, or turn the microphone down.",
+  too_quiet: "Too quiet. Move closer, or turn the microphone up.",
+  digital_silence: "No sound at all. The microphone is switched off, or muted in the mixer.",
+};
+
+/** What was typed and not saved, by key: another view and back keeps it. */
+const drafts = new Map();
+
+/** Read what is known of each setting, once, and give messages their titles. Raises Refusal. */
+let described = null;
+export async function describe() {
+  described ??= await call("api/keys");
+  for (const [name, about] of Object.entries(described)) titles.set(name, about.title);
+  return described;
+}
+
+/** Return the settings with their values by key; those of the broker stand beside the others. */
+function flatten({ settings, broker }) {
+  const found = Object.fromEntries(Object.entries(settings).map(([name, one]) => [name, one.value]));
+  for (const name of BROKER) found[name] = name === "mqtt.password" ? "" : broker[name.slice("mqtt.".length)];
+  return found;
+}
+
+export class Settings {
+  static events = "level";
+  #live = { up: true };
+  #fields = new Map();
+  #meter = null;
+  #meterPlace = element("div");
+  #loading = element("p", { class: "soft" }, "Loading …");
+  #problem = element("p", { class: "banner bad", role: "alert", hidden: true });
+  #form = element("form", { class: "setup", novalidate: true, onsubmit: (event) => this.#submit(event) });
+  #said = element("span", { class: "soft", role: "status" });
+  #discard = button("Discard", () => this.#forget(), { class: "plain" });
+  #save = element("button", { class: "main" }, "Save");
+  #bar = element("div", { class: "keep", hidden: true }, this.#said, element("span", { class: "push" }), this.#discard, this.#save);
+  #saving = false;
+  #notice = "";
+  #inUse = element("p", { class: "soft small" });
+  #broker = element("div", { class: "broker", role: "group", "aria-label": "Broker" });
+  #models = new Models((installed) => this.#showModels(installed));
+  #test = button(`Test for ${TEST_S} seconds`, () => this.#listen());
+  #result = element("div", { class: "result", role: "status" });
+
+  constructor() {
+    this.nodes = [this.#problem, this.#loading, this.#form];
+    this.#look();
+  }
+
+  update(live) {
+    const back = live.up && !this.#live.up;
+    this.#live = live;
+    if (back) this.#look();
+    if (!live.up) this.#problem.hidden = true; // the frame says that there is no connection
+    setText(this.#inUse, live.state ? `In use: ${live.state.model} on ${live.state.encoder}` : "");
+    this.#meter = keepMeter(this.#meterPlace, this.#meter, live.up && live.state?.status !== "muted" && live.state?.microphone !== "none");
+    this.#test.disabled = !live.up;
+    this.#models.update(live);
+    this.#count();
+  }
+
+  close() {
+    this.#meter = keepMeter(this.#meterPlace, this.#meter, false);
+    this.#models.close();
+  }
+
+  /** Read everything again; what was typed stays. */
+  async #look() {
+    try {
+      const about = await describe(), settings = await command("settings"), values = flatten(settings);
+      if (!this.#fields.size) this.#build(about, values);
+      for (const [name, field] of this.#fields) field.keep(values[name]);
+      this.#fields.get("mqtt.password").placeholder(settings.broker.password ? "unchanged" : "none");
+      this.#fields.get("appliance.node")?.placeholder(this.#live.state?.node || "");
+      this.#count();
+      this.#problem.hidden = true;
+      await this.#models.look();
+    } catch (error) {
+      this.#fail(error);
+    }
+    await command("devices").then(({ devices }) => this.#showDevices(devices), () => {});
+  }
+
+  #fail(error) {
+    this.#problem.replaceChildren(...message(error.message));
+    this.#problem.hidden = !this.#live.up;
+  }
+
+  #build(about, values) {
+    const groups = new Map();
+    for (const [name, one] of Object.entries(about)) {
+      if (!(name in values)) continue;
+      const field = new Field(name, one, { onChange: (changed) => this.#changed(changed), choices: this.#choices(name, values[name]) });
+      field.keep(values[name]);
+      if (drafts.has(name)) field.draft = drafts.get(name);
+      this.#fields.set(name, field);
+      const group = `${one.advanced}${one.group}`;
+      groups.set(group, { ...one, fields: [...(groups.get(group)?.fields || []), field] });
+    }
+    const advanced = [...groups.values()].filter((group) => group.advanced);
+    this.#form.append(
+      element("div", { class: "columns" }, COLUMNS.map((titled) =>
+        element("div", {}, titled.map((title) => this.#card(title, groups.get(`false${title}`)?.fields || []))))),
+      element("details", { class: "card" }, element("summary", {}, element("h2", {}, "Advanced")),
+        advanced.map((group) => element("fieldset", {}, element("legend", {}, element("h3", {}, group.group)),
+          element("div", { class: "grid" }, group.fields.map((field) => field.node))))),
+      this.#bar);
+    this.#loading.remove();
+  }
+
+  #card(title, fields) {
+    const inBroker = fields.filter((field) => BROKER.includes(field.name));
+    this.#broker.append(...(inBroker.length ? inBroker.map((field) => field.node) : []));
+    const nodes = fields.filter((field) => !inBroker.includes(field)).map((field) => field.node);
+    if (inBroker.length) nodes.splice(1, 0, this.#broker); // below the switch that shows it
+    if (title === "Microphone") nodes.push(this.#meterPlace, element("div", { class: "row" }, this.#test), this.#result);
+    if (title === "Model") nodes.push(this.#inUse, this.#models.node);
+    return element("fieldset", { class: "card" }, element("legend", {}, element("h2", {}, title)), nodes);
+  }
+
+  #choices(name, value) {
+    if (name === "model.bundle") return [["", "Default"]];
+    return name === "capture.device" ? [["", "Default microphone"], ...(value === "none" ? [["none", "None"]] : [])] : null;
+  }
+
+  #showModels(installed) {
+    const shown = ({ name, size_mb, npu }) => [name, `${name} (${size_mb === null ? "damaged" : megabytes(size_mb)}${npu ? ", with NPU" : ""})`];
+    this.#fields.get("model.bundle")?.choose([["", "Default"], ...installed.map(shown)]);
+  }
+
+  #showDevices(devices) {
+    const field = this.#fields.get("capture.device");
+    const chosen = field?.value, names = devices.map(({ name }) => name);
+    // a part of a microphone's name is enough to choose it
+    const part = chosen && !names.includes(chosen) && names.some((name) => name.toLowerCase().includes(chosen.toLowerCase()));
+    field?.choose([...this.#choices("capture.device", chosen), ...(part ? [chosen, ...names] : names).map((name) => [name, name])]);
+  }
+
+  get #edited() {
+    const publishes = this.#fields.get(PUBLISHES)?.value ?? true;
+    return [...this.#fields.values()].filter((field) => field.isChanged && (publishes || !BROKER.includes(field.name)));
+  }
+
+  #changed(field) {
+    field.complain("");
+    if (field.isChanged) drafts.set(field.name, field.draft);
+    else drafts.delete(field.name);
+    this.#say("");
+  }
+
+  /** Show a notice beside Save; "" shows how much is to be saved. */
+  #say(notice) {
+    this.#notice = notice;
+    this.#count();
+  }
+
+  #count() {
+    const edited = this.#edited.length;
+    this.#broker.hidden = this.#fields.get(PUBLISHES)?.value === false;
+    setText(this.#said, this.#notice || (edited ? count(edited, "change", "changes") : ""));
+    this.#bar.hidden = !edited && !this.#notice;
+    this.#discard.hidden = !edited;
+    this.#save.hidden = !edited;
+    this.#save.disabled = this.#saving || !this.#live.up;
+  }
+
+  #forget() {
+    drafts.clear();
+    for (const field of this.#fields.values()) {
+      field.complain("");
+      field.revert();
+    }
+    this.#say("");
+    document.getElementById("main").focus(); // the button is gone
+  }
+
+  async #submit(event) {
+    event.preventDefault();
+    if (this.#saving || !this.#edited.length || !this.#live.up) return;
+    for (const field of this.#fields.values()) field.complain("");
+    const torn = this.#edited.filter((field) => !field.isWhole());
+    if (torn.length) return this.#refuse(torn);
+    this.#saving = true;
+    await this.#send();
+    this.#saving = false;
+    this.#count();
+  }
+
+  /** Send all that changed at once: the daemon keeps everything or nothing. */
+  async #send() {
+    const edited = this.#edited, values = new Map(edited.map((field) => [field.name, field.value]));
+    const set = Object.fromEntries([...values].filter(([name]) => !BROKER.includes(name)));
+    const isBroker = edited.some((field) => BROKER.includes(field.name));
+    this.#say(isBroker ? "Connecting to the broker …" : "Saving …");
+    try {
+      const answer = isBroker ? await command("broker", this.#login(set)) : await command("configure", { set });
+      if (answer.mistakes) return this.#refuse(this.#complain(answer.mistakes));
+      for (const field of edited) field.settle();
+      drafts.clear();
+      this.#say("Saved.");
+      await this.#look(); // what the daemon has made of it; it may be busy with it, and is asked again
+    } catch (error) {
+      this.#say("");
+      this.#fail(error);
+    }
+  }
+
+  /** Return the arguments of `broker`, with the other settings that are kept together with it. */
+  #login(set) {
+    const of = (name) => this.#fields.get(`mqtt.${name}`).value;
+    const [host, port, username, tls] = ["host", "port", "username", "tls"].map(of);
+    const publishes = { [PUBLISHES]: this.#fields.get(PUBLISHES).value };
+    const password = of("password") ? { password: of("password") } : {};
+    return { host, port, username, tls, ...password, set: { ...publishes, ...set } };
+  }
+
+  /** Show each mistake at its field; the fields. What has no field is shown above all. */
+  #complain(mistakes) {
+    const fields = [];
+    for (const [name, text] of Object.entries(mistakes)) {
+      const field = this.#fields.get(name);
+      field?.complain(text);
+      if (field) fields.push(field);
+      else this.#fail({ message: text });
+    }
+    return fields;
+  }
+
+  #refuse(fields) {
+    this.#say("Nothing was saved. Correct the marked fields.");
+    const [first] = fields;
+    if (!first) return;
+    const details = first.node.closest("details");
+    if (details) details.open = true;
+    first.input.focus();
+  }
+
+  async #listen() {
+    setText(this.#test, "Say a sentence …");
+    this.#result.replaceChildren();
+    try {
+      const { verdict, peak_db, words } = await command("microphone_test", { seconds: TEST_S });
+      const loudest = peak_db === null || peak_db === undefined ? "" : ` Loudest: ${Math.round(peak_db)} dB.`;
+      this.#result.replaceChildren(element("p", {}, `${VERDICTS[verdict]}${loudest}`), words ? element("p", { class: "soft" }, `Heard: “${words}”`) : "");
+    } catch (error) {
+      this.#result.replaceChildren(element("p", { class: "wrong" }, message(error.message)));
+    }
+    setText(this.#test, `Test for ${TEST_S} seconds`);
+  }
+}

@@ -1,0 +1,70 @@
+// How times, numbers and the daemon's messages are shown.
+
+import { element } from "./dom.js";
+
+const REASONS = {
+  too_short: "too short", no_speech: "no speech", repetition: "repetition",
+  low_confidence: "too unsure", overload: "too much at once",
+  failed: "the model failed", set_aside: "it crashed the appliance twice",
+};
+const FLAGS = {
+  low_confidence: "unsure", repetition: "repeats itself", known_hallucination: "probably not said",
+  cut_at_window: "cut off", clipped: "too loud", gap: "gap in the sound", interrupted: "interrupted",
+  token_limit: "cut off",
+};
+export const DAY_MS = 86400e3;
+
+/** Titles of settings by key, for messages that name a key. */
+export const titles = new Map();
+
+export const reason = (name) => REASONS[name] || readable(name).toLowerCase();
+export const flag = (name) => FLAGS[name] || readable(name).toLowerCase();
+
+/** Return a name of the program as words. */
+export const readable = (name) => (name.charAt(0).toUpperCase() + name.slice(1)).replaceAll("_", " ");
+
+export const clock = (time, withSeconds = true) =>
+  new Date(time).toLocaleTimeString([], {
+    hourCycle: "h23", hour: "2-digit", minute: "2-digit", ...(withSeconds ? { second: "2-digit" } : {}),
+  });
+
+/** Return the first millisecond of the day of `time`, local time. */
+export function dayOf(time) {
+  const at = new Date(time);
+  return new Date(at.getFullYear(), at.getMonth(), at.getDate()).getTime();
+}
+
+export function dayName(day) {
+  const ago = Math.round((dayOf(Date.now()) - day) / DAY_MS);
+  if (ago === 0 || ago === 1) return ago ? "Yesterday" : "Today";
+  return new Date(day).toLocaleDateString([], { weekday: "long", day: "numeric", month: "long", year: "numeric" });
+}
+
+export const seconds = (ms) => (ms === null || ms === undefined ? "–" : `${(ms / 1000).toFixed(2)} s`);
+export const percent = (share) => `${Math.round(share * 100)} %`;
+export const megabytes = (mb) => (mb === null ? "" : mb < 1000 ? `${Math.round(mb)} MB` : `${(mb / 1000).toFixed(1)} GB`);
+export const count = (number, one, many) => `${number} ${number === 1 ? one : many}`;
+
+export function duration(s) {
+  if (s === null || s === undefined) return "–";
+  const [days, hours, minutes] = [s / 86400, (s / 3600) % 24, (s / 60) % 60].map(Math.floor);
+  return days ? `${days} d ${hours} h` : hours ? `${hours} h ${minutes} min` : `${minutes} min`;
+}
+
+const withTitles = (text) =>
+  text.replace(/\b[a-z]+\.[a-z_]+\b/g, (name) => (titles.has(name) ? `“${titles.get(name)}”` : name));
+const asSentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+/** Return a message of the daemon as nodes: commands as code, keys by their title on this page. */
+export const message = (text) =>
+  asSentence(String(text)).split("`").map((part, index) =>
+    index % 2 && !titles.has(part) ? element("code", {}, part) : withTitles(part),
+  );
+
+/** Return what to enter, for a refused setting: "expected X, found Y; did you mean Z?", perhaps
+ * after a file and a key, is the form of the configuration's own messages. */
+export function correction(text) {
+  const found = /(?:^|: )expected (.+?), found .*?(?:; did you mean (.+)\?)?$/s.exec(text);
+  if (!found) return message(text);
+  return message(`Enter ${found[1]}.${found[2] ? ` Did you mean ${found[2]}?` : ""}`);
+}
