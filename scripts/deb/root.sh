@@ -27,6 +27,9 @@ cannot_run() {
     exit 77
 }
 
+# True on a machine on which a Debian can be booted (deb/boot.sh).
+can_boot() { [ "$(id -u)" = 0 ] && grep -qw overlay /proc/filesystems && unshare -m -C true 2>/dev/null; }
+
 need_host() {
     [ "$(id -u)" = 0 ] || cannot_run "it needs root (debootstrap, mount and pivot_root)"
     unshare -m true 2>/dev/null || cannot_run "this machine does not allow mount namespaces"
