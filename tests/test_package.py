@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,19 @@ def test_every_vendored_library_has_its_licence_in_the_copyright_file() -> None:
     text = (DEBIAN / "copyright").read_text(encoding="utf-8")
     for name in re.findall(r"^([a-z-]+)==", (DEBIAN / "vendored.txt").read_text("utf-8"), re.M):
         assert f"debian/vendor/*/{name.replace('-', '_')}-*.whl" in text, name
+
+
+def test_every_recording_that_the_model_heard_has_its_licence_and_its_source_named() -> None:
+    text = (DEBIAN / "copyright").read_text(encoding="utf-8")
+    files, *_ = (each for each in text.split("\nFiles: ") if each.startswith("appliance/bundles/"))
+    card = (ROOT / "appliance/bundles/home-en/MODEL_CARD.md").read_text(encoding="utf-8")
+    listed = (ROOT / "scripts/train/people.toml").read_text(encoding="utf-8")
+    for name, one in tomllib.loads(listed).items():
+        licence = one["licence"].partition(" (")[0]
+        address = one["repository"]
+        assert licence in card and address.removeprefix("https://github.com/") in card, name
+        paragraph = next(each for each in files.split("\n .\n") if address in each)
+        assert licence in " ".join(paragraph.split()), name
 
 
 def test_purging_removes_what_the_unit_lets_the_daemon_write(unit: dict[str, list[str]]) -> None:
