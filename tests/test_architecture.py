@@ -21,17 +21,27 @@ EVERYWHERE = {"config", "errors", "records", "system"}
 MAY_IMPORT = {
     "cli": {
         *{"control", "daemon", "lab", "mqtt", "store", "capture", "infer", "model"},
-        *{"fleet", "house", "web", "wyoming"},
+        *{"fleet", "homeassistant", "web", "wyoming"},
     },
     "control": set(),
     "daemon": {
-        *{"control", "fleet", "house", "mqtt", "store", "capture", "infer", "model", "wyoming"},
+        *{
+            "control",
+            "fleet",
+            "homeassistant",
+            "mqtt",
+            "store",
+            "capture",
+            "infer",
+            "model",
+            "wyoming",
+        },
     },
     "fleet": {"infer", "model"},
     "lab": {"mqtt", "store", "capture", "infer", "model"},
     "mqtt": {"store"},
     "web": set(),
-    "house": set(),
+    "homeassistant": set(),
     "wyoming": {"capture", "infer", "model"},
     "store": set(),
     "capture": set(),
@@ -70,7 +80,7 @@ OWNERS = {
     "zeroconf": ("wyoming/announcing.py",),
     "systemd": ("daemon/journal.py",),
     "tornado": ("web/",),
-    "websockets": ("house/",),
+    "websockets": ("homeassistant/",),
 }
 """A library, and the file or the folder that alone may import it."""
 HEAVY = ("numpy", "onnxruntime", "onnx", "paho", "sqlite3", "sounddevice", "soundfile", "requests")

@@ -29,12 +29,7 @@ from typing import TYPE_CHECKING, Any
 from appliance import config
 from appliance.cli.web import systemctl
 from appliance.config import DEFAULT_PATH, Settings, node_name
-from appliance.errors import (
-    ConfigError,
-    DaemonError,
-    ServerError,
-    StoreError,
-)
+from appliance.errors import ConfigError, DaemonError, ServerError, StoreError
 from appliance.system import lock, require_writable, shorten, write_whole
 
 if TYPE_CHECKING:

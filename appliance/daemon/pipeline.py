@@ -23,14 +23,7 @@ from typing import Generic, TypeVar
 
 from appliance import __version__, system
 from appliance.capture import Segmenter, VoiceDetector, open_source
-from appliance.config import (
-    Reading,
-    SegmenterSettings,
-    Settings,
-    node_name,
-    page_url,
-    store_folder,
-)
+from appliance.config import Reading, SegmenterSettings, Settings, node_name, page_url, store_folder
 from appliance.control import SOCKET_NAME, Server
 from appliance.daemon.adding import Adding
 from appliance.daemon.backlog import Backlog, Guess, Lease, Request
@@ -44,7 +37,7 @@ from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, retry
 from appliance.daemon.scribe import EncodedWindow, Scribe, open_transcriber
 from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.fleet import Brain, EarTranscriber, Link
-from appliance.house import NAMES_FILE, Home
+from appliance.homeassistant import NAMES_FILE, Home
 from appliance.infer import AnyTranscriber, Transcriber, transcribed_elsewhere
 from appliance.mqtt import Publisher, subscriptions
 from appliance.records import (
@@ -56,11 +49,7 @@ from appliance.records import (
     Window,
 )
 from appliance.store import Store, remove_empty, runtime_folder
-from appliance.wyoming import (
-    Answer,
-    Server as WyomingServer,
-    advertise,
-)
+from appliance.wyoming import Answer, Server as WyomingServer, advertise
 
 log = logging.getLogger("roomscribe.daemon")
 

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
         HailoDecoder as HailoDecoder,
         open_on_npu as open_on_npu,
     )
-    from appliance.infer.hailo.decoder_network import (
-        DecoderFiles as DecoderFiles,
-    )
+    from appliance.infer.hailo.decoder_network import DecoderFiles as DecoderFiles
     from appliance.infer.hailo.device import find_chip as find_chip
     from appliance.infer.hailo.errors import NpuError as NpuError
     from appliance.infer.hailo.npu import open_npu as open_npu

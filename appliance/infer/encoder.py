@@ -47,7 +47,7 @@ class CpuEncoder:
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         """Loads the graph; `threads` 0 is one for each core. Raises ModelError."""
-        from appliance.infer.sessions import Session  # an ear of a fleet has no onnxruntime
+        from appliance.infer.sessions import Session
 
         self._session = Session(
             bundle.folder / ENCODER_FILE,

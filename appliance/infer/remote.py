@@ -21,13 +21,7 @@ from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.infer.corrections import Corrections
 from appliance.infer.encoder import Unit
 from appliance.infer.errand import Errand
-from appliance.infer.transcriber import (
-    FOLLOWED_BY_NOBODY,
-    Encoded,
-    Model,
-    Progress,
-    Transcriber,
-)
+from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Model, Progress, Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 
 WINDOW_S = 10.0

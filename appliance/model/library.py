@@ -25,14 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ConfigError, ModelError
-from appliance.model.bundle import (
-    CHOICE,
-    HEF_FILE,
-    INSTALLED,
-    MANIFEST,
-    PACKAGED,
-    models_folder,
-)
+from appliance.model.bundle import CHOICE, HEF_FILE, INSTALLED, MANIFEST, PACKAGED, models_folder
 from appliance.model.tensors import read_json
 from appliance.system import lock, sync_folder, write_whole
 

@@ -15,11 +15,11 @@ from rigs.fuzzing import ODD_TEXTS, examples, is_one_line
 from rigs.publishing import transcript
 
 from appliance.config import AssistSettings
-from appliance.house import names as naming
-from appliance.house.assist import Assist
-from appliance.house.connection import CommandError, Link, Place
-from appliance.house.home import describe, find_device
-from appliance.house.names import LETTERS_AT_MOST, NAMES_AT_MOST, WORDS_AT_MOST
+from appliance.homeassistant import names as naming
+from appliance.homeassistant.assist import Assist
+from appliance.homeassistant.client import describe, find_device
+from appliance.homeassistant.connection import CommandError, Link, Place
+from appliance.homeassistant.names import LETTERS_AT_MOST, NAMES_AT_MOST, WORDS_AT_MOST
 from appliance.mqtt import events
 
 TEXTS = st.one_of(

@@ -15,13 +15,7 @@ from numpy.typing import NDArray
 from rigs.checkout import SPEECH
 from rigs.saturating import Saturating
 
-from appliance.config import (
-    CaptureSettings,
-    ModelSettings,
-    MqttSettings,
-    Settings,
-    StoreSettings,
-)
+from appliance.config import CaptureSettings, ModelSettings, MqttSettings, Settings, StoreSettings
 from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ModelError
 from appliance.infer import arithmetic

@@ -24,8 +24,8 @@ from rigs.waiting import until
 from appliance import config
 from appliance.config import CaptureSettings
 from appliance.daemon.pipeline import Pipeline
-from appliance.house.home import Home
-from appliance.house.names import NAMES_FILE
+from appliance.homeassistant.client import Home
+from appliance.homeassistant.names import NAMES_FILE
 
 SENTENCE = sentences()[3]
 

@@ -87,7 +87,7 @@ def with_token(
     """The same of Home Assistant's token."""
     if not home.url or home.token_file:
         return home
-    from appliance.house import TOKEN_CREDENTIAL
+    from appliance.homeassistant import TOKEN_CREDENTIAL
 
     return replace(home, token_file=_given(TOKEN_CREDENTIAL, plain, encrypted))
 
@@ -112,7 +112,7 @@ def token_is_hidden(
         return _is_closed(Path(home.token_file).expanduser())
     if os.geteuid() == 0 or "CREDENTIALS_DIRECTORY" in os.environ:
         return False
-    from appliance.house import TOKEN_CREDENTIAL
+    from appliance.homeassistant import TOKEN_CREDENTIAL
 
     service = daemon is not None and daemon.service
     return service or any(_is_closed(place / TOKEN_CREDENTIAL) for place in (plain, encrypted))

@@ -19,14 +19,14 @@ from appliance import __version__, config
 from appliance.cli.doctor import (
     fleet,
     hearing,
-    home,
-    house,
+    homeassistant as home,
     machine,
     npu,
     page,
     publishing,
     storage,
     transcribing,
+    wyoming as house,
 )
 from appliance.cli.doctor.daemon import beside_daemon
 from appliance.cli.doctor.outcome import (

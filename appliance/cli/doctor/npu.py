@@ -20,15 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from appliance.cli.doctor import machine
-from appliance.cli.doctor.outcome import (
-    BUNDLE,
-    Check,
-    Outcome,
-    Surroundings,
-    failed,
-    ok,
-    skipped,
-)
+from appliance.cli.doctor.outcome import BUNDLE, Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.cli.doctor.transcribing import (
     FILE,
     TEXT,

@@ -11,15 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from appliance.cli.doctor.daemon import UNIT, password_is_hidden
-from appliance.cli.doctor.outcome import (
-    BROKER,
-    Check,
-    Outcome,
-    Surroundings,
-    failed,
-    ok,
-    skipped,
-)
+from appliance.cli.doctor.outcome import BROKER, Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import MqttSettings, Settings, node_name
 from appliance.mqtt import Probe, events
 

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from appliance.cli.doctor.outcome import (
-    BUNDLE,
-    Check,
-    Outcome,
-    Surroundings,
-    failed,
-    ok,
-    skipped,
-)
+from appliance.cli.doctor.outcome import BUNDLE, Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import Settings
 from appliance.records import SAMPLE_RATE, Frame, Transcription, Window
 

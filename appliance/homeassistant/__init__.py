@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.house.home import TOKEN_CREDENTIAL as TOKEN_CREDENTIAL, Home as Home
-    from appliance.house.looking import Look as Look, look as look
-    from appliance.house.names import NAMES_FILE as NAMES_FILE
+    from appliance.homeassistant.client import TOKEN_CREDENTIAL as TOKEN_CREDENTIAL, Home as Home
+    from appliance.homeassistant.names import NAMES_FILE as NAMES_FILE
+    from appliance.homeassistant.probe import Look as Look, look as look
 
 __getattr__ = lazily(__name__, __file__)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rigs.home_websocket import TOKEN, Hub
 
-from appliance.house.connection import (
+from appliance.homeassistant.connection import (
     LARGEST,
     CommandError,
     HouseError,

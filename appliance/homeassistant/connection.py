@@ -29,7 +29,7 @@ OPEN_WITHIN_S = 10.0
 ANSWER_WITHIN_S = 20.0
 CLOSE_WITHIN_S = 1.0
 
-quiet = logging.getLogger("roomscribe.house.websocket")
+quiet = logging.getLogger("roomscribe.homeassistant.websocket")
 quiet.setLevel(logging.WARNING)  # below that the library writes down what it sends: the token, too
 
 Event = Callable[[dict[str, Any]], object]

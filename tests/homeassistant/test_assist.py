@@ -13,7 +13,7 @@ import pytest
 from rigs.publishing import transcript
 
 from appliance.config import AssistSettings
-from appliance.house.assist import (
+from appliance.homeassistant.assist import (
     AHEAD_S,
     FILE_NAME,
     LATE_S,

@@ -10,7 +10,7 @@ import pytest
 from rigs.stt_server import SpeechServer, says
 from rigs.wyoming import running
 
-from appliance.cli.doctor import house
+from appliance.cli.doctor import wyoming as house
 from appliance.cli.doctor.daemon import Daemon
 from appliance.cli.doctor.main import look
 from appliance.cli.doctor.outcome import Check, Surroundings

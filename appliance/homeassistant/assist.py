@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from appliance.config import AssistSettings
-from appliance.house.connection import CommandError, HouseError, Link
+from appliance.homeassistant.connection import CommandError, HouseError, Link
 from appliance.records import HEARD_HERE, AssistReply, Transcript
 from appliance.system import shorten, write_whole
 
-log = logging.getLogger("roomscribe.house")
+log = logging.getLogger("roomscribe.homeassistant")
 
 FILE_NAME = "assist-sent.json"
 """In the runtime folder: in memory, and there after a restart, as the windows are from which a

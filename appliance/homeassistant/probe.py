@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from appliance.config import HomeAssistantSettings
-from appliance.house import names as naming
-from appliance.house.assist import preferred_pipeline
-from appliance.house.connection import CommandError, Link, Place, connect
-from appliance.house.home import describe, devices_of, own_device, token
+from appliance.homeassistant import names as naming
+from appliance.homeassistant.assist import preferred_pipeline
+from appliance.homeassistant.client import describe, devices_of, own_device, token
+from appliance.homeassistant.connection import CommandError, Link, Place, connect
 
 
 @dataclass(frozen=True, slots=True)

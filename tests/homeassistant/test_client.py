@@ -19,9 +19,9 @@ from rigs.publishing import transcript
 from rigs.waiting import until
 
 from appliance.config import AssistSettings, HomeAssistantSettings, Settings
-from appliance.house.connection import LARGEST
-from appliance.house.home import Home, Paces
-from appliance.house.names import NAMES_FILE
+from appliance.homeassistant.client import Home, Paces
+from appliance.homeassistant.connection import LARGEST
+from appliance.homeassistant.names import NAMES_FILE
 from appliance.records import AssistReply, Name, Phrase, Tier, Transcript
 
 SOON = Paces(
@@ -245,7 +245,7 @@ def test_the_expected_sentence_goes_in_place_of_the_free_text(hub: Hub, tmp_path
 def test_a_place_that_home_assistant_does_not_have_is_refused(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with living(hub, tmp_path) as one, caplog.at_level("INFO", "roomscribe.house"):
+    with living(hub, tmp_path) as one, caplog.at_level("INFO", "roomscribe.homeassistant"):
         until(lambda: one.words()[1:])
         one.say(phrase=expecting("computer turn off the nursery lights", area="nursery"))
         reply = one.reply()

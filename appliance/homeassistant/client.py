@@ -20,9 +20,9 @@ from typing import Any
 
 from appliance.config import HomeAssistantSettings, Settings
 from appliance.errors import ConfigError
-from appliance.house import names as naming
-from appliance.house.assist import Assist, preferred_pipeline, refused
-from appliance.house.connection import (
+from appliance.homeassistant import names as naming
+from appliance.homeassistant.assist import Assist, preferred_pipeline, refused
+from appliance.homeassistant.connection import (
     Address,
     CommandError,
     HouseError,
@@ -33,11 +33,11 @@ from appliance.house.connection import (
     connect,
     first,
 )
-from appliance.house.names import Names
+from appliance.homeassistant.names import Names
 from appliance.records import AssistReply, Name, Tier, Transcript
 from appliance.system import one_line, read_secret
 
-log = logging.getLogger("roomscribe.house")
+log = logging.getLogger("roomscribe.homeassistant")
 
 TOKEN_CREDENTIAL = "roomscribe.homeassistant-token"
 """Its name among systemd's credentials."""

@@ -13,7 +13,7 @@ def names(around: Surroundings) -> Outcome:
     """How many names came."""
     if why := _nothing_to_ask(around):
         return skipped(why)
-    from appliance.house import look
+    from appliance.homeassistant import look
 
     home = around.settings.homeassistant
     around.doing(f"asking {home.url}")
@@ -29,7 +29,7 @@ def assist(around: Surroundings) -> Outcome:
         return skipped("assist.phrase is empty")
     if why := _nothing_to_ask(around):
         return skipped(why)
-    from appliance.house import look
+    from appliance.homeassistant import look
 
     around.doing(f"asking {around.settings.homeassistant.url}")
     node = node_name(around.settings)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rigs.home_websocket import DEVICE, TOKEN, Hub
 
-from appliance.cli.doctor import home
+from appliance.cli.doctor import homeassistant as home
 from appliance.cli.doctor.daemon import Daemon, token_is_hidden, with_token
 from appliance.cli.doctor.main import look
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import ApplianceSettings, AssistSettings, HomeAssistantSettings, Settings
-from appliance.house.home import TOKEN_CREDENTIAL
+from appliance.homeassistant.client import TOKEN_CREDENTIAL
 
 NAMES, ASSIST = home.CHECKS
 

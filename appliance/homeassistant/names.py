@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.house.connection import ANSWER_WITHIN_S, CommandError, HouseError, Link
+from appliance.homeassistant.connection import ANSWER_WITHIN_S, CommandError, HouseError, Link
 from appliance.records import Name, Tier
 from appliance.system import write_whole
 

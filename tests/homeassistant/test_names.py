@@ -12,9 +12,16 @@ from typing import Any
 import pytest
 from rigs.home_websocket import DEVICE, TOKEN, Hub
 
-from appliance.house import names as naming
-from appliance.house.connection import Link, Place, connect
-from appliance.house.names import ENTITIES_AT_MOST, NAMES_AT_MOST, NAMES_FILE, Names, clean, cleaned
+from appliance.homeassistant import names as naming
+from appliance.homeassistant.connection import Link, Place, connect
+from appliance.homeassistant.names import (
+    ENTITIES_AT_MOST,
+    NAMES_AT_MOST,
+    NAMES_FILE,
+    Names,
+    clean,
+    cleaned,
+)
 from appliance.records import Name, Tier
 
 
