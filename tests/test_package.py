@@ -23,7 +23,7 @@ from appliance.daemon import adding, service
 from appliance.daemon.pipeline import STOP_WITHIN_S
 from appliance.errors import TRY_AGAIN, ConfigError, ModelError
 from appliance.model.bundle import INSTALLED
-from appliance.mqtt.tls import PASSWORD_CREDENTIAL
+from appliance.mqtt.credentials import PASSWORD_CREDENTIAL
 from appliance.web import access
 
 DEBIAN = ROOT / "debian"

@@ -24,7 +24,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from appliance.config import MqttSettings
-from appliance.mqtt import events, tls
+from appliance.mqtt import credentials as tls, events
 
 PACKET_BYTES = 65536
 """The broker is told to keep larger messages to itself."""

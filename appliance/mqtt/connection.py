@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from appliance.config import MqttSettings
 from appliance.errors import BrokerError, ConfigError
-from appliance.mqtt import events, tls, troubles
+from appliance.mqtt import credentials as tls, events, troubles
 from appliance.mqtt.client import (
     FIRST_FAILURE,
     THERE_S,

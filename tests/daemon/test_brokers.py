@@ -17,7 +17,7 @@ from rigs.waiting import until
 
 from appliance import config
 from appliance.control.server import RefusalError
-from appliance.mqtt.tls import password
+from appliance.mqtt.credentials import password
 
 pytestmark = needs_broker
 WORD = "open sesame"

@@ -14,7 +14,7 @@ from rigs.fuzzing import ODD_TEXTS, damaged, examples, is_one_line
 from appliance import config
 from appliance.config import Settings
 from appliance.errors import ConfigError
-from appliance.mqtt import tls
+from appliance.mqtt import credentials as tls
 
 ODD_VALUES = (
     "", "nan", "inf", "-inf", "1e400", "-1e400", "-0.0", "1_000", "0x" + "f" * 9000,

@@ -26,7 +26,7 @@ from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import ConfigError
-from appliance.mqtt import tls
+from appliance.mqtt import credentials as tls
 from appliance.mqtt.connection import Delays
 from appliance.mqtt.publisher import Publisher
 from appliance.records import Discarded, Partial

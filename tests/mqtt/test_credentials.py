@@ -18,7 +18,7 @@ from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings, parse
 from appliance.errors import ConfigError
-from appliance.mqtt import tls
+from appliance.mqtt import credentials as tls
 from appliance.store.store import Store
 
 pytestmark = [needs_broker, needs_openssl]
