@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         Products as Products,
         find_trouble as find_trouble,
     )
+    from appliance.infer.completeness import silence_ms as silence_ms
     from appliance.infer.decoder import Decoder as Decoder, preset_guards as preset_guards
     from appliance.infer.drafts import Drafts as Drafts
     from appliance.infer.encoder import Encoder as Encoder, Unit as Unit
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
         transcribed_elsewhere as transcribed_elsewhere,
     )
     from appliance.infer.sessions import onnxruntime as onnxruntime
-    from appliance.infer.sureness import silence_ms as silence_ms
     from appliance.infer.tokenizer import Tokenizer as Tokenizer
     from appliance.infer.transcriber import (
         FOLLOWED_BY_NOBODY as FOLLOWED_BY_NOBODY,

@@ -334,7 +334,7 @@ class Transcriber:
     def _is_finished(self, transcription: Transcription, decoded: Decoded) -> bool | None:
         prior = self._decoder.end_prior(decoded.tokens)
         doubtful = is_doubtful(transcription, self.gates)
-        from appliance.infer.sureness import is_finished
+        from appliance.infer.completeness import is_finished
 
         assert self.bundle.endings is not None
         return is_finished(decoded.logprobs[-1], prior, self.bundle.endings, doubtful=doubtful)

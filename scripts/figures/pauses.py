@@ -46,8 +46,8 @@ from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import Settings, VoiceSettings
+from appliance.infer.completeness import silence_ms
 from appliance.infer.gates import Gates
-from appliance.infer.sureness import silence_ms
 from appliance.infer.transcriber import Progress, Transcriber, open_transcriber
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Transcription, Window
 from appliance.store.said import Said, Sentence

@@ -10,7 +10,7 @@ from rigs.transcriber import HEARD
 from rigs.windows import a_window
 
 from appliance.config import GateSettings, SegmenterSettings
-from appliance.infer.sureness import OPEN_WORDS, is_finished, is_open, silence_ms
+from appliance.infer.completeness import OPEN_WORDS, is_finished, is_open, silence_ms
 from appliance.model.bundle import Endings
 from appliance.records import Phrase
 
