@@ -23,13 +23,13 @@ from typing import Self
 from appliance.config import Settings, StoreSettings, store_folder
 from appliance.errors import StoreError
 from appliance.records import HEARD_HERE, Transcript
-from appliance.store import repair, retention, standin, tables
+from appliance.store import fallback as standin, repair, retention, tables
 from appliance.store.database import Access, Database
+from appliance.store.fallback import LIMITS, LastingDatabase, Limits
 from appliance.store.files import plain_errors
 from appliance.store.folders import FILE_NAME, MemoryFolder
-from appliance.store.said import NEWEST, Said, Sentence
-from appliance.store.standin import LIMITS, LastingDatabase, Limits
 from appliance.store.tables import StoredTranscript, Wanted, where
+from appliance.store.utterance_history import NEWEST, Said, Sentence
 
 log = logging.getLogger("roomscribe.store")
 

@@ -50,7 +50,7 @@ from appliance.infer.completeness import silence_ms
 from appliance.infer.gates import Gates
 from appliance.infer.transcriber import Progress, Transcriber, open_transcriber
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Transcription, Window
-from appliance.store.said import Said, Sentence
+from appliance.store.utterance_history import Said, Sentence
 
 CUT_MS, LOST_MS = 50, 100
 """An utterance that ends so long before its last word does cuts it; what misses so much of it loses

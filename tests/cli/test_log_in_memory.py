@@ -16,8 +16,8 @@ from rigs.publishing import transcript
 from appliance.cli import main
 from appliance.config import Settings, StoreSettings
 from appliance.errors import StoreError
+from appliance.store.fallback import LastingDatabase, places
 from appliance.store.folders import FILE_NAME
-from appliance.store.standin import LastingDatabase, places
 from appliance.store.store import Store
 
 pytestmark = needs_memory

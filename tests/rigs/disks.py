@@ -14,8 +14,8 @@ import pytest
 
 from appliance.config import StoreSettings
 from appliance.mqtt.outbox import Outbox
+from appliance.store.fallback import LastingDatabase, Limits
 from appliance.store.folders import FILE_NAME, SHARED_MEMORY, MemoryFolder
-from appliance.store.standin import LastingDatabase, Limits
 from appliance.store.store import Store
 
 

@@ -17,9 +17,9 @@ from appliance.config import StoreSettings
 from appliance.records import Transcript, new_id
 from appliance.store import tables
 from appliance.store.folders import FILE_NAME
-from appliance.store.said import LONGEST, NEWEST, Said, Sentence
 from appliance.store.store import Store
 from appliance.store.tables import Wanted
+from appliance.store.utterance_history import LONGEST, NEWEST, Said, Sentence
 
 _IDS = count()
 

@@ -18,8 +18,8 @@ from rigs.stores import connection_of
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
 from appliance.mqtt.outbox import Outbox
+from appliance.store.fallback import LastingDatabase
 from appliance.store.folders import FILE_NAME
-from appliance.store.standin import LastingDatabase
 from appliance.store.store import Store
 from appliance.store.tables import Wanted
 
