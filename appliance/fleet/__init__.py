@@ -8,9 +8,9 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.fleet import messages as messages
-    from appliance.fleet.brain import Brain as Brain
-    from appliance.fleet.ear import EarTranscriber as EarTranscriber, open_ear as open_ear
-    from appliance.fleet.engine import (
+    from appliance.fleet.link import Link as Link, credential as credential
+    from appliance.fleet.probe import Probe as Probe, Waiting as Waiting
+    from appliance.fleet.provisioning import (
         CONFIG as CONFIG,
         Code as Code,
         Engine as Engine,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         unwritable as unwritable,
         version as version,
     )
-    from appliance.fleet.link import Link as Link, credential as credential
-    from appliance.fleet.probe import Probe as Probe, Waiting as Waiting
+    from appliance.fleet.satellite import EarTranscriber as EarTranscriber, open_ear as open_ear
+    from appliance.fleet.worker import Brain as Brain
 
 __getattr__ = lazily(__name__, __file__)

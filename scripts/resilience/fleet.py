@@ -43,8 +43,8 @@ from rigs.nats import Cluster, NatsServer
 from rigs.waiting import holds
 from rigs.wyoming import free_port
 
-from appliance.fleet.engine import AUTHORITY, CONFIG, Engine
 from appliance.fleet.messages import WINDOW_HEADER, Job, pack_window
+from appliance.fleet.provisioning import AUTHORITY, CONFIG, Engine
 from appliance.records import Window
 
 ACK_WAIT_S = 3.0

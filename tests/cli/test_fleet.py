@@ -31,9 +31,9 @@ from appliance.cli import fleet
 from appliance.cli.main import main
 from appliance.config import DEFAULT_PATH, load
 from appliance.errors import ConfigError
-from appliance.fleet.ear import Ear
-from appliance.fleet.engine import PATHS, STATE, Code, Engine, version
 from appliance.fleet.link import Link
+from appliance.fleet.provisioning import PATHS, STATE, Code, Engine, version
+from appliance.fleet.satellite import Ear
 
 pytestmark = needs_fleet
 

@@ -15,8 +15,8 @@ from rigs.transcriber import HEARD
 from rigs.waiting import until
 
 from appliance.config import FleetSettings, GateSettings
-from appliance.fleet.brain import Brain
 from appliance.fleet.link import Link
+from appliance.fleet.worker import Brain
 from appliance.infer.transcriber import Model
 from appliance.records import Transcription, Window
 

@@ -8,7 +8,7 @@ from rigs.nats import NatsServer
 from rigs.wyoming import free_port
 
 from appliance.config import FleetSettings
-from appliance.fleet.engine import CONFIG, Engine
+from appliance.fleet.provisioning import CONFIG, Engine
 
 
 def served(folder: Path, port: int, host: str = "127.0.0.1") -> NatsServer:

@@ -22,9 +22,9 @@ from appliance.cli.doctor import fleet
 from appliance.cli.doctor.main import look
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import ApplianceSettings, FleetSettings, Settings
-from appliance.fleet.ear import Ear
 from appliance.fleet.link import Link
 from appliance.fleet.messages import Presence, pack_presence
+from appliance.fleet.satellite import Ear
 
 pytestmark = needs_fleet
 WINDOWS = "roomscribe.window.*.*"

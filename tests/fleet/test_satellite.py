@@ -25,8 +25,8 @@ from rigs.windows import a_window
 
 from appliance.config import FleetSettings, SegmenterSettings, Settings
 from appliance.errors import RefusedError, ServerError
-from appliance.fleet.ear import COMING_S, Ear, EarEncoder, EarTranscriber
 from appliance.fleet.link import Link
+from appliance.fleet.satellite import COMING_S, Ear, EarEncoder, EarTranscriber
 from appliance.infer.encoder import Unit
 from appliance.infer.remote import UnwantedError
 from appliance.infer.transcriber import Transcriber

@@ -19,7 +19,9 @@ from rigs.waiting import until
 from rigs.wyoming import free_port
 
 from appliance.errors import ConfigError, ServerError, StoreError
-from appliance.fleet.engine import (
+from appliance.fleet.link import _explain
+from appliance.fleet.probe import Probe
+from appliance.fleet.provisioning import (
     BOXES,
     CONFIG,
     KEY,
@@ -31,8 +33,6 @@ from appliance.fleet.engine import (
     rights,
     server_of,
 )
-from appliance.fleet.link import _explain
-from appliance.fleet.probe import Probe
 from appliance.system import write_whole
 
 pytestmark = needs_fleet
