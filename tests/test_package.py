@@ -19,7 +19,7 @@ from rigs.needs import NOT_ROOT, require
 from appliance import __version__
 from appliance.cli import main, model, web
 from appliance.config import DEFAULT_PATH, WebSettings, keys
-from appliance.daemon import adding, service
+from appliance.daemon import model_install as adding, service
 from appliance.daemon.pipeline import STOP_WITHIN_S
 from appliance.errors import TRY_AGAIN, ConfigError, ModelError
 from appliance.model.bundle import INSTALLED

@@ -21,10 +21,10 @@ from appliance import config
 from appliance.capture import list_microphones, names_to_configure
 from appliance.config import Reading, Settings, node_name
 from appliance.control import Command, RefusalError, Server
-from appliance.daemon import brokers
-from appliance.daemon.adding import Adding
+from appliance.daemon import broker_trial as brokers
 from appliance.daemon.backlog import Request
 from appliance.daemon.health import EVERY_S, Day
+from appliance.daemon.model_install import Adding
 from appliance.daemon.mute import Mute
 from appliance.errors import DeviceError, RoomscribeError, StoreError
 from appliance.infer import Gates, lacking_runtime

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from appliance.capture import Segmenter
 from appliance.daemon.backlog import Guess, Request
-from appliance.daemon.scribe import Listener
+from appliance.daemon.transcription import Listener
 from appliance.infer import is_unspaced
 from appliance.records import Partial, Transcription, Window
 

@@ -25,16 +25,16 @@ from appliance import __version__, system
 from appliance.capture import Segmenter, VoiceDetector, open_source
 from appliance.config import Reading, SegmenterSettings, Settings, node_name, page_url, store_folder
 from appliance.control import SOCKET_NAME, Server
-from appliance.daemon.adding import Adding
 from appliance.daemon.backlog import Backlog, Guess, Lease, Request
-from appliance.daemon.claims import claims
+from appliance.daemon.capture_supervisor import CaptureSupervisor, Opener
 from appliance.daemon.controls import Controls, Read
 from appliance.daemon.health import Day, Health
-from appliance.daemon.listening import CaptureSupervisor, Opener
+from appliance.daemon.model_install import Adding
 from appliance.daemon.mute import Mute
 from appliance.daemon.partials import Partials
 from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, retry
-from appliance.daemon.scribe import EncodedWindow, Scribe, open_transcriber
+from appliance.daemon.single_instance import claims
+from appliance.daemon.transcription import EncodedWindow, Scribe, open_transcriber
 from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.fleet import Brain, EarTranscriber, Link
 from appliance.homeassistant import NAMES_FILE, Home

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from appliance.config import Settings
 from appliance.daemon.backlog import DEATHS, Lease
-from appliance.daemon.scribe import EncodedWindow, open_transcriber, with_memory
+from appliance.daemon.transcription import EncodedWindow, open_transcriber, with_memory
 from appliance.infer import AnyTranscriber
 from appliance.records import Transcription, Window
 from appliance.system import Child, ChildDiedError, ChildFailedError

@@ -28,7 +28,7 @@ TARGET_S = 3.0
 SUPERVISOR = """
 import sys, tempfile, time
 from pathlib import Path
-from appliance.daemon.listening import CaptureSupervisor
+from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.health import Health
 from appliance.daemon.mute import Mute
 from appliance.config import CaptureSettings

@@ -23,7 +23,7 @@ from rigs.waiting import until
 
 from appliance import __version__
 from appliance.cli.main import GROUPS, parse, parser
-from appliance.daemon.listening import REOPEN_PAUSE_S
+from appliance.daemon.capture_supervisor import REOPEN_PAUSE_S
 
 
 def sentence(number: int = 0) -> tuple[Path, str]:

@@ -15,7 +15,7 @@ from rigs.transcriber import HEARD, FakeTranscriber
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.backlog import Backlog
 from appliance.daemon.health import Health
-from appliance.daemon.scribe import Scribe
+from appliance.daemon.transcription import Scribe
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Window
 from appliance.store.store import Store

@@ -16,8 +16,8 @@ from rigs.waiting import until
 from appliance.capture.recorder import Recorder
 from appliance.config import CaptureSettings
 from appliance.daemon import mute as switch
+from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.health import Health
-from appliance.daemon.listening import CaptureSupervisor
 from appliance.daemon.mute import Mute
 from appliance.errors import DeviceError, StoreError
 from appliance.records import Frame

@@ -15,8 +15,8 @@ from appliance.config import ModelSettings, Settings, SpoolSettings
 from appliance.daemon.backlog import DEATHS, Backlog, Lease
 from appliance.daemon.health import Health
 from appliance.daemon.retry import HOPELESS, retry
-from appliance.daemon.scribe import EncodedWindow
 from appliance.daemon.spool import Spool, note
+from appliance.daemon.transcription import EncodedWindow
 from appliance.records import Discarded, Transcription
 
 pytestmark = needs_memory

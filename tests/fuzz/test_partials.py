@@ -32,7 +32,7 @@ from appliance.config import SegmenterSettings, Settings, SpoolSettings, StoreSe
 from appliance.daemon.backlog import Backlog, Guess, Request
 from appliance.daemon.health import Health
 from appliance.daemon.partials import Partials
-from appliance.daemon.scribe import EncodedWindow, Scribe
+from appliance.daemon.transcription import EncodedWindow, Scribe
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Frame, Window
 from appliance.store.store import Store

@@ -14,10 +14,10 @@ from rigs.transcriber import HEARD, FakeTranscriber
 
 from appliance import config
 from appliance.config import Settings
-from appliance.daemon.adding import Adding
 from appliance.daemon.backlog import Request
 from appliance.daemon.controls import Controls
 from appliance.daemon.health import Day
+from appliance.daemon.model_install import Adding
 from appliance.daemon.mute import Mute
 from appliance.records import ApplianceState, ApplianceStats, Transcription
 from appliance.store.store import Store

@@ -17,7 +17,7 @@ from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.backlog import Backlog
 from appliance.daemon.health import Health
-from appliance.daemon.scribe import Scribe
+from appliance.daemon.transcription import Scribe
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.records import Samples, Transcript, Window
 from appliance.store.store import Store

@@ -15,11 +15,11 @@ from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.windows import a_window
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
-from appliance.daemon import scribe
+from appliance.daemon import transcription as scribe
 from appliance.daemon.backlog import FAILURES_IN_A_ROW, Backlog, Request
 from appliance.daemon.health import Health
-from appliance.daemon.scribe import TRANSCRIPTS_WAITING, Scribe
 from appliance.daemon.spool import Spool
+from appliance.daemon.transcription import TRANSCRIPTS_WAITING, Scribe
 from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Progress, Transcriber
 from appliance.records import Discarded, Partial, Transcript, Transcription, Window

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from appliance.daemon.claims import ClaimedError, claim
+from appliance.daemon.single_instance import ClaimedError, claim
 
 CLAIMS = """
 import sys
-from appliance.daemon.claims import claim
+from appliance.daemon.single_instance import claim
 held = claim(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()

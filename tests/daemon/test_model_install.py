@@ -13,7 +13,7 @@ from rigs.hub import Fault, LocalHub, local_hub
 from rigs.models import random_weights, sized, write_checkpoint
 from rigs.waiting import until
 
-from appliance.daemon.adding import Added, Adding
+from appliance.daemon.model_install import Added, Adding
 
 SMALL = sized(16, (1, 1), 2, 140, 500, 60)
 WITHIN_S = 60.0

@@ -156,7 +156,7 @@ import logging, sys, threading
 from pathlib import Path
 from appliance.config import CaptureSettings
 from appliance.daemon.health import Health
-from appliance.daemon.listening import CaptureSupervisor
+from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.mute import Mute
 logging.basicConfig(stream=sys.stdout)
 settings, mute = CaptureSettings(device="jabra"), Mute(Path(sys.argv[1]))
