@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance import config
 from appliance.cli import model as models
-from appliance.cli.browsing import announced
+from appliance.cli.discovery import announced
 from appliance.config import DEFAULT_PATH, ModelSettings, Settings, node_name, slug
 from appliance.control import SOCKET_NAME, Client
 from appliance.errors import (

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.wyoming.announcing import advertise as advertise, own_address as own_address
     from appliance.wyoming.client import Client as Client
-    from appliance.wyoming.hearing import Answer as Answer
-    from appliance.wyoming.served import open_transcriber as open_transcriber
+    from appliance.wyoming.discovery import advertise as advertise, own_address as own_address
+    from appliance.wyoming.request import Answer as Answer
     from appliance.wyoming.server import Server as Server
+    from appliance.wyoming.transcriber import open_transcriber as open_transcriber
 
 __getattr__ = lazily(__name__, __file__)

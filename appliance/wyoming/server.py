@@ -27,8 +27,8 @@ from appliance.capture import VoiceDetector
 from appliance.config import WORDS_AT_MOST, GateSettings, Settings
 from appliance.infer import Model
 from appliance.system import one_line
-from appliance.wyoming.hearing import Ask, Hearing, Keep, RequestError, SoundFormat
 from appliance.wyoming.protocol import LARGEST, Event, Header, ProtocolError, pack
+from appliance.wyoming.request import Ask, Hearing, Keep, RequestError, SoundFormat
 
 log = logging.getLogger("roomscribe.wyoming")
 

@@ -19,7 +19,7 @@ from rigs.needs import NOT_ROOT, absent, unless
 from rigs.waiting import until
 
 from appliance.system import lock
-from appliance.wyoming.announcing import advertise, own_address
+from appliance.wyoming.discovery import advertise, own_address
 
 WITHIN_S = 20.0
 LOCK = Path(tempfile.gettempdir()) / "roomscribe-tests-avahi.lock"

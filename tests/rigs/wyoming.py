@@ -27,8 +27,8 @@ from appliance.capture.recording import Recording
 from appliance.config import Settings, WyomingSettings
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
-from appliance.wyoming.hearing import Answer
 from appliance.wyoming.protocol import Event, Header, pack
+from appliance.wyoming.request import Answer
 from appliance.wyoming.server import Server
 
 RELEASES = ("1.5.4", "1.7.1", "1.10.2")

@@ -19,7 +19,7 @@ from appliance.config import Settings, TranscriberSettings
 from appliance.errors import ServerError
 from appliance.infer.transcriber import open_transcriber
 from appliance.wyoming.client import Client, Info
-from appliance.wyoming.served import ServedTranscriber
+from appliance.wyoming.transcriber import ServedTranscriber
 
 
 @pytest.mark.parametrize(

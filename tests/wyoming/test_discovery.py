@@ -17,7 +17,7 @@ import pytest
 from rigs.avahi import WITHIN_S, House, announcing, needs_avahi
 from rigs.waiting import until
 
-from appliance.wyoming.announcing import advertise, own_address
+from appliance.wyoming.discovery import advertise, own_address
 
 MDNS = ("224.0.0.251", 5353)
 

@@ -20,7 +20,7 @@ from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
-from appliance.wyoming.hearing import LONGEST_S, Ask, Hearing, Keep, RequestError, SoundFormat
+from appliance.wyoming.request import LONGEST_S, Ask, Hearing, Keep, RequestError, SoundFormat
 
 PLAIN = SoundFormat(SAMPLE_RATE, 2, 1)
 LIGHT, OTHER = sentences()[0], sentences()[1]

@@ -22,7 +22,7 @@ from appliance.infer.remote import LONGEST_PAUSE_S, MOST_TRIES, WATCH_EVERY_S, U
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE
 from appliance.wyoming.client import Client, Info, Reply
-from appliance.wyoming.served import ServedEncoder, ServedTranscriber, open_transcriber
+from appliance.wyoming.transcriber import ServedEncoder, ServedTranscriber, open_transcriber
 
 WITHIN_S = 8.0
 

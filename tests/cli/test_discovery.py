@@ -13,7 +13,7 @@ import pytest
 from rigs.avahi import WITHIN_S, House, announcing, needs_avahi
 from rigs.waiting import until
 
-from appliance.cli.browsing import announced
+from appliance.cli.discovery import announced
 
 SERVICE = "_wyoming._tcp"
 
