@@ -408,8 +408,8 @@ class _Setup:
     def _prove(self, name: str) -> str:
         """What the model makes of a known sentence on this machine, and how long it takes."""
         from appliance.cli.doctor.main import look
+        from appliance.cli.doctor.model import CHECKS, self_test
         from appliance.cli.doctor.outcome import FAILED, Surroundings
-        from appliance.cli.doctor.transcribing import CHECKS, self_test
 
         settings = replace(self._settings, model=ModelSettings(bundle=name))
         check = next(one for one in CHECKS if one.look is self_test)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.cli.doctor.daemon import ENCRYPTED, PLAIN
+from appliance.cli.doctor.model import TEXT, spoken_window, words
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
-from appliance.cli.doctor.transcribing import TEXT, spoken_window, words
 from appliance.config import Settings, fleet_server, is_loopback, node_name
 from appliance.errors import ServerError
 from appliance.fleet import Probe, messages

@@ -18,14 +18,14 @@ from typing import Any
 from appliance import __version__, config
 from appliance.cli.doctor import (
     fleet,
-    hearing,
     homeassistant as home,
     machine,
+    microphone as hearing,
+    model as transcribing,
+    mqtt as publishing,
     npu,
     page,
-    publishing,
     storage,
-    transcribing,
     wyoming as house,
 )
 from appliance.cli.doctor.daemon import beside_daemon

@@ -20,15 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from appliance.cli.doctor import machine
+from appliance.cli.doctor.model import FILE, TEXT, on_cpu, spoken_window, without_model, words
 from appliance.cli.doctor.outcome import BUNDLE, Check, Outcome, Surroundings, failed, ok, skipped
-from appliance.cli.doctor.transcribing import (
-    FILE,
-    TEXT,
-    on_cpu,
-    spoken_window,
-    without_model,
-    words,
-)
 from appliance.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING
 
+from appliance.cli.doctor.model import TEXT, spoken_window, words
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
-from appliance.cli.doctor.transcribing import TEXT, spoken_window, words
 from appliance.config import TranscriberSettings, WyomingSettings
 from appliance.errors import ServerError
 

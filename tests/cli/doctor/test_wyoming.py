@@ -13,8 +13,8 @@ from rigs.wyoming import running
 from appliance.cli.doctor import wyoming as house
 from appliance.cli.doctor.daemon import Daemon
 from appliance.cli.doctor.main import look
+from appliance.cli.doctor.model import TEXT
 from appliance.cli.doctor.outcome import Check, Surroundings
-from appliance.cli.doctor.transcribing import TEXT
 from appliance.config import Settings, TranscriberSettings, WyomingSettings
 from appliance.infer.transcriber import open_transcriber
 

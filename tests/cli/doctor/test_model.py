@@ -12,9 +12,9 @@ from rigs.checkout import HOME_EN
 from rigs.recordings import sentences
 from rigs.saturating import Saturating
 
-from appliance.cli.doctor import transcribing
+from appliance.cli.doctor import model as transcribing
+from appliance.cli.doctor.model import FILE, TEXT
 from appliance.cli.doctor.outcome import Surroundings
-from appliance.cli.doctor.transcribing import FILE, TEXT
 from appliance.config import ModelSettings, Settings
 from appliance.errors import ModelError
 from appliance.model.bundle import load_bundle

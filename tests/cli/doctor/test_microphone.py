@@ -21,9 +21,9 @@ from rigs.needs import needs_broker, needs_microphone
 from rigs.waiting import until
 from rigs.windows import noise
 
-from appliance.cli.doctor import hearing
+from appliance.cli.doctor import microphone as hearing
 from appliance.cli.doctor.daemon import Daemon, running_daemon
-from appliance.cli.doctor.hearing import judge_sound
+from appliance.cli.doctor.microphone import judge_sound
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import (
     ApplianceSettings,

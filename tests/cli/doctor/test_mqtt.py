@@ -17,7 +17,7 @@ from rigs.needs import needs_broker, unless
 from rigs.publishing import running
 from rigs.waiting import until
 
-from appliance.cli.doctor import publishing, publishing as doctor
+from appliance.cli.doctor import mqtt as doctor, mqtt as publishing
 from appliance.cli.doctor.daemon import Daemon, password_is_hidden, with_credentials
 from appliance.cli.doctor.main import of_error
 from appliance.cli.doctor.outcome import Outcome, Surroundings

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from appliance.cli.doctor import publishing
+from appliance.cli.doctor import mqtt as publishing
 from appliance.cli.doctor.machine import INSTALL
+from appliance.cli.doctor.model import TEXT, spoken_frames
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
-from appliance.cli.doctor.transcribing import TEXT, spoken_frames
 from appliance.errors import DeviceError
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
 from appliance.system import Holder, holders
