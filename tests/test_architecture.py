@@ -21,7 +21,7 @@ EVERYWHERE = {"config", "errors", "records", "system"}
 MAY_IMPORT = {
     "cli": {
         *{"control", "daemon", "lab", "mqtt", "store", "capture", "infer", "model"},
-        *{"fleet", "homeassistant", "web", "wyoming"},
+        *{"fleet", "homeassistant", "web", "wyoming", "convert"},
     },
     "control": set(),
     "daemon": {
@@ -38,7 +38,7 @@ MAY_IMPORT = {
         },
     },
     "fleet": {"infer", "model"},
-    "lab": {"mqtt", "store", "capture", "infer", "model"},
+    "lab": {"mqtt", "store", "capture", "infer", "model", "convert"},
     "mqtt": {"store"},
     "web": set(),
     "homeassistant": set(),
@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "capture": set(),
     "infer": {"model"},
     "model": set(),
+    "convert": {"model"},
     "__main__": {"cli"},
     "config": {"errors"},
     "records": set(),
@@ -63,9 +64,9 @@ OWNERS = {
     "onnxruntime": ("infer/sessions.py", "lab/"),
     "hailo_platform": ("infer/hailo/",),
     "xxhash": ("model/hef.py",),
-    "requests": ("model/download.py",),
-    "tqdm": ("model/download.py", "lab/benchmark/main.py"),
-    "onnx": ("model/", "lab/"),
+    "requests": ("convert/download.py",),
+    "tqdm": ("convert/download.py", "lab/benchmark/main.py"),
+    "onnx": ("convert/", "lab/"),
     "ctranslate2": ("lab/benchmark/",),
     "jiwer": ("lab/benchmark/accuracy.py",),
     "whisper_normalizer": ("lab/benchmark/accuracy.py",),

@@ -27,8 +27,9 @@ from appliance.errors import ConfigError, RoomscribeError
 from appliance.system import shorten
 
 if TYPE_CHECKING:
+    from appliance.convert import AddRequest, Progress
     from appliance.infer import Transcriber
-    from appliance.model import AddRequest, Bundle, Progress, library
+    from appliance.model import Bundle, library
 
 EPILOG = """\
 examples:
@@ -260,8 +261,8 @@ def _end_again(lost: sys.UnraisableHookArgs) -> None:
 
 def add(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model add`"""
+    from appliance.convert import AUTO, AddRequest
     from appliance.infer import find_chip
-    from appliance.model import AUTO, AddRequest
 
     order = AddRequest(
         source=options.source,
@@ -284,7 +285,8 @@ def _make(
     order: AddRequest, say: Callable[[str], object], progress: Progress | None = None
 ) -> None:
     """Fetches, builds, verifies and installs what is asked for. Raises RoomscribeError."""
-    from appliance.model import install, make_bundle, work_on
+    from appliance.convert import make_bundle
+    from appliance.model import install, work_on
 
     begun = time.monotonic()
     with work_on(order.bundle_name) as place:
@@ -307,8 +309,9 @@ def _make(
 
 def serve(_options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model serve`; 1 when the model could not be added."""
+    from appliance.convert import AUTO, AddRequest
     from appliance.infer import find_chip
-    from appliance.model import AUTO, AddRequest, library
+    from appliance.model import library
 
     connection = _connection()
     asked = sys.stdin.buffer.readline(ASKED_BYTES).decode(errors="replace").strip()
@@ -406,7 +409,7 @@ def _say_kept(place: library.StagingFolder, say: Callable[[str], object]) -> Non
 
 def fetch(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model fetch`"""
-    from appliance.model import fetch_checkpoint
+    from appliance.convert import fetch_checkpoint
 
     try:
         there = options.folder.exists()
@@ -541,8 +544,8 @@ def use(options: argparse.Namespace, settings: Settings) -> int:
 
 def export(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model export`"""
+    from appliance.convert import CONFIG_FILE, read_config, require_checkpoint, window_of
     from appliance.lab import export_for_hailo, recorded_mels
-    from appliance.model import CONFIG_FILE, read_config, require_checkpoint, window_of
 
     require_checkpoint(options.folder)
     config = read_config(options.folder / CONFIG_FILE)
@@ -562,8 +565,8 @@ def export(options: argparse.Namespace, _settings: Settings) -> int:
 
 def pack(options: argparse.Namespace, _settings: Settings) -> int:
     """`roomscribe model pack`"""
+    from appliance.convert import load_checkpoint
     from appliance.lab import write_pack
-    from appliance.model import load_checkpoint
 
     out = options.out or Path(f"{options.folder.resolve().name}-{options.dtype}")
     report = write_pack(load_checkpoint(options.folder), out, options.dtype)

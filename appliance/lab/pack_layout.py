@@ -29,14 +29,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.errors import ModelError
-from appliance.model import (
+from appliance.convert import (
     ENCODER,
     SOUND_POSITIONS,
     WhisperConfig,
     expected_shapes,
     to_int8 as columns_to_int8,
 )
+from appliance.errors import ModelError
 
 ALIGNMENT = 64
 """Bytes: a cache line, a multiple of every vector load of the NPUs and CPUs meant."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.convert import Checkpoint, Weights, WhisperConfig
 from appliance.errors import ModelError
 from appliance.lab.pack_layout import (
     ALIGNMENT,
@@ -30,7 +31,7 @@ from appliance.lab.pack_layout import (
     narrow,
     widen,
 )
-from appliance.model import Checkpoint, Weights, WhisperConfig, drafted, read_json, write_json
+from appliance.model import drafted, read_json, write_json
 from appliance.system import shorten
 
 INDEX = "pack.json"

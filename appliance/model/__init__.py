@@ -1,4 +1,4 @@
-"""The files that make a model: bundles, HEFs, checkpoints, and how one becomes the other."""
+"""What a running appliance reads of a model: bundles, HEF files, installed models."""
 
 from __future__ import annotations
 
@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.model import library as library
-    from appliance.model.add import (
-        AUTO as AUTO,
-        AddRequest as AddRequest,
-        make_bundle as make_bundle,
-        window_of as window_of,
-    )
-    from appliance.model.build import (
-        Recipe as Recipe,
-        build_bundle as build_bundle,
-        window_positions as window_positions,
-    )
+    from appliance.model import library as library, protobuf as protobuf
     from appliance.model.bundle import (
         BEST as BEST,
         BUILT_IN as BUILT_IN,
@@ -32,8 +21,12 @@ if TYPE_CHECKING:
         JOINT as JOINT,
         JOINT_FILE as JOINT_FILE,
         LAYERS_FILE as LAYERS_FILE,
+        MANIFEST as MANIFEST,
         PHRASES_FILE as PHRASES_FILE,
         PLACE_TABLE as PLACE_TABLE,
+        POSITIONS_PER_SECOND as POSITIONS_PER_SECOND,
+        QUANTIZE as QUANTIZE,
+        SCANS as SCANS,
         STEP_FILE as STEP_FILE,
         TOKEN_TABLE as TOKEN_TABLE,
         VOCABULARY_FILE as VOCABULARY_FILE,
@@ -41,54 +34,38 @@ if TYPE_CHECKING:
         Bundle as Bundle,
         Endings as Endings,
         Guards as Guards,
+        Tokens as Tokens,
         Vtln as Vtln,
         chosen_model as chosen_model,
+        enter_files as enter_files,
         identify as identify,
         installed_bundles as installed_bundles,
         load_bundle as load_bundle,
         write_json as write_json,
+        write_manifest as write_manifest,
     )
-    from appliance.model.checkpoint import (
-        Checkpoint as Checkpoint,
-        load_checkpoint as load_checkpoint,
-        require_checkpoint as require_checkpoint,
-    )
-    from appliance.model.download import Progress as Progress
-    from appliance.model.graph import (
-        LAYER_NORM_EPSILON as LAYER_NORM_EPSILON,
-        Dimensions as Dimensions,
-        Graph as Graph,
-        to_int8 as to_int8,
+    from appliance.model.files import (
+        JSON_LIMIT as JSON_LIMIT,
+        read_json as read_json,
+        require_regular as require_regular,
+        sha256 as sha256,
+        unreadable as unreadable,
     )
     from appliance.model.hef import (
         CHIP_NAMES as CHIP_NAMES,
+        MAGIC as MAGIC,
         Hef as Hef,
         bundled_hef as bundled_hef,
         read_hef as read_hef,
         verify_hef as verify_hef,
     )
-    from appliance.model.huggingface import fetch_checkpoint as fetch_checkpoint
     from appliance.model.library import (
+        StagingFolder as StagingFolder,
         choose as choose,
         drafted as drafted,
         install as install,
+        model_errors as model_errors,
         work_on as work_on,
     )
-    from appliance.model.shapes import (
-        ADDED_FILE as ADDED_FILE,
-        CONFIG_FILE as CONFIG_FILE,
-        DECODER as DECODER,
-        EMBEDDING as EMBEDDING,
-        ENCODER as ENCODER,
-        GENERATION_FILE as GENERATION_FILE,
-        SOUND_POSITIONS as SOUND_POSITIONS,
-        VOCAB_FILE as VOCAB_FILE,
-        WEIGHTS_FILE as WEIGHTS_FILE,
-        WhisperConfig as WhisperConfig,
-        expected_shapes as expected_shapes,
-        read_config as read_config,
-    )
-    from appliance.model.tensors import Weights as Weights, read_json as read_json
-    from appliance.model.vocabulary import read_vocabulary as read_vocabulary
 
 __getattr__ = lazily(__name__, __file__)

@@ -3,7 +3,7 @@
 A bundle is a folder with bundle.json (the manifest), three ONNX graphs, the token embedding and the
 vocabulary, and, where there are such, HEFs. The manifest sizes everything in infer/; it is read
 strictly (every value has its type and range, every error names its key), and it lists every file
-with its size and SHA-256. `appliance.model.build` makes bundles, `write_manifest` writes their
+with its size and SHA-256. `appliance.convert.build` makes bundles, `write_manifest` writes their
 manifests. Over 500 lines because the whole format is here.
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import MissingModelError, ModelError, passes
-from appliance.model.tensors import read_json, sha256, unreadable
+from appliance.model.files import read_json, sha256, unreadable
 from appliance.records import FRAMES_PER_SECOND
 from appliance.system import shorten
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from appliance.errors import ModelError
 from appliance.model.bundle import HEF_FILE, Bundle
+from appliance.model.files import require_regular
 from appliance.model.protobuf import LENGTH, VARINT, fields
-from appliance.model.tensors import require_regular
 
 MAGIC = b"\x01HEF"
 LAYOUTS = {0: ">4x16s", 1: ">IQ4x", 2: ">QQ16x", 3: ">QQIQ16x"}

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from appliance.errors import ConfigError, ModelError
 from appliance.model.bundle import CHOICE, HEF_FILE, INSTALLED, MANIFEST, PACKAGED, models_folder
-from appliance.model.tensors import read_json
+from appliance.model.files import read_json
 from appliance.system import lock, sync_folder, write_whole
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2

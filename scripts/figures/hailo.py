@@ -39,12 +39,12 @@ from rigs.recordings import sentences
 from rigs.sources import FakeSource
 
 from appliance.config import CaptureSettings, EncoderSettings, Settings, StoreSettings
+from appliance.convert.build import Recipe, build_bundle
 from appliance.daemon.pipeline import STATES_WAITING, Pipeline
 from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
 from appliance.infer.transcriber import Encoded, Transcriber, open_transcriber
-from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import HEF_FILE, Bundle, load_bundle
 from appliance.records import SAMPLE_RATE, Frame, Mel, States, Window
 from appliance.store.store import Store

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from appliance.convert.graph import RuntimeGraph
+from appliance.convert.shapes import EMBEDDING
+from appliance.convert.whisper import kept_logits
 from appliance.infer import arithmetic
-from appliance.model.graph import RuntimeGraph
-from appliance.model.shapes import EMBEDDING
-from appliance.model.whisper import kept_logits
 
 
 def write(file: Path) -> None:

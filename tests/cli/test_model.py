@@ -29,12 +29,12 @@ from rigs.hub import Fault, LocalHub, local_hub
 from rigs.models import HOME, random_weights, sized, write_checkpoint
 
 from appliance.config import EncoderSettings
+from appliance.convert.checkpoint import load_checkpoint
 from appliance.infer.decoder import Decoder
 from appliance.infer.hailo.decoder import open_on_npu
 from appliance.infer.hailo.decoder_network import DecoderFiles
 from appliance.lab.hailo.graphs import write_hailo_decoder
 from appliance.model.bundle import Guards, load_bundle
-from appliance.model.checkpoint import load_checkpoint
 from appliance.model.hef import read_hef
 from appliance.model.library import work_on
 

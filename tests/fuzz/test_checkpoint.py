@@ -11,11 +11,11 @@ from hypothesis import event, given, strategies as st
 from rigs.fuzzing import ODD_TEXTS, examples, is_one_line
 from rigs.models import random_weights, sized, write_checkpoint
 
+from appliance.convert.build import window_positions
+from appliance.convert.checkpoint import require_checkpoint
+from appliance.convert.decoding import read_decoding
+from appliance.convert.shapes import read_config
 from appliance.errors import ModelError
-from appliance.model.build import window_positions
-from appliance.model.checkpoint import require_checkpoint
-from appliance.model.shapes import read_config
-from appliance.model.vocabulary import read_decoding
 
 SMALL = sized(8, (1, 1), 2, 30, 12, 10)
 ODD_VALUES: tuple[Any, ...] = (

@@ -16,13 +16,13 @@ from rigs.checkout import SPEECH
 from rigs.saturating import Saturating
 
 from appliance.config import CaptureSettings, ModelSettings, MqttSettings, Settings, StoreSettings
+from appliance.convert.build import Recipe, build_bundle
 from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ModelError
 from appliance.infer import arithmetic
 from appliance.infer.arithmetic import Values, find_trouble, warn_of_trouble
 from appliance.infer.sessions import Session
 from appliance.infer.transcriber import Transcriber, open_transcriber
-from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle
 
 

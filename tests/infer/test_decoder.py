@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rigs.records import differences
 
 from appliance.config import DecoderSettings
+from appliance.convert.build import Recipe, build_bundle
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.decoder import (
     PRIOR_TOKENS,
@@ -28,7 +29,6 @@ from appliance.infer.decoder import (
     sample,
     suppress,
 )
-from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, Guards, load_bundle
 from appliance.records import Logits
 

@@ -14,11 +14,12 @@ from rigs.models import HOME, ODD, random_weights, write_checkpoint
 from rigs.records import differences
 
 from appliance.config import DecoderSettings, ModelSettings, Settings
+from appliance.convert.build import Recipe, build_bundle
+from appliance.convert.shapes import WhisperConfig
 from appliance.infer.decoder import Decoder, preset_guards
 from appliance.infer.drafts import LONGEST, MOST, Drafts
 from appliance.infer.network import Network
 from appliance.infer.transcriber import Transcriber, open_transcriber
-from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import (
     JOINT,
     JOINT_FILE,
@@ -29,7 +30,6 @@ from appliance.model.bundle import (
     Guards,
     load_bundle,
 )
-from appliance.model.shapes import WhisperConfig
 from appliance.records import SAMPLE_RATE, Transcription, Window
 
 CHEAP = {1: 1.0, MOST + 1: 1.1}

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from rigs.models import HOME, ODD, random_weights, sized, write_checkpoint
 from rigs.plain_decoder import PlainDecoder, pad
 
+from appliance.convert.build import Recipe, build_bundle
+from appliance.convert.shapes import WhisperConfig
 from appliance.infer.decoder import Decoder
-from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, Guards, load_bundle
-from appliance.model.shapes import WhisperConfig
 
 TOLERANCE = 1e-5
 """Of the largest logit: twenty times what float32 rounds here (5e-7 against float64), a quarter of

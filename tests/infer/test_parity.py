@@ -17,11 +17,11 @@ from rigs.needs import module
 from rigs.parity_cases import CASES, INPUTS, STEPS, Case, log_sum
 from rigs.plain_decoder import pad
 
+from appliance.convert.build import Recipe, build_bundle
+from appliance.convert.tensors import Weights
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import CpuEncoder
-from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, Guards, load_bundle
-from appliance.model.tensors import Weights
 
 TOLERANCE = 1e-4
 THREADS = 2

@@ -16,9 +16,9 @@ from rigs.checkout import shared
 from rigs.models import random_weights, sized, write_checkpoint
 from rigs.vocabularies import letters_of, published_ranks
 
+from appliance.convert.build import Recipe, build_bundle
 from appliance.infer.mel import log_mel
 from appliance.infer.tokenizer import Tokenizer
-from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import FULL_SCALE
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from rigs.checkout import HOME_EN, ROOT, environment
 from rigs.models import ODD, random_mel, random_weights, write_checkpoint
 
+from appliance.convert.build import Recipe, build_bundle
+from appliance.convert.graph import to_int4, to_int8
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import CpuEncoder
-from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, Guards, load_bundle
-from appliance.model.graph import to_int4, to_int8
 
 WINDOWS = range(40)
 PLAIN = Guards(500, 1.0, 0.0)

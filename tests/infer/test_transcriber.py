@@ -17,12 +17,12 @@ from onnx import numpy_helper
 from rigs.records import differences
 
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
+from appliance.convert.build import Recipe, build_bundle
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.gates import compression_ratio
 from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import Transcriber, open_transcriber
-from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Guards
 from appliance.records import SAMPLE_RATE, Window
 

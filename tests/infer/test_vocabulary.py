@@ -27,6 +27,7 @@ from appliance.config import (
     Settings,
     VocabularySettings,
 )
+from appliance.convert.build import Recipe, build_bundle
 from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.drafts import Drafts
@@ -45,7 +46,6 @@ from appliance.infer.vocabulary import (
     open_vocabulary,
     sound,
 )
-from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, Guards, load_bundle
 from appliance.records import Transcription, Window
 

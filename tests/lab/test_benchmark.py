@@ -25,6 +25,7 @@ from rigs.models import random_mel
 from rigs.needs import module
 
 from appliance.config import ModelSettings, Settings
+from appliance.convert.checkpoint import load_checkpoint
 from appliance.errors import ConfigError
 from appliance.lab.benchmark import options as offered
 from appliance.lab.benchmark.baselines import ExportedRunner, UncachedRunner
@@ -49,7 +50,6 @@ from appliance.lab.benchmark.subject import (
     write_random_checkpoint,
 )
 from appliance.model.bundle import Bundle, load_bundle
-from appliance.model.checkpoint import load_checkpoint
 from appliance.records import States
 
 COUNT, TOKENS = 12, 5
@@ -116,8 +116,8 @@ def test_ctranslate2_in_float32_writes_the_same_tokens(
     checkpoint_folder: Path, tmp_path: Path
 ) -> None:
     module("ctranslate2")
+    from appliance.convert.decoding import read_vocabulary
     from appliance.lab.benchmark.ctranslate import CTranslateRunner, write_model
-    from appliance.model.vocabulary import read_vocabulary
 
     subject = subject_of(checkpoint_folder, 10.0, tmp_path)
     write_model(subject.checkpoint, read_vocabulary(checkpoint_folder), "float32", tmp_path / "ct2")

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from rigs.models import ODD, random_mel, random_weights, write_checkpoint
 
+from appliance.convert.checkpoint import Checkpoint
+from appliance.convert.whisper import write_encoder
 from appliance.errors import AudioError, ModelError
 from appliance.lab.hailo.export import Report, check_for_hailo, export_for_hailo
-from appliance.model.checkpoint import Checkpoint
-from appliance.model.whisper import write_encoder
 
 WINDOW_S, FRAMES, POSITIONS, LENGTH, WIDTH = 0.6, 60, 30, 32, ODD.d_model
 WEIGHTS = random_weights(ODD, 25)

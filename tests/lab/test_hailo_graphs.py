@@ -17,6 +17,8 @@ from rigs.checkout import GOLDEN
 from rigs.models import ODD, random_mel, random_weights
 from rigs.parity_cases import CASES, Case, log_sum
 
+from appliance.convert.checkpoint import Checkpoint
+from appliance.convert.whisper import write_encoder
 from appliance.errors import ModelError
 from appliance.lab.hailo.graphs import (
     embed,
@@ -25,8 +27,6 @@ from appliance.lab.hailo.graphs import (
     write_hailo_decoder,
     write_hailo_encoder,
 )
-from appliance.model.checkpoint import Checkpoint
-from appliance.model.whisper import write_encoder
 
 LENGTH = {"tiny": 32, "base": 24, "odd": 24}
 INPUTS = {"tiny": 2, "base": 2, "odd": 20}

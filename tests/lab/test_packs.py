@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from rigs.models import BASE, ODD, TINY, random_weights, write_checkpoint
 from rigs.needs import module
 
+from appliance.convert.checkpoint import Checkpoint, load_checkpoint
+from appliance.convert.shapes import expected_shapes
 from appliance.errors import ModelError
 from appliance.lab.pack_layout import (
     ALIGNMENT,
@@ -28,8 +30,6 @@ from appliance.lab.pack_layout import (
     to_int8,
 )
 from appliance.lab.packs import read_pack, write_pack
-from appliance.model.checkpoint import Checkpoint, load_checkpoint
-from appliance.model.shapes import expected_shapes
 
 UPPER = np.arange(2**16, dtype=np.uint32) << np.uint32(16)
 LOWER = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)

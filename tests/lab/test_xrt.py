@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import pytest
 from rigs.models import ODD, random_weights
 
+from appliance.convert.checkpoint import Checkpoint
 from appliance.errors import DeviceError
 from appliance.lab.packs import Pack, read_pack, write_pack
 from appliance.lab.xrt import open_device, place_blobs, place_pack
-from appliance.model.checkpoint import Checkpoint
 
 WORD = 4
 """Bytes; an NPU's DMA moves whole words of 32 bits."""

@@ -21,8 +21,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from appliance.model.shapes import WhisperConfig
-from appliance.model.tensors import Weights
+from appliance.convert.shapes import WhisperConfig
+from appliance.convert.tensors import Weights
 
 MASKED = -3.4e38
 

@@ -15,11 +15,11 @@ import pytest
 from rigs.hailo_simulator.control import Simulator, with_decoder, with_hef
 from rigs.models import HOME, ODD, random_weights, write_checkpoint
 
+from appliance.convert.build import Recipe, build_bundle
 from appliance.errors import RoomscribeError
 from appliance.infer.encoder import Encoder
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import is_closing
-from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import Mel
 

@@ -18,10 +18,10 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from appliance.model.build import Recipe, build_bundle
+from appliance.convert.build import Recipe, build_bundle
+from appliance.convert.shapes import WhisperConfig, expected_shapes
+from appliance.convert.tensors import Weights
 from appliance.model.bundle import Bundle, load_bundle
-from appliance.model.shapes import WhisperConfig, expected_shapes
-from appliance.model.tensors import Weights
 
 SPECIALS = (
     "<|endoftext|>",

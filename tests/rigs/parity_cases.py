@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rigs.models import BASE, ODD, SPECIALS, TINY
 
-from appliance.model.shapes import WhisperConfig
+from appliance.convert.shapes import WhisperConfig
 
 INPUTS = 20
 STEPS = 20

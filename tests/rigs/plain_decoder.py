@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.model.shapes import WhisperConfig
-from appliance.model.tensors import Weights
+from appliance.convert.shapes import WhisperConfig
+from appliance.convert.tensors import Weights
 
 Array = NDArray[np.float64]
 STEM = "model.decoder"

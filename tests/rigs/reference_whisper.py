@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from transformers import WhisperConfig as ReferenceConfig, WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from appliance.model.shapes import WhisperConfig
-from appliance.model.tensors import Weights
+from appliance.convert.shapes import WhisperConfig
+from appliance.convert.tensors import Weights
 
 
 @dataclass(frozen=True, slots=True)

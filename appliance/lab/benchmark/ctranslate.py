@@ -14,10 +14,11 @@ import numpy as np
 from ctranslate2 import specs
 from numpy.typing import NDArray
 
+from appliance.convert import Checkpoint, Weights
 from appliance.infer import log_mel
 from appliance.lab.benchmark import clock
 from appliance.lab.benchmark.clock import Decoded
-from appliance.model import Bundle, Checkpoint, Weights
+from appliance.model import Bundle
 from appliance.records import Mel
 
 

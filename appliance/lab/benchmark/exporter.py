@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto
 
-from appliance.model import DECODER, EMBEDDING, ENCODER, SOUND_POSITIONS, Checkpoint, Graph
+from appliance.convert import DECODER, EMBEDDING, ENCODER, SOUND_POSITIONS, Checkpoint, Graph
 
 OUTSIDE = -3.4028234663852886e38
 """The mask's value: the least float32, as transformers has it."""

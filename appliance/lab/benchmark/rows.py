@@ -18,19 +18,12 @@ from typing import Any
 import numpy as np
 import onnx
 
+from appliance.convert import Recipe, build_bundle
 from appliance.errors import DeviceError
 from appliance.infer import find_chip
 from appliance.lab.benchmark import baselines, exporter, ours
 from appliance.lab.benchmark.subject import Subject
-from appliance.model import (
-    BEST,
-    FRAMES_PER_POSITION,
-    JOINT_FILE,
-    STEP_FILE,
-    Bundle,
-    Recipe,
-    build_bundle,
-)
+from appliance.model import BEST, FRAMES_PER_POSITION, JOINT_FILE, STEP_FILE, Bundle
 from appliance.system import one_line
 
 ARRAY_BYTES = 256 << 20
@@ -285,8 +278,8 @@ class RowMaker:
         return self._made("uncached", write)
 
     def _ctranslate(self, key: str) -> Row:
+        from appliance.convert import read_vocabulary
         from appliance.lab.benchmark.ctranslate import write_model
-        from appliance.model import read_vocabulary
 
         bundle = self._bundle
 

@@ -15,19 +15,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.errors import ConfigError
-from appliance.model import (
+from appliance.convert import (
     CONFIG_FILE,
     WEIGHTS_FILE,
-    Bundle,
     Checkpoint,
     Recipe,
     WhisperConfig,
     build_bundle,
     expected_shapes,
-    load_bundle,
     load_checkpoint,
 )
+from appliance.errors import ConfigError
+from appliance.model import Bundle, load_bundle
 
 
 def _sized(d_model: int, layers: int, heads: int) -> WhisperConfig:

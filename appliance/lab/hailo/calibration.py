@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from appliance.capture import Recording
 from appliance.config import EncoderSettings
+from appliance.convert import Recipe, build_bundle
 from appliance.errors import ConfigError, ModelError
 from appliance.infer import Decoder, open_encoder, window_mel
 from appliance.lab.hailo.graphs import Tables, embed
-from appliance.model import Recipe, build_bundle, load_bundle
+from appliance.model import load_bundle
 from appliance.records import FRAMES_PER_SECOND, HOP, Mel, States
 
 ENCODER_SET, DECODER_SET = "calib_set.npy", "decoder_calib_set.npz"

@@ -24,6 +24,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, numpy_helper
 
+from appliance.convert import Checkpoint, WhisperConfig, load_checkpoint, window_positions
 from appliance.errors import ModelError
 from appliance.lab.hailo import texts as hailo_texts
 from appliance.lab.hailo.calibration import (
@@ -42,15 +43,7 @@ from appliance.lab.hailo.graphs import (
     write_hailo_encoder,
 )
 from appliance.lab.hailo.texts import Sizes
-from appliance.model import (
-    Checkpoint,
-    WhisperConfig,
-    drafted,
-    identify,
-    load_checkpoint,
-    window_positions,
-    write_json,
-)
+from appliance.model import drafted, identify, write_json
 from appliance.records import Mel
 
 OPERATORS = {

@@ -20,8 +20,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, shape_inference
 
-from appliance.errors import ModelError
-from appliance.model import (
+from appliance.convert import (
     DECODER,
     EMBEDDING,
     ENCODER,
@@ -32,6 +31,7 @@ from appliance.model import (
     Graph,
     Weights,
 )
+from appliance.errors import ModelError
 
 SMALL = 1024
 """Bytes. A constant up to this size may say what shape another tensor has."""

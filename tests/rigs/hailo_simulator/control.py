@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from rigs.hailo_simulator.hef_files import write_hef, write_network
 
+from appliance.convert.checkpoint import load_checkpoint
 from appliance.lab.hailo.graphs import host_tables, vocabulary_parts, write_hailo_decoder
 from appliance.model.bundle import Bundle, load_bundle
-from appliance.model.checkpoint import load_checkpoint
 
 HERE = Path(__file__).resolve().parent
 VARIABLES = ("HAILO_SIMULATOR", "ROOMSCRIBE_HAILO_ROOT")

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from rigs.models import HOME, random_weights, sized, write_checkpoint
 from safetensors.numpy import load_file, save_file
 
+from appliance.convert.checkpoint import load_checkpoint
+from appliance.convert.shapes import expected_shapes, sinusoids
+from appliance.convert.tensors import Weights
 from appliance.errors import ModelError
-from appliance.model.checkpoint import load_checkpoint
-from appliance.model.shapes import expected_shapes, sinusoids
-from appliance.model.tensors import Weights
 
 SMALL = sized(8, (1, 2), 2, 30, 12, 10, n_mels=4)
 TABLE = "model.encoder.embed_positions.weight"

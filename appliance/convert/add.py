@@ -12,24 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from appliance.errors import ConfigError, ModelError
-from appliance.model import hailo_store, huggingface as hub
-from appliance.model.build import Recipe, build_bundle, window_positions
-from appliance.model.bundle import (
-    DECODER_FILES,
-    DECODER_HEF,
-    HEF_FILE,
-    PLACE_TABLE,
-    POSITIONS_PER_SECOND,
-    TOKEN_TABLE,
-    enter_files,
-    load_bundle,
-)
-from appliance.model.checkpoint import load_checkpoint, require_checkpoint
-from appliance.model.download import Progress, progress_on
-from appliance.model.hef import CHIP_NAMES, Hef, read_hef
-from appliance.model.library import StagingFolder, model_errors
-from appliance.model.shapes import (
+from appliance.convert import hailo_store, huggingface as hub
+from appliance.convert.build import Recipe, build_bundle, window_positions
+from appliance.convert.checkpoint import load_checkpoint, require_checkpoint
+from appliance.convert.decoding import Decoding, read_decoding
+from appliance.convert.download import Progress, progress_on
+from appliance.convert.shapes import (
     CONFIG_FILE,
     DECODER,
     EMBEDDING,
@@ -37,7 +25,22 @@ from appliance.model.shapes import (
     parameters,
     read_config,
 )
-from appliance.model.vocabulary import Decoding, read_decoding
+from appliance.errors import ConfigError, ModelError
+from appliance.model import (
+    CHIP_NAMES,
+    DECODER_FILES,
+    DECODER_HEF,
+    HEF_FILE,
+    PLACE_TABLE,
+    POSITIONS_PER_SECOND,
+    TOKEN_TABLE,
+    Hef,
+    StagingFolder,
+    enter_files,
+    load_bundle,
+    model_errors,
+    read_hef,
+)
 from appliance.system import free_memory
 
 DEFAULT_WINDOW_S, LONGEST_WINDOW_S = 10.0, 30.0

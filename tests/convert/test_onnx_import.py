@@ -17,14 +17,14 @@ from onnx import TensorProto, helper, numpy_helper
 from rigs.exported_onnx import Style, write_export
 from rigs.models import random_mel, random_weights, sized, write_checkpoint
 
+from appliance.convert.build import Recipe, build_bundle
+from appliance.convert.checkpoint import Checkpoint, load_checkpoint
+from appliance.convert.onnx_import import find_onnx, open_onnx_weights
+from appliance.convert.shapes import sinusoids
+from appliance.convert.tensors import Weights
 from appliance.errors import ModelError
 from appliance.infer.encoder import CpuEncoder
-from appliance.model.build import Recipe, build_bundle
 from appliance.model.bundle import load_bundle
-from appliance.model.checkpoint import Checkpoint, load_checkpoint
-from appliance.model.onnx_import import find_onnx, open_onnx_weights
-from appliance.model.shapes import sinusoids
-from appliance.model.tensors import Weights
 
 SIZES = sized(12, (2, 2), 3, 40, 20, 9, n_mels=5, feed_forward=10)
 """Matrices between layers are square, so that a turned one is not seen by its shape."""

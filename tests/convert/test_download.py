@@ -26,9 +26,8 @@ from rigs.disks import mounted
 from rigs.hub import TOKEN, Fault, LocalHub, local_hub
 from rigs.needs import require
 
-from appliance.errors import ModelError
-from appliance.model.download import Backoff, Bar, Client, Lines, progress_on
-from appliance.model.part import (
+from appliance.convert.download import Backoff, Bar, Client, Lines, progress_on
+from appliance.convert.partial_file import (
     RefusedError,
     Source,
     UnreachableError,
@@ -37,6 +36,7 @@ from appliance.model.part import (
     rate_limit,
     retry_after,
 )
+from appliance.errors import ModelError
 
 NAME = "weights.bin"
 CONTENT = bytes(range(256)) * 2000
@@ -135,8 +135,8 @@ def test_the_next_run_goes_on_and_hashes_what_is_there(place: Place) -> None:
 def test_a_run_killed_in_the_middle_leaves_what_the_next_one_goes_on_with(place: Place) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from appliance.model.download import Client, Backoff\n"
-        "from appliance.model.part import Source\n"
+        "from appliance.convert.download import Client, Backoff\n"
+        "from appliance.convert.partial_file import Source\n"
         "client = Client(sys.argv[1], '', Backoff(pauses_s=(60.0,)))\n"
         "client.fetch(Source(sys.argv[1]), Path(sys.argv[2]))\n"
     )
@@ -506,8 +506,8 @@ def test_a_limit_on_file_sizes_is_one_line_and_leaves_nothing(place: Place) -> N
     program = (
         "import resource, sys; from pathlib import Path\n"
         "from appliance.errors import ModelError\n"
-        "from appliance.model.download import Client\n"
-        "from appliance.model.part import Source\n"
+        "from appliance.convert.download import Client\n"
+        "from appliance.convert.partial_file import Source\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "try: Client(sys.argv[1]).fetch(Source(sys.argv[1]), Path(sys.argv[2]))\n"
         "except ModelError as error: print(error)\n"

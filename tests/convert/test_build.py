@@ -15,12 +15,12 @@ import pytest
 from rigs.checkout import shared
 from rigs.models import HOME, random_mel, random_weights, sized, write_checkpoint
 
+from appliance.convert.build import Recipe, build_bundle, main
+from appliance.convert.shapes import parameters
 from appliance.errors import ModelError
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.tokenizer import Tokenizer
-from appliance.model.build import Recipe, build_bundle, main
 from appliance.model.bundle import Tokens, load_bundle
-from appliance.model.shapes import parameters
 
 RECIPE = Recipe("home", 10.0)
 
@@ -151,7 +151,7 @@ def test_a_build_holds_a_few_weights_in_memory_and_not_all(tmp_path: Path) -> No
     size = (tmp_path / "wide" / "model.safetensors").stat().st_size
     program = (
         "import re, sys; from pathlib import Path\n"
-        "from appliance.model.build import Recipe, build_bundle\n"
+        "from appliance.convert.build import Recipe, build_bundle\n"
         "def kilobytes(key):\n"
         "    status = Path('/proc/self/status').read_text()\n"
         "    return int(re.search(key + r':\\s+(\\d+)', status)[1])\n"

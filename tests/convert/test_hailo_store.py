@@ -9,9 +9,8 @@ import pytest
 from rigs.checkout import shared
 from rigs.hub import Fault, LocalHub, local_hub
 
-from appliance.errors import ModelError
-from appliance.model.download import Backoff
-from appliance.model.hailo_store import (
+from appliance.convert.download import Backoff
+from appliance.convert.hailo_store import (
     STORE,
     HefSource,
     decoder_hef,
@@ -20,6 +19,7 @@ from appliance.model.hailo_store import (
     fetch_hef,
     published,
 )
+from appliance.errors import ModelError
 from appliance.model.hef import CHIP_NAMES, MAGIC
 
 HEF = MAGIC + bytes(4) + bytes(range(256)) * 1000

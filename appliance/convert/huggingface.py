@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from appliance.errors import ModelError
-from appliance.model.download import Backoff, Client, Progress
-from appliance.model.library import model_errors
-from appliance.model.part import (
+from appliance.convert.download import Backoff, Client, Progress
+from appliance.convert.partial_file import (
     LARGEST,
     RefusedError,
     Source,
@@ -32,7 +30,7 @@ from appliance.model.part import (
     git_sha1,
     require_room,
 )
-from appliance.model.shapes import (
+from appliance.convert.shapes import (
     ADDED_FILE,
     CONFIG_FILE,
     GENERATION_FILE,
@@ -42,7 +40,9 @@ from appliance.model.shapes import (
     VOCAB_FILE,
     WEIGHTS_FILE,
 )
-from appliance.model.tensors import INDEX_KEY, JSON_LIMIT, read_json, sha256
+from appliance.convert.tensors import INDEX_KEY
+from appliance.errors import ModelError
+from appliance.model import JSON_LIMIT, model_errors, read_json, sha256
 from appliance.system import write_whole
 
 ENDPOINT = "https://huggingface.co"
@@ -174,7 +174,7 @@ class Repository:
     def foreign(self, config: Mapping[str, Any]) -> str:
         """What the repository is, with this config.json, if not a checkpoint; "" where that is not
         known. Raises ModelError."""
-        from appliance.model.checkpoint import foreign
+        from appliance.convert.checkpoint import foreign
 
         names = () if config.get("model_type") == MODEL_TYPE else FOREIGN
         return foreign({entry.name for entry in self.present(names)}, config, self.name)

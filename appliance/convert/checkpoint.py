@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.errors import ModelError
-from appliance.model.bundle import MANIFEST
-from appliance.model.onnx_import import find_onnx, open_onnx_weights
-from appliance.model.shapes import (
+from appliance.convert.onnx_import import find_onnx, open_onnx_weights
+from appliance.convert.shapes import (
     CONFIG_FILE,
     EMBEDDING,
     INDEX_FILE,
@@ -34,7 +32,7 @@ from appliance.model.shapes import (
     read_config,
     sinusoids,
 )
-from appliance.model.tensors import (
+from appliance.convert.tensors import (
     DTYPES,
     LazyWeights,
     StoredTensor,
@@ -43,11 +41,10 @@ from appliance.model.tensors import (
     listed,
     open_safetensors,
     open_shards,
-    read_json,
-    require_regular,
     shown,
-    unreadable,
 )
+from appliance.errors import ModelError
+from appliance.model import MANIFEST, read_json, require_regular, unreadable
 
 ADAPTER_FILE = "adapter_config.json"
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.convert.tensors import shown
 from appliance.errors import ModelError
-from appliance.model.tensors import read_json, shown
+from appliance.model import read_json
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

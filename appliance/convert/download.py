@@ -19,8 +19,7 @@ import requests
 from tqdm import tqdm
 
 from appliance import __version__
-from appliance.errors import ModelError
-from appliance.model.part import (
+from appliance.convert.partial_file import (
     Part,
     PassingError,
     Source,
@@ -32,6 +31,7 @@ from appliance.model.part import (
     require_room,
     total_size,
 )
+from appliance.errors import ModelError
 
 WORTH_A_LINE = 10_000_000
 """Smaller files, in bytes, go by without a word where there is no terminal."""

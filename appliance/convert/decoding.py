@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.errors import ModelError
-from appliance.model.bundle import Tokens
-from appliance.model.shapes import (
+from appliance.convert.shapes import (
     ADDED_FILE,
     CONFIG_FILE,
     GENERATION_FILE,
@@ -23,7 +21,9 @@ from appliance.model.shapes import (
     VOCAB_FILE,
     WhisperConfig,
 )
-from appliance.model.tensors import read_json, shown
+from appliance.convert.tensors import shown
+from appliance.errors import ModelError
+from appliance.model import Tokens, read_json
 
 END, START, NO_TIMESTAMPS = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"
 TRANSCRIBE, TRANSLATE = "<|transcribe|>", "<|translate|>"

@@ -22,7 +22,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from appliance.errors import ModelError
-from appliance.model.library import model_errors
+from appliance.model import model_errors
 from appliance.system import lock, shorten, sync_folder
 
 REDIRECTS = {301, 302, 303, 307, 308}

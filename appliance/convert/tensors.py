@@ -8,11 +8,9 @@ header from a download must be bounded before it is parsed, and numpy has no bfl
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
+from appliance.model import read_json, require_regular, sha256, unreadable
 from appliance.system import shorten
 
 Weights = Mapping[str, NDArray[np.float32]]
@@ -35,8 +34,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 """What weights may be stored as, by safetensors' names. numpy has no bfloat16: it is read as whole
 numbers, which are the upper halves of float32."""
-JSON_LIMIT = 64_000_000
-"""Bytes; the largest one of a Whisper, its tokenizer's, has four million."""
 HEADER_LIMIT = 4_000_000
 """Bytes. A large Whisper's header has 0.2 million; the format's own limit, 100 million, would let
 a file of that size take gigabytes of memory."""
@@ -108,12 +105,6 @@ class LazyWeights(Mapping[str, NDArray[np.float32]]):
         return name in self._readers
 
 
-def sha256(file: Path) -> str:
-    """A file's SHA-256, hexadecimal. Raises OSError."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def digest(files: Sequence[Path]) -> str:
     """SHA-256 of a single file. Of several: of the lines that `sha256sum` would print for them, in
     order of their names, without folders. Raises ModelError.
@@ -127,19 +118,6 @@ def digest(files: Sequence[Path]) -> str:
     if len(lines) == 1:
         return lines[0][0]
     return hashlib.sha256("".join(f"{each}  {name}\n" for each, name in lines).encode()).hexdigest()
-
-
-def unreadable(file: Path, error: OSError) -> ModelError:
-    """The error for a file that cannot be read."""
-    return ModelError(f"{file}: expected a readable file, found: {error.strerror or error}")
-
-
-def require_regular(file: Path) -> None:
-    """Raises OSError for what has no content of its own: a pipe would be waited for, for ever."""
-    mode = file.stat().st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        found = "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
-        raise OSError(errno.EINVAL, found, str(file))
 
 
 def is_plain(name: object) -> bool:
@@ -161,24 +139,6 @@ def listed(kind: str, troubles: Sequence[str], most: int = 300) -> str:
     """`kind` of troubles, counted and listed in one line."""
     rest = f"; and {len(troubles) - most} more" if len(troubles) > most else ""
     return f"{len(troubles)} {kind}: " + "; ".join(troubles[:most]) + rest
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON table in a file. Raises ModelError."""
-    try:
-        require_regular(file)
-        if file.stat().st_size > JSON_LIMIT:
-            raise ModelError(f"{file}: expected at most {JSON_LIMIT} bytes of JSON, found more")
-        values = json.loads(file.read_bytes())
-    except OSError as error:
-        raise unreadable(file, error) from error
-    except RecursionError:
-        raise ModelError(f"{file}: expected JSON, found it nested too deep") from None
-    except ValueError as error:
-        raise ModelError(f"{file}: expected JSON, found: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelError(f"{file}: expected a JSON table, found {type(values).__name__}")
-    return values
 
 
 def open_safetensors(file: Path) -> dict[str, StoredTensor]:

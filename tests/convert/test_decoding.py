@@ -13,9 +13,9 @@ from rigs.checkout import shared
 from rigs.models import sized
 from rigs.vocabularies import letters_of, published_ranks
 
+from appliance.convert.decoding import Decoding, read_decoding, read_vocabulary
 from appliance.errors import ModelError
 from appliance.infer.tokenizer import Tokenizer
-from appliance.model.vocabulary import Decoding, read_decoding, read_vocabulary
 
 MULTILINGUAL = 51_865
 TEXT = 40

@@ -18,17 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from appliance.model.bundle import (
-    BEST,
-    EMBEDDING_FILE,
-    JOINT,
-    JOINT_FILE,
-    LAYERS_FILE,
-    WORDS_FILE,
-    Bundle,
-)
-from appliance.model.checkpoint import Checkpoint
-from appliance.model.graph import (
+from appliance.convert.checkpoint import Checkpoint
+from appliance.convert.graph import (
     BLOCK_4,
     INLINE,
     MICROSOFT,
@@ -38,8 +29,9 @@ from appliance.model.graph import (
     to_int8,
     whole_in_float,
 )
-from appliance.model.shapes import DECODER, EMBEDDING, ENCODER, SOUND_POSITIONS, WhisperConfig
-from appliance.model.tensors import Weights
+from appliance.convert.shapes import DECODER, EMBEDDING, ENCODER, SOUND_POSITIONS, WhisperConfig
+from appliance.convert.tensors import Weights
+from appliance.model import BEST, EMBEDDING_FILE, JOINT, JOINT_FILE, LAYERS_FILE, WORDS_FILE, Bundle
 
 ROWS_AT_ONCE = 4096
 

@@ -1,6 +1,6 @@
 """Builds a model bundle from a Whisper checkpoint folder, with onnx and numpy alone.
 
-    python -m appliance.model.build CHECKPOINT_DIR OUT --name home-en --window 10
+    python -m appliance.convert.build CHECKPOINT_DIR OUT --name home-en --window 10
 
 The folder holds model.safetensors, config.json and tokenizer.json, or vocab.json with
 added_tokens.json, and, where the model has it, generation_config.json, as Hugging Face writes them.
@@ -19,8 +19,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.convert.checkpoint import Checkpoint, load_checkpoint
+from appliance.convert.decoding import Decoding, read_decoding
+from appliance.convert.graph import INLINE
+from appliance.convert.shapes import WhisperConfig
+from appliance.convert.tensors import Weights
+from appliance.convert.whisper import (
+    write_cross,
+    write_embedding,
+    write_encoder,
+    write_joint,
+    write_step,
+)
 from appliance.errors import ModelError
-from appliance.model.bundle import (
+from appliance.model import (
     CROSS_FILE,
     EMBEDDING_FILE,
     ENCODER_FILE,
@@ -33,21 +45,9 @@ from appliance.model.bundle import (
     Bundle,
     Guards,
     Vtln,
+    drafted,
     write_json,
     write_manifest,
-)
-from appliance.model.checkpoint import Checkpoint, load_checkpoint
-from appliance.model.graph import INLINE
-from appliance.model.library import drafted
-from appliance.model.shapes import WhisperConfig
-from appliance.model.tensors import Weights
-from appliance.model.vocabulary import Decoding, read_decoding
-from appliance.model.whisper import (
-    write_cross,
-    write_embedding,
-    write_encoder,
-    write_joint,
-    write_step,
 )
 from appliance.system import lacks_vnni
 
@@ -218,7 +218,7 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; the exit status. Its options are the fields of Recipe."""
-    parser = argparse.ArgumentParser("appliance.model.build", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("appliance.convert.build", description=__doc__.splitlines()[0])
     parser.add_argument(
         "checkpoint", type=Path, help="folder with model.safetensors, config.json, vocab.json"
     )

@@ -24,9 +24,7 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
-from appliance.errors import ModelError
-from appliance.model.protobuf import LENGTH, fields
-from appliance.model.shapes import (
+from appliance.convert.shapes import (
     DECODER,
     EMBEDDING,
     ENCODER,
@@ -35,7 +33,9 @@ from appliance.model.shapes import (
     WhisperConfig,
     expected_shapes,
 )
-from appliance.model.tensors import DTYPES, StoredTensor, is_plain, listed, shown, unreadable
+from appliance.convert.tensors import DTYPES, StoredTensor, is_plain, listed, shown
+from appliance.errors import ModelError
+from appliance.model import protobuf, unreadable
 
 OUTLINE_LIMIT = 16_000_000
 """Bytes of a model without its numbers; a large Whisper's decoder has three million."""
@@ -140,17 +140,17 @@ class _Outline:
         if depth > MAX_DEPTH:
             raise ValueError("graphs nested too deep")
         parts: list[bytes] = []
-        for field in fields(self._data, at, end):
+        for field in protobuf.fields(self._data, at, end):
             place = (kind, field.number)
             self._count(field.begin - field.start)
-            if field.wire == LENGTH and (inner := INSIDE.get(place)):
+            if field.wire == protobuf.LENGTH and (inner := INSIDE.get(place)):
                 message = self.of(field.begin, field.end, inner, depth + 1)
                 parts += [_key(field.number), _length(message), message]
-            elif field.wire == LENGTH and place in NUMBERS:
+            elif field.wire == protobuf.LENGTH and place in NUMBERS:
                 parts.append(self._reference(field.begin, field.end - field.begin))
             elif field.number in KEPT[kind]:
                 self._count(field.end - field.begin)
-                if field.wire == LENGTH and place in TEXTS:
+                if field.wire == protobuf.LENGTH and place in TEXTS:
                     self._data[field.begin : field.end].decode()
                 parts.append(self._data[field.start : field.end])
         return b"".join(parts)
@@ -170,7 +170,7 @@ class _Outline:
 
 
 def _key(field: int) -> bytes:
-    return bytes([field << 3 | LENGTH])
+    return bytes([field << 3 | protobuf.LENGTH])
 
 
 def _length(message: bytes) -> bytes:

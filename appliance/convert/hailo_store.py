@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from appliance.convert.download import Backoff, Client, Progress
+from appliance.convert.huggingface import NAMES
+from appliance.convert.partial_file import RefusedError, Source, UnreachableError
 from appliance.errors import ModelError
-from appliance.model.download import Backoff, Client, Progress
-from appliance.model.hef import CHIP_NAMES, MAGIC
-from appliance.model.huggingface import NAMES
-from appliance.model.library import model_errors
-from appliance.model.part import RefusedError, Source, UnreachableError
+from appliance.model import CHIP_NAMES, MAGIC, model_errors
 
 STORE = "https://hailo-csdata.s3.eu-west-2.amazonaws.com/resources"
 VARIABLE = "ROOMSCRIBE_HAILO_STORE"

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from rigs.hub import TOKEN, Fault, LocalHub, local_hub
 
-from appliance.errors import ModelError
-from appliance.model.download import Backoff
-from appliance.model.huggingface import (
+from appliance.convert.download import Backoff
+from appliance.convert.huggingface import (
     NAMES,
     Origin,
     Repository,
@@ -25,6 +24,7 @@ from appliance.model.huggingface import (
     find_token,
     repository_of,
 )
+from appliance.errors import ModelError
 
 TINY = "openai/whisper-tiny"
 CONFIG = json.dumps({"model_type": "whisper", "d_model": 384}).encode()
@@ -588,7 +588,7 @@ def test_the_command_line_of_a_process_finds_the_hub_by_its_environment(
     hub.add(TINY, FILES)
     program = (
         "import sys; from pathlib import Path\n"
-        "from appliance.model.huggingface import fetch_checkpoint\n"
+        "from appliance.convert.huggingface import fetch_checkpoint\n"
         "print(fetch_checkpoint('tiny', 'main', Path(sys.argv[1])).repository)\n"
     )
     run = subprocess.run(

@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from appliance.model.tensors import Weights
+from appliance.convert.tensors import Weights
 
 OPSET, IR_VERSION = 17, 8
 """Old on purpose: Debian trixie's onnxruntime 1.21 loads at most opset 22 and IR 10; 17 is the

@@ -11,10 +11,10 @@ import pytest
 from rigs.hub import LocalHub, local_hub
 from rigs.models import HOME, random_weights, sized, write_checkpoint
 
+from appliance.convert.add import AddRequest, make_bundle, memory_needed
+from appliance.convert.shapes import WhisperConfig, parameters
 from appliance.errors import ModelError
-from appliance.model.add import AddRequest, make_bundle, memory_needed
 from appliance.model.library import work_on
-from appliance.model.shapes import WhisperConfig, parameters
 
 TINY = sized(384, (4, 4), 6, 51865, 1500, 448)
 LARGE = sized(1280, (32, 32), 20, 51866, 1500, 448, n_mels=128)
