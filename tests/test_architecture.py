@@ -1,7 +1,8 @@
-"""The walls of the house: imports go downwards, through doors, and each library has one owner.
+"""Imports go downwards and through a package's `__init__`, and each library has one owner.
 
-cli -> {daemon, lab} -> mqtt -> store
-daemon, lab -> capture, infer -> model
+cli -> daemon, convert, lab
+daemon -> wyoming, fleet, mqtt, homeassistant, control -> infer, capture, store -> model
+convert, lab -> infer, model
 everything -> config, records, system, errors
 """
 
@@ -204,6 +205,29 @@ def test_only_the_pipeline_makes_threads_and_queues_but_for_errands(module: str)
 def test_a_module_over_500_lines_says_why(module: str) -> None:
     text = (PACKAGE / module).read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 500 or "over 500 lines because" in text[:800].lower()
+
+
+WORKSHOP = {"cli", "convert", "lab"}
+"""Packages that never run in the daemon."""
+
+
+def test_the_daemon_reaches_neither_convert_nor_lab() -> None:
+    census = Census(ROOT)
+    reached, found = set(), {module for module in census.modules if room(module) == "daemon"}
+    while found:
+        reached |= found
+        found = {target for module, target in census.imports if module in found} - reached
+    assert {room(module) for module in reached} & WORKSHOP == set()
+
+
+def test_files_of_a_package_do_not_import_each_other_in_a_circle() -> None:
+    below: dict[str, set[str]] = {}
+    for module, target in Census(ROOT).imports:
+        if room(module) == room(target) != "cli":  # setup runs other commands, see main.parser
+            below.setdefault(module, set()).add(target)
+    while free := {module for module, targets in below.items() if not targets & set(below)}:
+        below = {module: targets for module, targets in below.items() if module not in free}
+    assert below == {}
 
 
 def test_the_census_knows_the_way_of_a_window() -> None:

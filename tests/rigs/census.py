@@ -20,8 +20,8 @@ from rigs.checkout import ROOT
 WAY = """
 capture/portaudio capture/recorder capture/microphone capture/frames daemon/capture_supervisor
 capture/voice capture/endpoint capture/segmenter daemon/pipeline daemon/backlog daemon/spool
-daemon/transcription infer/transcriber infer/mel infer/encoder infer/sessions infer/network infer/decoder
-infer/tokenizer infer/joining infer/gates records
+daemon/transcription infer/transcriber infer/mel infer/encoder infer/sessions infer/network
+infer/decoder infer/tokenizer infer/joining infer/gates records
 store/store store/database store/tables mqtt/publisher mqtt/outbox mqtt/events mqtt/connection
 mqtt/client
 """
