@@ -2,7 +2,7 @@
 
 write_whole, replacing, sync_folder   a file is there whole, and outlasts a power cut, or not
 writing, require_writable             the same for what a user named; whether it may be written
-lock                                  a file that one process, or all readers, may hold
+lock, acting_as_owner                 a file that one process may hold; root in another's folder
 find_credential, read_secret          what systemd or a file gives to this user alone
 Child                                 a function in a process of its own
 shorten, legible, one_line            text from outside, made fit for a message
@@ -14,6 +14,7 @@ Over 500 lines because each of these is short and nobody's own.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import functools
 import io
@@ -50,6 +51,8 @@ NOW = {0: "low voltage", 1: "capped clock", 2: "throttled", 3: "near its tempera
 POLL_S = 0.2
 REAP_S = 2.0
 """A killed process that is there for longer hangs in the kernel, and is left alone."""
+CAP_DAC_READ_SEARCH = 2
+"""Its bit; capabilities(7)."""
 SECRET_AT_MOST = 4096
 """Bytes; a longer file holds no password."""
 PRINTED = 4096
@@ -151,6 +154,46 @@ def lock(
             stream.close()
             raise
         stream.close()
+
+
+@contextmanager
+def acting_as_owner(folder: Path) -> Iterator[None]:
+    """Lets root write as the owner of `folder` alone, in which that owner may have put links.
+
+    Root still reads every file. For another user, and where root owns `folder` or it is not there,
+    nothing changes. Raises OSError.
+    """
+    owner = None
+    with suppress(OSError):
+        owner = folder.stat()
+    if os.geteuid() or not owner or not owner.st_uid:
+        yield
+        return
+    groups, group = os.getgroups(), os.getegid()
+    os.setgroups([])
+    os.setegid(owner.st_gid)
+    os.seteuid(owner.st_uid)
+    try:
+        _read_everything()
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
+        os.setgroups(groups)
+
+
+def _read_everything() -> None:
+    """Makes CAP_DAC_READ_SEARCH of capabilities(7) effective for this thread, if it is permitted.
+
+    The structures are those of capget(2), version 3: a header, and effective, permitted and
+    inheritable bits, in two times 32.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)()
+    if libc.capget(header, data) == 0:
+        data[0] |= data[1] & 1 << CAP_DAC_READ_SEARCH
+        libc.capset(header, data)
 
 
 def find_credential(name: str) -> Path | None:

@@ -27,6 +27,10 @@ from appliance.mqtt.credentials import PASSWORD_CREDENTIAL
 from appliance.web import access
 
 DEBIAN = ROOT / "debian"
+ADDER = "roomscribe-models"
+"""The user to whom installed models belong..."""
+ADDER_ID = 12321
+"""... and its number in a system of these tests."""
 STATE_SETTINGS = "var/lib/roomscribe/settings"
 """What was chosen while the daemon runs; the unit's StateDirectory has it."""
 
@@ -158,13 +162,16 @@ def test_the_pages_unit_reaches_nothing_but_what_it_is_given() -> None:
     assert f"m {access.USER} roomscribe\n" in users
 
 
-def test_what_adds_models_for_the_page_is_root_without_rights() -> None:
+def test_what_adds_models_for_the_page_is_a_user_of_its_own() -> None:
     socket = (ROOT / "systemd" / "roomscribe-models.socket").read_text(encoding="utf-8")
     asked = {"Accept=yes", "MaxConnections=2", "SocketMode=0660", "SocketGroup=roomscribe"}
     assert asked | {f"ListenStream={adding.PLACE}"} <= set(socket.splitlines())
     text = (ROOT / "systemd" / "roomscribe-models@.service").read_text(encoding="utf-8")
     lines = set(text.splitlines())
     assert {"CapabilityBoundingSet=", "ProtectSystem=strict", "SocketBindDeny=any"} <= lines
+    assert {f"User={ADDER}", f"Group={ADDER}", "NoNewPrivileges=yes"} <= lines
+    users = (DEBIAN / "roomscribe.sysusers").read_text(encoding="utf-8")
+    assert f"u {ADDER} - " in users and f" {INSTALLED}\n" in users
     (written,) = (line for line in lines if line.startswith("ReadWritePaths="))
     assert written.partition("=")[2] == str(INSTALLED)
     (program,) = (line for line in lines if line.startswith("ExecStart="))
@@ -272,6 +279,9 @@ def system(tmp_path: Path) -> System:
     if os.geteuid():
         pytest.skip(NOT_ROOT.format("installing a package"))
     (tmp_path / "var/lib").mkdir(parents=True)
+    (tmp_path / "etc").mkdir()
+    line = f"{ADDER}:x:{ADDER_ID}:{ADDER_ID}:::/usr/sbin/nologin\n"
+    (tmp_path / "etc/passwd").write_text(line, encoding="utf-8")
     return System(tmp_path)
 
 
@@ -323,7 +333,9 @@ def test_root_follows_no_link_in_the_daemons_folder(system: System) -> None:
     assert (victim / "important.lock").read_text(encoding="utf-8") == "kept"
     found = list(system.models.rglob("*"))
     assert {path.name for path in found} == {"tiny", "bundle.json"}
-    assert {(path.lstat().st_uid, path.lstat().st_mode & 0o022) for path in found} == {(0, 0)}
+    assert {(path.lstat().st_uid, path.lstat().st_mode & 0o022) for path in found} == {
+        (ADDER_ID, 0)
+    }
     assert victim.stat().st_uid == 0
 
 
@@ -334,6 +346,34 @@ def test_a_daemons_folder_that_is_a_link_is_left_alone(system: System) -> None:
     assert "is a link" in system.configured()
     assert list(system.models.iterdir()) == []
     assert system.read(system.root / "srv/models") == {"tiny": "tiny"}
+
+
+def test_models_that_root_has_added_become_the_users_that_adds_models(system: System) -> None:
+    system.put("tiny", ".work/base", place=system.models)
+    kept = system.root / "kept"
+    kept.write_text("kept", encoding="utf-8")
+    (system.models / "tiny/link").symlink_to(kept)
+    (system.models / "tiny/second").hardlink_to(kept)
+    system.put("others", place=system.models)
+    os.chown(system.models / "others", 7, 7)
+    assert system.configured() == system.configured() == ""
+    owners = {path: path.lstat().st_uid for path in [system.models, *system.models.rglob("*")]}
+    left = {
+        path.relative_to(system.models).as_posix(): uid
+        for path, uid in owners.items()
+        if uid != ADDER_ID
+    }
+    assert left == {"tiny/link": 0, "tiny/second": 0, "others": 7}
+    assert kept.stat().st_uid == 0
+
+
+def test_a_models_folder_that_is_a_link_is_left_alone_and_the_cure_is_told(system: System) -> None:
+    system.put("tiny", place=system.root / "srv/models")
+    system.models.symlink_to(system.root / "srv/models")
+    assert f"make {ADDER} the owner of {system.root}/srv/models" in system.configured(before="")
+    assert (system.root / "srv/models/tiny").stat().st_uid == 0
+    os.chown(system.root / "srv/models", ADDER_ID, ADDER_ID)
+    assert system.configured() == ""
 
 
 def test_after_the_move_nothing_is_taken_from_the_daemons_folder(system: System) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, RoomscribeError
-from appliance.system import shorten
+from appliance.system import acting_as_owner, shorten
 
 if TYPE_CHECKING:
     from appliance.convert import AddRequest, Progress
@@ -221,9 +221,12 @@ def _run(
     options: argparse.Namespace,
     settings: Settings,
 ) -> int:
-    """Runs a command. What killed ones left in the models folder is cleared first; SIGTERM and
-    SIGHUP end it as Ctrl-C does, with a shell's status for them."""
-    from appliance.model import library
+    """Runs a command; SIGTERM and SIGHUP end it as Ctrl-C does, with a shell's status for them.
+
+    In the models folder root acts as the folder's owner, so that what it installs is the owner's
+    and no link there leads it elsewhere; what killed commands left there is cleared first.
+    """
+    from appliance.model import library, models_folder
 
     ends = (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in ends}
@@ -233,8 +236,11 @@ def _run(
             signal.signal(number, _end)
     unraisable, sys.unraisablehook = sys.unraisablehook, _end_again
     try:
-        library.clear_abandoned()
-        return command(options, settings)
+        if command in ELSEWHERE:
+            return command(options, settings)
+        with acting_as_owner(models_folder()):
+            library.clear_abandoned()
+            return command(options, settings)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = unraisable
@@ -572,6 +578,10 @@ def pack(options: argparse.Namespace, _settings: Settings) -> int:
     report = write_pack(load_checkpoint(options.folder), out, options.dtype)
     print(json.dumps(report.as_json()) if options.json else report)
     return 0
+
+
+ELSEWHERE = (fetch, export, pack)
+"""Commands that write into folders which the user names, and not into the models folder."""
 
 
 def _in_use(settings: Settings) -> str:

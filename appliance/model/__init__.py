@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         identify as identify,
         installed_bundles as installed_bundles,
         load_bundle as load_bundle,
+        models_folder as models_folder,
         write_json as write_json,
         write_manifest as write_manifest,
     )

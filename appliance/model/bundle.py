@@ -70,7 +70,8 @@ POSITIONS_PER_SECOND = FRAMES_PER_SECOND // FRAMES_PER_POSITION
 PACKAGED = Path(__file__).resolve().parent.parent / "bundles"
 """Comes with the package; never written to."""
 INSTALLED = Path("/var/lib/roomscribe-models")
-"""Root's, for every user to read, unlike the daemon's own folder /var/lib/roomscribe."""
+"""The user roomscribe-models owns it (docs/web.md) and every user may read it, unlike the daemon's
+own folder /var/lib/roomscribe."""
 FORMER = Path("/var/lib/roomscribe/models")
 """Where the first versions put them, in the daemon's own folder; a link to INSTALLED now, which
 configurations may name and users other than the daemon and root cannot follow."""

@@ -118,22 +118,32 @@ def is_sandboxed(box: Container) -> str:
     for line in ("CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"):
         expect(line in process, f"the daemon's /proc/PID/status lacks {line!r}")
     expect("Seccomp:\t2" in process, "the daemon runs without a system call filter")
+    is_closed(box, "roomscribe.service")
+    return f"systemd-analyze security {score}"
+
+
+def is_closed(box: Container, unit: str, *arguments: str) -> None:
+    """A probe in the sandbox of the shipped unit finds nothing open that must be closed."""
     (box.share / "probe.py").write_text(PROBE.read_text(encoding="utf-8"), encoding="utf-8")
     box.run(
         "install -d -m 700 /home/somebody /root; echo secret | tee /home/somebody/file >/dev/null"
     )
     box.run("install -d -m 700 /etc/credstore; echo word > /etc/credstore/roomscribe.probe")
+    box.run("touch /root/.bashrc; systemd-run -q -u victim sleep infinity")
+    probe = " ".join(["/usr/bin/python3 -I /share/probe.py", *arguments])
+    name = "-".join(["probe", *arguments])
     box.run(
-        "sed -e 's|^ExecStart=.*|ExecStart=/usr/bin/python3 -I /share/probe.py|'"
-        " -e 's|^Type=.*|Type=oneshot|' -e '/^Restart/d' -e '/^WatchdogSec/d'"
-        " -e '/^RuntimeDirectory/d'"
-        " /usr/lib/systemd/system/roomscribe.service > /run/systemd/system/probe.service"
-        "; systemctl daemon-reload; systemctl start probe.service || true"
+        f"sed -e '/^Type=/d' -e 's|^ExecStart=.*|Type=oneshot\\nExecStart={probe}|'"
+        " -e '/^Restart/d' -e '/^WatchdogSec/d'"
+        " -e '/^RuntimeDirectory/d' -e '/^Standard/d' -e '/^RuntimeMax/d'"
+        f" /usr/lib/systemd/system/{unit} > /run/systemd/system/{name}.service"
+        f"; systemctl daemon-reload; systemctl start {name}.service || true"
     )
-    said = box.run("journalctl --sync; journalctl -u probe -o cat --no-pager")
+    said = box.run(f"journalctl --sync; journalctl -u {name} -o cat --no-pager")
     expect("PROBE: all closed" in said, f"the probe got through:\n{said}")
-    box.run("rm /etc/credstore/roomscribe.probe /run/systemd/system/probe.service")
-    return f"systemd-analyze security {score}"
+    box.run("systemctl is-active victim && test ! -e /etc/probe-escaped && systemctl stop victim")
+    box.run(f"rm /etc/credstore/roomscribe.probe /run/systemd/system/{name}.service")
+    box.run("systemctl daemon-reload")
 
 
 def finds_broker(box: Container) -> str:

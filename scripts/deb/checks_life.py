@@ -261,6 +261,8 @@ def upgrades(box: Container, newer: str) -> str:
     expect("# edited" in box.run(f"cat {CONFIG}"), "the edited configuration is gone")
     box.run(f"ls {CONFIG}.dpkg-dist")
     expect(f"* {MODEL}" in does(box, "roomscribe model list"), "models were not moved")
+    others = box.run(f"find {MODELS} ! -user roomscribe-models").strip()
+    expect(not others, f"not given to the user that adds models: {others}")
     does(box, f"roomscribe model info {STATE}/models/{MODEL}")
     heard = len(box.heard()) - count
     expect(heard >= SENTENCES - 1, f"of {SENTENCES} sentences around the upgrade {heard} arrived")

@@ -1,4 +1,7 @@
-"""Run by the container test in the daemon's own sandbox: tries what must not be possible.
+"""Run by the container test in a unit's own sandbox: tries what must not be possible.
+
+python probe.py            in the daemon's
+python probe.py models     in that of the process that adds a model for the page
 
 Prints a line for everything that is possible, and `PROBE: all closed` when nothing is.
 """
@@ -8,11 +11,23 @@ import ctypes
 import mmap
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 open_doors: list[str] = []
+CLOSED_FOLDERS = ("/etc", "/usr/lib/roomscribe", "/var/lib", "/var/log", "/opt", "/boot", "/srv")
+SECRETS = (
+    "/home/somebody/file", "/root/.bashrc", "/etc/shadow", "/etc/credstore/roomscribe.probe",
+    "/dev/kmsg", "/dev/mem",
+)  # fmt: skip
+ORDERS = (
+    ("systemctl", "--no-ask-password", "stop", "victim.service"),
+    ("systemd-run", "--no-ask-password", "touch", "/etc/probe-escaped"),
+)
+"""What root may have systemd do."""
+MODELS = Path("/var/lib/roomscribe-models")
 
 
 @contextlib.contextmanager
@@ -25,21 +40,30 @@ def refused(what: str) -> Iterator[None]:
     open_doors.append(what)
 
 
-def main() -> int:
-    """Tries everything; 1 when something is possible."""
-    for path in ("/etc", "/usr/lib/roomscribe", "/var/lib", "/var/log", "/opt", "/boot", "/srv"):
+def try_files(*closed: str) -> None:
+    """Writes into others' folders and reads others' files."""
+    for path in (*CLOSED_FOLDERS, *closed):
         with refused(f"writing to {path}"):
             (Path(path) / "probe").write_text("x")
-    for path in ("/home/somebody/file", "/root/.bashrc", "/etc/shadow", "/dev/kmsg", "/dev/mem"):
+    for path in SECRETS:
         with refused(f"reading {path}"):
             Path(path).read_bytes()
+
+
+def try_memory() -> None:
+    """Memory that is written and then run."""
     with refused("memory that is writable and executable"):
         mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    libc = ctypes.CDLL(None, use_errno=True)
     page = mmap.mmap(-1, 4096)
     address = ctypes.addressof(ctypes.c_char.from_buffer(page))
-    if libc.mprotect(ctypes.c_void_p(address), 4096, mmap.PROT_READ | mmap.PROT_EXEC) == 0:
+    protect = ctypes.CDLL(None).mprotect
+    if protect(ctypes.c_void_p(address), 4096, mmap.PROT_READ | mmap.PROT_EXEC) == 0:
         open_doors.append("making written memory executable")
+
+
+def try_kernel(own: Path) -> None:
+    """Namespaces, raw sockets, rights of root; `own` is the folder that may be written."""
+    libc = ctypes.CDLL(None, use_errno=True)
     for name, flag in (("user", 0x10000000), ("mount", 0x00020000), ("network", 0x40000000)):
         if libc.unshare(flag) == 0:
             open_doors.append(f"a {name} namespace of its own")
@@ -51,23 +75,44 @@ def main() -> int:
     with refused("setting the host name"):
         socket.sethostname("probe")
     with refused("a device node"):
-        os.mknod(Path(os.environ["STATE_DIRECTORY"]) / "node", 0o020600, os.makedev(1, 3))
+        os.mknod(own / "node", 0o020600, os.makedev(1, 3))
     with refused("the priority of real time"):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     for line in Path("/proc/self/status").read_text().splitlines():
         name, value = line.split(":", 1)
         if name in ("CapEff", "CapPrm", "CapBnd", "CapAmb") and int(value, 16):
             open_doors.append(f"capabilities: {line}")
-    others = {one.name for one in Path("/proc").iterdir() if one.name.isdigit()} - {
-        str(os.getpid())
-    }
+
+
+def try_others() -> None:
+    """Processes of others, and systemd."""
+    others = {one.name for one in Path("/proc").iterdir() if one.name.isdigit()}
+    others.discard(str(os.getpid()))
     if others:
         open_doors.append(f"seeing the processes {sorted(others)}")
-    if (Path(os.environ["CREDENTIALS_DIRECTORY"]) / "roomscribe.probe").read_text() != "word\n":
-        open_doors.append("the credential is not there")
-    probe = Path(os.environ["STATE_DIRECTORY"]) / "probe"
-    probe.write_text("x")
-    probe.unlink()
+    for order in ORDERS:
+        if subprocess.run(order, stdin=subprocess.DEVNULL, check=False).returncode == 0:
+            open_doors.append(" ".join(order))
+
+
+def main() -> int:
+    """Tries everything; 1 when something is possible."""
+    adding = sys.argv[1:] == ["models"]
+    own = MODELS if adding else Path(os.environ["STATE_DIRECTORY"])
+    try_files(*(("/run", "/var/lib/roomscribe") if adding else ["/run", str(MODELS)]))
+    try_memory()
+    try_kernel(own)
+    try_others()
+    if os.getuid() == 0:
+        open_doors.append("it is root")
+    # what must be possible raises where it is not
+    for folder in (own, own / ".work", own / "tiny") if adding else (own,):
+        (folder / "probe").write_text("x")
+        (folder / "probe").unlink()
+    if not adding:
+        word = (Path(os.environ["CREDENTIALS_DIRECTORY"]) / "roomscribe.probe").read_text()
+        if word != "word\n":
+            open_doors.append("the credential is not there")
     for door in open_doors:
         print(f"PROBE: possible: {door}")
     print("PROBE: all closed" if not open_doors else "PROBE: open")

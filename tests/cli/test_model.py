@@ -27,6 +27,7 @@ from rigs.hailo_simulator.control import Simulator, write_decoder_hef
 from rigs.hailo_simulator.hef_files import write_hef
 from rigs.hub import Fault, LocalHub, local_hub
 from rigs.models import HOME, random_weights, sized, write_checkpoint
+from rigs.needs import needs_root
 
 from appliance.config import EncoderSettings
 from appliance.convert.checkpoint import load_checkpoint
@@ -42,6 +43,8 @@ SMALL = sized(16, (1, 1), 2, 140, 500, 60)
 EDGES = ((1, 1000, 80), (1, 500, 16))
 """Of SMALL's encoder."""
 REPOSITORY = "somebody/whisper-home"
+OTHER = 12345
+"""Number of another user."""
 
 
 @dataclass
@@ -351,6 +354,45 @@ def test_a_folder_becomes_a_model_of_another_name_and_stays_unused_if_asked(desk
     assert desk.run("use", "home-en").returncode == 0
     assert desk.run("remove", "mine").returncode == 0
     assert "mine" not in desk.run("list").stdout
+
+
+@needs_root("giving the models folder to another user")
+def test_root_leaves_nothing_of_its_own_in_a_models_folder_of_another_user(desk: Desk) -> None:
+    desk.models.mkdir()
+    os.chown(desk.models, OTHER, OTHER)
+    desk.checkpoint.chmod(0o700)
+    for arguments in (["add", desk.checkpoint, "--name", "mine"], ["use", "mine"]):
+        done = desk.run(*arguments)
+        assert done.returncode == 0, done.stderr
+    half = (desk.checkpoint / "model.safetensors").stat().st_size // 2
+    desk.hub.misbehave("model.safetensors", Fault(break_after=half), *[Fault(status=503)] * 20)
+    with desk.start("add", REPOSITORY) as fetching:
+        wait_for(PART, desk.models, fetching)
+        fetching.kill()
+    found = list(desk.models.rglob("*"))
+    assert {"in-use", "bundle.json", "model.safetensors.part"} <= {each.name for each in found}
+    assert {(each.lstat().st_uid, each.lstat().st_gid) for each in found} == {(OTHER, OTHER)}
+    assert desk.run("remove", "whisper-home").returncode == 0
+    assert list((desk.models / ".work").iterdir()) == []
+
+
+@needs_root("giving the models folder to another user")
+@pytest.mark.parametrize("command", ["list", "add"])
+def test_a_link_in_another_users_models_folder_leads_root_nowhere(
+    desk: Desk, tmp_path: Path, command: str
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "important").write_text("kept", encoding="utf-8")
+    work = desk.models / ".work"
+    work.mkdir(parents=True)
+    (work / "home").symlink_to(victim)
+    (work / "home.lock").symlink_to(tmp_path / "made")
+    for each in (desk.models, work):
+        os.chown(each, OTHER, OTHER)
+    desk.run(*{"list": ["list"], "add": ["add", REPOSITORY, "--name", "home"]}[command])
+    assert [each.name for each in victim.iterdir()] == ["important"]
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_second_model_does_not_push_the_chosen_one_aside(desk: Desk) -> None:
