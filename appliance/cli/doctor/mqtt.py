@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from appliance.cli.doctor.daemon import UNIT, password_is_hidden
 from appliance.cli.doctor.outcome import BROKER, Check, Outcome, Surroundings, failed, ok, skipped
@@ -66,6 +67,30 @@ def home_assistant(around: Surroundings) -> Outcome:
     if birth == "online":
         return ok(f"{BIRTH} says online")
     return skipped(f"{BIRTH} says {birth!r}: Home Assistant is down or restarting")
+
+
+def secret_files(around: Surroundings) -> Outcome:
+    """No file that the configuration names for a password, a key or a token is for every user."""
+    mqtt, home = around.settings.mqtt, around.settings.homeassistant
+    named = [
+        Path(file).expanduser()
+        for file in (mqtt.password_file, mqtt.key_file, home.token_file)
+        if file
+    ]
+    if not named:
+        return skipped("the configuration names no file with a password, a key or a token")
+    exposed = [file for file in named if _is_open_to_all(file)]
+    if exposed:
+        files = " ".join(map(str, exposed))
+        return failed(f"every user can read {files}", f"`sudo chmod o= {files}`")
+    return ok("no file with a password, a key or a token is readable for every user")
+
+
+def _is_open_to_all(file: Path) -> bool:
+    """Whether others may read the file and enter its folder; False if this user cannot see it."""
+    with suppress(OSError):
+        return bool(file.stat().st_mode & 0o004 and file.parent.stat().st_mode & 0o001)
+    return False
 
 
 def retained(settings: Settings, names: Iterable[str]) -> dict[str, str]:
@@ -181,6 +206,7 @@ CHECKS = (
         within_s=15,
         needs=(*MQTT, BROKER),
     ),
+    Check("secret files", secret_files, "see their modes", needs=("[mqtt]", "[homeassistant]")),
 )
 SERVICE_CHECKS = (
     Check("unit", unit, "see `systemctl status roomscribe`"),

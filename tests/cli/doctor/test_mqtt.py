@@ -21,7 +21,13 @@ from appliance.cli.doctor import mqtt as doctor, mqtt as publishing
 from appliance.cli.doctor.daemon import Daemon, password_is_hidden, with_credentials
 from appliance.cli.doctor.main import of_error
 from appliance.cli.doctor.outcome import Outcome, Surroundings
-from appliance.config import ApplianceSettings, MqttSettings, Settings, StoreSettings
+from appliance.config import (
+    ApplianceSettings,
+    HomeAssistantSettings,
+    MqttSettings,
+    Settings,
+    StoreSettings,
+)
 from appliance.errors import BrokerError
 from appliance.mqtt.probe import Probe
 from appliance.store.store import Store
@@ -80,6 +86,29 @@ def test_a_broker_that_lets_us_in_brings_our_message_back(open_broker: Broker) -
     found = doctor.round_trip(around(open_broker))
     assert found.status == "ok"
     assert found.found.startswith("a message came back after ")
+
+
+@pytest.mark.parametrize("key", ["password_file", "key_file", "token_file"])
+def test_a_secret_that_every_user_can_read_is_a_fault(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "secret"
+    file.write_text("word\n", encoding="utf-8")
+    settings = Settings()
+    if key == "token_file":
+        settings = replace(settings, homeassistant=HomeAssistantSettings(token_file=str(file)))
+    else:
+        mqtt = MqttSettings(**{key: str(file)})  # type: ignore[arg-type]
+        settings = replace(settings, mqtt=mqtt)
+    tmp_path.chmod(0o755)
+    file.chmod(0o644)
+    found = doctor.secret_files(Surroundings(settings))
+    assert (found.status, found.found) == ("failed", f"every user can read {file}")
+    assert f"chmod o= {file}" in found.cure
+    file.chmod(0o640)
+    assert doctor.secret_files(Surroundings(settings)).status == "ok"
+    file.chmod(0o644)
+    tmp_path.chmod(0o700)
+    assert doctor.secret_files(Surroundings(settings)).status == "ok"
+    assert doctor.secret_files(Surroundings(Settings())).status == "skipped"
 
 
 def test_a_broker_that_is_away_is_told_with_its_address() -> None:
