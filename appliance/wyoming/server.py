@@ -1,8 +1,10 @@
-"""Whoever speaks the Wyoming protocol (Home Assistant above all) has sound transcribed here.
+"""The Wyoming server: transcribes the audio that clients such as Home Assistant send.
 
-One thread, asyncio's. The protocol knows neither passwords nor encryption: who may connect is a
-matter of addresses. Each connection has its limits, and whatever comes over one of them ends that
-one alone.
+It runs in one thread with its own asyncio loop. The protocol has neither passwords nor encryption,
+so `wyoming.allow` decides by address who may connect. Each connection has its own limits, and an
+error on one connection ends only that one.
+
+Over 500 lines because a connection and the server's limits on all of them share one loop's state.
 """
 
 from __future__ import annotations
