@@ -14,7 +14,7 @@ from rigs.sources import FakeSource, silence
 from rigs.waiting import until
 
 from appliance.capture.recorder import Recorder
-from appliance.config import CaptureSettings
+from appliance.config import NO_DEVICE, CaptureSettings
 from appliance.daemon import mute as switch
 from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.health import Health
@@ -355,3 +355,25 @@ def test_the_lock_goes_with_the_process_that_held_it(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     assert (tmp_path / "listening").exists()
     assert not switch.is_listening(tmp_path)
+
+
+def test_an_appliance_without_a_microphone_is_muted_and_unmuted_all_the_same(
+    tmp_path: Path,
+) -> None:
+    mute = Mute(tmp_path)
+    supervisor = CaptureSupervisor(
+        CaptureSettings(device=NO_DEVICE), Health(), mute, lambda _: None, lambda: None
+    )
+    mute.on_change = supervisor.obey
+    thread = threading.Thread(target=supervisor.listen, args=(lambda: None,), daemon=True)
+    thread.start()
+    try:
+        assert not supervisor.muted
+        mute.set(True, "a test")
+        until(lambda: supervisor.muted)
+        mute.set(False, "a test")
+        until(lambda: not supervisor.muted)
+    finally:
+        supervisor.stop()
+        thread.join(5)
+    assert not thread.is_alive()

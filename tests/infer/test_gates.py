@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -328,3 +328,29 @@ def test_what_the_built_in_model_gets_wrong_of_strangers_is_marked() -> None:
     assert len(wrong) > 40 and len(good) > 8
     assert sum(wrong) > 0.8 * len(wrong)
     assert sum(good) < 0.5 * len(good)
+
+
+def test_the_configured_gates_reach_the_transcriber() -> None:
+    configured = GateSettings(
+        no_speech_sure=0.0,
+        no_speech_prob=0.11,
+        no_speech_lone=0.12,
+        low_confidence=0.0,
+        avg_logprob=-0.13,
+        compression_ratio=1.4,
+    )
+    assert len(fields(configured)) == 6, "a new key belongs into this test"
+    with open_transcriber(Settings(gates=configured)) as transcriber:
+        assert transcriber.gates == configured
+    lone = replace(configured, no_speech_lone=0.0)
+    with open_transcriber(Settings(gates=lone)) as transcriber:
+        assert transcriber.gates == lone
+    left = replace(configured, no_speech_sure=-1.0, no_speech_lone=-1.0, low_confidence=-1.0)
+    with open_transcriber(Settings(gates=left)) as transcriber:
+        bundle = transcriber.bundle
+        assert transcriber.gates == replace(
+            left,
+            no_speech_sure=bundle.no_speech_sure,
+            no_speech_lone=bundle.no_speech_lone,
+            low_confidence=bundle.low_confidence,
+        )

@@ -119,3 +119,21 @@ def test_the_search_finds_what_a_plain_comparison_finds(
             assert given_texts == [
                 text for text in texts if all(needle.lower() in text.lower() for needle in needles)
             ]
+
+
+def test_the_index_leaves_few_transcripts_to_be_compared(store: Store) -> None:
+    for number in range(50):
+        store.append(transcript(f"the lamp of room {number} is on"))
+    store.append(transcript("turn off the cellar fan"))
+    compared: list[str] = []
+
+    def counting(text: str, needle: str) -> bool:
+        compared.append(text)
+        return contains(text, needle)
+
+    condition, values = where(Wanted(grep=("cellar",)), indexed=True)
+    connection = connection_of(store)
+    connection.create_function("contains", 2, counting, deterministic=True)
+    rows = connection.execute(f"SELECT text FROM transcripts WHERE {condition}", values)
+    assert [text for (text,) in rows] == ["turn off the cellar fan"]
+    assert compared == ["turn off the cellar fan"]
