@@ -39,7 +39,7 @@ from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.fleet import Brain, EarTranscriber, Link
 from appliance.homeassistant import NAMES_FILE, Home
 from appliance.infer import AnyTranscriber, Transcriber, transcribed_elsewhere
-from appliance.mqtt import Publisher, subscriptions
+from appliance.mqtt import ANNOUNCED_FILE, Publisher, subscriptions
 from appliance.records import (
     ApplianceState,
     ApplianceStats,
@@ -206,6 +206,7 @@ class Pipeline:
                     home_assistant=settings.homeassistant,
                     page=page_url(settings.web),
                     on_birth=self._wake_home,
+                    announced=store_folder(settings.store) / ANNOUNCED_FILE,
                     stats_source=self.stats,
                     subscriptions=subscriptions(settings.history, node, self._store, self.mute),
                 )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         PASSWORD_CREDENTIAL as PASSWORD_CREDENTIAL,
         password as password,
     )
+    from appliance.mqtt.former import ANNOUNCED_FILE as ANNOUNCED_FILE
     from appliance.mqtt.probe import Probe as Probe
     from appliance.mqtt.publisher import Publisher as Publisher
 

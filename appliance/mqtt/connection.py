@@ -155,7 +155,7 @@ class Connection:
                     yield item
                 case Subscribed(message, code, reason):
                     topic = self._pop_topic(message)
-                    if code >= FIRST_FAILURE:
+                    if topic and code >= FIRST_FAILURE:
                         self._denied("listen on", topic, reason)
                 case Refused(code, reason) if code not in troubles.PASSING:
                     why = troubles.refused(self._settings, self._client_id, code, reason)
@@ -218,6 +218,15 @@ class Connection:
         if message.qos:
             self._unacknowledged[number] = (message.topic, time.monotonic())
         return number
+
+    def subscribe_retained(self, topic: str) -> None:
+        """Listen on a topic, with what is retained there; a refusal is no trouble.
+
+        Raises BrokerError when no connection stands.
+        """
+        if self._link is None or self.connected_s is None:
+            raise BrokerError(f"cannot listen on {topic}: there is no connection to the broker")
+        self._link.subscribe(topic, retained=True)
 
     def close(self) -> None:
         """Publishes offline and ends the connection; takes 0.3 s at most."""

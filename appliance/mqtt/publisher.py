@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Protocol
 
 from appliance.config import HomeAssistantSettings, MqttSettings
@@ -26,6 +27,7 @@ from appliance.errors import BrokerError, StoreError
 from appliance.mqtt import events, troubles
 from appliance.mqtt.client import Acknowledged, Connected, Lost, Message, Outgoing, matches
 from appliance.mqtt.connection import DELAYS, Connection, Delays
+from appliance.mqtt.former import FormerNames, Name
 from appliance.mqtt.home_assistant import discovery, temperatures, topic as discovery_topic
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, RECENT_S, Delivery, Outbox
 from appliance.mqtt.troubles import Troubles
@@ -308,6 +310,7 @@ class Publisher:
         home_assistant: HomeAssistantSettings | None = None,
         page: str = "",
         on_birth: Callable[[], object] = lambda: None,
+        announced: Path | None = None,
         delays: Delays = DELAYS,
     ) -> None:
         """Connects nowhere yet. The sources are called in the thread of `run`; they must not wait.
@@ -315,6 +318,8 @@ class Publisher:
         `subscriptions` are topics below the node's, such as mute/set, with what is called for
         their messages, in the same thread; what it returns is published as the answer. `on_birth`
         is called there when Home Assistant has started.
+        their messages, in the same thread; what it returns is published as the answer.
+        `announced` is the file that keeps the names which this appliance had.
 
         Raises ConfigError when the password's file cannot be read, StoreError for the store.
         """
@@ -351,6 +356,8 @@ class Publisher:
             last=self._live.last,
             delays=delays,
         )
+        where = f"{settings.host}:{settings.port}"
+        self._former = FormerNames(announced, Name(where, node, self._home_assistant.prefix))
         self._stopping = threading.Event()
         self._stop_s = math.inf
 
@@ -444,6 +451,7 @@ class Publisher:
                     self._delivery.acknowledged(now_s, number, code)
                 case Lost():
                     self._delivery.lost()
+                    self._former.lost()
         for message in self._connection.received():
             self._take(now_s, message)
         self._delivery.bound(now_s)
@@ -453,6 +461,7 @@ class Publisher:
 
     def _publish_due(self, now_s: float) -> None:
         """What there is to publish; transcripts last. Raises BrokerError and StoreError."""
+        self._former.poll(now_s, self._connection)
         unheard_s = self._presence.unheard_s(now_s)
         if unheard_s is not None:
             self._outbox.repeat(unheard_s)
@@ -475,7 +484,7 @@ class Publisher:
         due_s = self._connection.due_s
         if self._connection.connected_s is not None:
             due_s = min(due_s, self._live.due_s, self._delivery.due_s(now_s))
-            due_s = min(due_s, self._presence.due_s(now_s))
+            due_s = min(due_s, self._presence.due_s(now_s), self._former.due_s)
         return max(0.0, min(due_s, self._stop_s, now_s + PROGRESS_S) - now_s)
 
     def _drained(self) -> bool:
@@ -490,6 +499,7 @@ class Publisher:
         self._live.begin_anew()
         if self._home_assistant.enabled:
             self._presence.connected(now_s, self._announce())
+        self._former.connected(now_s, self._connection)
 
     def _announce(self) -> int:
         """Publishes the discovery message; its number. Raises BrokerError."""
@@ -520,6 +530,8 @@ class Publisher:
 
     def _take(self, now_s: float, message: Message) -> None:
         """Gives a message to its subscription, and sends the answer. Raises BrokerError."""
+        if self._former.take(message):
+            return
         if message.topic == self._home_assistant.status_topic:
             self._presence.on_status(now_s, message)
             if message.payload == events.ONLINE and not message.retained:
