@@ -15,7 +15,8 @@ from typing import Any
 
 from appliance.cli.terminal import percent
 from appliance.config import Settings, node_name, slug
-from appliance.errors import BrokerError, ConfigError
+from appliance.control import SOCKET_NAME, Client
+from appliance.errors import BrokerError, ConfigError, DaemonError
 
 AGAIN_S = 2.0
 """Between two tries to reach the broker."""
@@ -42,7 +43,8 @@ def add_mqtt(
         "forget",
         help="clear what the broker keeps of this appliance",
         description="Clears all retained messages of an appliance that is not to come back, or "
-        "that got another name: its entities leave Home Assistant. Stop the daemon first.",
+        "whose old name another one has taken: its entities leave Home Assistant. Stop the daemon "
+        "first. After a new name the daemon clears the old one's by itself.",
     )
     forget.add_argument("--node", default="", help="of this appliance (default: this one)")
     forget.set_defaults(command=forget_appliance)
@@ -53,7 +55,7 @@ def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
     from appliance.mqtt import Probe
 
     settings = _with_password(options, settings)
-    node = node_name(settings)
+    node = _present_node(settings)
     wanted = "roomscribe/+/#" if options.all else f"roomscribe/{node}/#"
     while True:
         with Probe(settings.mqtt, node) as probe:
@@ -118,6 +120,18 @@ def _with_password(options: argparse.Namespace, settings: Settings) -> Settings:
     if password_is_hidden(settings.mqtt, daemon):
         raise BrokerError("the broker's password is not for this user; run this with sudo")
     return settings
+
+
+def _present_node(settings: Settings) -> str:
+    """Return the name that the daemon has now, which may be set where this user cannot read."""
+    from appliance.store import runtime_folders
+
+    with (
+        contextlib.suppress(DaemonError),
+        Client([folder / SOCKET_NAME for folder in runtime_folders(settings)]) as daemon,
+    ):
+        return str(daemon.ask("state").get("node", "")) or node_name(settings)
+    return node_name(settings)
 
 
 def line(at: datetime, topic: str, payload: bytes, retained: bool) -> str:

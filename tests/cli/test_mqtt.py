@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rigs import broker as rig_broker
 from rigs.command import errors, roomscribe, start
-from rigs.daemon import write_config
+from rigs.daemon import READY_WITHIN_S, daemon, log_of, write_config
 from rigs.mqtt_client import Subscriber, publish_once
 from rigs.needs import needs_broker
 from rigs.publishing import STATE
 from rigs.waiting import until
 
-from appliance.cli.mqtt import line
+from appliance import config
+from appliance.cli.mqtt import _present_node, line
 from appliance.mqtt import events
 
 AT = datetime(2026, 11, 21, 8, 14, 6, tzinfo=UTC)
@@ -85,3 +87,13 @@ def test_a_node_that_can_be_none_is_told_with_one_that_may_be_meant(tmp_path: Pa
     done = roomscribe("mqtt", "forget", "--node", "My Kitchen", "--config", there)
     assert done.returncode == 78
     assert errors(done)[0].endswith("found 'My Kitchen'; did you mean my_kitchen?")
+
+
+def test_watch_follows_the_name_that_the_daemon_has(tmp_path: Path) -> None:
+    there = write_config(tmp_path)
+    settings = config.read(there).settings
+    old = replace(settings, appliance=replace(settings.appliance, node="old"))
+    assert _present_node(old) == "old"
+    with daemon(there):
+        until(lambda: "ready after" in log_of(there), READY_WITHIN_S)
+        assert _present_node(old) == "kitchen"
