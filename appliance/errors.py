@@ -119,6 +119,12 @@ class BrokerError(RoomscribeError):
     """The MQTT broker is out of reach, or refuses."""
 
     exit_status = 74
+    LOGIN = "login"
+    """The kind of one that refuses the user name or the password."""
+
+    def __init__(self, message: str, *, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class DaemonError(RoomscribeError):

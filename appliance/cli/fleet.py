@@ -794,13 +794,13 @@ def _text(file: Path) -> str:
 
 
 def _edited(text: str, changes: dict[str, Any]) -> str:
-    from appliance.cli.setup import edited
+    from appliance.cli.config_file import edited
 
     return edited(text, changes)
 
 
 def _replace(file: Path, text: str) -> None:
-    from appliance.cli.setup import replace_whole
+    from appliance.cli.config_file import replace_whole
 
     if _text(file) != text:
         replace_whole(file, text)

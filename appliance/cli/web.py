@@ -181,7 +181,7 @@ def disable_page(options: argparse.Namespace, settings: Settings) -> int:
 
 def _choose(options: argparse.Namespace, settings: Settings, on: bool) -> None:
     """Writes web.enabled into the configuration, and tells the daemon. Raises StoreError."""
-    from appliance.cli.setup import edited, replace_whole
+    from appliance.cli.config_file import edited, replace_whole
 
     if settings.web.enabled == on:
         return

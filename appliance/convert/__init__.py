@@ -29,9 +29,13 @@ if TYPE_CHECKING:
         LAYER_NORM_EPSILON as LAYER_NORM_EPSILON,
         Dimensions as Dimensions,
         Graph as Graph,
+        RuntimeGraph as RuntimeGraph,
         to_int8 as to_int8,
     )
-    from appliance.convert.huggingface import fetch_checkpoint as fetch_checkpoint
+    from appliance.convert.huggingface import (
+        fetch_checkpoint as fetch_checkpoint,
+        hub_is_reachable as hub_is_reachable,
+    )
     from appliance.convert.shapes import (
         ADDED_FILE as ADDED_FILE,
         CONFIG_FILE as CONFIG_FILE,

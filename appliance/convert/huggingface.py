@@ -14,6 +14,7 @@ import json
 import os
 import pwd
 import re
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -275,6 +276,20 @@ def _advised(error: UnreachableError) -> ModelError:
         f"{error}; check the network and HF_ENDPOINT, then run the same command again to go on; or "
         "give a folder with the checkpoint in place of its name"
     )
+
+
+def hub_is_reachable(environment: Mapping[str, str] = os.environ, within_s: float = 2.0) -> bool:
+    """Return True if the hub, or the proxy that leads to it, takes a connection."""
+    endpoint = urlsplit(environment.get("HF_ENDPOINT", "").strip() or ENDPOINT)
+    scheme = endpoint.scheme or "https"
+    proxy = environment.get(f"{scheme}_proxy") or environment.get(f"{scheme.upper()}_PROXY")
+    server = urlsplit(proxy) if proxy and "://" in proxy else endpoint
+    try:
+        port = server.port or (443 if server.scheme == "https" else 80)
+        with socket.create_connection((server.hostname or "", port), within_s):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)

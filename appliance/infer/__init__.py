@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         lacking_runtime as lacking_runtime,
         transcribed_elsewhere as transcribed_elsewhere,
     )
-    from appliance.infer.sessions import onnxruntime as onnxruntime
+    from appliance.infer.sessions import Session as Session, onnxruntime as onnxruntime
     from appliance.infer.tokenizer import Tokenizer as Tokenizer
     from appliance.infer.transcriber import (
         FOLLOWED_BY_NOBODY as FOLLOWED_BY_NOBODY,

@@ -1,4 +1,4 @@
-"""What the appliance itself never runs: measuring, and exports for other chips."""
+"""What the daemon never runs: measuring, and exports for other chips."""
 
 from __future__ import annotations
 
@@ -13,5 +13,6 @@ if TYPE_CHECKING:
     from appliance.lab.hailo.export import export_for_hailo as export_for_hailo
     from appliance.lab.packs import write_pack as write_pack
     from appliance.lab.recordings import listed_texts as listed_texts
+    from appliance.lab.speed import Speed as Speed, measure_speed as measure_speed
 
 __getattr__ = lazily(__name__, __file__)

@@ -58,12 +58,20 @@ class Published:
     """To build and to verify it."""
 
 
+_TINY, _BASE, _SMALL = (
+    Published(151, 80, 0.28),
+    Published(290, 150, 0.36),
+    Published(967, 326, 0.46),
+)
 PUBLISHED = {
-    "tiny": Published(151, 80, 0.28),
-    "base": Published(290, 150, 0.36),
-    "small": Published(967, 326, 0.46),
+    "tiny": _TINY,
+    "tiny.en": _TINY,
+    "base": _BASE,
+    "base.en": _BASE,
+    "small": _SMALL,
+    "small.en": _SMALL,
 }
-"""The models that setup and the page offer."""
+"""The models that setup and the page offer; those called .en know English alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,9 +105,9 @@ class Probe:
         where = f"{self._settings.host}:{self._settings.port}"
         detail = " ".join(self.ended.split()) or f"no answer within {within_s:g} s"
         raise BrokerError(
-            f"broker {where} does not answer ({detail}); see that it runs there "
-            "(`systemctl status mosquitto`), that mqtt.host and mqtt.port are its own, and that "
-            "nothing keeps this machine from it"
+            f"broker {where} does not answer ({detail}); check that it runs there (`systemctl "
+            "status mosquitto`), that mqtt.host and mqtt.port are right, and that no firewall is "
+            "in the way"
         )
 
     def _read(self) -> None:
@@ -117,7 +117,8 @@ class Probe:
                     self._connected = True
                 case Refused(code, reason) if code not in troubles.PASSING:
                     raise BrokerError(
-                        troubles.refused(self._settings, self._client_id, code, reason)
+                        troubles.refused(self._settings, self._client_id, code, reason),
+                        kind=BrokerError.LOGIN if troubles.is_login(code) else "",
                     )
                 case Untrusted(reason):
                     raise BrokerError(reason)

@@ -61,10 +61,15 @@ def away(settings: MqttSettings, detail: str) -> tuple[str, str]:
     return (f"broker {where} is away; transcripts wait in the log until it is back", f": {detail}")
 
 
+def is_login(code: int) -> bool:
+    """Return True for the CONNACK code of a wrong or missing user name or password."""
+    return code in (_BAD_PASSWORD, _NOT_AUTHORIZED)
+
+
 def refused(settings: MqttSettings, client_id: str, code: int, reason: str) -> str:
     """The broker answered and refused us; `code` and `reason` are those of its CONNACK."""
     user = f"user {settings.username!r}" if settings.username else "a client without mqtt.username"
-    if code in (_BAD_PASSWORD, _NOT_AUTHORIZED):
+    if is_login(code):
         found = user
         cure = (
             "make mqtt.username and the password (mqtt.password_file, or the credential "

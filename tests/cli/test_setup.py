@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import stat
 import threading
 import time
@@ -20,8 +22,21 @@ from rigs.needs import needs_broker, needs_microphone, program
 from rigs.terminal import Terminal
 from rigs.waiting import until
 
-from appliance.cli.setup import _host_and_port, _loudest, _Meter, edited
+from appliance.cli.config_file import edited
+from appliance.cli.setup.answers import Answers
+from appliance.cli.setup.broker import parse_address
+from appliance.cli.setup.meter import Meter, loudest
+from appliance.cli.setup.room import with_room
+from appliance.cli.setup.suggestion import (
+    SHAPES,
+    Estimate,
+    measured_speed,
+    sentence_s,
+    suggest,
+)
+from appliance.config import MqttSettings
 from appliance.errors import ConfigError
+from appliance.lab import Speed
 
 SHIPPED = (ROOT / "config" / "roomscribe.toml").read_text("utf-8")
 SENTENCE = TESTS / "speech" / "00.flac"
@@ -70,28 +85,28 @@ def test_whatever_the_file_looks_like_the_key_is_set_and_nothing_else(
 
 
 def test_a_broker_is_a_host_with_or_without_a_port() -> None:
-    assert _host_and_port("hub.local") == {"host": "hub.local", "port": 1883}
-    assert _host_and_port("10.0.0.2:8883") == {"host": "10.0.0.2", "port": 8883}
-    assert _host_and_port("[fd00::2]:1884") == {"host": "fd00::2", "port": 1884}
+    assert parse_address("hub.local") == {"host": "hub.local", "port": 1883}
+    assert parse_address("10.0.0.2:8883") == {"host": "10.0.0.2", "port": 8883}
+    assert parse_address("[fd00::2]:1884") == {"host": "fd00::2", "port": 1884}
     for wrong in ("", "a:0", "a:99999", "mqtt://a", "a b"):
-        with pytest.raises(ConfigError, match="--broker: expected HOST or HOST:PORT"):
-            _host_and_port(wrong)
+        with pytest.raises(ConfigError, match="is not a broker's address"):
+            parse_address(wrong)
 
 
 def test_a_meter_says_what_is_wrong_with_a_microphone() -> None:
-    meter = _Meter("USB")
-    assert meter.verdict() == "nothing yet"
-    meter._push(None, False, 2.0)
-    assert meter.verdict() == "nothing but zeros: off, or muted in the mixer"
-    meter._push(-45.0, False, 0.1)
-    assert meter.verdict() == "too quiet: speak, or turn it up"
-    meter._push(-12.0, False, 0.1)
+    meter = Meter("USB")
+    assert meter.verdict() == "no sound yet"
+    meter.push(None, False, 2.0)
+    assert meter.verdict() == "silent: it is off, or muted in the mixer"
+    meter.push(-45.0, False, 0.1)
+    assert meter.verdict() == "too quiet: speak, or turn its gain up"
+    meter.push(-12.0, False, 0.1)
     assert (meter.verdict(), meter.bar().count("#")) == ("good", 19)
-    meter._push(0.0, True, 0.1)
-    assert meter.verdict() == "it clips: turn its gain down"
+    meter.push(0.0, True, 0.1)
+    assert meter.verdict() == "distorted: turn its gain down"
     assert meter.bar() == "#" * 24
-    assert _loudest(np.zeros(8, np.int16).tobytes()) == (None, False)
-    assert _loudest(np.array([3, -32768], np.int16).tobytes()) == (0.0, True)
+    assert loudest(np.zeros(8, np.int16).tobytes()) == (None, False)
+    assert loudest(np.array([3, -32768], np.int16).tobytes()) == (0.0, True)
 
 
 def test_without_a_terminal_it_says_which_options_it_needs(tmp_path: Path) -> None:
@@ -99,7 +114,7 @@ def test_without_a_terminal_it_says_which_options_it_needs(tmp_path: Path) -> No
     before = config.read_text()
     done = roomscribe("setup", "--config", config)
     assert done.returncode == 2
-    assert "add --yes, and of --node, --device, --broker and --model" in done.stderr
+    assert "Add --yes, and those of --node, --device, --broker and --model" in done.stderr
     assert config.read_text() == before
 
 
@@ -113,23 +128,23 @@ def test_by_its_options_alone_it_writes_what_has_changed_and_nothing_twice(
     assert done.returncode == 0, done.stderr
     assert '+node = "wohnkuche"' in done.stdout
     assert "turn off the cellar fan" in done.stdout
-    assert "written; the daemon: expected it to run" in done.stdout
+    assert "Written. The daemon has not read it yet" in done.stdout
     table = tomllib.loads(config.read_text())
     assert table["appliance"] == {"node": "wohnkuche"}
     assert (table["capture"], table["mqtt"]) == ({"silence_s": 5}, {"enabled": False})
     assert stat.S_IMODE(config.stat().st_mode) == 0o640
     again = roomscribe(*arguments)
-    assert (again.returncode, "nothing is to be changed" in again.stdout) == (0, True)
+    assert (again.returncode, "Nothing to change" in again.stdout) == (0, True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "line"),
     [
         (("--broker", "127.0.0.1:9"), 74, "broker 127.0.0.1:9 does not answer"),
-        (("--broker", "mqtt://x"), 78, "--broker: expected HOST or HOST:PORT"),
-        (("--node", "!!!"), 78, "--node: expected a name of letters or digits"),
+        (("--broker", "mqtt://x"), 78, "is not a broker's address"),
+        (("--node", "!!!"), 78, "--node: '!!!' cannot be a room's name"),
         (("--model", "./none"), 78, "none"),
-        (("--device", "no such microphone"), 69, "--device: expected one microphone with"),
+        (("--device", "no such microphone"), 69, "--device: no microphone has"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_nothing_is_written(
@@ -186,11 +201,11 @@ def test_a_person_answers_five_questions_and_sees_each_work(tmp_path: Path) -> N
                 terminal.until("default: good")
                 terminal.until("or none [none]")
                 terminal.enter(f"127.0.0.1:{broker.port}")
-                terminal.until("refuses a client without mqtt.username")
+                terminal.until("efuses a client without mqtt.username")
                 terminal.enter("ada")
                 terminal.until("not shown")
                 terminal.enter("secret")
-                terminal.until("lets it in\nno Home Assistant listens there yet")
+                terminal.until("accepts the connection.\nHome Assistant is not connected")
                 terminal.until("Which one? [home-en]")
                 terminal.enter()
                 terminal.until("is read as 'turn off the cellar fan'")
@@ -201,10 +216,10 @@ def test_a_person_answers_five_questions_and_sees_each_work(tmp_path: Path) -> N
                 terminal.until("Say a sentence.")
                 speaker = threading.Thread(target=_speak_until, args=(microphone, heard))
                 speaker.start()
-                terminal.until("after it was said")
-                terminal.until("the broker told it on roomscribe/kuche/transcript")
+                terminal.until("after you stopped speaking")
+                terminal.until("the broker published it on roomscribe/kuche/transcript")
                 speaker.join(30)
-                terminal.until("configuration         ")
+                terminal.until("`sudo roomscribe doctor` shows every check.\nNext: ")
                 assert terminal.wait() == 0
             assert heard.payloads("availability", "kuche")[-1] == b"online"
         table = tomllib.loads(config.read_text())
@@ -233,6 +248,7 @@ def test_ctrl_c_changes_nothing(tmp_path: Path) -> None:
     with Terminal("setup", "--config", config) as terminal:
         terminal.until("[kitchen]")
         assert terminal.interrupt() == 130
+    assert "Nothing was changed." in terminal.shown
     assert config.read_text() == before
 
 
@@ -245,6 +261,112 @@ def test_what_is_declined_is_not_written(tmp_path: Path) -> None:
         terminal.enter("hall")
         terminal.until("Write it?")
         terminal.enter("no")
-        terminal.until("nothing was changed")
+        terminal.until("Nothing was changed")
         assert terminal.wait() == 1
     assert config.read_text() == before
+
+
+def test_the_area_follows_the_name_unless_somebody_chose_another() -> None:
+    answers = Answers("kitchen", "", "", MqttSettings(), "home-en")
+    assert with_room(answers, "hall").area == ""
+    named = with_room(answers, "Living Room")
+    assert (named.node, named.area) == ("living_room", "Living Room")
+    again = with_room(named, "alpha")
+    assert (again.node, again.area) == ("alpha", "alpha")
+    assert again.changes_since(named) == {"appliance.node": "alpha", "homeassistant.area": "alpha"}
+    chosen = with_room(named, "Living Room")
+    assert chosen == named
+    upstairs = Answers("kitchen", "Upstairs", "", MqttSettings(), "home-en")
+    assert with_room(upstairs, "alpha").area == "Upstairs"
+
+
+def test_the_largest_english_model_that_is_quick_enough_is_proposed() -> None:
+    quick, slow, large = Estimate(0.2, 0.3, True), Estimate(1.5, 0.5, True), Estimate(0.1, 9, False)
+    estimates = {"tiny": quick, "tiny.en": quick, "base.en": Estimate(0.4, 0.4, True)}
+    estimates |= {"small.en": slow, "other.en": large}
+    assert suggest("home-en", ["home-en"], estimates, reachable=True) == "base.en"
+    assert suggest("home-en", ["home-en"], estimates, reachable=False) == "home-en"
+    assert suggest("home-en", ["home-en", "tiny"], estimates, reachable=False) == "tiny"
+    assert suggest("mine", ["home-en", "mine"], estimates, reachable=True) == "mine"
+    assert suggest("home-en", ["home-en"], {"small.en": slow}, reachable=True) == "home-en"
+
+
+def test_an_estimate_grows_with_the_model_and_falls_with_the_speed() -> None:
+    slow, fast = Speed(5e10, 5e9), Speed(1e11, 1e10)
+    times_s = [sentence_s(SHAPES[name], slow) for name in ("tiny", "base", "small")]
+    assert times_s == sorted(times_s)
+    assert sentence_s(SHAPES["tiny"], fast) == pytest.approx(times_s[0] / 2)
+
+
+def test_this_machine_is_measured() -> None:
+    speed = measured_speed()
+    assert speed is not None
+    assert min(speed.operations_per_s, speed.weights_per_s) > 1e6
+
+
+@needs_broker
+def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> None:
+    with Broker() as broker:
+        config = write_config(tmp_path)
+        options = ("--device", "", "--node", "Living Room")
+        nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "PATH": os.environ["PATH"]}
+        with Terminal("setup", "--config", config, *options, environment=nowhere) as terminal:
+            terminal.until("or none [")
+            terminal.enter("127.0.0.1:9")
+            terminal.until("does not answer")
+            terminal.until("Press Enter to keep none: ")
+            terminal.enter("nosuch:99999")
+            terminal.until("'nosuch:99999' is not a broker's address")
+            terminal.until("Press Enter to keep none: ")
+            terminal.enter(f"127.0.0.1:{broker.port}")
+            terminal.until("accepts the connection")
+            terminal.until("no connection to the hub")
+            terminal.until("Which one? [home-en]", 60)
+            terminal.enter("tiny")
+            terminal.until("Which one? [home-en]", 60)
+            terminal.enter()
+            terminal.until("Write it? [yes]", 60)
+            terminal.enter("maybe")
+            terminal.until("Please answer yes or no")
+            terminal.until("Write it? [yes]")
+            terminal.enter("yes")
+            terminal.until("Next: ", 60)
+            assert terminal.wait() == 0
+    table = tomllib.loads(config.read_text())
+    assert table["mqtt"] == {"enabled": True, "host": "127.0.0.1", "port": broker.port}
+    assert table["appliance"] == {"node": "living_room"}
+    assert table["homeassistant"] == {"area": "Living Room"}
+
+
+def test_an_empty_answer_keeps_the_broker_that_was_there(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    before = config.read_text()
+    options = ("--device", "", "--model", "home-en", "--node", "kitchen")
+    with Terminal("setup", "--config", config, *options) as terminal:
+        terminal.until("or none [")
+        terminal.enter("127.0.0.1:9")
+        terminal.until("Press Enter to keep none: ")
+        terminal.enter()
+        terminal.until("The broker stays as it was: none")
+        terminal.until("Next: ", 60)
+        assert terminal.wait() == 0
+    assert config.read_text() == before
+
+
+@needs_microphone
+def test_the_meter_of_a_microphone_that_no_daemon_has_moves(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    options = ("--node", "kitchen", "--broker", "none", "--model", "home-en")
+    with PulseMicrophone(tmp_path / "microphone") as microphone:
+        environment = {**microphone.environment, "TERM": "xterm"}
+        with Terminal("setup", "--config", config, *options, environment=environment) as terminal:
+            terminal.until("seen enough")
+            microphone.speak(SENTENCE)
+            terminal.until("good")
+            terminal.enter()
+            terminal.until("Which one? [default]")
+            # an echoed Enter would leave the header behind, above the table drawn anew
+            assert len(re.findall(r"\n\r* +microphone +level", terminal.shown)) == 1
+            terminal.enter()
+            terminal.until("default: good")
+            terminal.interrupt()

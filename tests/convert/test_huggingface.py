@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from appliance.convert.huggingface import (
     Repository,
     fetch_checkpoint,
     find_token,
+    hub_is_reachable,
     repository_of,
 )
 from appliance.errors import ModelError
@@ -610,3 +612,12 @@ def test_the_record_in_the_folder_says_where_its_files_come_from(
     told = dataclasses.asdict(origin)
     del told["licence"]
     assert record == told
+
+
+def test_it_is_known_whether_the_hub_takes_connections() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert hub_is_reachable({"HF_ENDPOINT": address})
+        assert hub_is_reachable({"HF_ENDPOINT": "https://hub.invalid", "https_proxy": address})
+    assert not hub_is_reachable({"HF_ENDPOINT": address}, within_s=0.5)
+    assert not hub_is_reachable({"HF_ENDPOINT": "http://127.0.0.1:99999"})

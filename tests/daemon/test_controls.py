@@ -93,7 +93,7 @@ def test_what_is_deleted_is_gone_and_the_rest_is_there(house: Appliance) -> None
         ("microphone_test", {"seconds": 11}, "bad_request: seconds: expected 1 to 10"),
         ("configure", {"set": {}}, "bad_request: set: expected keys with values"),
         ("broker", {"hosts": "a"}, "bad_request: unknown argument hosts"),
-        ("model_add", {}, "bad_request: model: expected one of tiny, base, small"),
+        ("model_add", {}, "bad_request: model: expected one of tiny, tiny.en, base"),
         ("model_add", {"model": ["tiny"]}, "bad_request: model: expected one of tiny"),
         ("model_add", {"model": "../tiny"}, "bad_request: model: expected one of tiny"),
         ("model_cancel", {"model": "tiny"}, "bad_request: unknown argument model; expected none"),

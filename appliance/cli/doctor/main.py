@@ -82,13 +82,7 @@ def run(
     Whether the configuration is right is one of the checks: where it is not, `settings` are the
     defaults, and what depends on them is left out.
     """
-    daemon, settings = beside_daemon(options.config, settings)
-    wrong = config.read(options.config).wrong
-    if len(wrong) == len(fields(Settings)):  # a file that says nothing: most defaults will do
-        wrong = ONLY_THERE
-    around = Surroundings(
-        settings, options.config, daemon, recordings=options.recordings, wrong=wrong
-    )
+    around = surroundings(options.config, settings, options.recordings)
     if options.recordings:
         checks = {**checks, "NPU": (*npu.CHECKS, npu.RECORDINGS)}
     if options.json:
@@ -107,6 +101,17 @@ def run(
             print("\n".join(lines(finding, shown, width)), flush=True)
     print(last_line(findings))
     return exit_status(findings)
+
+
+def surroundings(
+    file: Path | None, settings: Settings, recordings: Path | None = None
+) -> Surroundings:
+    """Return what the checks are given: the configuration with its mistakes, and the daemon."""
+    daemon, settings = beside_daemon(file, settings)
+    wrong = config.read(file).wrong
+    if len(wrong) == len(fields(Settings)):  # a file that says nothing: most defaults will do
+        wrong = ONLY_THERE
+    return Surroundings(settings, file, daemon, recordings=recordings, wrong=wrong)
 
 
 def examine(

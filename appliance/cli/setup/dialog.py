@@ -1,0 +1,152 @@
+"""The terminal that setup asks on: lines, questions, and a display that is redrawn."""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import os
+import select
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from appliance.errors import ConfigError
+from appliance.system import shorten
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+PLAIN_EVERY_S = 2.0
+"""Seconds between two displays on a terminal that cannot move its cursor."""
+WARNING = "yellow"
+
+
+def open_console() -> Console:
+    """Return a console that raises BrokenPipeError when nobody reads it any more.
+
+    Rich's own ends the command with status 1.
+    """
+    from rich.console import Console
+
+    class Terminal(Console):
+        """See `open_console`."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    return Terminal(highlight=False)
+
+
+class Dialog:
+    """Asks a person. Where it is not `interactive`, every question has its default answer."""
+
+    def __init__(self, console: Console, *, interactive: bool) -> None:
+        self._console = console
+        self.interactive = interactive
+
+    def say(self, line: str, style: str = "") -> None:
+        """Print a line."""
+        self._console.print(line, style=style, markup=False, soft_wrap=True)
+
+    def report(self, problem: Exception) -> None:
+        """Print an error as a sentence of its own."""
+        text = str(problem).replace("\n", "; ")
+        begin = text[:1] if "://" in text.split(" ", 1)[0] else text[:1].upper()
+        self.say(f"{begin}{text[1:]}.", WARNING)
+
+    def ask(self, question: str, default: str) -> str:
+        """Return the answer, or `default` if it is empty or nobody is asked."""
+        if not self.interactive:
+            return default
+        return self.read(f"{question} [{default}] ") or default
+
+    def read(self, prompt: str) -> str:
+        """Return a line, without spaces at its ends. Raises ConfigError at the end of input."""
+        self._console.print(prompt, markup=False, end="", soft_wrap=True)
+        try:
+            return input().strip()
+        except EOFError:
+            raise ConfigError("the terminal was closed; nothing was changed") from None
+
+    def read_secret(self, prompt: str) -> str:
+        """Return a line that is not shown. Raises ConfigError at the end of input."""
+        try:
+            return getpass.getpass(prompt)
+        except EOFError:
+            raise ConfigError("the terminal was closed; nothing was changed") from None
+
+    def confirm(self, question: str) -> bool:
+        """Return True for yes or an empty answer, False for no; ask again after any other."""
+        while True:
+            answer = self.ask(question, "yes").casefold()
+            if answer in ("y", "yes", "n", "no"):
+                return answer.startswith("y")
+            self.say("Please answer yes or no. Ctrl-C ends setup, and nothing is changed.")
+
+    def choose(self, question: str, names: Sequence[str], default: str) -> str:
+        """Return one of `names`, given by its number or by a part of its name."""
+        while True:
+            answer = self.ask(question, default)
+            if answer.isdigit() and 0 < int(answer) <= len(names):
+                return names[int(answer) - 1]
+            if answer in names:
+                return answer
+            parts = [one for one in names if answer.casefold() in one.casefold()]
+            if len(parts) == 1:
+                return parts[0]
+            self.say(f"{shorten(answer)} is not in the list. Give a number or a name from above.")
+
+    @contextmanager
+    def display(self, show: Callable[[], RenderableType]) -> Iterator[Callable[[], None]]:
+        """Show something that changes; the function that it yields draws it again.
+
+        Keys are not echoed meanwhile: an Enter would move what was drawn.
+        """
+        from rich.live import Live
+
+        with _echo_off():
+            if self._console.is_dumb_terminal:
+                yield self._plain_display(show)
+                return
+            with Live(show(), console=self._console, auto_refresh=False) as live:
+                yield lambda: live.update(show(), refresh=True)
+
+    def _plain_display(self, show: Callable[[], RenderableType]) -> Callable[[], None]:
+        """Return a function that prints what is shown, every PLAIN_EVERY_S at most."""
+        printed_s = time.monotonic()
+
+        def draw() -> None:
+            nonlocal printed_s
+            if time.monotonic() >= printed_s + PLAIN_EVERY_S:
+                printed_s = time.monotonic()
+                self._console.print(show())
+
+        return draw
+
+
+def is_entered(within_s: float) -> bool:
+    """Return True if a line was entered within the time; the line is dropped."""
+    if not select.select([sys.stdin], [], [], within_s)[0]:
+        return False
+    sys.stdin.readline()
+    return True
+
+
+@contextmanager
+def _echo_off() -> Iterator[None]:
+    """Switch off the terminal's echo inside the block."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    silent = [*before]
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

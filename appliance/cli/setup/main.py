@@ -1,0 +1,129 @@
+"""The command: its options, and the order of the questions.
+
+Nothing is changed before the end. Then the changes are shown and written into the configuration,
+whose comments stay, and the daemon reads it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from appliance import config
+from appliance.cli import model as models
+from appliance.cli.setup.answers import Answers, Changes, Context, configured_answers
+from appliance.cli.setup.broker import ask_broker
+from appliance.cli.setup.dialog import Dialog, open_console
+from appliance.cli.setup.microphone import ask_microphone
+from appliance.cli.setup.model import ask_model
+from appliance.cli.setup.room import ask_room
+from appliance.cli.setup.saving import save
+from appliance.cli.setup.sentence import hear_sentence
+from appliance.cli.setup.summary import show_summary
+from appliance.config import DEFAULT_PATH, Settings
+from appliance.control import SOCKET_NAME
+from appliance.system import require_writable
+
+FLAGS = "--node, --device, --broker and --model"
+QUESTIONS: tuple[tuple[str, Callable[[Context, Answers], Answers]], ...] = (
+    ("The room", ask_room),
+    ("The microphone", ask_microphone),
+    ("The broker", ask_broker),
+    ("The model", ask_model),
+)
+STEPS = len(QUESTIONS) + 1
+"""The last one is a sentence, after the answers are written."""
+
+
+def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add `roomscribe setup` to the command line."""
+    sub = add(
+        "setup",
+        help="answer a few questions, see each work, and have them written down",
+        description="Asks for the room's name, the microphone, the broker and the model, shows "
+        "that each works, writes what has changed into the configuration, whose comments stay, and "
+        "listens to a sentence. The daemon keeps running. You can run setup again at any time. A "
+        "question that an option answers is not asked. Without a terminal, add --yes: it keeps "
+        "everything that no option names.",
+    )
+    sub.add_argument("--node", metavar="NAME", help="the room's name, such as kitchen")
+    sub.add_argument(
+        "--device", metavar="NAME", help="microphone: a name as `roomscribe devices` shows it"
+    )
+    sub.add_argument(
+        "--broker", metavar="HOST[:PORT]", help="the MQTT broker; none: publish nothing"
+    )
+    sub.add_argument("--username", metavar="NAME", help="user name at the broker")
+    sub.add_argument(
+        "--password-file", metavar="FILE", help="file that holds the broker's password"
+    )
+    sub.add_argument(
+        "--model", metavar="NAME", help="home-en, an installed model, or one to add, such as tiny"
+    )
+    sub.add_argument(
+        "--page",
+        action="store_true",
+        help="also switch on the page for a browser, and print a link to it",
+    )
+    sub.add_argument("--yes", action="store_true", help="ask nothing, and write what has changed")
+    sub.set_defaults(command=setup, usage_error=sub.error)
+
+
+def setup(options: argparse.Namespace, settings: Settings) -> int:
+    """Run `roomscribe setup`; return 0, or 1 if the changes were declined."""
+    if not options.yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        options.usage_error(
+            "setup asks its questions on a terminal, and there is none. Add --yes, and those of "
+            f"{FLAGS} that you want to change"
+        )
+    from appliance.store import runtime_folders
+
+    file = options.config or DEFAULT_PATH
+    require_writable(file, "run `sudo roomscribe setup`")
+    sockets = tuple(folder / SOCKET_NAME for folder in runtime_folders(settings))
+    dialog = Dialog(open_console(), interactive=not options.yes)
+    return run(Context(options, settings, file, sockets, dialog))
+
+
+def run(context: Context) -> int:
+    """Ask, save, listen to a sentence and show how it stands; return the exit status."""
+    before = configured_answers(context.settings, models._in_use(context.settings))
+    dialog = context.dialog
+    try:
+        answers = ask_all(context, before)
+        changes = answers.changes_since(before)
+        if not save(context, changes, answers):
+            return 1
+    except KeyboardInterrupt:
+        dialog.say("\nSetup was ended. Nothing was changed.")
+        raise
+    if context.options.page:
+        changes |= switch_page_on(context)
+    dialog.say(f"\n{STEPS} of {STEPS}  A sentence", "bold")
+    hear_sentence(context, changed=bool(changes))
+    dialog.say("\nResult", "bold")
+    show_summary(context, answers)
+    return 0
+
+
+def ask_all(context: Context, answers: Answers) -> Answers:
+    """Ask every question and return all answers. Raises RoomscribeError where nobody is asked."""
+    for number, (title, question) in enumerate(QUESTIONS, 1):
+        context.dialog.say(f"\n{number} of {STEPS}  {title}", "bold")
+        answers = question(context, answers)
+    return answers
+
+
+def switch_page_on(context: Context) -> Changes:
+    """Switch the page on and print a link to it; return what that changes.
+
+    Raises ConfigError and StoreError.
+    """
+    from appliance.cli.web import enable_page, print_link
+
+    context.dialog.say("\nThe page", "bold")
+    now = config.read(context.file).settings
+    enable_page(context.options, now)
+    print_link(context.options, config.read(context.file).settings)
+    return {} if now.web.enabled else {"web.enabled": True}

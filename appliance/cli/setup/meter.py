@@ -1,0 +1,109 @@
+"""A microphone's level, from the daemon where it has that microphone open, else opened here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from appliance.control import Client
+from appliance.errors import DeviceError
+from appliance.system import shorten
+
+if TYPE_CHECKING:
+    from appliance.capture import Recorder
+
+FLOOR_DB, QUIET_DB = -60.0, -30.0
+"""The bar's left end; the peak below which speech is too quiet (as of the control socket)."""
+BAR = 24
+"""Letters of a full bar."""
+ZEROS_S = 1.0
+"""A microphone that gives nothing but zeros for this long is off."""
+EVERY_S = 0.1
+"""Seconds between two readings of a meter, and between two levels that the daemon sends."""
+
+
+@dataclass
+class Meter:
+    """One microphone's level."""
+
+    name: str
+    recorder: Recorder | None = None
+    daemon: Client | None = None
+    in_use: bool = False
+    """True for the microphone that the configuration means."""
+    problem: str = ""
+    now_db: float | None = None
+    peak_db: float | None = None
+    """The loudest so far; None before any sound."""
+    clipped: bool = False
+    zeros_s: float = 0.0
+    heard: bool = False
+    _channels: int = field(default=1, repr=False)
+    _rate_hz: float = field(default=16_000.0, repr=False)
+
+    def open(self, block_ms: int) -> None:
+        """Open the microphone; if that fails, `problem` says why."""
+        if self.recorder:
+            try:
+                opened = self.recorder.open(self.name, block_ms)
+                self._channels, self._rate_hz = opened.channels, opened.rate_hz
+            except DeviceError as error:
+                self.problem = shorten(str(error), 60)
+
+    def listen(self) -> list[tuple[str, dict[str, Any]]]:
+        """Take in the sound since the last call; return the daemon's other events."""
+        from appliance.capture import EndError
+
+        others = list[tuple[str, dict[str, Any]]]()
+        if self.daemon:
+            while event := self.daemon.next(0.0):
+                if event[0] == "level":
+                    self.push(event[1]["peak_db"], event[1]["clipped"], EVERY_S)
+                else:
+                    others.append(event)
+        elif self.recorder and not self.problem:
+            try:
+                for block in self.recorder.waiting():
+                    peak_db, clipped = loudest(block.data)
+                    length_s = len(block.data) / 2 / self._channels / self._rate_hz
+                    self.push(peak_db, clipped, length_s)
+            except EndError as error:
+                self.problem = shorten(str(error), 60)
+        return others
+
+    def push(self, peak_db: float | None, clipped: bool, length_s: float) -> None:
+        """Take in a piece of sound; `peak_db` is None for zeros."""
+        self.heard, self.now_db = True, peak_db
+        self.clipped = self.clipped or clipped
+        self.zeros_s = self.zeros_s + length_s if peak_db is None else 0.0
+        if peak_db is not None:
+            self.peak_db = max(peak_db, self.peak_db if self.peak_db is not None else peak_db)
+
+    def bar(self) -> str:
+        """Return the level now as a bar."""
+        db = FLOOR_DB if self.now_db is None else self.now_db
+        filled = round(BAR * min(1.0, max(0.0, 1 - db / FLOOR_DB)))
+        return "#" * filled + "." * (BAR - filled)
+
+    def verdict(self) -> str:
+        """Return what is right or wrong with the microphone, in a few words."""
+        if self.problem:
+            return self.problem
+        if not self.heard:
+            return "no sound yet"
+        if self.zeros_s >= ZEROS_S:
+            return "silent: it is off, or muted in the mixer"
+        if self.clipped:
+            return "distorted: turn its gain down"
+        if self.peak_db is None or self.peak_db < QUIET_DB:
+            return "too quiet: speak, or turn its gain up"
+        return "good"
+
+
+def loudest(data: bytes) -> tuple[float | None, bool]:
+    """Return the peak of int16 samples in dB of full scale (None: zeros), and whether it clips."""
+    import numpy as np
+
+    peak = int(np.abs(np.frombuffer(data, np.int16).astype(np.int32)).max(initial=0))
+    return (20 * math.log10(peak / 32768) if peak else None), peak >= 32767
