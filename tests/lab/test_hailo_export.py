@@ -216,6 +216,16 @@ def test_the_encoders_script_calls_the_three_steps_in_order(
 def test_the_decoders_script_names_nodes_that_are_in_the_graph(
     exported: Report, tmp_path: Path
 ) -> None:
+    missing = subprocess.run(
+        [sys.executable, exported.folder / "compile_decoder.py", "hailo10h"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert missing.returncode == 1
+    assert missing.stderr == (
+        "hailo_sdk_client: not installed; activate the Dataflow Compiler's environment\n"
+    )
     (tmp_path / "hailo_sdk_client.py").write_text(FAKE_SDK)
     subprocess.run(
         [sys.executable, exported.folder / "compile_decoder.py", "hailo10h"],

@@ -250,6 +250,11 @@ _VERSIONS = (
     f"{UPGRADE}: both must be equal to the digit",
 )
 PLAIN: dict[int | None, tuple[str, str]] = {
+    2: (
+        "invalid",
+        "{doing}: HailoRT {library} calls that invalid, as it does while the driver is being "
+        f"loaded; {REPEATED}",
+    ),
     3: (
         "memory",
         "{doing}: this machine has no memory left for HailoRT; look at `free -m`, and for "

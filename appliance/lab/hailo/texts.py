@@ -92,8 +92,11 @@ def main() -> None:
         sys.exit(f"usage: {{sys.argv[0]}} {{'|'.join(CHIPS)}} [MODEL_SCRIPT.alls]")
     if not (HERE / "{DECODER_SET}").is_file():
         sys.exit("{DECODER_SET}: not there; export again with recordings to calibrate by")
-    import numpy as np
-    from hailo_sdk_client import ClientRunner
+    try:
+        import numpy as np
+        from hailo_sdk_client import ClientRunner
+    except ImportError as error:
+        sys.exit(f"{{error.name}}: not installed; activate the Dataflow Compiler's environment")
 
     chip, out = sys.argv[1], HERE / sys.argv[1]
     out.mkdir(exist_ok=True)

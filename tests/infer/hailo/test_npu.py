@@ -109,7 +109,8 @@ STATUSES = [
     (91, "hef damaged", "is damaged"),
     (92, "hef too new", "newer compiler (compiler 3.31.0)"),
     (93, "wrong chip", "it is for Hailo-8"),
-    (2, "unknown", "failed: invalid_argument"),
+    (2, "invalid", "calls that invalid"),
+    (5, "unknown", "failed: "),
 ]
 
 
@@ -128,7 +129,7 @@ def test_every_status_is_a_message_with_its_cure(
 
 def test_messages_of_different_statuses_differ() -> None:
     statuses = (
-        *(3, 4, 6, 7, 8, 13, 15, 16, 18, 26, 36, 47, 62, 63, 69),
+        *(2, 3, 4, 6, 7, 8, 13, 15, 16, 18, 26, 36, 47, 62, 63, 69),
         *(73, 74, 76, 77, 78, 81, 82, 87, 89, 91, 92, 93, 96),
     )
     situation = Situation("encoding", "4.23.0")
