@@ -97,7 +97,7 @@ def test_a_meter_says_what_is_wrong_with_a_microphone() -> None:
     meter = Meter("USB")
     assert meter.verdict() == "no sound yet"
     meter.push(None, False, 2.0)
-    assert meter.verdict() == "silent: it is off, or muted in the mixer"
+    assert meter.verdict() == "silent: off, or muted"
     meter.push(-45.0, False, 0.1)
     assert meter.verdict() == "too quiet: speak, or turn its gain up"
     meter.push(-12.0, False, 0.1)

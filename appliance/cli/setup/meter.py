@@ -93,7 +93,7 @@ class Meter:
         if not self.heard:
             return "no sound yet"
         if self.zeros_s >= ZEROS_S:
-            return "silent: it is off, or muted in the mixer"
+            return "silent: off, or muted"
         if self.clipped:
             return "distorted: turn its gain down"
         if self.peak_db is None or self.peak_db < QUIET_DB:

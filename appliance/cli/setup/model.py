@@ -70,17 +70,18 @@ def explain(
 
     if proposed != present:
         return (
-            f"{proposed} is proposed: it is the largest that should answer in time here. The times "
-            "are estimates from a short measurement; setup measures the model that you choose."
+            f"{proposed} is proposed: it is the largest that should answer within a second here. "
+            "The times are estimates; setup measures the model that you choose."
         )
     if present != BUILT_IN:
         return f"{present} is in use."
-    why = "answers in time here" if reachable else "can be downloaded now: no connection to the hub"
+    only = f"{present} is only a demonstration."
+    if not reachable:
+        return f"{only} No real model can be downloaded now: no connection to the hub."
+    if not estimates:
+        return f"{only} This machine could not be measured, so that no other is proposed."
     return (
-        f"{present} is only a demonstration, but no real model {why}. "
-        "You can run setup again at any time."
-        if estimates or not reachable
-        else f"{present} is only a demonstration. Choose a real model if this machine is fast."
+        f"{only} No real model should answer within a second here, or there is too little memory."
     )
 
 
