@@ -161,19 +161,20 @@ class Npu:
         """
         if mel.shape != self._mel[1:]:
             raise ValueError(f"expected a mel of shape {self._mel[1:]}, found {mel.shape}")
-        if self._encoder is None:
+        encoder = self._encoder  # another thread may close the chip in the midst of a job
+        if encoder is None:
             raise NpuError("lost", "the chip was closed")
-        (given,) = self._encoder.inputs.values()
-        (encoded,) = self._encoder.outputs.values()
+        (given,) = encoder.inputs.values()
+        (encoded,) = encoder.outputs.values()
         is_other = float(np.abs(given[0] - mel).max()) > OTHER_SOUND
         given[0] = mel
-        self._encoder.run(self._limits.job_ms)
+        encoder.run(self._limits.job_ms)
         states: States = encoded[0].copy()
-        self._encoder.check_finite(states)
+        encoder.check_finite(states)
         if is_other and np.array_equal(states, self._last):
             raise NpuError(
                 "stale",
-                f"{self._encoder.doing}: expected other states for other sound, found those of the "
+                f"{encoder.doing}: expected other states for other sound, found those of the "
                 f"window before, bit for bit; {UPGRADE}",
             )
         self._last = states

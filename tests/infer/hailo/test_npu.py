@@ -17,7 +17,7 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 from appliance.errors import DeviceError, ModelError
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo import device, errors
-from appliance.infer.hailo.device import find_chip, identify, load_binding
+from appliance.infer.hailo.device import NpuModel, find_chip, identify, load_binding
 from appliance.infer.hailo.errors import NpuError, Situation, explain, status_of
 from appliance.infer.hailo.npu import LIMITS, Limits, Npu, open_npu
 from appliance.model.bundle import HEF_FILE, Bundle
@@ -302,6 +302,22 @@ def test_a_failed_job_gives_an_error_and_never_its_garbage(
             npu.encode(mel_of(hef_bundle, 1))
         assert caught.value.cause == cause
     npu.close()
+
+
+def test_a_job_that_ends_while_the_chip_is_closed_gives_its_states(
+    simulator: Simulator, hef_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulator.plug()
+    npu, run, mel = open_here(hef_bundle), NpuModel.run, mel_of(hef_bundle, 1)
+
+    def run_and_close(model: NpuModel, within_ms: int) -> None:
+        run(model, within_ms)
+        npu.close()
+
+    monkeypatch.setattr(NpuModel, "run", run_and_close)
+    assert np.allclose(npu.encode(mel), CpuEncoder(hef_bundle, 1).encode(mel), atol=1e-5)
+    with pytest.raises(NpuError, match="the chip was closed"):
+        npu.encode(mel)
 
 
 def test_equal_states_are_a_fault_of_other_sound_alone(
