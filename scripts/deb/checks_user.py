@@ -152,7 +152,7 @@ def sets_up(box: Container) -> str:
     # the name and the area that follows it were commented out
     expect(same and int(before.split()[3]) - int(after.split()[3]) <= 2, f"{before} -> {after}")
     again = does(box, "sudo roomscribe setup --yes --node Keller")
-    expect("nothing is to be changed" in again, again)
+    expect("Nothing to change" in again, again)
     box.run(f"cp -p /root/was {CONFIG}; systemctl reload roomscribe")
     box.wait("listening again", lambda: listens(box), 10)
     return ""
