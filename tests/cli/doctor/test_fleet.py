@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 from rigs.engine import engine_of, served, settings_for
@@ -30,6 +31,13 @@ pytestmark = needs_fleet
 WINDOWS = "roomscribe.window.*.*"
 CHECKS = {one.name: one for one in fleet.CHECKS}
 ATTIC = Presence("attic", "large", "9.9", False, 3, 0, "en", ("en",), 10.0, False)
+
+
+@pytest.fixture(autouse=True)
+def no_system_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has no credentials: an ordinary user may not look for the real ones."""
+    monkeypatch.setattr(fleet, "PLAIN", tmp_path / "credstore")
+    monkeypatch.setattr(fleet, "ENCRYPTED", tmp_path / "credstore.encrypted")
 
 
 def found(name: str, chosen: FleetSettings, node: str = "kitchen") -> Outcome:
