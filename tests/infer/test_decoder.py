@@ -64,7 +64,7 @@ def test_log_odds_are_the_logarithm_of_the_softmax_of_what_may_be_written(
 ) -> None:
     text = (*bundle.prompt, 40, 50, 60)
     logits = decoder.step(decoder.start(states), text)[-2:].astype(np.float64)
-    barred = sorted({*range(bundle.vocabulary_size)} - set(bundle.kept.tolist()))
+    barred = sorted({*range(bundle.vocabulary_size)} - set(bundle.kept.ravel().tolist()))
     logits[:, barred] = -np.inf
     expected = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
     cache = decoder.start(states)
