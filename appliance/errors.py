@@ -119,8 +119,8 @@ class BrokerError(RoomscribeError):
     """The MQTT broker is out of reach, or refuses."""
 
     exit_status = 74
-    LOGIN = "login"
-    """The kind of one that refuses the user name or the password."""
+    LOGIN, TLS = "login", "tls"
+    """Kinds: the broker refuses the user name or the password; its certificate is not trusted."""
 
     def __init__(self, message: str, *, kind: str = "") -> None:
         super().__init__(message)

@@ -19,7 +19,7 @@ from rigs.needs import NOT_ROOT, require
 from appliance import __version__
 from appliance.cli import main, model, web
 from appliance.config import DEFAULT_PATH, WebSettings, keys
-from appliance.daemon import model_install as adding, service
+from appliance.daemon import model_install, service
 from appliance.daemon.pipeline import STOP_WITHIN_S
 from appliance.errors import TRY_AGAIN, ConfigError, ModelError
 from appliance.model.bundle import INSTALLED
@@ -165,7 +165,7 @@ def test_the_pages_unit_reaches_nothing_but_what_it_is_given() -> None:
 def test_what_adds_models_for_the_page_is_a_user_of_its_own() -> None:
     socket = (ROOT / "systemd" / "roomscribe-models.socket").read_text(encoding="utf-8")
     asked = {"Accept=yes", "MaxConnections=2", "SocketMode=0660", "SocketGroup=roomscribe"}
-    assert asked | {f"ListenStream={adding.PLACE}"} <= set(socket.splitlines())
+    assert asked | {f"ListenStream={model_install.SOCKET}"} <= set(socket.splitlines())
     text = (ROOT / "systemd" / "roomscribe-models@.service").read_text(encoding="utf-8")
     lines = set(text.splitlines())
     assert {"CapabilityBoundingSet=", "ProtectSystem=strict", "SocketBindDeny=any"} <= lines

@@ -8,7 +8,14 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.capture.devices import names_to_configure as names_to_configure
-    from appliance.capture.frames import Framer as Framer, Resampler as Resampler
+    from appliance.capture.frames import (
+        CLIPPED_SHARE as CLIPPED_SHARE,
+        QUIET_PEAK_DB as QUIET_PEAK_DB,
+        Framer as Framer,
+        Loudness as Loudness,
+        Resampler as Resampler,
+        measure_loudness as measure_loudness,
+    )
     from appliance.capture.microphone import (
         Microphone as Microphone,
         Source as Source,

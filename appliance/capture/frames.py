@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import soxr
@@ -15,6 +17,9 @@ FRAME_MS = 30
 FRAME_SAMPLES = SAMPLE_RATE * FRAME_MS // 1000
 CLIPPED_SHARE = 0.001
 """More samples than this at full scale sound distorted."""
+QUIET_PEAK_DB = -30.0
+"""Speech whose loudest sample is below this is too quiet to be recognised across a room (inferred;
+OpenIPC's soundcheck aims at -20 dB RMS)."""
 LOST_S = 0.2
 """When the clock is further ahead of the samples than this, samples were lost or are late."""
 BURST_WITHIN_S = 0.5
@@ -38,10 +43,34 @@ def ratio_of(difference_db: float) -> float:
     return float(10 ** (difference_db / 10))
 
 
+class Loudness(NamedTuple):
+    """How loud a piece of sound is, in dB of full scale; None if it is all zeros."""
+
+    rms_db: float | None
+    peak_db: float | None
+    clipped_share: float
+    """Share of the samples at full scale, 0 to 1."""
+
+
+def measure_loudness(samples: Samples) -> Loudness:
+    """Return the loudness of samples (n,) int16, in tenths of a dB."""
+    exact = samples.astype(np.float32)
+    peak, rms = float(np.abs(exact).max(initial=0.0)), math.sqrt(float(np.mean(exact * exact)))
+    return Loudness(_decibels(rms), _decibels(peak), clipped_share(samples))
+
+
+def _decibels(value: float) -> float | None:
+    return round(20 * math.log10(value / FULL_SCALE), 1) if value else None
+
+
+def clipped_share(samples: Samples) -> float:
+    """Return the share of the samples, of any shape, that are at full scale."""
+    return float(np.mean((samples == 32767) | (samples == -32768))) if samples.size else 0.0
+
+
 def is_clipped(samples: Samples) -> bool:
-    """True when more than CLIPPED_SHARE of the samples, of any shape, are at full scale."""
-    full = np.count_nonzero((samples == 32767) | (samples == -32768))
-    return bool(full > CLIPPED_SHARE * samples.size)
+    """Return True if so many samples, of any shape, are at full scale that it sounds distorted."""
+    return clipped_share(samples) > CLIPPED_SHARE
 
 
 class Framer:

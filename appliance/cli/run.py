@@ -71,7 +71,7 @@ def run(
     pipeline: Callable[[Settings], Pipeline] | None = None,
 ) -> int:
     """`roomscribe run`; `pipeline` makes one for settings, in place of Pipeline."""
-    from appliance.daemon import Adding, Day, Pipeline, service
+    from appliance.daemon import Day, ModelInstaller, Pipeline, service
 
     def with_recording(chosen: Settings) -> Settings:
         if not options.recording:
@@ -86,7 +86,8 @@ def run(
         service.run(
             with_recording(settings),
             lambda: read(None).sure(),
-            pipeline or functools.partial(Pipeline, read=read, adding=Adding(), day=Day()),
+            pipeline
+            or functools.partial(Pipeline, read=read, installer=ModelInstaller(), day=Day()),
         )
     except MissingModelError as error:
         error.exit_status = TRY_AGAIN

@@ -97,8 +97,8 @@ class Feed(Protocol):
     def highest(self) -> int:
         """The highest `seq` that was ever given. May raise StoreError."""
 
-    def look_after(self) -> None:
-        """What is to be done once a second at least while somebody waits for an answer."""
+    def poll(self) -> None:
+        """Complete late answers. Called at least once a second while a client waits for one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -336,7 +336,7 @@ class Server:
 
     def _answer_late(self) -> None:
         if self._unanswered:
-            self._feed.look_after()
+            self._feed.poll()
         while self._done:
             reader, number, future = self._done.popleft()
             self._unanswered -= 1

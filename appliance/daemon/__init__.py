@@ -9,7 +9,7 @@ from appliance import lazily
 if TYPE_CHECKING:
     from appliance.daemon import journal as journal, mute as mute, service as service
     from appliance.daemon.health import Day as Day
-    from appliance.daemon.model_install import Adding as Adding
+    from appliance.daemon.model_install import ModelInstaller as ModelInstaller
     from appliance.daemon.pipeline import Pipeline as Pipeline
 
 __getattr__ = lazily(__name__, __file__)

@@ -1,6 +1,6 @@
-"""A broker that somebody chooses over the control socket: tried before it is kept.
+"""The control socket's command `broker`: it tries a login, and saves it if the broker accepts it.
 
-The password lies in a file beside the log, for the daemon's user alone, and is never told.
+The password is in a file beside the log, readable by the daemon's user only, and never sent back.
 """
 
 from __future__ import annotations
@@ -13,97 +13,181 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-from appliance.config import MqttSettings
-from appliance.errors import RoomscribeError
-from appliance.mqtt import Probe, password
-from appliance.system import Child, ChildDiedError, ChildFailedError, write_whole
+from appliance import config
+from appliance.config import MqttSettings, node_name
+from appliance.control import RefusalError
+from appliance.daemon.command_group import CommandGroup, take_arguments, unavailable
+from appliance.daemon.setting_commands import (
+    LOGIN_FIELDS,
+    SettingCommands,
+    check_settings,
+    find_mistakes,
+    has_password,
+    is_text,
+)
+from appliance.errors import BrokerError, ConfigError, RoomscribeError, StoreError
+from appliance.mqtt import Probe
+from appliance.system import Child, ChildDiedError, ChildFailedError, shorten, write_whole
 
-WITHIN_S = 15.0
-"""A broker answers or is known to be away within 5."""
+TRIAL_S = 15.0
+"""Longest trial. A broker answers, or is known to be out of reach, within CONNECT_S."""
 CONNECT_S = 5.0
 PASSWORD_FILE = "mqtt-password"
-FIELDS = ("host", "port", "username", "password", "tls")
+PASSWORD_LETTERS = 1000
 
 
 @dataclass(slots=True, eq=False)
 class Trial:
-    """One login at a broker, in a process of its own, for it may wait for names and addresses."""
+    """One login at a broker, in a process of its own, because looking up a name may hang."""
 
     mqtt: MqttSettings
-    """As it is to be kept, but for the password's file."""
+    """What to save if it works, except the password's file."""
     node: str
     password: str | None
-    """None: the one that is known already."""
-    also: Mapping[str, Any] = field(default_factory=dict)
-    """Other settings by key, which are kept together with the broker."""
+    """None: the one that is saved already."""
+    other: Mapping[str, Any] = field(default_factory=dict)
+    """Other settings, by key, to save together with the login."""
     answer: Future[Mapping[str, Any]] = field(default_factory=Future)
-    until_s: float = field(default_factory=lambda: time.monotonic() + WITHIN_S)
+    until_s: float = field(default_factory=lambda: time.monotonic() + TRIAL_S)
     _child: Child = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises OSError."""
+        """Start the process. Raises OSError."""
         self._child = Child(log_in, self.mqtt, self.node, self.password)
 
-    def result(self) -> str | None:
-        """Why the broker cannot be used, "" when it can; None while that is not known."""
+    def mistakes(self) -> dict[str, str] | None:
+        """Return why the broker cannot be used, by key; None while it is not known."""
         try:
-            said = str(self._child.receive(0.0))
+            found: dict[str, str] = self._child.receive(0.0)
         except TimeoutError:
             if time.monotonic() < self.until_s:
                 return None
-            said = f"no answer from {self.mqtt.host} within {WITHIN_S:.0f} s"
+            found = {"mqtt.host": f"{self.mqtt.host} did not answer within {TRIAL_S:.0f} s"}
         except (ChildDiedError, ChildFailedError) as error:
-            said = f"the login could not be tried: {error}"
+            found = {"mqtt.host": f"the login could not be tried: {error}"}
         self._child.close()
-        return said
+        return found
 
     def close(self) -> None:
-        """Gives it up."""
+        """Give up the trial."""
         self._child.close()
 
-    def place_of(self, trouble: str) -> str:
-        """The field that a trouble is about."""
-        if "certificate" in trouble.lower() or "tls" in trouble.lower():
-            return "mqtt.tls"
-        if "refuses" in trouble:
-            return "mqtt.password" if self.mqtt.username else "mqtt.username"
-        return "mqtt.host"
 
-
-def log_in(_connection: Connection, mqtt: MqttSettings, node: str, word: str | None) -> str:
-    """The process: why the broker cannot be used, on one line; "" when it can."""
-    if word is not None:
+def log_in(
+    _connection: Connection, mqtt: MqttSettings, node: str, password: str | None
+) -> dict[str, str]:
+    """Return why the broker cannot be used, by key. Runs in the trial's process."""
+    if password is not None:
         memory = os.memfd_create(PASSWORD_FILE)
-        os.write(memory, word.encode())
+        os.write(memory, password.encode())
         mqtt = replace(mqtt, password_file=f"/proc/self/fd/{memory}")
     try:
         with Probe(mqtt, node, CONNECT_S):
-            return ""
+            return {}
+    except BrokerError as error:
+        login = "mqtt.password" if mqtt.username else "mqtt.username"
+        keys = {BrokerError.LOGIN: login, BrokerError.TLS: "mqtt.tls"}
+        return {keys.get(error.kind, "mqtt.host"): str(error)}
+    except ConfigError as error:  # a file with a certificate or the password
+        return {"mqtt.tls" if mqtt.tls else "mqtt.password": str(error)}
     except RoomscribeError as error:
-        return str(error)
+        return {"mqtt.host": str(error)}
 
 
-def is_known(mqtt: MqttSettings) -> bool:
-    """True when there is a password for the broker, or a file that should have it."""
-    try:
-        return password(mqtt) is not None
-    except RoomscribeError:
-        return True
+class BrokerCommands(CommandGroup):
+    """`broker`."""
+
+    def __init__(self, settings: SettingCommands) -> None:
+        self._settings = settings
+        self._trial: Trial | None = None
+        self.commands = {"broker": self._choose}
+
+    def poll(self) -> None:
+        """Answer if the trial is over."""
+        if self._trial and (mistakes := self._trial.mistakes()) is not None:
+            trial, self._trial = self._trial, None
+            try:
+                trial.answer.set_result(self._save(trial, mistakes))
+            except RoomscribeError as error:
+                trial.answer.set_exception(error)
+
+    def close(self) -> None:
+        """Give up the trial."""
+        if self._trial:
+            self._trial.close()
+
+    def _choose(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]] | dict[str, Any]:
+        names = (*LOGIN_FIELDS, "set")
+        login = dict(zip(names, take_arguments(request, *names), strict=True))
+        other, password = login.pop("set"), login.pop("password")
+        other = {} if other is None else check_settings(other)
+        before = self._settings.read(None)
+        current = before.settings.mqtt
+        for name, value in login.items():
+            login[name] = getattr(current, name) if value is None else value
+        if mistakes := _login_mistakes(login, password) | find_mistakes(other):
+            return {"mistakes": mistakes}
+        if password is None and _is_elsewhere(login, current) and has_password(current):
+            # the saved password is sent to no other broker, and to the same one not less safely
+            why = "Enter the password again, because the broker or its user has changed."
+            return {"mistakes": {"mqtt.password": why}}
+        if not login["username"]:
+            login["password_file"] = ""
+        wanted = {"mqtt.enabled": True, **{f"mqtt.{key}": login[key] for key in login}, **other}
+        if mistakes := self._settings.propose(wanted, before).mistakes:
+            return {"mistakes": mistakes}
+        if self._trial:
+            raise RefusalError("too_many", "another broker is being tried; try again later")
+        node = node_name(self._settings.settings)
+        try:
+            self._trial = Trial(replace(current, **login), node, password, other)
+        except OSError as error:
+            raise unavailable(f"the login cannot be tried: {error.strerror}") from error
+        return self._trial.answer
+
+    def _save(self, trial: Trial, mistakes: dict[str, str]) -> dict[str, Any]:
+        """Save a login that works, and return the command's answer. Raises StoreError."""
+        if mistakes:
+            return {"mistakes": {name: shorten(text, 400) for name, text in mistakes.items()}}
+        folder, mqtt = self._settings.file.parent, trial.mqtt
+        if trial.password is not None:
+            file = folder / f"{PASSWORD_FILE}-{secrets.token_hex(4)}"
+            try:
+                write_whole(file, f"{trial.password}\n", 0o600)
+            except OSError as error:
+                raise StoreError(
+                    f"{file}: cannot save the password: {error.strerror}; check the disk"
+                ) from error
+            mqtt = replace(mqtt, password_file=str(file))
+        kept = ("host", "port", "username", "tls", "password_file")
+        login = {f"mqtt.{key}": getattr(mqtt, key) for key in kept}
+        wanted = {"mqtt.enabled": True, **login, **trial.other}
+        changed = self._settings.save(self._settings.propose(wanted, self._settings.read(None)))
+        for file in folder.glob(f"{PASSWORD_FILE}-*"):
+            if str(file) != mqtt.password_file:
+                with contextlib.suppress(OSError):
+                    file.unlink()
+        return {"changed": sorted(changed)}
 
 
-def keep_password(folder: Path, word: str) -> Path:
-    """Writes the password into a new file in `folder`; the file. Raises OSError."""
-    file = folder / f"{PASSWORD_FILE}-{secrets.token_hex(4)}"
-    write_whole(file, f"{word}\n", 0o600)
-    return file
+def _login_mistakes(login: Mapping[str, Any], password: Any) -> dict[str, str]:
+    """Return what is wrong with a login before it is tried, by key."""
+    found = {f"mqtt.{key}": config.mistake(f"mqtt.{key}", login[key]) for key in login}
+    if not (password is None or (isinstance(password, str) and _is_password(password))):
+        found["mqtt.password"] = f"expected a line of 1 to {PASSWORD_LETTERS} letters"
+    elif password is not None and not login["username"]:
+        found["mqtt.username"] = "expected a user name beside the password, found none"
+    return {name: mistake for name, mistake in found.items() if mistake}
 
 
-def forget_passwords(folder: Path, but: str) -> None:
-    """Deletes the files of passwords that are not used any more, all but the one at `but`."""
-    for file in folder.glob(f"{PASSWORD_FILE}-*"):
-        if str(file) != but:
-            with contextlib.suppress(OSError):
-                file.unlink()
+def _is_password(text: str) -> bool:
+    """Return True for a password that fits on one line of a file."""
+    return 0 < len(text) <= PASSWORD_LETTERS and text.isprintable() and is_text(text)
+
+
+def _is_elsewhere(login: Mapping[str, Any], current: MqttSettings) -> bool:
+    """Return True if a login needs a password and goes to another broker, or loses encryption."""
+    same = all(login[key] == getattr(current, key) for key in ("host", "port", "username"))
+    return bool(login["username"]) and (not same or login["tls"] < current.tls)

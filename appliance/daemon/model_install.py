@@ -1,8 +1,8 @@
-"""The model that somebody adds from the page: asked for, followed, cancelled.
+"""Commands of the control socket that list and install models.
 
-The daemon may not write where models lie. systemd starts `roomscribe model serve`, which may, for
-each connection to a socket (roomscribe-models.socket), and that ends with its connection. What it
-tells is read when somebody asks: it fits into the socket's memory, and nothing waits here.
+The daemon may not write to the models' folder. For each connection to a socket
+(roomscribe-models.socket) systemd starts `roomscribe model serve`, which may, and which ends with
+its connection. Its messages fit into the socket's buffer until a client asks, so nothing waits.
 """
 
 from __future__ import annotations
@@ -10,60 +10,71 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-PLACE = Path("/run/roomscribe-models")
-"""The socket's, where the package is installed and the page is on."""
+from appliance.control import RefusalError
+from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments, unavailable
+from appliance.errors import RoomscribeError
+from appliance.infer import lacking_runtime
+from appliance.model import installed_bundles, library
+from appliance.system import free_memory, shorten
+
+SOCKET = Path("/run/roomscribe-models")
+"""Exists where the package is installed and the page is on."""
 LINE_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
-    """How a model's adding stands."""
+class InstallProgress:
+    """How far the installation of a model is."""
 
     name: str
     doing: str = ""
-    """What is done now, for people."""
+    """The present step, for people."""
     done: int = 0
     total: int = 0
-    """Bytes of it; 0: nobody knows."""
+    """Bytes of the present step; 0: not known."""
     error: str = ""
-    """Why it has ended without the model, with what to do."""
+    """Why it failed, with what to do; "" while it runs."""
 
 
-class Adding:
-    """At most one at a time; one thread's. It outlives a reload of the configuration."""
+class ModelInstaller:
+    """Installs one model at a time. One thread. It outlives a reload of the configuration."""
 
-    def __init__(self, place: Path = PLACE) -> None:
-        self.place = place
+    def __init__(self, path: Path = SOCKET) -> None:
+        self.path = path
         self._socket: socket.socket | None = None
         self._inbox = b""
-        self._last: Added | None = None
+        self._last: InstallProgress | None = None
 
     @property
-    def possible(self) -> bool:
-        """True where a model can be added so."""
-        return self.place.is_socket()
+    def is_available(self) -> bool:
+        """True where models can be installed this way."""
+        return self.path.is_socket()
 
-    def begin(self, name: str) -> bool:
-        """Asks for a model; False while another is being added. Raises OSError."""
-        self.look()
+    def start(self, name: str) -> bool:
+        """Request a model; return False while another one is being installed. Raises OSError."""
+        self.poll()
         if self._socket:
             return False
-        asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            asked.connect(str(self.place))
-            asked.sendall(f"{name}\n".encode())
+            connection.connect(str(self.path))
+            connection.sendall(f"{name}\n".encode())
         except OSError:
-            asked.close()
+            connection.close()
             raise
-        self._socket, self._inbox, self._last = asked, b"", Added(name, "beginning")
+        self._socket, self._inbox, self._last = connection, b"", InstallProgress(name, "starting")
         return True
 
-    def look(self) -> tuple[bool, Added | None]:
-        """Whether one is being added, and how it stands or why it failed; None: nothing to tell."""
+    def poll(self) -> tuple[bool, InstallProgress | None]:
+        """Return whether a model is being installed, and its progress, or why the last one failed.
+
+        The progress is None if there is nothing to report.
+        """
         while self._socket:
             try:
                 data = self._socket.recv(LINE_BYTES)
@@ -77,13 +88,13 @@ class Adding:
             if not data or len(self._inbox) > LINE_BYTES:
                 self._close()
                 if self._last and not self._last.error:
-                    why = "it ended early; `journalctl -u 'roomscribe-models@*'` may say why"
-                    self._last = Added(self._last.name, error=why)
+                    why = "it stopped early; `journalctl -u 'roomscribe-models@*'` may show why"
+                    self._last = InstallProgress(self._last.name, error=why)
         return self._socket is not None, self._last
 
     def cancel(self) -> bool:
-        """Ends it, if there is one; what was downloaded is kept for the next time."""
-        running, _ = self.look()
+        """Stop the installation and keep its download; return False if there is none."""
+        running, _ = self.poll()
         if running:
             self._close()
             self._last = None
@@ -95,13 +106,79 @@ class Adding:
             self._socket = None
 
     def _read(self, line: bytes) -> None:
-        """Takes note of what is told."""
         name = self._last.name if self._last else ""
         with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
-            told: dict[str, Any] = json.loads(line)
-            if "added" in told:
+            message: dict[str, Any] = json.loads(line)
+            if "added" in message:
                 self._last = None
-            elif "error" in told:
-                self._last = Added(name, error=str(told["error"]))
+            elif "error" in message:
+                self._last = InstallProgress(name, error=str(message["error"]))
             else:
-                self._last = Added(name, str(told["doing"]), int(told["done"]), int(told["total"]))
+                done, total = int(message["done"]), int(message["total"])
+                self._last = InstallProgress(name, str(message["doing"]), done, total)
+
+
+class ModelCommands(CommandGroup):
+    """`models`, `model_add` and `model_cancel`."""
+
+    def __init__(self, installer: ModelInstaller) -> None:
+        self._installer = installer
+        self.commands = {
+            "models": self._list, "model_add": self._add, "model_cancel": self._cancel,
+        }  # fmt: skip
+
+    def _list(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        take_arguments(request)
+        installed, unfinished = installed_bundles(), library.unfinished()
+        models: list[dict[str, Any]] = []
+        for name, folder in installed.items():
+            try:
+                size, about, npu = library.overview(folder)
+                shown = {"size_mb": round(size / 1e6, 1), "about": shorten(about, 200), "npu": npu}
+            except RoomscribeError as error:
+                shown = {"size_mb": None, "about": shorten(error, 400), "npu": False}
+            models.append({"name": name, **shown})
+        free = free_memory()
+        offered = [
+            {
+                "name": name,
+                "download_mb": one.download_mb,
+                "size_mb": one.disk_mb,
+                "memory_mb": round(1000 * one.memory_gb),
+                "fits": free > 1e9 * one.memory_gb,
+                "begun_mb": round(unfinished[name].size / 1e6, 1) if name in unfinished else None,
+            }
+            for name, one in library.PUBLISHED.items()
+            if name not in installed
+        ]
+        running, last = self._installer.poll()
+        progress = asdict(last) if last else None
+        return {
+            "models": models,
+            "offered": offered,
+            "adding": progress if running else None,
+            "failed": None if running else progress,
+            "possible": self._installer.is_available and not lacking_runtime(),
+        }
+
+    def _add(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        (name,) = take_arguments(request, "model")
+        if not isinstance(name, str) or name not in library.PUBLISHED:
+            raise bad_request(f"model: expected one of {', '.join(library.PUBLISHED)}")
+        if why := lacking_runtime():
+            raise unavailable(why)
+        fix = f"run `sudo roomscribe model add {name}` instead"
+        if not self._installer.is_available:
+            raise unavailable(f"models can be added here only while the page is on; {fix}")
+        try:
+            started = self._installer.start(name)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise unavailable(f"{self._installer.path}: {why}; {fix}") from error
+        if not started:
+            raise RefusalError("too_many", "another model is being added; cancel it, or wait")
+        return {"adding": name}
+
+    def _cancel(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        take_arguments(request)
+        return {"cancelled": self._installer.cancel()}

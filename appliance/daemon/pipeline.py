@@ -26,13 +26,17 @@ from appliance.capture import Segmenter, VoiceDetector, open_source
 from appliance.config import Reading, SegmenterSettings, Settings, node_name, page_url, store_folder
 from appliance.control import SOCKET_NAME, Server
 from appliance.daemon.backlog import Backlog, Guess, Lease, Request
+from appliance.daemon.broker_trial import BrokerCommands
 from appliance.daemon.capture_supervisor import CaptureSupervisor, Opener
-from appliance.daemon.controls import Controls, Read
+from appliance.daemon.controls import ApplianceCommands, Controls
 from appliance.daemon.health import Day, Health
-from appliance.daemon.model_install import Adding
+from appliance.daemon.log_commands import LogCommands
+from appliance.daemon.microphone_commands import MicrophoneCommands
+from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.mute import Mute
 from appliance.daemon.partials import Partials
 from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, retry
+from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import claims
 from appliance.daemon.transcription import EncodedWindow, Scribe, open_transcriber
 from appliance.errors import DeviceError, RefusedError, ServerError
@@ -157,14 +161,14 @@ class Pipeline:
         publisher: Callable[..., Publisher] = Publisher,
         idle_s: float = IDLE_S,
         retry_within_s: float = RETRY_WITHIN_S,
-        read: Read | None = None,
-        adding: Adding | None = None,
+        read: ReadConfiguration | None = None,
+        installer: ModelInstaller | None = None,
         day: Day | None = None,
     ) -> None:
         """Opens store, model and sound source; raises any RoomscribeError, leaving nothing open.
 
         The keywords are what the stages are made with; tests give others. `read` reads the
-        configuration again; `adding` and `day` go on from one appliance to the next.
+        configuration again; `installer` and `day` go on from one appliance to the next.
         """
         self.day = day or Day()
         self.health = Health()
@@ -213,20 +217,8 @@ class Pipeline:
                 if settings.mqtt.enabled
                 else None
             )
-            self._controls = Controls(
-                settings,
-                store=self._store,
-                mute=self.mute,
-                read=read or (lambda _: Reading(settings)),
-                state=self.state,
-                stats=self.stats,
-                gates=model.gates,
-                window_s=model.bundle.window_s,
-                ask=self.ask,
-                reload=self.reload.set,
-                publisher=self._publisher,
-                adding=adding or Adding(),
-                day=self.day,
+            self._controls = self._make_controls(
+                model, read or (lambda _: Reading(settings)), installer or ModelInstaller()
             )
             opened.callback(self._controls.close)
             listeners = (*([self._publisher] if self._publisher else ()), self._controls)
@@ -383,6 +375,28 @@ class Pipeline:
         if self._publisher:
             self._publisher.run(stage.moved)
         return self._stopping
+
+    def _make_controls(
+        self, model: AnyTranscriber, read: ReadConfiguration, installer: ModelInstaller
+    ) -> Controls:
+        """Return what the control socket serves."""
+        node = node_name(self._settings)
+        setting_commands = SettingCommands(self._settings, read, self.reload.set)
+        return Controls(
+            node,
+            store=self._store,
+            publisher=self._publisher,
+            state=self.state,
+            stats=self.stats,
+            microphone=MicrophoneCommands(self.state, self.ask, model.gates, model.bundle.window_s),
+            groups=(
+                LogCommands(self._store, node),
+                ApplianceCommands(self.mute, self.day),
+                setting_commands,
+                BrokerCommands(setting_commands),
+                ModelCommands(installer),
+            ),
+        )
 
     def _open_control(self, opened: contextlib.ExitStack) -> None:
         """Opens the control socket; a line in the log where it cannot be, and all goes on."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from appliance.config import HistorySettings
 from appliance.errors import StoreError
@@ -37,8 +37,6 @@ BURST, ANSWERS_PER_S = 20.0, 5.0
 """So many requests at once are answered, and then so many in a second."""
 REQUEST_BYTES = 1024
 """A longer request is none."""
-ANSWER_BYTES = 60_000
-"""An answer holds no more transcripts than fit into so much."""
 _ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 
 
@@ -78,18 +76,10 @@ def parse(payload: bytes, most: int) -> Request:
 
 def answer(store: Store, node: str, request: Request) -> bytes:
     """The transcripts that were asked for, as far as they fit. Raises StoreError."""
-    now = datetime.now(UTC)
     found = store.following(request.since, request.limit + 1)
-    shown: list[dict[str, Any]] = []
-    room = ANSWER_BYTES
-    for stored in found[: request.limit]:
-        event = events.transcript(stored, node, now, late=True)
-        room -= len(events.encode(event)) + 2
-        if room < 0:
-            break
-        shown.append(event)
+    shown, more = events.fit_transcripts(found, node, request.limit, datetime.now(UTC))
     head = {"schema": events.SCHEMA, "node": node, "status": "ok"}
-    return events.encode(head | {"transcripts": shown, "more": len(shown) < len(found)})
+    return events.encode(head | {"transcripts": shown, "more": more})
 
 
 def refusal(node: str, why: str) -> bytes:
@@ -99,14 +89,9 @@ def refusal(node: str, why: str) -> bytes:
 
 def _time(text: object) -> datetime:
     try:
-        moment = datetime.fromisoformat(text if isinstance(text, str) else "")
-        if moment.tzinfo is None:
-            raise ValueError
-        return moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise RequestError(
-            "since: expected a time with its zone, such as 2026-11-21T08:00:00Z"
-        ) from None
+        return events.parse_time(text)
+    except ValueError as error:
+        raise RequestError(f"since: {error}") from None
 
 
 def _id(text: object) -> str:

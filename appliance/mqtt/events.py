@@ -33,6 +33,8 @@ COUNTERS = (
     "fleet_done", "fleet_redone", "fleet_refused", "fleet_sent", "fleet_late", "fleet_own_cpu",
 )  # fmt: skip
 """Of the `stats` message, with 0 for what never happened."""
+ANSWER_BYTES = 60_000
+"""Most bytes of transcripts in one answer to a request for the history."""
 ONLINE, OFFLINE = b"online", b"offline"
 ON, OFF = b"ON", b"OFF"
 
@@ -84,6 +86,25 @@ def transcript(
     if one.source != HEARD_HERE:
         event["source"] = one.source
     return event
+
+
+def fit_transcripts(
+    found: Sequence[StoredTranscript],
+    node: str,
+    limit: int,
+    published: datetime | None = None,
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return the events of at most `limit` transcripts that fit into ANSWER_BYTES together, and
+    whether more were found. `published` is now for late ones; None: each one's time of storing."""
+    shown: list[dict[str, Any]] = []
+    free_bytes = ANSWER_BYTES
+    for one in found[:limit]:
+        event = transcript(one, node, published or one.stored, late=published is not None)
+        free_bytes -= len(encode(event)) + 2
+        if free_bytes < 0:
+            break
+        shown.append(event)
+    return shown, len(shown) < len(found)
 
 
 def phrase(found: Phrase) -> dict[str, Any]:
@@ -202,6 +223,17 @@ def timestamp(moment: datetime) -> str:
     """UTC with milliseconds and a Z: 2026-11-21T08:14:03.120Z."""
     utc = moment.astimezone(UTC).replace(tzinfo=None)
     return utc.isoformat(timespec="milliseconds") + "Z"
+
+
+def parse_time(text: object) -> datetime:
+    """Return an ISO 8601 time with its zone as UTC. Raises ValueError."""
+    try:
+        moment = datetime.fromisoformat(text if isinstance(text, str) else "")
+        if moment.tzinfo is not None:
+            return moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError("expected a time with its zone, such as 2026-11-21T08:00:00Z")
 
 
 def rounded(value: float | None, digits: int | None = None) -> float | None:

@@ -121,7 +121,7 @@ class Probe:
                         kind=BrokerError.LOGIN if troubles.is_login(code) else "",
                     )
                 case Untrusted(reason):
-                    raise BrokerError(reason)
+                    raise BrokerError(reason, kind=BrokerError.TLS)
                 case Refused(_, reason) | Lost(_, reason):
                     self.ended = self.ended or reason
                 case Subscribed(number, code, _) | Acknowledged(number, code, _):

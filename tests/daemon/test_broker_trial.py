@@ -42,7 +42,7 @@ def choose(house: Appliance, **given: object) -> Any:
         return answer
 
     def look() -> bool:
-        house.controls.look_after()
+        house.controls.poll()
         return answer.done()
 
     until(look, 30)
@@ -123,6 +123,10 @@ def test_one_that_does_not_let_us_in_changes_nothing(house: Appliance, broker: B
     assert not config.overlay_file(house.settings).exists()
     assert not list(config.overlay_file(house.settings).parent.glob("mqtt-password*"))
     assert house.reloads == 0
+
+
+def test_a_host_with_tls_in_its_name_is_blamed_at_the_host(house: Appliance) -> None:
+    assert list(choose(house, host="mqtt-tls.invalid")["mistakes"]) == ["mqtt.host"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from rigs.waiting import until
 from appliance import config
 from appliance.config import node_name
 from appliance.control.server import RefusalError
-from appliance.daemon.controls import live_keys, loudness
+from appliance.daemon.setting_commands import live_keys
 from appliance.records import SAMPLE_RATE, Frame, Samples
 
 TEXTS = ("turn on the light", "what time is it", "turn off the light")
@@ -140,12 +140,12 @@ def test_the_microphone_is_tested(
     for at in range(0, len(sound), 480):
         assert house.controls.listens
         house.controls.hear(Frame(sound[at : at + 480], 0.0))
-        house.controls.look_after()
+        house.controls.poll()
     found = answer.result(5)
     assert (found["verdict"], found["peak_db"], found["words"]) == (verdict, peak_db, words)
     assert found["digital_silence"] is (verdict == "digital_silence")
     assert (found["clipped_share"] > 0.1) is (verdict == "clipped")
-    house.controls.look_after()
+    house.controls.poll()
     assert not house.controls.listens
 
 
@@ -156,7 +156,7 @@ def test_a_model_that_is_busy_or_fails_leaves_the_words_open(
     house.said = said
     answer = house.controls.commands["microphone_test"]({"seconds": 1})
     house.controls.hear(Frame(sine(0.1), 0.0))
-    house.controls.look_after()
+    house.controls.poll()
     assert isinstance(answer, Future)
     assert (answer.result(5)["verdict"], answer.result(5)["words"]) == ("good", None)
 
@@ -201,6 +201,13 @@ def test_keys_are_set_beside_the_configuration_and_hold_from_the_next_reload_on(
     assert config.load(house.folder / "roomscribe.toml").vocabulary.replace == {}
     settings = ask(house, "settings")["settings"]
     assert json.loads(json.dumps(settings))["vocabulary.words"]["value"] == ["Zoë", "air fryer"]
+
+
+def test_configure_reads_the_configuration_once_as_it_is_and_once_as_it_would_be(
+    house: Appliance,
+) -> None:
+    ask(house, "configure", set={"voice.open_score": 0.7})
+    assert house.readings == 2
 
 
 @pytest.mark.parametrize(
@@ -301,10 +308,3 @@ def test_keys_that_may_be_set_name_no_file_and_nobody_who_may_come_in() -> None:
     words = ("path", "file", "host", "port", "user", "password", "recording", "allow", "bind")
     assert [name for name in live_keys() if any(word in name.split(".")[1] for word in words)] == []
     assert "capture.device" in live_keys()
-
-
-def test_loudness_is_measured_in_decibels_of_full_scale() -> None:
-    rms_db, peak_db, clipped = loudness(sine(0.5))
-    assert (rms_db, peak_db, clipped) == (-9.0, -6.0, 0.0)
-    assert loudness(np.zeros(480, np.int16)) == (None, None, 0.0)
-    assert loudness(np.full(4, -32768, np.int16)) == (0.0, 0.0, 1.0)

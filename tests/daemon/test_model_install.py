@@ -13,7 +13,7 @@ from rigs.hub import Fault, LocalHub, local_hub
 from rigs.models import random_weights, sized, write_checkpoint
 from rigs.waiting import until
 
-from appliance.daemon.model_install import Added, Adding
+from appliance.daemon.model_install import InstallProgress, ModelInstaller
 
 SMALL = sized(16, (1, 1), 2, 140, 500, 60)
 WITHIN_S = 60.0
@@ -43,20 +43,20 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 def test_a_model_is_added_and_what_is_done_is_told(desk: Desk) -> None:
-    adding = Adding(desk.place)
-    assert not adding.possible
-    told: list[Added | None] = []
+    installer = ModelInstaller(desk.place)
+    assert not installer.is_available
+    told: list[InstallProgress | None] = []
 
-    def look() -> bool:
-        running, last = adding.look()
+    def poll() -> bool:
+        running, last = installer.poll()
         told.append(last)
         return not running
 
     with adder(desk.place, desk.environment()):
-        assert adding.possible
-        assert adding.begin("tiny")
-        assert not adding.begin("base"), "one at a time"
-        until(look, WITHIN_S)
+        assert installer.is_available
+        assert installer.start("tiny")
+        assert not installer.start("base"), "one at a time"
+        until(poll, WITHIN_S)
     assert told[-1] is None
     assert (desk.models / "tiny" / "bundle.json").is_file()
     assert {one.name for one in told if one} == {"tiny"}
@@ -65,14 +65,14 @@ def test_a_model_is_added_and_what_is_done_is_told(desk: Desk) -> None:
 def test_one_that_is_cancelled_ends_at_once_and_goes_on_later(desk: Desk) -> None:
     faults = [Fault(break_after=desk.size // 2), *[Fault(status=503)] * 20]
     desk.hub.misbehave("model.safetensors", *faults)
-    adding = Adding(desk.place)
+    installer = ModelInstaller(desk.place)
     with adder(desk.place, desk.environment()) as begun:
-        adding.begin("tiny")
-        until(lambda: "again in" in (adding.look()[1] or Added("")).doing, WITHIN_S)
-        assert adding.cancel()
+        installer.start("tiny")
+        until(lambda: "again in" in (installer.poll()[1] or InstallProgress("")).doing, WITHIN_S)
+        assert installer.cancel()
         assert begun[0].wait(10) == 143
-        assert adding.look() == (False, None)
-        assert not adding.cancel()
+        assert installer.poll() == (False, None)
+        assert not installer.cancel()
     part = desk.models / ".work" / "tiny" / "checkpoint" / "model.safetensors.part"
     assert 0 < part.stat().st_size <= desk.size // 2
     assert not (desk.models / "tiny").exists()
@@ -82,29 +82,29 @@ def test_one_that_is_cancelled_ends_at_once_and_goes_on_later(desk: Desk) -> Non
     ("program", "error"),
     [
         ('print(\'{"error": "no room; make some"}\')', "no room; make some"),
-        ("pass", "it ended early; `journalctl -u 'roomscribe-models@*'` may say why"),
-        ("print('x' * 99); print('[1]'); print('{\"doing\": 1}')", "it ended early"),
-        ("print('x' * 200_000, end='')", "it ended early"),
+        ("pass", "it stopped early; `journalctl -u 'roomscribe-models@*'` may show why"),
+        ("print('x' * 99); print('[1]'); print('{\"doing\": 1}')", "it stopped early"),
+        ("print('x' * 200_000, end='')", "it stopped early"),
     ],
 )
 def test_one_that_fails_says_why_until_the_next_is_asked_for(
     tmp_path: Path, program: str, error: str
 ) -> None:
-    adding = Adding(tmp_path / "asked")
-    with adder(adding.place, {}, (sys.executable, "-c", program)):
-        adding.begin("tiny")
-        until(lambda: not adding.look()[0], WITHIN_S)
-        _, last = adding.look()
+    installer = ModelInstaller(tmp_path / "asked")
+    with adder(installer.path, {}, (sys.executable, "-c", program)):
+        installer.start("tiny")
+        until(lambda: not installer.poll()[0], WITHIN_S)
+        _, last = installer.poll()
         assert last is not None
         assert (last.name, last.error[: len(error)]) == ("tiny", error)
-        assert adding.begin("small")
-        until(lambda: not adding.look()[0], WITHIN_S)
+        assert installer.start("small")
+        until(lambda: not installer.poll()[0], WITHIN_S)
 
 
 def test_without_somebody_who_listens_it_is_an_error_that_leaves_nothing_open(
     tmp_path: Path,
 ) -> None:
-    adding = Adding(tmp_path / "asked")
+    installer = ModelInstaller(tmp_path / "asked")
     with pytest.raises(FileNotFoundError):
-        adding.begin("tiny")
-    assert adding.look() == (False, None)
+        installer.start("tiny")
+    assert installer.poll() == (False, None)

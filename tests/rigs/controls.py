@@ -13,12 +13,16 @@ from rigs.publishing import transcript
 from rigs.transcriber import HEARD, FakeTranscriber
 
 from appliance import config
-from appliance.config import Settings
+from appliance.config import Settings, node_name
 from appliance.daemon.backlog import Request
-from appliance.daemon.controls import Controls
+from appliance.daemon.broker_trial import BrokerCommands
+from appliance.daemon.controls import ApplianceCommands, Controls
 from appliance.daemon.health import Day
-from appliance.daemon.model_install import Adding
+from appliance.daemon.log_commands import LogCommands
+from appliance.daemon.microphone_commands import MicrophoneCommands
+from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.mute import Mute
+from appliance.daemon.setting_commands import SettingCommands
 from appliance.records import ApplianceState, ApplianceStats, Transcription
 from appliance.store.store import Store
 
@@ -35,26 +39,30 @@ class Appliance:
     """The model's answer; None: it is too busy to be asked."""
     microphone: str = "USB microphone"
     reloads: int = 0
+    readings: int = 0
     asked: list[Request] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        node = node_name(self.settings)
+        setting_commands = SettingCommands(self.settings, self.read, self.reload)
         self.controls = Controls(
-            self.settings,
+            node,
             store=self.store,
-            mute=self.mute,
-            read=self.read,
+            publisher=None,
             state=self.state,
             stats=lambda: ApplianceStats({"transcripts": 1}, 5.0),
-            gates=FakeTranscriber().gates,
-            window_s=10.0,
-            ask=self.ask,
-            reload=self.reload,
-            publisher=None,
-            adding=Adding(self.folder / "models"),
-            day=Day(self.folder),
+            microphone=MicrophoneCommands(self.state, self.ask, FakeTranscriber().gates, 10.0),
+            groups=(
+                LogCommands(self.store, node),
+                ApplianceCommands(self.mute, Day(self.folder)),
+                setting_commands,
+                BrokerCommands(setting_commands),
+                ModelCommands(ModelInstaller(self.folder / "models")),
+            ),
         )
 
     def read(self, chosen: Mapping[str, Mapping[str, Any]] | None) -> config.Reading:
+        self.readings += 1
         return config.read(self.folder / "roomscribe.toml", chosen)
 
     def state(self) -> ApplianceState:

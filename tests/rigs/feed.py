@@ -51,7 +51,7 @@ class Feed:
             raise self.trouble
         return max(self.numbers, default=0)
 
-    def look_after(self) -> None:
+    def poll(self) -> None:
         pass
 
     def _refuse(self, _request: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rigs.waiting import until
 
 from appliance.config import WebSettings, keys
 from appliance.control import SOCKET_NAME, Command, RefusalError, Server
-from appliance.daemon.controls import live_keys
+from appliance.daemon.setting_commands import live_keys
 from appliance.records import new_id
 from appliance.web import Access
 
@@ -97,7 +97,7 @@ class Feed:
     def highest(self) -> int:
         return self.seq
 
-    def look_after(self) -> None:
+    def poll(self) -> None:
         pass
 
     def _command(self, name: str) -> Command:

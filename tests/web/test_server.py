@@ -22,7 +22,7 @@ from rigs.page import PASSWORD, Feed, Page, house, page, serving
 from rigs.waiting import until
 
 from appliance.control import SOCKET_NAME, Server
-from appliance.daemon.controls import live_keys
+from appliance.daemon.setting_commands import live_keys
 from appliance.web.labels import fields
 from appliance.web.server import FILES, FOLDER, STREAMS
 

@@ -1,0 +1,57 @@
+"""Commands of the control socket that read and delete the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from appliance.daemon.command_group import (
+    CommandGroup,
+    bad_request,
+    parse_integer,
+    parse_time,
+    take_arguments,
+)
+from appliance.mqtt import events
+from appliance.store import Store, Wanted
+
+HISTORY_LIMIT, DELETE_LIMIT = 200, 1000
+QUERY_LETTERS, ID_LETTERS = 1000, 64
+HIGHEST_SEQ = (1 << 63) - 1
+
+
+class LogCommands(CommandGroup):
+    """`history` and `delete`."""
+
+    def __init__(self, store: Store, node: str) -> None:
+        self._store, self._node = store, node
+        self.commands = {"history": self._history, "delete": self._delete}
+
+    def _history(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        names = ("query", "since", "until", "before", "limit")
+        query, since, until, before, limit = take_arguments(request, *names)
+        if query is not None and (not isinstance(query, str) or len(query) > QUERY_LETTERS):
+            raise bad_request(f"query: expected a text of at most {QUERY_LETTERS} letters")
+        words = tuple((query or "").split())
+        wanted = Wanted(parse_time("since", since), parse_time("until", until), words)
+        limit = parse_integer("limit", limit, 1, HISTORY_LIMIT, 50)
+        before = parse_integer("before", before, 1, HIGHEST_SEQ, HIGHEST_SEQ)
+        found = self._store.page(wanted, before, limit + 1)
+        shown, more = events.fit_transcripts(found, self._node, limit)
+        return {"transcripts": shown, "total": self._store.count(wanted), "more": more}
+
+    def _delete(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        ids, since, until = take_arguments(request, "ids", "since", "until")
+        if ids is None:
+            if since is None and until is None:
+                raise bad_request("expected ids, since or until")
+            wanted = Wanted(parse_time("since", since), parse_time("until", until))
+        else:
+            fits = isinstance(ids, list) and 0 < len(ids) <= DELETE_LIMIT
+            if not fits or not all(isinstance(id, str) and len(id) <= ID_LETTERS for id in ids):
+                raise bad_request(f"ids: expected a list of 1 to {DELETE_LIMIT} transcripts' ids")
+            if since is not None or until is not None:
+                raise bad_request("expected ids, or since and until")
+            wanted = Wanted(ids=[id.encode("utf-8", "replace").decode() for id in ids])
+        deleted = self._store.delete(wanted)
+        return {"deleted": deleted.count, "gone": deleted.gone}

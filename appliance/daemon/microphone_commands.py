@@ -1,0 +1,202 @@
+"""Commands of the control socket that list microphones and test the one in use; its level."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from appliance.capture import (
+    CLIPPED_SHARE,
+    QUIET_PEAK_DB,
+    Loudness,
+    list_microphones,
+    measure_loudness,
+    names_to_configure,
+)
+from appliance.config import GateSettings
+from appliance.control import RefusalError
+from appliance.daemon.backlog import Request
+from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments, unavailable
+from appliance.errors import DeviceError
+from appliance.infer import Gates
+from appliance.records import (
+    SAMPLE_RATE,
+    ApplianceState,
+    Frame,
+    Samples,
+    Transcription,
+    Window,
+    new_id,
+)
+
+LEVEL_S = 0.1
+"""Seconds of sound in one `level` event."""
+LONGEST_TEST_S = 10.0
+LATE_S = 3.0
+"""Seconds after which a test without enough sound fails, counted from its intended end."""
+TEXT_WITHIN_S = 12.0
+"""Seconds that a test waits for its text."""
+TESTS_AT_ONCE = 4
+
+
+@dataclass(slots=True, eq=False)
+class _Test:
+    """One running test."""
+
+    samples_wanted: int
+    until_s: float
+    answer: Future[Mapping[str, Any]] = field(default_factory=Future)
+    frames: list[Samples] = field(default_factory=list)
+    sample_count: int = 0
+    request: Request | None = None
+    """Set once all sound is there and its text is requested."""
+    result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_recorded(self) -> bool:
+        return self.sample_count >= self.samples_wanted
+
+
+class LevelMeter:
+    """Measures the microphone's level, LEVEL_S at a time. One thread."""
+
+    def __init__(self) -> None:
+        self._frames: list[Samples] = []
+        self._sample_count = 0
+
+    def push(self, frame: Frame) -> dict[str, Any] | None:
+        """Take in a frame; return the next `level` event when it is complete."""
+        self._frames.append(frame.samples)
+        self._sample_count += len(frame.samples)
+        if self._sample_count < LEVEL_S * SAMPLE_RATE:
+            return None
+        level = measure_loudness(np.concatenate(self._frames))
+        self._frames, self._sample_count = [], 0
+        return {
+            "rms_db": level.rms_db,
+            "peak_db": level.peak_db,
+            "clipped": level.clipped_share > 0,
+        }
+
+
+class MicrophoneCommands(CommandGroup):
+    """`devices` and `microphone_test`."""
+
+    def __init__(
+        self,
+        state: Callable[[], ApplianceState],
+        transcribe: Callable[[Request], bool],
+        gates: GateSettings,
+        window_s: float,
+    ) -> None:
+        """`transcribe` queues a request of at most `window_s`; it returns False if it cannot."""
+        self._state, self._transcribe, self._gates = state, transcribe, gates
+        self._window_samples = int(window_s * SAMPLE_RATE)
+        self._tests: tuple[_Test, ...] = ()
+        self.commands = {"devices": self._devices, "microphone_test": self._start_test}
+
+    @property
+    def is_recording(self) -> bool:
+        """True while a test needs frames. Any thread."""
+        return bool(self._tests)
+
+    def record(self, frame: Frame) -> bool:
+        """Give a frame to the running tests; return True if one is complete. Capture's thread."""
+        complete = False
+        for test in self._tests:
+            if not test.is_recorded:
+                test.frames.append(frame.samples)
+                test.sample_count += len(frame.samples)
+                complete = complete or test.is_recorded
+        return complete
+
+    def poll(self) -> None:
+        """Request the text of complete recordings, and end the tests whose time is up."""
+        now_s = time.monotonic()
+        for test in self._tests:
+            late = now_s >= test.until_s
+            if test.request:
+                if late and not test.answer.done():
+                    test.request.wanted = False
+                    self._finish(test, None)
+            elif test.is_recorded:
+                self._judge(test)
+            elif late:
+                test.frames.clear()
+                test.answer.set_exception(unavailable("no sound came from the microphone"))
+        self._tests = tuple(test for test in self._tests if not test.answer.done())
+
+    def _devices(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        take_arguments(request)
+        try:
+            found = list_microphones()
+        except DeviceError as error:
+            raise unavailable(str(error)) from error
+        shown = [
+            {"name": name, "channels": one.channels, "rate_hz": one.rate_hz, "default": one.default}
+            for one, name in zip(found, names_to_configure(found), strict=True)
+        ]
+        state = self._state()
+        return {"devices": shown, "current": state.microphone if state.microphone_online else None}
+
+    def _start_test(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]]:
+        (seconds,) = take_arguments(request, "seconds")
+        if type(seconds) not in (int, float) or not 1 <= seconds <= LONGEST_TEST_S:
+            raise bad_request(f"seconds: expected 1 to {LONGEST_TEST_S:.0f}")
+        state = self._state()
+        if state.muted:
+            raise unavailable("the microphone is muted: unmute it first")
+        if not state.microphone_online:
+            raise unavailable("; ".join(state.reasons) or "there is no microphone")
+        if len(self._tests) >= TESTS_AT_ONCE:
+            raise RefusalError(
+                "too_many", f"{TESTS_AT_ONCE} tests of the microphone run; try again later"
+            )
+        test = _Test(round(seconds * SAMPLE_RATE), time.monotonic() + seconds + LATE_S)
+        self._tests += (test,)
+        return test.answer
+
+    def _judge(self, test: _Test) -> None:
+        """Judge a complete recording, and request its text."""
+        sound = np.concatenate(test.frames)[: test.samples_wanted]
+        test.frames.clear()
+        level, silent = measure_loudness(sound), not sound.any()
+        test.result = {
+            "rms_db": level.rms_db,
+            "peak_db": level.peak_db,
+            "clipped_share": round(level.clipped_share, 5),
+            "digital_silence": silent,
+            "verdict": _verdict(level),
+        }
+        sound = sound[-self._window_samples :]
+        length_s = len(sound) / SAMPLE_RATE
+        start_s = time.monotonic() - length_s
+        window = Window(new_id(), 1, True, sound, start_s, start_s + length_s, length_s)
+        test.request = Request(window, lambda result: self._finish(test, result))
+        test.until_s = time.monotonic() + TEXT_WITHIN_S
+        if silent or not self._transcribe(test.request):
+            self._finish(test, None)
+
+    def _finish(self, test: _Test, result: Transcription | Exception | None) -> None:
+        """Answer with the text; None or an error: without it. Any thread."""
+        text = None
+        if isinstance(result, Transcription) and test.request:
+            accepted, reason = Gates(self._gates).on(test.request.window, result)
+            text = "" if reason else accepted.text
+        elif test.result.get("digital_silence"):
+            text = ""
+        if test.answer.set_running_or_notify_cancel():
+            test.answer.set_result({**test.result, "words": text})
+
+
+def _verdict(level: Loudness) -> str:
+    if level.peak_db is None:
+        return "digital_silence"
+    if level.clipped_share > CLIPPED_SHARE:
+        return "clipped"
+    return "too_quiet" if level.peak_db < QUIET_PEAK_DB else "good"

@@ -1,0 +1,190 @@
+"""Commands of the control socket that read and change the configuration.
+
+Changed settings go into a file beside the log, which takes precedence over the configuration file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from appliance import config
+from appliance.config import MqttSettings, Reading, Settings
+from appliance.control import RefusalError
+from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
+from appliance.errors import RoomscribeError, StoreError
+from appliance.model import installed_bundles
+from appliance.mqtt import password
+from appliance.system import shorten, write_whole
+
+Overlay = dict[str, dict[str, Any]]
+"""Changed settings, by section and key."""
+ReadConfiguration = Callable[[Mapping[str, Mapping[str, Any]] | None], Reading]
+"""Reads the configuration with this overlay; None: with the one that is saved."""
+
+LIVE = (
+    "appliance.node", "capture.device", "capture.silence_s", "voice.", "segmenter.",
+    "model.bundle", "encoder.threads", "decoder.threads", "decoder.preset", "gates.",
+    "store.retention_days", "store.retention_count", "store.retention_mb", "mqtt.enabled",
+    "mqtt.partials", "mqtt.retain_last", "homeassistant.enabled", "homeassistant.area",
+    "homeassistant.hold_s", "journal.", "vocabulary.words", "vocabulary.boost",
+    "vocabulary.replace",
+)  # fmt: skip
+"""Keys, and sections whose every key, may be set over the socket: none of them names a file or a
+host, or lets anyone in. They take effect with the next reload."""
+CHANGES_AT_ONCE = 100
+LOGIN_FIELDS = ("host", "port", "username", "password", "tls")
+"""What the login at a broker consists of; the password is in a file of its own."""
+
+
+def live_keys() -> list[str]:
+    """Return the keys that may be set over the socket, as section.key."""
+    every = list(config.keys())
+    names = (f"{section}.{entry.name}" for section, entry in every)
+    return [name for name in names if name.startswith(LIVE)]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Settings that a client wants to change, and the configuration without and with them."""
+
+    wanted: Mapping[str, Any]
+    """Values by key."""
+    overlay: Overlay
+    """With the wanted values in it."""
+    before: Reading
+    after: Reading
+
+    @property
+    def mistakes(self) -> dict[str, str]:
+        """What would be wrong with the configuration, by key."""
+        if self.before.troubles:
+            return {}
+        first, *_ = self.wanted
+        return {
+            next((name for name in self.wanted if name in trouble), first): shorten(trouble, 400)
+            for trouble in self.after.troubles
+        }
+
+
+class SettingCommands(CommandGroup):
+    """`settings`, `configure` and `reload`."""
+
+    def __init__(
+        self, settings: Settings, read: ReadConfiguration, reload: Callable[[], object]
+    ) -> None:
+        """`settings` are in use; `reload` requests a reload and does not wait for it."""
+        self.settings, self.read, self._reload = settings, read, reload
+        self.file = config.overlay_file(settings)
+        self.commands = {
+            "settings": self._list, "configure": self._configure, "reload": self._check_and_reload,
+        }  # fmt: skip
+
+    def propose(self, wanted: Mapping[str, Any], before: Reading) -> Change:
+        """Return a change of `before`, the configuration as it is saved."""
+        overlay: Overlay = {}
+        saved = {
+            name: _value(name, before.settings)
+            for name, origin in before.origins.items()
+            if origin == str(self.file)
+        }
+        for name, value in (saved | dict(wanted)).items():
+            section, _, key = name.partition(".")
+            overlay.setdefault(section, {})[key] = value
+        return Change(wanted, overlay, before, self.read(overlay))
+
+    def save(self, change: Change) -> dict[str, Any]:
+        """Save a change and request a reload; return the settings that differ now, by key.
+
+        Raises StoreError.
+        """
+        try:
+            write_whole(self.file, config.as_toml(change.overlay), 0o600)
+        except OSError as error:
+            raise StoreError(
+                f"{self.file}: cannot save the settings: {error.strerror}; check the disk"
+            ) from error
+        self._reload()
+        return {
+            name: _shown(name, change.after)
+            for name in change.wanted
+            if _value(name, change.before.settings) != _value(name, change.after.settings)
+        }
+
+    def _list(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        take_arguments(request)
+        reading = self.read(None)
+        mqtt = reading.settings.mqtt
+        login = {name: getattr(mqtt, name) for name in LOGIN_FIELDS if name != "password"}
+        return {
+            "settings": {name: _shown(name, reading) for name in live_keys()},
+            "broker": {**login, "password": bool(mqtt.username) and has_password(mqtt)},
+        }
+
+    def _configure(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        wanted = check_settings(*take_arguments(request, "set"))
+        if mistakes := find_mistakes(wanted):
+            return {"mistakes": mistakes}
+        change = self.propose(wanted, self.read(None))
+        return {"mistakes": change.mistakes} if change.mistakes else {"changed": self.save(change)}
+
+    def _check_and_reload(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        take_arguments(request)
+        reading = self.read(None)
+        if reading.troubles:
+            mistakes = [shorten(trouble, 400) for trouble in reading.troubles[:50]]
+            raise RefusalError("refused", mistakes[0], mistakes=mistakes)
+        self._reload()
+        return {"changed": reading.settings != self.settings}
+
+
+def has_password(mqtt: MqttSettings) -> bool:
+    """Return True if there is a password for the broker, or should be: its file is unreadable."""
+    try:
+        return password(mqtt) is not None
+    except RoomscribeError:
+        return True
+
+
+def check_settings(wanted: Any) -> dict[str, Any]:
+    """Return `wanted` if it can be settings by key. Raises RefusalError."""
+    if not isinstance(wanted, dict) or not 0 < len(wanted) <= CHANGES_AT_ONCE:
+        raise bad_request('set: expected keys with values, such as {"capture.device": "USB"}')
+    return wanted
+
+
+def find_mistakes(wanted: Mapping[str, Any]) -> dict[str, str]:
+    """Return why settings may not have these values, by key."""
+    found = {shorten(name): _mistake(name, value) for name, value in wanted.items()}
+    return {name: mistake for name, mistake in found.items() if mistake}
+
+
+def _mistake(name: str, value: Any) -> str:
+    """Return why a key may not have this value; "" if it may."""
+    if found := config.mistake(name, value):
+        return found
+    if name not in live_keys():
+        return "may not be set here: write it into roomscribe.toml, or run `sudo roomscribe setup`"
+    if isinstance(value, str) and not is_text(value):
+        return "expected text, found half a letter"
+    if name == "model.bundle" and "/" in value:
+        return "expected the name of an installed model, found a path"
+    if name == "model.bundle" and value and value not in (installed := installed_bundles()):
+        return f"expected an installed model ({', '.join(installed)}), found {shorten(value)}"
+    return ""
+
+
+def is_text(text: str) -> bool:
+    """Return True if UTF-8 can hold the text: it has no half of a surrogate pair."""
+    return text.encode("utf-8", "replace").decode() == text
+
+
+def _value(name: str, settings: Settings) -> Any:
+    section, _, key = name.partition(".")
+    return getattr(getattr(settings, section), key)
+
+
+def _shown(name: str, reading: Reading) -> dict[str, Any]:
+    """Return a key's value and the file that it comes from; null: it is the default."""
+    return {"value": _value(name, reading.settings), "from": reading.origins.get(name)}

@@ -1,0 +1,25 @@
+"""Samples become frames; their loudness. Resampling is tested with recordings and microphones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from appliance.capture.frames import is_clipped, measure_loudness
+from appliance.records import SAMPLE_RATE
+
+
+def test_loudness_is_in_decibels_of_full_scale() -> None:
+    sine = np.sin(2 * np.pi * 300 * np.arange(SAMPLE_RATE) / SAMPLE_RATE) * 16384
+    assert measure_loudness(sine.astype(np.int16)) == (-9.0, -6.0, 0.0)
+    assert measure_loudness(np.zeros(480, np.int16)) == (None, None, 0.0)
+    assert measure_loudness(np.full(4, -32768, np.int16)) == (0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(("full", "clipped"), [(0, False), (1, False), (2, True), (480, True)])
+def test_sound_is_clipped_if_more_than_one_sample_in_a_thousand_is_at_full_scale(
+    full: int, clipped: bool
+) -> None:
+    samples = np.zeros(1000, np.int16)
+    samples[:full] = 32767
+    assert is_clipped(samples) is clipped
