@@ -25,7 +25,7 @@ Caught are, in the daemon:
   (infer/hailo/failover), unless encoder.backend asks for the NPU alone
 - ServerError, a DeviceError of who transcribes for this machine (wyoming/client, fleet/ear): this
   machine's model, or the window waits (daemon/pipeline)
-- StoreError: a stand-in in memory (store/standin), and another try for each transcript
+- StoreError: a fallback in memory (store/fallback), and another try for each transcript
   (daemon/scribe); BrokerError and StoreError: another try (mqtt/publisher)
 
 Commands that go through several things (doctor, transcribe, model list, model verify) say each

@@ -236,10 +236,10 @@ def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[Store
 
 def _say_total(settings: Settings, wanted: Wanted, count: int) -> None:
     """Says so when there are more than are shown."""
-    from appliance.store import Store, open_stand_in
+    from appliance.store import Store, open_fallback
 
     total = 0
-    with suppress(StoreError), open_stand_in(settings) as kept:
+    with suppress(StoreError), open_fallback(settings) as kept:
         if kept:
             return  # what is in memory and what is in the file overlap
         with Store.open(settings.store, read_only=True) as store:
@@ -253,7 +253,7 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
 
     A daemon that runs says when something comes; without one the log is looked at often.
     """
-    from appliance.store import Store, open_stand_in, read_newest
+    from appliance.store import Store, open_fallback, read_newest
 
     show, news = _printer(options, settings), _News(settings)
     store, failures = Store.open(settings.store, read_only=True), 0
@@ -269,7 +269,7 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
         while not interrupted.is_set() and news.wait():
             try:
                 # what is in memory first: it is in the file before it is gone from there
-                with open_stand_in(settings) as kept:
+                with open_fallback(settings) as kept:
                     kept_last = kept.highest() if kept else 0
                     if not store.is_current():
                         store.close()
@@ -387,10 +387,12 @@ def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
 
 def _rid_of_asides(store: Store, options: argparse.Namespace) -> int:
     """Delete the set-aside copies of a damaged log if that is wanted; return how many are left."""
-    found = len(store.asides())
+    from appliance.store import delete_set_aside_files, set_aside_files
+
+    found = len(set_aside_files(store.path))
     question = f"Also delete {_files(found)} of a damaged log, which may hold the words? [y/N] "
     if found and (options.damaged or (not options.yes and _agreed(question))):
-        store.delete_asides()
+        delete_set_aside_files(store.path)
         return 0
     return found
 

@@ -117,7 +117,7 @@ class Controls:
         undelivered = (
             {"expired": status.expired, "passed_over": status.passed_over} if status else {}
         )
-        latencies_ms = self._store.latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
+        latencies_ms = self._store.read_latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
         return events.stats(self._stats(), latencies_ms, undelivered)
 
     def speaking(self) -> bool:
@@ -126,7 +126,7 @@ class Controls:
 
     def transcripts(self, after: int, limit: int) -> list[dict[str, Any]]:
         """Return transcripts as MQTT has them; `published` is when they were stored."""
-        found = self._store.after(after, limit)
+        found = self._store.read_after(after, limit)
         return [events.transcript(one, self._node, one.stored, late=False) for one in found]
 
     def highest(self) -> int:

@@ -36,7 +36,7 @@ class LogCommands(CommandGroup):
         wanted = Wanted(parse_time("since", since), parse_time("until", until), words)
         limit = parse_integer("limit", limit, 1, HISTORY_LIMIT, 50)
         before = parse_integer("before", before, 1, HIGHEST_SEQ, HIGHEST_SEQ)
-        found = self._store.page(wanted, before, limit + 1)
+        found = self._store.read_page(wanted, before, limit + 1)
         shown, more = events.fit_transcripts(found, self._node, limit)
         return {"transcripts": shown, "total": self._store.count(wanted), "more": more}
 

@@ -157,7 +157,9 @@ class Pipeline:
         source: Opener = open_source,
         segmenter: Callable[[VoiceDetector, SegmenterSettings, float], Segmenter] = Segmenter,
         transcriber: Callable[[Settings], AnyTranscriber] = open_transcriber,
-        store: Callable[[Settings, Callable[[str | None], object]], Store] = Store.open_lasting,
+        store: Callable[
+            [Settings, Callable[[str | None], object]], Store
+        ] = Store.open_with_fallback,
         publisher: Callable[..., Publisher] = Publisher,
         idle_s: float = IDLE_S,
         retry_within_s: float = RETRY_WITHIN_S,
@@ -689,7 +691,7 @@ class Pipeline:
         """Encoder states -> stored transcripts, until the end of the path."""
         while (item := self._states.next(self._idle_s)) is not Sentinel.END:
             stage.moved()
-            self._store.look_after()
+            self._store.poll()
             if item is None or isinstance(item, Sentinel):
                 self._scribe.tidy()
             elif isinstance(item, Guess):

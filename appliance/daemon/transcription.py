@@ -154,7 +154,7 @@ class Scribe:
         """So much silence ends the utterance of a guess."""
         whole = longer = 0
         with suppress(StoreError):
-            whole, longer = self._store.said(result.text)
+            whole, longer = self._store.history.count(result.text)
         settings, gates = self._settings.segmenter, self._transcriber.gates
         return silence_ms(window, result, settings, gates, whole=whole, longer=longer)
 

@@ -76,7 +76,7 @@ def parse(payload: bytes, most: int) -> Request:
 
 def answer(store: Store, node: str, request: Request) -> bytes:
     """The transcripts that were asked for, as far as they fit. Raises StoreError."""
-    found = store.following(request.since, request.limit + 1)
+    found = store.read_since(request.since, request.limit + 1)
     shown, more = events.fit_transcripts(found, node, request.limit, datetime.now(UTC))
     head = {"schema": events.SCHEMA, "node": node, "status": "ok"}
     return events.encode(head | {"transcripts": shown, "more": more})

@@ -88,7 +88,7 @@ class Outbox:
         Each one must be reported with `sent` before the next is asked for. Raises StoreError.
         """
         while len(self._in_flight) < limit:
-            page = self._store.after(self._reached, limit - len(self._in_flight))
+            page = self._store.read_after(self._reached, limit - len(self._in_flight))
             if not page:
                 return
             for stored in page:
@@ -109,7 +109,7 @@ class Outbox:
         waiting = self._store.depth()
         excess = waiting - self._most
         while excess > 0:
-            page = self._store.after(self._reached, min(excess, self._page))
+            page = self._store.read_after(self._reached, min(excess, self._page))
             if not page:
                 break
             self._reached = page[-1].seq
@@ -173,7 +173,7 @@ class Outbox:
         if not probed:
             known, times = self._refusals
             self._refusals = (seq, times + 1 if known == seq else 1)
-            if self._refusals[1] >= REFUSALS and self._store.after(seq, 1):
+            if self._refusals[1] >= REFUSALS and self._store.read_after(seq, 1):
                 self._suspect = self._reached = seq
         return True
 

@@ -134,7 +134,7 @@ class LiveTopics:
                 "passed_over": self._outbox.passed_over,
                 "refused": self._outbox.refused_for_good,
             }
-            latencies_ms = self._store.latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
+            latencies_ms = self._store.read_latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
             message = events.stats(self._stats_source(), latencies_ms, undelivered)
             publish(events.STATS, events.encode(message), qos=0)
             self._stats_s = now_s

@@ -1,4 +1,4 @@
-"""The log of transcripts: one SQLite file that heals by itself, and its stand-in in memory."""
+"""The log of transcripts: one SQLite file that heals by itself, and its fallback in memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     )
     from appliance.store.store import (
         Store as Store,
+        delete_set_aside_files as delete_set_aside_files,
         inspect as inspect,
-        open_stand_in as open_stand_in,
+        open_fallback as open_fallback,
         read_newest as read_newest,
+        set_aside_files as set_aside_files,
     )
     from appliance.store.tables import StoredTranscript as StoredTranscript, Wanted as Wanted
 

@@ -21,11 +21,11 @@ from appliance.store import files, repair, tables
 from appliance.store.files import (
     DamagedError,
     Identity,
-    beside,
     connect,
     identity,
     is_damage,
     plain_errors,
+    sibling,
 )
 
 log = logging.getLogger("roomscribe.store")
@@ -38,11 +38,11 @@ _CACHE_KIB = 512
 """Of pages in memory; SQLite's own 2 MiB fill within weeks and look like a leak."""
 _WAL_HEADER = 32
 """Bytes at the beginning of a -wal file that make it valid (SQLite's file format, 4.1)."""
-_SCRUB_AGAIN_S = 60.0
+_VACUUM_AGAIN_S = 60.0
 """A reader kept the -wal file in use: emptied with the first write after so long."""
 
 
-class Access(enum.Enum):
+class AccessMode(enum.Enum):
     """On whose behalf the file is open."""
 
     OWNER = "owner"
@@ -58,11 +58,11 @@ class Database:
     Nothing is half done when a call fails, and the call can be tried again once the cause is gone.
     """
 
-    def __init__(self, path: Path, access: Access, busy_s: float = BUSY_S) -> None:
+    def __init__(self, path: Path, access: AccessMode, busy_s: float = BUSY_S) -> None:
         """Opens the file; refuses one that is missing (unless the owner) or newer."""
-        self.path, self.known = path, repair.Known()
+        self.path, self.numbering = path, repair.Numbering()
         self._busy_s = busy_s
-        self.awaited = False
+        self.has_subscriber = False
         """Somebody tells a broker: what it does not have survives the file's deletion."""
         self.connection: sqlite3.Connection | None = None
         self._access = access
@@ -70,9 +70,9 @@ class Database:
         self._identity: Identity | None = None
         self._wal: Identity | None = None
         self._carried: list[tables.Row] = []
-        self._scrub_s = math.inf
+        self._vacuum_s = math.inf
         self._closed = self._unchanging = self._rewrite = False
-        self._sudo = "" if access is Access.OWNER else files.SUDO
+        self._sudo = "" if access is AccessMode.OWNER else files.SUDO
         with plain_errors(path, "open the log", self._sudo):
             self._open()
 
@@ -90,11 +90,11 @@ class Database:
 
         with self._lock:
             result = self._do(doing, transaction)
-            if time.monotonic() >= self._scrub_s:
-                self.scrub()
+            if time.monotonic() >= self._vacuum_s:
+                self.vacuum()
             return result
 
-    def scrub(self, wait_s: float = 0.0, *, rewrite: bool = False) -> bool:
+    def vacuum(self, wait_s: float = 0.0, *, rewrite: bool = False) -> bool:
         """Moves the -wal file's pages into the file and empties it; False when a reader is in the
         way, or the disk is full, and until then deleted text may be read in one of the two.
 
@@ -103,7 +103,7 @@ class Database:
         tried again with a later write. Raises nothing.
         """
         with self._lock, suppress(sqlite3.Error, StoreError):
-            self._scrub_s = time.monotonic() + _SCRUB_AGAIN_S
+            self._vacuum_s = time.monotonic() + _VACUUM_AGAIN_S
             self._rewrite |= rewrite
             connection = self._ready()
             connection.execute(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}")
@@ -119,7 +119,7 @@ class Database:
             finally:
                 connection.execute(f"PRAGMA busy_timeout = {self._busy_s * 1000:.0f}")
             if done:
-                self._scrub_s = math.inf
+                self._vacuum_s = math.inf
             return done
         return False
 
@@ -139,7 +139,7 @@ class Database:
             try:
                 # another process may have written since, into pages that are not in the file
                 if tables.number(connection, seen) == before:
-                    wal = beside(self.path, "-wal")
+                    wal = sibling(self.path, "-wal")
                     files.overwrite(wal, upto=_WAL_HEADER)
                     files.overwrite(wal)
             finally:
@@ -169,10 +169,10 @@ class Database:
             try:
                 return step()
             except (sqlite3.Error, ValueError) as error:
-                if self._access is not Access.OWNER or not is_damage(error):
+                if self._access is not AccessMode.OWNER or not is_damage(error):
                     raise
                 self._let_go()
-                repair.heal(self.path, self.known, error)
+                repair.heal(self.path, self.numbering, error)
                 return step()
 
     def _ready(self) -> sqlite3.Connection:
@@ -182,7 +182,7 @@ class Database:
         return self.connection or self._open()
 
     def _open(self) -> sqlite3.Connection:
-        if self._access is not Access.OWNER:
+        if self._access is not AccessMode.OWNER:
             return self._connect()
         files.make_folder(self.path)
         repair.finish(self.path)
@@ -192,24 +192,24 @@ class Database:
         except (sqlite3.Error, ValueError) as error:
             if not is_damage(error):
                 raise
-            repair.heal(self.path, self.known, error)
+            repair.heal(self.path, self.numbering, error)
             return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
         """Raises what SQLite raises, DamagedError, and StoreError for a newer file or none."""
-        if self._access is not Access.OWNER and not self.path.exists():
+        if self._access is not AccessMode.OWNER and not self.path.exists():
             raise StoreError(
                 f"{self.path}: no such file; expected the log that `roomscribe run` writes; "
                 "run it first, or set store.path to the folder that holds the log"
             )
-        write = self._access is not Access.READER
+        write = self._access is not AccessMode.READER
         connection, self._unchanging = connect(self.path, write=write, busy_s=self._busy_s)
         try:
             connection.create_function("contains", 2, tables.contains, deterministic=True)
             tables.refuse_newer(self.path, tables.version(connection))
             connection.execute("PRAGMA secure_delete = ON").fetchall()
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            if self._access is Access.OWNER:
+            if self._access is AccessMode.OWNER:
                 self._take_over(connection)
             else:
                 connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone()
@@ -217,10 +217,10 @@ class Database:
             connection.close()
             raise
         self._identity = identity(self.path)
-        self._wal = identity(beside(self.path, "-wal"))
+        self._wal = identity(sibling(self.path, "-wal"))
         self.connection = connection
-        if self._access is Access.OWNER:
-            self.scrub()  # deleted text that a crash left behind
+        if self._access is AccessMode.OWNER:
+            self.vacuum()  # deleted text that a crash left behind
         return connection
 
     def _take_over(self, connection: sqlite3.Connection) -> None:
@@ -237,7 +237,7 @@ class Database:
             log.warning("%s keeps its older layout for now: the disk is full", self.path)
         with tables.transaction(connection):
             fresh = connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None
-            repair.number_on(connection, self.known)
+            repair.continue_numbering(connection, self.numbering)
             for row in self._carried:  # another file's transcripts may have their numbers
                 if fresh:
                     connection.execute(tables.insert_numbered(connection), row)
@@ -247,23 +247,23 @@ class Database:
 
     def _look_for_the_file(self) -> None:
         """Goes on in a new file when the present one was deleted, moved or replaced."""
-        if self._access is not Access.OWNER or self.connection is None:
+        if self._access is not AccessMode.OWNER or self.connection is None:
             return
-        found, wal = identity(self.path), identity(beside(self.path, "-wal"))
+        found, wal = identity(self.path), identity(sibling(self.path, "-wal"))
         if found == self._identity and wal == self._wal:
             return
         if found == self._identity:
             log.error("%s-wal was deleted while it was open: going on in a new one", self.path)
-            self.scrub()
+            self.vacuum()
             self._let_go()
             return
-        self._carried = repair.carried_over(self.connection) if self.awaited else []
+        self._carried = repair.read_undelivered(self.connection) if self.has_subscriber else []
         log.error(
             "%s was %s while it was open: going on in it with number %d; %d transcripts that no "
             "broker has were carried over",
             self.path,
             "replaced" if found else "deleted",
-            self.known.highest + 1,
+            self.numbering.highest + 1,
             len(self._carried),
         )
         # closed before the new one is opened: both would use the -shm file of the same name
@@ -271,4 +271,4 @@ class Database:
         if found is None or wal == self._wal:
             for ending in ("-wal", "-shm"):
                 with suppress(OSError):
-                    beside(self.path, ending).unlink(missing_ok=True)
+                    sibling(self.path, ending).unlink(missing_ok=True)

@@ -1,9 +1,8 @@
-"""The log goes on in memory while the disk of its file refuses.
+"""The fallback: a second log in memory, used while the disk refuses the log's file.
 
-A card that became read-only, a full disk, a folder that is not there: what is heard is stored in a
-second file, the stand-in, in a folder in memory, and published from there; as soon as the disk can
-be written again, the stand-in is merged into the log and deleted. A crash between leaves it to the
-next start.
+If a card turns read-only, a disk is full or a folder is missing, transcripts are stored in a folder
+in memory and published from there. When the disk accepts writes again, the fallback is merged into
+the file and deleted. If the process crashes before that, the next start merges it.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from typing import TypeVar
 from appliance.config import Settings
 from appliance.errors import StoreError
 from appliance.store import files, repair, tables
-from appliance.store.database import Access, Database, Work
-from appliance.store.files import UnwritableError, beside, plain_errors
+from appliance.store.database import AccessMode, Database, Work
+from appliance.store.files import UnwritableError, plain_errors, sibling
 from appliance.store.folders import MemoryFolder, runtime_folders
-from appliance.store.repair import Known
+from appliance.store.repair import Numbering
 from appliance.store.tables import Row
 
 log = logging.getLogger("roomscribe.store")
@@ -32,76 +31,76 @@ T = TypeVar("T")
 
 NAME = "log"
 _COPIED = 32 << 20
-"""Bytes; a larger file is read in its place, without what its -wal holds."""
+"""Bytes; a larger file is read where it is, without its -wal."""
 _PAGE = 4096
 _BUSY_S = 1.0
-_TRY_AT_LEAST_EVERY_S = 600.0
+_LONGEST_PAUSE_S = 600.0
 _SOON_S = 60.0
-"""One that refuses again so soon after it could be written is tried half as often."""
+"""If the file fails again within this time after a return to it, the pauses double."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """When a file is stood in for, and with how much of it."""
+class FallbackLimits:
+    """When the fallback is used, and how many transcripts it takes over."""
 
     refuses_s: float = 10.0
-    """A file that refuses for so long is stood in for."""
+    """Seconds that the file must refuse writes before the fallback is opened."""
     try_every_s: float = 10.0
-    """So often it is tried whether it can be written again."""
+    """Seconds between two attempts to return to the file."""
     taken: int = 1000
-    """So many of the newest transcripts are taken over; older ones that no broker has wait."""
+    """Newest transcripts that are copied into the fallback; older unpublished ones wait."""
 
 
-LIMITS = Limits()
+FALLBACK_LIMITS = FallbackLimits()
 
 
-def places(settings: Settings) -> list[Path]:
-    """Folders of a stand-in: the daemon's, and where else a reader of the log may find it."""
+def fallback_folders(settings: Settings) -> list[Path]:
+    """Return the daemon's folder for the fallback, then others where a reader may find one."""
     return [folder / NAME for folder in runtime_folders(settings)]
 
 
 @dataclass(slots=True)
-class Found:
-    """What can be read of a log whose disk refuses to write."""
+class LogSnapshot:
+    """What can be read of a log that cannot be written."""
 
     highest: int
-    """No number above it was ever given."""
+    """No higher number was ever given."""
     cursor: int = 0
     newest: list[Row] = field(default_factory=list)
     """In order."""
     last: int = 0
-    """The highest number that was seen, 0 for none."""
+    """Highest number that was read; 0 for none."""
 
 
-def look(path: Path, scratch: Path, most: int) -> Found:
-    """What is to be known of the log `path`, with its newest `most` transcripts; `scratch` is the
-    name of a copy, in memory.
+def read_snapshot(path: Path, scratch: Path, most: int) -> LogSnapshot:
+    """Return the numbers of the log `path` and its newest `most` transcripts.
 
-    SQLite maps a file of its own beside the log, which ends the process where the disk fails: a
-    copy is opened instead. Where nothing can be read the numbers go on from the seconds since
-    1970, which are above all others, and so does the cursor: what the log holds that the broker
-    does not have is published when the two are merged. Raises StoreError for a newer version's.
+    `scratch` names a temporary copy in memory. SQLite maps a file beside the log, and the process
+    would die if the disk failed under it, so the copy is opened instead. If nothing can be read,
+    numbers and cursor continue from the Unix time, which is above all others; unpublished
+    transcripts of the file are then published after the merge. Raises StoreError for the file of a
+    newer version.
     """
     try:
-        size, more = path.stat().st_size, 0
+        size, wal_size = path.stat().st_size, 0
         with suppress(FileNotFoundError):
-            more = beside(path, "-wal").stat().st_size
-        if size + more > _COPIED:
+            wal_size = sibling(path, "-wal").stat().st_size
+        if size + wal_size > _COPIED:
             with closing(files.unchanging(path, _BUSY_S)) as source:
-                # a transcript fills a page at least
-                return _look(path, source, most, more // _PAGE)
+                # the -wal is not read; each transcript in it fills at least a page
+                return _read_snapshot(path, source, most, wal_size // _PAGE)
         files.make(scratch)
         files.copy(path, scratch)
         with closing(files.connect(scratch, write=True, busy_s=_BUSY_S)[0]) as source:
-            return _look(path, source, most, 0)
+            return _read_snapshot(path, source, most, 0)
     except (OSError, sqlite3.Error, UnicodeDecodeError):
         now = int(time.time())
-        return Found(now, cursor=now)
+        return LogSnapshot(now, cursor=now)
     finally:
         files.delete(scratch)
 
 
-def _look(path: Path, source: sqlite3.Connection, most: int, unseen: int) -> Found:
+def _read_snapshot(path: Path, source: sqlite3.Connection, most: int, unseen: int) -> LogSnapshot:
     tables.refuse_newer(path, tables.version(source))
     cursor = tables.number(source, tables.CURSOR)
     newest = []
@@ -110,39 +109,47 @@ def _look(path: Path, source: sqlite3.Connection, most: int, unseen: int) -> Fou
             tables.from_row(row)
             newest.append(row)
     last = max(tables.number(source, tables.HIGHEST), cursor)
-    return Found(last + unseen, cursor, newest[::-1], last)
+    return LogSnapshot(last + unseen, cursor, newest[::-1], last)
 
 
-def take_over(connection: sqlite3.Connection, found: Found, known: Known) -> None:
-    """Makes the stand-in, within a transaction, go on where the log is; the first time with its
-    newest transcripts, so that those which the broker does not have are published."""
-    there = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'taken'").fetchone()
-    if not there and connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None:
+def fill_fallback(
+    connection: sqlite3.Connection, snapshot: LogSnapshot, numbering: Numbering
+) -> None:
+    """Make the fallback continue the log's numbers, within a transaction.
+
+    A new fallback also gets the log's newest transcripts, so that unpublished ones are published.
+    The table `taken` records their numbers for the merge.
+    """
+    has_table = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'taken'").fetchone()
+    if not has_table and connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None:
         connection.execute("CREATE TABLE taken (low INTEGER NOT NULL, high INTEGER NOT NULL)")
-        if found.newest:
-            connection.execute("INSERT INTO taken VALUES (?, ?)", (found.newest[0][0], found.last))
+        if snapshot.newest:
+            taken = (snapshot.newest[0][0], snapshot.last)
+            connection.execute("INSERT INTO taken VALUES (?, ?)", taken)
         with tables.indexed_at_once(connection):
-            connection.executemany(tables.insert_numbered(connection), found.newest)
-            connection.executemany(tables.insert_numbered(connection), known.fresh())
-        known.raise_to(cursor=found.cursor)
-    known.raise_to(found.highest)
-    repair.number_on(connection, known)
+            connection.executemany(tables.insert_numbered(connection), snapshot.newest)
+            connection.executemany(tables.insert_numbered(connection), numbering.fresh())
+        numbering.raise_to(cursor=snapshot.cursor)
+    numbering.raise_to(snapshot.highest)
+    repair.continue_numbering(connection, numbering)
 
 
 def merge(
-    target: sqlite3.Connection, source: sqlite3.Connection, known: Known, published: int
+    target: sqlite3.Connection, source: sqlite3.Connection, numbering: Numbering, published: int
 ) -> int:
-    """Puts the transcripts of the stand-in `source` into the log, within a transaction; how many.
+    """Put the transcripts of the fallback `source` into the log, within a transaction.
 
-    They keep their numbers. `published` is how far the publisher may have come in the stand-in:
-    what it has passed by without having seen it, because it was in the log alone, gets a new number
-    behind all others, and so does what could not keep its own: nothing is forgotten. An id that is
-    there is not stored again.
+    Return how many were stored. `published` is the highest number that the publisher may have
+    reached in the fallback. Transcripts keep their numbers if possible; the others get new ones
+    after all others. An id that the log has is not stored again.
     """
-    low, high = _taken(source)
+    low, high = _read_taken(source)
     cursor, own = tables.number(target, tables.CURSOR), tables.number(source, tables.CURSOR)
     last = tables.number(target, tables.HIGHEST)
-    again = [
+    # The publisher's cursor moved on in the fallback, past numbers that only the file had (those
+    # that were not taken over). The broker never got them: store them again under new numbers,
+    # which the cursor has not passed.
+    unseen = [
         row
         for row in target.execute(
             f"{tables.select(target)} "
@@ -151,29 +158,33 @@ def merge(
         )
         if not _has(source, "id", row[1])
     ]
-    known.raise_to(tables.number(source, tables.HIGHEST), own)
-    repair.number_on(target, known)
-    for row in again:
+    numbering.raise_to(tables.number(source, tables.HIGHEST), own)
+    repair.continue_numbering(target, numbering)
+    for row in unseen:
         target.execute("DELETE FROM transcripts WHERE seq = ?", (row[0],))
     count, later = 0, []
     for row in source.execute(f"{tables.select(source)} ORDER BY seq"):
         seq = row[0]
+        # Copied from the file when the fallback was opened: if the file lacks it now, somebody
+        # deleted it there. Exception: the file lost its newest transcripts (last < high) and the
+        # broker does not have this one.
         if low <= seq <= high and (last >= high or seq <= own):
-            continue  # the log's own: where it is not any more, somebody has deleted it
+            continue
         if _has(target, "id", row[1]):
             continue
         count += 1
+        # Keep the number if it is free, unless this is unpublished and the cursor has passed it.
         if (seq <= own or seq > cursor) and not _has(target, "seq", seq):
             target.execute(tables.insert_numbered(target), row)
         else:
             later.append(row)
-    target.executemany(tables.insert(target), [row[1:] for row in (*again, *later)])
-    repair.number_on(target, known)
+    target.executemany(tables.insert(target), [row[1:] for row in (*unseen, *later)])
+    repair.continue_numbering(target, numbering)
     return count
 
 
-def _taken(source: sqlite3.Connection) -> tuple[int, int]:
-    """The first and last number of what was taken over; nothing is between 1 and 0."""
+def _read_taken(source: sqlite3.Connection) -> tuple[int, int]:
+    """Return the first and last number that the fallback took over; (1, 0) for none."""
     if source.execute("SELECT 1 FROM sqlite_schema WHERE name = 'taken'").fetchone():
         row = source.execute("SELECT low, high FROM taken").fetchone()
         if row:
@@ -186,199 +197,207 @@ def _has(connection: sqlite3.Connection, column: str, value: object) -> bool:
     return connection.execute(sql, (value,)).fetchone() is not None
 
 
-class LastingDatabase:
-    """A Database that is now the file, now its stand-in. Any thread may call any method."""
+class DatabaseWithFallback:
+    """A Database that uses its file or, while that cannot be written, the fallback. Any thread."""
 
     def __init__(
         self,
         path: Path,
         memory: MemoryFolder,
         report: Callable[[str | None], object],
-        limits: Limits = LIMITS,
+        limits: FallbackLimits = FALLBACK_LIMITS,
     ) -> None:
-        """Opens the file, with what a stand-in has kept for it, or a stand-in.
+        """Open the file and merge a fallback that is left over; else open a fallback.
 
-        `report` is given what is wrong while one is used, None when it is well again. Raises
-        StoreError for a file that another try does not open, and where there is no memory.
+        `report` is called with the problem when the fallback is opened, and with None when the file
+        is back. Raises StoreError if another attempt would not help, or without memory.
         """
         self.path = path
         self._memory, self._report, self._limits = memory, report, limits
         self._lock = threading.RLock()
-        self._awaited = False
-        self._taken = False
-        self._refusing: dict[str, float] = {}
-        """What is refused, and since when."""
+        self._has_subscriber = False
+        self._has_folder = False
+        self._refused_s: dict[str, float] = {}
+        """Since when each kind of write has been refused."""
         self._back_s = -_SOON_S
         self._every_s, self._try_s = limits.try_every_s, 0.0
         try:
-            self._present = self._opened(None)
+            self._current = self._open_file(None)
         except UnwritableError as error:
-            self._present = self._standing(error, Known())
+            self._current = self._open_fallback(error, Numbering())
 
     @property
-    def known(self) -> Known:
-        """How far the numbers and the broker have come."""
-        return self._present.known
+    def numbering(self) -> Numbering:
+        """The numbers of the current database."""
+        return self._current.numbering
 
     @property
-    def awaited(self) -> bool:
-        """True when transcripts are published."""
-        return self._awaited
+    def has_subscriber(self) -> bool:
+        """True if transcripts are published."""
+        return self._has_subscriber
 
-    @awaited.setter
-    def awaited(self, value: bool) -> None:
+    @has_subscriber.setter
+    def has_subscriber(self, value: bool) -> None:
         with self._lock:
-            self._awaited = self._present.awaited = value
+            self._has_subscriber = self._current.has_subscriber = value
 
     @property
-    def standing_in(self) -> bool:
-        """True while what is heard is kept in memory only."""
-        return self._present.path != self.path
+    def uses_fallback(self) -> bool:
+        """True while transcripts are stored in memory only."""
+        return self._current.path != self.path
 
     def read(self, doing: str, work: Work[T]) -> T:
-        """What `work` makes of the file."""
+        """Return the result of `work`, which gets the connection."""
         with self._lock:
-            return self._present.read(doing, work)
+            return self._current.read(doing, work)
 
     def write(self, doing: str, work: Work[T]) -> T:
-        """What `work` returns, once what it did is safe; goes on in memory where that is refused
+        """Return the result of `work` after its commit; open the fallback if the file has refused
         for too long."""
         with self._lock:
             try:
-                result = self._present.write(doing, work)
+                result = self._current.write(doing, work)
             except UnwritableError as error:
-                since_s = self._refusing.setdefault(doing, time.monotonic())
-                if self.standing_in or time.monotonic() - since_s < self._limits.refuses_s:
+                since_s = self._refused_s.setdefault(doing, time.monotonic())
+                if self.uses_fallback or time.monotonic() - since_s < self._limits.refuses_s:
                     raise
-                standing = self._standing(error, self._present.known)
-                self._present.close()
-                self._present = standing
-                result = standing.write(doing, work)
-            self._refusing.pop(doing, None)
+                fallback = self._open_fallback(error, self._current.numbering)
+                self._current.close()
+                self._current = fallback
+                result = fallback.write(doing, work)
+            self._refused_s.pop(doing, None)
             return result
 
-    def scrub(self, wait_s: float = 0.0, *, rewrite: bool = False) -> bool:
-        """Empties file and -wal file of what was deleted; False when a reader is in the way."""
+    def vacuum(self, wait_s: float = 0.0, *, rewrite: bool = False) -> bool:
+        """Remove deleted text from the files; see Database.vacuum."""
         with self._lock:
-            return self._present.scrub(wait_s, rewrite=rewrite)
+            return self._current.vacuum(wait_s, rewrite=rewrite)
 
     def is_current(self) -> bool:
-        """True while the file that is open is the one of its name."""
-        return self._present.is_current()
+        """Return True while the open file is the one with its name."""
+        return self._current.is_current()
 
-    def look_after(self) -> None:
-        """Goes back to the file once it can be written again. Seldom does anything; raises
-        nothing."""
+    def poll(self) -> None:
+        """Return to the file if it is time for an attempt and the file can be written."""
         with self._lock:
-            if self.standing_in and time.monotonic() >= self._try_s:
-                self._go_back()
+            if self.uses_fallback and time.monotonic() >= self._try_s:
+                self._return_to_file()
 
     def close(self) -> None:
-        """Closes it for good; the stand-in stays for the next start if it must."""
+        """Close the database; a fallback that cannot be merged stays for the next start."""
         with self._lock:
-            if self.standing_in:
-                self._go_back()
-            if self.standing_in:
-                log.error("%s: left to the next start, while this machine is on", self._place)
-            self._present.close()
-            self._leave()
+            if self.uses_fallback:
+                self._return_to_file()
+            if self.uses_fallback:
+                log.error(
+                    "%s: transcripts stay in memory. The next start of the daemon stores them, "
+                    "unless the machine is switched off before",
+                    self._fallback_path,
+                )
+            self._current.close()
+            self._leave_folder()
 
     @property
-    def _place(self) -> Path:
+    def _fallback_path(self) -> Path:
         return self._memory.path / self.path.name
 
-    def _take(self) -> bool:
-        """True when the folder in memory is ours; another daemon's stand-in is its own affair."""
+    def _take_folder(self) -> bool:
+        """Lock the folder in memory; return False if another daemon has it, or it cannot be."""
         try:
-            if not self._taken:
+            if not self._has_folder:
                 self._memory.take()
         except OSError as error:
             log.warning("%s: no log in memory: %s", self._memory.path, error.strerror or error)
             return False
-        self._taken = True
+        self._has_folder = True
         return True
 
-    def _leave(self) -> None:
-        if self._taken:
-            self._taken = False
+    def _leave_folder(self) -> None:
+        if self._has_folder:
+            self._has_folder = False
             self._memory.leave()
 
-    def _standing(self, why: UnwritableError, known: Known) -> Database:
-        """A file in memory to go on in. Raises `why` where that cannot be."""
-        if not self._take():
+    def _open_fallback(self, why: UnwritableError, numbering: Numbering) -> Database:
+        """Open and return the fallback. Raises `why` if that is impossible."""
+        if not self._take_folder():
             raise why
-        found = look(self.path, beside(self._place, ".copy"), self._limits.taken)
-        if known.highest and not found.last:
-            found.highest = found.cursor = 0  # what we have given ourselves is known better
+        scratch = sibling(self._fallback_path, ".copy")
+        snapshot = read_snapshot(self.path, scratch, self._limits.taken)
+        if numbering.highest and not snapshot.last:
+            snapshot.highest = snapshot.cursor = 0  # our own count is better than the Unix time
         try:
-            standing = Database(self._place, Access.OWNER)
-            standing.known.undelivered = known.undelivered
-            standing.known.raise_to(known.highest, known.cursor)
-            standing.write(
+            fallback = Database(self._fallback_path, AccessMode.OWNER)
+            fallback.numbering.undelivered = numbering.undelivered
+            fallback.numbering.raise_to(numbering.highest, numbering.cursor)
+            fallback.write(
                 "begin a log in memory",
-                lambda connection: take_over(connection, found, standing.known),
+                lambda connection: fill_fallback(connection, snapshot, fallback.numbering),
             )
         except StoreError as error:
             log.warning("no log in memory: %s", error)
-            self._leave()
+            self._leave_folder()
             raise why from error
-        standing.awaited = self._awaited
-        self._refusing.clear()
+        fallback.has_subscriber = self._has_subscriber
+        self._refused_s.clear()
         now_s = time.monotonic()
         if now_s - self._back_s < _SOON_S:
-            self._every_s = min(self._every_s * 2, _TRY_AT_LEAST_EVERY_S)
+            self._every_s = min(self._every_s * 2, _LONGEST_PAUSE_S)
         else:
             self._every_s = self._limits.try_every_s
         self._try_s = now_s + self._every_s
         trouble = (
-            f"{self.path} cannot be written: {why.found}: what is heard is kept in memory only, "
-            f"and lost with the power, until it can be; {why.cure}"
+            f"{self.path} cannot be written: {why.found}. Until it can, transcripts are kept in "
+            f"memory only and a power cut loses them; {why.cure}"
         )
         log.error("%s", trouble)
         self._report(trouble)
-        return standing
+        return fallback
 
-    def _opened(self, standing: Database | None) -> Database:
-        """The file, if it can be written, with all that its stand-in has. Raises StoreError."""
+    def _open_file(self, fallback: Database | None) -> Database:
+        """Open the file if it can be written, and merge the fallback. Raises StoreError."""
         with plain_errors(self.path, "open the log"):
             files.make_folder(self.path)
             files.probe(self.path)
-        real = Database(self.path, Access.OWNER)
+        real = Database(self.path, AccessMode.OWNER)
         try:
-            if standing:
-                self._put_back(standing, real)
-            elif self._place.exists() and self._take():
-                self._put_back(Database(self._place, Access.OWNER), real)
+            if fallback:
+                self._merge_back(fallback, real)
+            elif self._fallback_path.exists() and self._take_folder():
+                self._merge_back(Database(self._fallback_path, AccessMode.OWNER), real)
         except BaseException:
             real.close()
             raise
         return real
 
-    def _put_back(self, standing: Database, real: Database) -> None:
-        """Puts the stand-in into the file, then deletes it. Raises StoreError."""
-        published = standing.known.highest if self._awaited else 0
-        count = standing.read(
+    def _merge_back(self, fallback: Database, real: Database) -> None:
+        """Merge the fallback into the file, then delete it. Raises StoreError."""
+        published = fallback.numbering.highest if self._has_subscriber else 0
+        count = fallback.read(
             "read the log in memory",
             lambda source: real.write(
                 "store what was kept in memory",
-                lambda target: merge(target, source, real.known, published),
+                lambda target: merge(target, source, real.numbering, published),
             ),
         )
-        standing.close()
+        fallback.close()
         try:
-            repair.delete_asides(self._place)
-            files.delete(self._place)
+            repair.delete_set_aside_files(self._fallback_path)
+            files.delete(self._fallback_path)
         except OSError as error:
-            log.warning("%s: %s: it is put into the log again", self._place, error.strerror)
-        self._leave()
-        log.info("%s: %d transcripts that were kept in memory are in it now", self.path, count)
+            log.warning(
+                "%s: %s: it cannot be deleted and will be merged again",
+                self._fallback_path,
+                error.strerror,
+            )
+        self._leave_folder()
+        log.info("%s: stored %d transcripts that were kept in memory", self.path, count)
 
-    def _go_back(self) -> None:
+    def _return_to_file(self) -> None:
         try:
-            real = self._opened(self._present)
+            real = self._open_file(self._current)
         except StoreError:
             self._try_s = time.monotonic() + self._every_s
             return
-        real.awaited = self._awaited
-        self._present, self._back_s = real, time.monotonic()
+        real.has_subscriber = self._has_subscriber
+        self._current, self._back_s = real, time.monotonic()
         self._report(None)

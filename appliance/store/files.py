@@ -50,7 +50,7 @@ _MISTAKES = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.
 """store.path is none for a folder; all else may be cured while the daemon runs."""
 
 
-def beside(path: Path, ending: str) -> Path:
+def sibling(path: Path, ending: str) -> Path:
     """The neighbour of `path` with a longer name."""
     return path.with_name(path.name + ending)
 
@@ -75,10 +75,10 @@ def probe(path: Path) -> None:
     A disk with room for one page alone is a full one. Raises OSError.
     """
     for ending in ("", "-wal", "-shm"):
-        file = beside(path, ending)
+        file = sibling(path, ending)
         if file.exists() and not os.access(file, os.W_OK):
             os.close(os.open(file, os.O_RDWR))  # raises the very error
-    trial = beside(path, ".probe")
+    trial = sibling(path, ".probe")
     try:
         with trial.open("wb") as file_of_zeros:
             file_of_zeros.write(bytes(_ROOM))
@@ -99,15 +99,15 @@ def copy(path: Path, to: Path) -> None:
     """Copies a database that nobody writes, with its -wal where there is one, for this user alone.
     Raises OSError."""
     for ending in ("", "-wal"):
-        if not ending or beside(path, ending).exists():
-            make(beside(to, ending))
-            shutil.copyfile(beside(path, ending), beside(to, ending))
+        if not ending or sibling(path, ending).exists():
+            make(sibling(to, ending))
+            shutil.copyfile(sibling(path, ending), sibling(to, ending))
 
 
 def delete(path: Path) -> None:
     """Overwrite and delete a database with what SQLite keeps beside it. Raises OSError."""
     for ending in ("", "-wal", "-shm", "-journal"):
-        file = beside(path, ending)
+        file = sibling(path, ending)
         if ending != "-shm":  # it holds no text
             with suppress(OSError):  # a disk that cannot be written may still delete
                 overwrite(file)
@@ -146,7 +146,7 @@ def connect(path: Path, *, write: bool, busy_s: float) -> tuple[sqlite3.Connecti
         connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()
     except sqlite3.OperationalError as error:
         connection.close()
-        wal = beside(path, "-wal")
+        wal = sibling(path, "-wal")
         refused = error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
         if not refused or (wal.exists() and wal.stat().st_size):
             raise

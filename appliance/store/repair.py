@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from appliance.store import files, tables
-from appliance.store.files import beside, delete
+from appliance.store.files import delete, sibling
 from appliance.store.tables import Row
 from appliance.system import sync_folder
 
@@ -42,7 +42,7 @@ _UNDELIVERED = 200
 
 
 @dataclass(slots=True)
-class Known:
+class Numbering:
     """How far the numbers and the broker had come."""
 
     highest: int = 0
@@ -87,16 +87,16 @@ def quick_check(connection: sqlite3.Connection, of: str = "1") -> str:
     return "" if answer == "ok" else answer.replace("\n", " ")
 
 
-def heal(path: Path, known: Known, why: object) -> None:
+def heal(path: Path, numbering: Numbering, why: object) -> None:
     """Puts a whole file in the place of the damaged one, which nobody may have open any more.
 
     Raises OSError and sqlite3.Error (disk full...); the damaged file is where it was then.
     """
-    part, saved = beside(path, ".part"), beside(path, ".saved")
+    part, saved = sibling(path, ".part"), sibling(path, ".saved")
     delete(part)
     delete(saved)
-    count = salvage(path, part, beside(path, ".copy"), known)
-    delete(beside(path, ".copy"))
+    count = salvage(path, part, sibling(path, ".copy"), numbering)
+    delete(sibling(path, ".copy"))
     part.rename(saved)
     aside = _aside(path)
     _move_away(path, aside)
@@ -109,28 +109,28 @@ def heal(path: Path, known: Known, why: object) -> None:
         why,
         aside.name,
         count,
-        known.highest + 1,
+        numbering.highest + 1,
     )
     prune(path, 0, datetime.now(UTC))
 
 
 def finish(path: Path) -> None:
     """Completes, or takes back, a `heal` that a crash ended."""
-    saved = beside(path, ".saved")
+    saved = sibling(path, ".saved")
     for ending in (".part", ".copy"):
-        delete(beside(path, ending))
+        delete(sibling(path, ending))
     if not saved.exists():
         return
     if path.exists():
         delete(saved)
         return
-    _move_away(path, next(iter(asides(path)), _aside(path)))
+    _move_away(path, next(iter(set_aside_files(path)), _aside(path)))
     saved.rename(path)
     sync_folder(path.parent)
     log.error("%s was damaged: what was saved from it is in place now", path)
 
 
-def asides(path: Path) -> list[Path]:
+def set_aside_files(path: Path) -> list[Path]:
     """The set-aside files, the newest first."""
     found = path.parent.glob(f"{path.name}.damaged-*Z")
     return sorted(found, reverse=True)
@@ -141,7 +141,7 @@ def prune(path: Path, days: int, now: datetime) -> int:
     earliest = (now - timedelta(days=days)).astimezone(UTC).strftime(_STAMP) if days else ""
     old = [
         file
-        for number, file in enumerate(asides(path))
+        for number, file in enumerate(set_aside_files(path))
         if number >= MOST_ASIDE or file.name.rpartition("-")[2] < earliest
     ]
     for file in old:
@@ -149,16 +149,16 @@ def prune(path: Path, days: int, now: datetime) -> int:
     return len(old)
 
 
-def delete_asides(path: Path) -> None:
+def delete_set_aside_files(path: Path) -> None:
     """Deletes every set-aside file."""
-    for file in asides(path):
+    for file in set_aside_files(path):
         delete(file)
 
 
 def _aside(path: Path) -> Path:
     """A name for the damaged file that is not taken."""
     moment = datetime.now(UTC)
-    while (name := beside(path, moment.strftime(f".damaged-{_STAMP}"))).exists():
+    while (name := sibling(path, moment.strftime(f".damaged-{_STAMP}"))).exists():
         moment += timedelta(seconds=1)
     return name
 
@@ -167,29 +167,29 @@ def _move_away(path: Path, aside: Path) -> None:
     """Renames the file and its -wal; the -shm is of no use to anyone."""
     for ending in ("", "-wal"):
         with suppress(FileNotFoundError):
-            beside(path, ending).rename(beside(aside, ending))
-    beside(path, "-shm").unlink(missing_ok=True)
+            sibling(path, ending).rename(sibling(aside, ending))
+    sibling(path, "-shm").unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
-def number_on(connection: sqlite3.Connection, known: Known) -> None:
+def continue_numbering(connection: sqlite3.Connection, numbering: Numbering) -> None:
     """Makes numbers and cursor of the open file go on from what is known, and the other way."""
     found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'transcripts'")
     row = found.fetchone()
     cursor = connection.execute("SELECT cursor FROM outbox").fetchone()[0]
     highest = max(row[0] if row else 0, cursor)
-    if known.highest > highest or known.cursor > cursor:
+    if numbering.highest > highest or numbering.cursor > cursor:
         if row is None:
             connection.execute("INSERT INTO sqlite_sequence VALUES ('transcripts', 0)")
         connection.execute(
             "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'transcripts'",
-            (max(known.highest, known.cursor),),
+            (max(numbering.highest, numbering.cursor),),
         )
-        connection.execute("UPDATE outbox SET cursor = max(cursor, ?)", (known.cursor,))
-    known.raise_to(highest, cursor)
+        connection.execute("UPDATE outbox SET cursor = max(cursor, ?)", (numbering.cursor,))
+    numbering.raise_to(highest, cursor)
 
 
-def carried_over(connection: sqlite3.Connection) -> list[Row]:
+def read_undelivered(connection: sqlite3.Connection) -> list[Row]:
     """Rows of a deleted file that the broker waits for, in order; of one day, and not very many.
 
     A person who deletes the file wants all else to be gone.
@@ -202,7 +202,7 @@ def carried_over(connection: sqlite3.Connection) -> list[Row]:
     return list(_rows(connection, sql, earliest, _CARRIED))[::-1]
 
 
-def salvage(damaged: Path, into: Path, copy: Path, known: Known) -> int:
+def salvage(damaged: Path, into: Path, copy: Path, numbering: Numbering) -> int:
     """Makes the file `into` with all that SQLite still gives of `damaged`; how many transcripts.
 
     `copy` is a name for what is needed on the way. Raises OSError and sqlite3.Error (disk full...).
@@ -212,20 +212,20 @@ def salvage(damaged: Path, into: Path, copy: Path, known: Known) -> int:
     with closing(sqlite3.connect(into, isolation_level=None)) as target:
         tables.migrate(target)
         with closing(_source(damaged, into, copy)) as source:
-            _learn(source, known)
+            _learn(source, numbering)
             with tables.transaction(target):
                 with tables.indexed_at_once(target):
                     insert = tables.insert_numbered(target)
-                    for row in _readable(source, known.highest or _LAST_NUMBER):
-                        known.raise_to(row[0])
+                    for row in _readable(source, numbering.highest or _LAST_NUMBER):
+                        numbering.raise_to(row[0])
                         count += target.execute(insert, row).rowcount
-                    for row in known.fresh():
+                    for row in numbering.fresh():
                         count += target.execute(insert, row).rowcount
-                number_on(target, known)
+                continue_numbering(target, numbering)
     return count
 
 
-def _learn(source: sqlite3.Connection, known: Known) -> None:
+def _learn(source: sqlite3.Connection, numbering: Numbering) -> None:
     """The numbering and the cursor of a damaged file.
 
     Where the highest number is not to be had, the seconds since 1970 are above every number: nobody
@@ -233,14 +233,14 @@ def _learn(source: sqlite3.Connection, known: Known) -> None:
     """
     for row in _rows(source, "SELECT cursor FROM outbox"):
         if isinstance(row[0], int) and 0 <= row[0] <= _LAST_NUMBER:
-            known.raise_to(cursor=row[0])
-    if known.highest:
+            numbering.raise_to(cursor=row[0])
+    if numbering.highest:
         return
     for row in _rows(source, "SELECT seq FROM sqlite_sequence WHERE name = 'transcripts'"):
         if isinstance(row[0], int) and 0 < row[0] <= _LAST_NUMBER:
-            known.raise_to(row[0])
-    if not known.highest:
-        known.raise_to(int(time.time()))
+            numbering.raise_to(row[0])
+    if not numbering.highest:
+        numbering.raise_to(int(time.time()))
 
 
 def _source(damaged: Path, fresh: Path, copy: Path) -> sqlite3.Connection:

@@ -1,10 +1,9 @@
-"""The log's questions: every transcript in one SQLite file, and how far the broker has them.
+"""The log: every transcript in one SQLite file, and how far the broker has them.
 
 Any thread may call any method: one connection, one lock, short statements. Another process (the
-`log` command) reads the same file beside the daemon, which SQLite's write-ahead log allows.
-Every failure is a StoreError of one line, leaves the file as it was before the call and the
-store usable: the call can be tried again once the cause is gone. A file that is damaged, deleted
-or replaced is put right within the call that finds it so.
+`log` command) may read the same file beside the daemon, thanks to SQLite's write-ahead log.
+Every failure is a StoreError of one line. It leaves the file as it was before the call, and the
+call may be repeated. A damaged, deleted or replaced file is repaired by the call that finds it so.
 """
 
 from __future__ import annotations
@@ -23,22 +22,28 @@ from typing import Self
 from appliance.config import Settings, StoreSettings, store_folder
 from appliance.errors import StoreError
 from appliance.records import HEARD_HERE, Transcript
-from appliance.store import fallback as standin, repair, retention, tables
-from appliance.store.database import Access, Database
-from appliance.store.fallback import LIMITS, LastingDatabase, Limits
+from appliance.store import repair, retention, tables
+from appliance.store.database import AccessMode, Database
+from appliance.store.fallback import (
+    FALLBACK_LIMITS,
+    DatabaseWithFallback,
+    FallbackLimits,
+    fallback_folders,
+)
 from appliance.store.files import plain_errors
 from appliance.store.folders import FILE_NAME, MemoryFolder
 from appliance.store.tables import StoredTranscript, Wanted, where
-from appliance.store.utterance_history import NEWEST, Said, Sentence
+from appliance.store.utterance_history import LogHistory
 
 log = logging.getLogger("roomscribe.store")
 
 PAGE = 500
-"""So many transcripts are in memory at a time where all are asked for."""
+"""Transcripts in memory at a time while many are read."""
 _DELETE_WAIT_S = 5.0
-"""A person who deletes waits so long for readers to let go of the -wal file."""
+"""Longest wait for readers of the -wal file when a person deletes transcripts."""
+_ALL = Wanted()
 _REWRITE_EVERY_S = 86_400.0
-"""The retention rewrites the whole file at most so often."""
+"""Least time between two rewrites of the whole file by the retention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,57 +52,60 @@ class Deleted:
 
     count: int
     gone: bool
-    """False while a reader holds on to the deleted pages; the daemon empties them later."""
+    """False while a reader still uses the deleted pages; the daemon overwrites them later."""
 
 
 class Store:
-    """The open file. `append` returns after the commit is on the disk."""
+    """The open log. `append` returns after the commit is on the disk."""
 
-    def __init__(self, database: Database | LastingDatabase, settings: StoreSettings) -> None:
-        """Takes over `database`; use Store.open."""
+    def __init__(self, database: Database | DatabaseWithFallback, settings: StoreSettings) -> None:
+        """Own `database` from now on; use Store.open."""
         self.path = database.path
         self._database = database
         self._settings = settings
-        self._said = Said()
+        self.history = LogHistory(database)
+        """Which sentences the log holds. One thread's, with `append`, `expire` and `delete`."""
         self._rewrite_s = 0.0
         """When the retention may rewrite the file again, on time.monotonic()'s clock."""
         self._jumped = False
-        self._said_in: tuple[sqlite3.Connection, int] | None = None
-        """The connection that `_said` was read from and its file's version then; None: not read."""
 
     @classmethod
-    def open_lasting(
-        cls, settings: Settings, report: Callable[[str | None], object], limits: Limits = LIMITS
+    def open_with_fallback(
+        cls,
+        settings: Settings,
+        report: Callable[[str | None], object],
+        limits: FallbackLimits = FALLBACK_LIMITS,
     ) -> Self:
-        """The daemon's store, which goes on in memory while the disk of its file refuses.
+        """Return the daemon's store, which continues in memory while the file cannot be written.
 
-        `report` is given what is wrong meanwhile, and None once it is well. Raises StoreError.
+        `report` is called with the problem, and with None once it is solved. Raises StoreError.
         """
         path = store_folder(settings.store) / FILE_NAME
-        memory = MemoryFolder(standin.places(settings)[0])
-        return cls(LastingDatabase(path, memory, report, limits), settings.store)
+        memory = MemoryFolder(fallback_folders(settings)[0])
+        return cls(DatabaseWithFallback(path, memory, report, limits), settings.store)
 
     @classmethod
     def open(
         cls, settings: StoreSettings, *, read_only: bool = False, beside_daemon: bool = False
     ) -> Self:
-        """The store in the configured folder.
+        """Return the store in the configured folder.
 
-        The daemon's is made when missing, brought up to the present layout, and healed when it is
-        damaged; with `read_only`, and `beside_daemon` (which may write), it is left as it is.
+        By default it is opened as the daemon does: created if it is missing, updated to the present
+        layout, repaired if it is damaged. With `read_only`, or `beside_daemon` (which may write),
+        it is left as it is.
 
-        Raises StoreError when the folder or file is missing (read_only, beside_daemon), cannot
-        be made or opened, or was written by a newer version.
+        Raises StoreError if the folder or file is missing (read_only, beside_daemon), cannot be
+        created or opened, or was written by a newer version.
         """
-        guest = Access.GUEST if beside_daemon else Access.OWNER
-        access = Access.READER if read_only else guest
+        writer = AccessMode.GUEST if beside_daemon else AccessMode.OWNER
+        access = AccessMode.READER if read_only else writer
         return cls(Database(store_folder(settings) / FILE_NAME, access), settings)
 
     def append(self, transcript: Transcript) -> StoredTranscript:
-        """Stores `transcript` and returns it with its number, once it is safe on the disk.
+        """Store `transcript` and return it with its number, once it is safe on the disk.
 
-        The same id again is not stored twice, so that a failed append may simply be repeated.
-        Raises StoreError (disk full, read-only, busy); nothing is stored then.
+        The same id is not stored twice, so a failed call may be repeated. Raises StoreError (disk
+        full, read-only, busy); nothing is stored then.
         """
         values = tables.to_row(transcript)
 
@@ -105,24 +113,20 @@ class Store:
             connection.execute(tables.insert(connection), values)
             sql = f"{tables.select(connection)} WHERE id = ?"
             row = connection.execute(sql, (transcript.id,)).fetchone()
-            if row is None:  # inserted, and not found by its index
+            if row is None:  # inserted, but its index does not find it
                 raise tables.DamagedRowError("the index of ids is damaged")
             return tables.from_row(row)
 
         stored = self._database.write("store a transcript", insert)
-        self._database.known.raise_to(highest=stored.seq)
-        if self._database.awaited:
-            self._database.known.undelivered.append((stored.seq, *values))
-        if self._said_in:
-            one = stored.transcript
-            self._said.add(
-                Sentence(one.utterance_id, one.window, one.windows, one.text, one.continues)
-            )
+        self._database.numbering.raise_to(highest=stored.seq)
+        if self._database.has_subscriber:
+            self._database.numbering.undelivered.append((stored.seq, *values))
+        self.history.add(stored.transcript)
         return stored
 
-    def after(self, seq: int, limit: int = 100) -> list[StoredTranscript]:
-        """At most `limit` transcripts numbered above `seq`, in order. Raises StoreError."""
-        return self._select("WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit))
+    def read_after(self, seq: int, limit: int = 100) -> list[StoredTranscript]:
+        """Return at most `limit` transcripts numbered above `seq`, in order. Raises StoreError."""
+        return self._select("AND seq > ?", (seq,), "seq", limit)
 
     def query(
         self,
@@ -131,32 +135,57 @@ class Store:
         limit: int = -1,
         until: datetime | None = None,
     ) -> list[StoredTranscript]:
-        """The newest `limit` (-1: all) that ended at or after `since` and contain all of `grep`.
+        """Return the newest `limit` (-1: all) that ended at or after `since` and contain all of
+        `grep`, in order of their numbers.
 
-        In order of their numbers. `grep` is plain text of any script, upper and lower case alike.
-        Raises StoreError.
+        `grep` is plain text of any script; case does not matter. Raises StoreError.
         """
         wanted = Wanted(since, until, (grep,) if isinstance(grep, str) else grep)
-        return self._wanted(wanted, "", (), f"seq DESC LIMIT {limit:d}")[::-1]
+        return self._select("", (), "seq DESC", limit, wanted)[::-1]
 
     def walk(self, wanted: Wanted, after: int = 0, page: int = PAGE) -> Iterator[StoredTranscript]:
-        """All that are wanted and numbered above `after`, in order; `page` in memory at a time.
+        """Yield all of `wanted` numbered above `after`, in order; `page` in memory at a time.
 
         Raises StoreError.
         """
-        while found := self._wanted(wanted, "AND seq > ?", (after,), f"seq LIMIT {page:d}"):
+        while found := self._select("AND seq > ?", (after,), "seq", page, wanted):
             yield from found
             after = found[-1].seq
 
-    def page(self, wanted: Wanted, before: int, limit: int) -> list[StoredTranscript]:
-        """The newest `limit` that are wanted and numbered below `before`, the newest first.
+    def read_page(self, wanted: Wanted, before: int, limit: int) -> list[StoredTranscript]:
+        """Return the newest `limit` of `wanted` numbered below `before`, the newest first.
 
         Raises StoreError.
         """
-        return self._wanted(wanted, "AND seq < ?", (before,), f"seq DESC LIMIT {limit:d}")
+        return self._select("AND seq < ?", (before,), "seq DESC", limit, wanted)
+
+    def read_since(self, since: str | datetime, limit: int) -> list[StoredTranscript]:
+        """Return the first `limit` after the one with the id `since`, or that ended at that time or
+        later, in order of their numbers.
+
+        If the id is not in the log any more, the time when it was made counts. Raises StoreError.
+        """
+        if isinstance(since, datetime):
+            return self._select('AND "end" >= ?', (tables.iso(since),), "seq", limit)
+        return self._select(tables.BEHIND, (since, since), "seq", limit)
+
+    def read_latencies(self, since: datetime, limit: int) -> list[float]:
+        """Return latency_ms of the newest `limit` transcripts that ended at `since` or later.
+
+        Only those of this appliance's microphone count: clients may send sound faster than it was
+        spoken. Raises StoreError.
+        """
+        sql = (
+            'SELECT latency_ms FROM transcripts WHERE "end" >= ? AND coalesce(source, ?) = ? '
+            "ORDER BY +seq DESC LIMIT ?"  # the + makes SQLite use the index of "end", not of seq
+        )
+        values = (tables.iso(since), HEARD_HERE, HEARD_HERE, limit)
+        return self._database.read(
+            "read the log", lambda found: [row[0] for row in found.execute(sql, values)]
+        )
 
     def count(self, wanted: Wanted) -> int:
-        """How many are wanted. Raises StoreError."""
+        """Return how many transcripts are `wanted`. Raises StoreError."""
 
         def count(connection: sqlite3.Connection) -> int:
             condition, values = where(wanted, tables.version(connection) > 1)
@@ -166,102 +195,58 @@ class Store:
         return self._database.read("read the log", count)
 
     def delete(self, wanted: Wanted) -> Deleted:
-        """Deletes what is wanted, delivered or not, so that its text is gone from the file.
+        """Delete what is `wanted`, published or not, and overwrite its text in the file.
 
-        With everything, the set-aside damaged files go, too. Raises StoreError.
+        If everything is wanted, the set-aside damaged files are deleted, too. Raises StoreError.
         """
         count = self._database.write(
             "delete transcripts",
             lambda found: tables.forget(found, *where(wanted, tables.version(found) > 1)),
         )
-        self._forget_said()
-        gone = self._database.scrub(_DELETE_WAIT_S, rewrite=count > 0)
+        self.history.forget()
+        gone = self._database.vacuum(_DELETE_WAIT_S, rewrite=count > 0)
         if wanted.everything:
-            self.delete_asides()
+            delete_set_aside_files(self.path)
         return Deleted(count, gone)
 
-    def asides(self) -> list[Path]:
-        """Damaged files that were set aside: what was deleted here may still be in them."""
-        return repair.asides(self.path)
-
-    def delete_asides(self) -> None:
-        """Delete the damaged files that were set aside. Raises StoreError."""
-        with plain_errors(self.path, "delete the set-aside files"):
-            repair.delete_asides(self.path)
-
-    def following(self, since: str | datetime, limit: int) -> list[StoredTranscript]:
-        """The first `limit` behind the one of id `since`, or that ended at that time or later.
-
-        In order of their numbers. An id that is not there any more stands for the time when it was
-        made. Raises StoreError.
-        """
-        if isinstance(since, datetime):
-            return self._select('WHERE "end" >= ? ORDER BY seq LIMIT ?', (tables.iso(since), limit))
-        return self._select(tables.BEHIND, (since, limit))
-
-    def latencies(self, since: datetime, limit: int) -> list[float]:
-        """latency_ms of the newest `limit` heard here that ended then or later: sound that others
-        send may come faster than it was spoken. Raises StoreError."""
-        sql = (
-            'SELECT latency_ms FROM transcripts WHERE "end" >= ? AND coalesce(source, ?) = ? '
-            "ORDER BY +seq DESC LIMIT ?"  # the + makes SQLite use the index of "end", not of seq
-        )
-        wanted = (tables.iso(since), HEARD_HERE, HEARD_HERE, limit)
-        return self._database.read(
-            "read the log", lambda found: [row[0] for row in found.execute(sql, wanted)]
-        )
-
-    def said(self, text: str) -> tuple[int, int]:
-        """How many of the newest sentences in the log were this text, and how many more only began
-        with it, whatever their case and punctuation. One thread's, with `append`.
-
-        They are kept in memory from the first question on; what is deleted, by whomever, counts no
-        more. Raises StoreError.
-        """
-
-        def look(connection: sqlite3.Connection) -> tuple[int, int]:
-            now = connection, tables.number(connection, "PRAGMA data_version")
-            if self._said_in != now:
-                self._said, self._said_in = Said(_sentences(connection)), now
-            return self._said.counts(text)
-
-        return self._database.read("read the log", look)
-
     def cursor(self) -> int:
-        """Number of the last transcript that the broker has, 0 at first. Raises StoreError."""
-        self._database.awaited = True
+        """Return the number of the last transcript that the broker has, 0 at first.
+
+        From now on the store counts as published. Raises StoreError.
+        """
+        self._database.has_subscriber = True
         return self._number(tables.CURSOR)
 
+    def move_cursor(self, seq: int, *, back: bool = False) -> None:
+        """Store that the broker has all transcripts up to `seq`. Raises StoreError.
+
+        With `back` the cursor may only move back: what follows is published once more.
+        """
+        update = f"UPDATE outbox SET cursor = {'min' if back else 'max'}(cursor, ?)"
+        self._database.write("store what the broker has", lambda db: db.execute(update, (seq,)))
+        numbering = self._database.numbering
+        if back:
+            numbering.cursor = min(numbering.cursor, seq)
+        numbering.raise_to(cursor=0 if back else seq)
+
     def highest(self) -> int:
-        """The highest number ever given, 0 at first. Raises StoreError."""
+        """Return the highest number ever given, 0 at first. Raises StoreError."""
         return self._number(tables.HIGHEST)
 
-    def is_current(self) -> bool:
-        """False once the file was deleted or replaced under its name."""
-        return self._database.is_current()
-
-    def move_cursor(self, seq: int, *, back: bool = False) -> None:
-        """Notes that the broker has all up to `seq`; moves back only if asked to: what is behind
-        it is to be told once more. Raises StoreError."""
-        update = f"UPDATE outbox SET cursor = {'min' if back else 'max'}(cursor, ?)"
-        self._database.write(
-            "note what the broker has", lambda found: found.execute(update, (seq,))
-        )
-        known = self._database.known
-        if back:
-            known.cursor = min(known.cursor, seq)
-        known.raise_to(cursor=0 if back else seq)
-
     def depth(self) -> int:
-        """How many transcripts the broker does not have yet. Raises StoreError."""
+        """Return how many transcripts the broker does not have yet. Raises StoreError."""
         return self._number("SELECT count(*) FROM transcripts, outbox WHERE seq > cursor")
 
+    def is_current(self) -> bool:
+        """Return False once the file was deleted, or replaced by another one."""
+        return self._database.is_current()
+
     def expire(self, now: datetime) -> int:
-        """Deletes what is beyond the retention's age, number or size; how many transcripts.
+        """Delete what is beyond the retention's age, number or size; return how many transcripts.
 
         Deleted text is overwritten in the file and in its write-ahead log. Unpublished transcripts
-        go, too, but not on the day after a jump of the wall clock.
-        Set-aside damaged files go by age, too. Raises StoreError.
+        are deleted, too, but not by age on the day after a jump of the wall clock. Set-aside
+        damaged files are deleted by age. Raises StoreError.
         """
         expired = self._database.write(
             "delete old transcripts",
@@ -269,15 +254,15 @@ class Store:
         )
         count = expired.count
         if count:
-            self._forget_said()
+            self.history.forget()
         rewrite = count > 0 and time.monotonic() >= self._rewrite_s
         if rewrite:
             self._rewrite_s = time.monotonic() + _REWRITE_EVERY_S
-        self._database.scrub(rewrite=rewrite)
+        self._database.vacuum(rewrite=rewrite)
         if expired.jumped and not self._jumped:
             log.warning(
-                "the clock jumped ahead by more than a day; for one day nothing unpublished is "
-                "deleted by age. See that the time is right (timedatectl)"
+                "the clock jumped ahead by more than a day. For one day, no unpublished transcript "
+                "is deleted by age. Check the time (timedatectl)"
             )
         self._jumped = expired.jumped
         if expired.jumped:
@@ -286,26 +271,15 @@ class Store:
             repair.prune(self.path, self._settings.retention_days, now)
         return count
 
-    def look_after(self) -> None:
-        """Goes back to the file, of a lasting store, once it can be written again, and forgets what
-        another process has deleted. Raises nothing.
-
-        Seldom does anything; for when there is time.
-        """
-        if isinstance(self._database, LastingDatabase):
-            self._database.look_after()
-        if self._said_in:
-            try:
-                self.said("")
-            except StoreError:
-                self._forget_said()
-
-    def _forget_said(self) -> None:
-        """What was said is read again when somebody asks."""
-        self._said, self._said_in = Said(), None
+    def poll(self) -> None:
+        """Return from the fallback to the file if that is possible, and forget what another process
+        has deleted. Call it often; it seldom does anything and raises nothing."""
+        if isinstance(self._database, DatabaseWithFallback):
+            self._database.poll()
+        self.history.poll()
 
     def close(self) -> None:
-        """Closes the file; the store is of no use afterwards."""
+        """Close the file; the store cannot be used afterwards."""
         self._database.close()
 
     def __enter__(self) -> Self:
@@ -314,20 +288,21 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wanted(
-        self, wanted: Wanted, more: str, values: tuple[object, ...], order: str
+    def _select(
+        self,
+        condition: str,
+        values: tuple[object, ...],
+        order: str,
+        limit: int,
+        wanted: Wanted = _ALL,
     ) -> list[StoredTranscript]:
         def select(connection: sqlite3.Connection) -> list[StoredTranscript]:
-            condition, needed = where(wanted, tables.version(connection) > 1)
-            sql = f"{tables.select(connection)} WHERE {condition} {more} ORDER BY {order}"
-            return [tables.from_row(row) for row in connection.execute(sql, (*needed, *values))]
-
-        return self._database.read("read the log", select)
-
-    def _select(self, clause: str, values: tuple[object, ...]) -> list[StoredTranscript]:
-        def select(connection: sqlite3.Connection) -> list[StoredTranscript]:
-            sql = f"{tables.select(connection)} {clause}"
-            return [tables.from_row(row) for row in connection.execute(sql, values)]
+            chosen, found = where(wanted, tables.version(connection) > 1)
+            sql = (
+                f"{tables.select(connection)} WHERE {chosen} {condition} "
+                f"ORDER BY {order} LIMIT {limit:d}"
+            )
+            return [tables.from_row(row) for row in connection.execute(sql, (*found, *values))]
 
         return self._database.read("read the log", select)
 
@@ -335,40 +310,54 @@ class Store:
         return self._database.read("read the log", lambda found: tables.number(found, sql))
 
 
+def set_aside_files(path: Path) -> list[Path]:
+    """Return the damaged copies of the log `path`; deleted transcripts may still be in them."""
+    return repair.set_aside_files(path)
+
+
+def delete_set_aside_files(path: Path) -> None:
+    """Delete the damaged copies of the log `path`. Raises StoreError."""
+    with plain_errors(path, "delete the set-aside files"):
+        repair.delete_set_aside_files(path)
+
+
 @contextmanager
-def open_stand_in(settings: Settings) -> Iterator[Store | None]:
-    """What the daemon keeps in memory, None when it keeps nothing there or not for this user."""
-    kept = None
-    for place in standin.places(settings):
+def open_fallback(settings: Settings) -> Iterator[Store | None]:
+    """The daemon's log in memory; None if there is none, or this user may not read it."""
+    store = None
+    for folder in fallback_folders(settings):
         with suppress(OSError, StoreError):
-            if (place / FILE_NAME).exists():
-                kept = Store.open(replace(settings.store, path=str(place)), read_only=True)
+            if (folder / FILE_NAME).exists():
+                store = Store.open(replace(settings.store, path=str(folder)), read_only=True)
                 break
     try:
-        yield kept
+        yield store
     finally:
-        if kept:
-            kept.close()
+        if store:
+            store.close()
 
 
 def read_newest(settings: Settings, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
-    """The newest `limit` (0: all) of those wanted, the oldest first; few in memory at a time.
+    """Yield the newest `limit` (0: all) of `wanted`, the oldest first; few in memory at a time.
 
-    From the file, and behind it from what the daemon keeps in memory. Raises StoreError when there
-    is neither.
+    They come from the file, then from the daemon's fallback. Raises StoreError if there is neither.
     """
-    with open_stand_in(settings) as kept:
+    with open_fallback(settings) as fallback:
         try:
             file = Store.open(settings.store, read_only=True)
         except StoreError as error:
-            if kept is None:
+            if fallback is None:
                 raise
-            print(f"roomscribe: {error}; shown is what is kept in memory", file=sys.stderr)
-            yield from _newest(kept, wanted, limit)
+            print(f"roomscribe: {error}; showing what is kept in memory", file=sys.stderr)
+            yield from _newest(fallback, wanted, limit)
             return
         with file:
             last = file.highest()
-            found = kept.query(wanted.since, wanted.grep, limit or -1, wanted.until) if kept else ()
+            found = (
+                fallback.query(wanted.since, wanted.grep, limit or -1, wanted.until)
+                if fallback
+                else ()
+            )
             later = [stored for stored in found if stored.seq > last]
             if not limit or limit > len(later):
                 yield from _newest(file, wanted, limit - len(later) if limit else 0)
@@ -383,31 +372,31 @@ def _newest(store: Store, wanted: Wanted, limit: int) -> Iterator[StoredTranscri
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a look at the log's file found."""
+    """The state of the log's file."""
 
     file: Path
     in_memory: bool = False
-    """True while the daemon keeps what it hears in memory; nothing else was looked at then."""
-    there: bool = False
+    """True while the daemon uses the fallback; the other fields are not filled in then."""
+    exists: bool = False
     trouble: str = ""
     """What SQLite finds damaged, in its words."""
     size_bytes: int = 0
     waiting: int = 0
     """Transcripts that the broker does not have."""
     set_aside: int = 0
-    """Damaged files beside it."""
+    """Damaged copies beside it."""
     schema: int = tables.SCHEMA
 
 
-def inspect(settings: Settings, doing: Callable[[str], None] = lambda _what: None) -> Inspection:
-    """Looks at every page of the log, which is left as it is; `doing` is told each step before it.
+def inspect(settings: Settings, doing: Callable[[str], None] = lambda _: None) -> Inspection:
+    """Check every page of the log without changing it; `doing` is called before each step.
 
-    Raises PermissionError where this user may not look into the folder, and StoreError for a file
-    that cannot be opened as a log.
+    Raises PermissionError if this user may not read the folder, and StoreError for a file that
+    cannot be opened as a log.
     """
     file = store_folder(settings.store) / FILE_NAME
-    with open_stand_in(settings) as kept:
-        if kept is not None:
+    with open_fallback(settings) as fallback:
+        if fallback is not None:
             return Inspection(file, in_memory=True)
     if not file.exists():
         return Inspection(file)
@@ -416,10 +405,10 @@ def inspect(settings: Settings, doing: Callable[[str], None] = lambda _what: Non
         doing(f"checking every page of {file}")
         trouble = opened._database.read("check the log", _quick_check)
         if trouble:
-            return Inspection(file, there=True, trouble=trouble)
+            return Inspection(file, exists=True, trouble=trouble)
         waiting = opened.depth()
-    size, aside = file.stat().st_size, len(repair.asides(file))
-    return Inspection(file, there=True, size_bytes=size, waiting=waiting, set_aside=aside)
+    size, set_aside = file.stat().st_size, len(repair.set_aside_files(file))
+    return Inspection(file, exists=True, size_bytes=size, waiting=waiting, set_aside=set_aside)
 
 
 def _quick_check(connection: sqlite3.Connection) -> str:
@@ -427,14 +416,3 @@ def _quick_check(connection: sqlite3.Connection) -> str:
         return repair.quick_check(connection)
     except sqlite3.DatabaseError as error:
         return str(error)
-
-
-def _sentences(connection: sqlite3.Connection) -> list[Sentence]:
-    """The newest sentences of the file, in order; what cannot be read is passed over."""
-    continues = "continues" if tables.version(connection) > 3 else "NULL"
-    rows = connection.execute(
-        f'SELECT utterance_id, "window", windows, text, {continues} FROM transcripts '
-        "WHERE typeof(text) = 'text' ORDER BY seq DESC LIMIT ?",
-        (NEWEST,),
-    )
-    return [Sentence(*row) for row in rows][::-1]

@@ -191,10 +191,10 @@ HIGHEST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence"
 """The highest number ever given, 0 at first."""
 STORED = 1 + _NAMES.index("stored")
 """Where a Row says when it was stored."""
-BEHIND = """WHERE seq > coalesce(
-    (SELECT seq FROM transcripts WHERE id = ?1),
-    (SELECT max(seq) FROM transcripts WHERE id < ?1), 0) ORDER BY seq LIMIT ?2"""
-"""?1: an id; ids begin with the time when they were made."""
+BEHIND = """AND seq > coalesce(
+    (SELECT seq FROM transcripts WHERE id = ?),
+    (SELECT max(seq) FROM transcripts WHERE id < ?), 0)"""
+"""Condition for those after an id, given twice. Ids begin with the time when they were made."""
 
 
 class DamagedRowError(ValueError):

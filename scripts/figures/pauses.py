@@ -50,7 +50,7 @@ from appliance.infer.completeness import silence_ms
 from appliance.infer.gates import Gates
 from appliance.infer.transcriber import Progress, Transcriber, open_transcriber
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Transcription, Window
-from appliance.store.utterance_history import Said, Sentence
+from appliance.store.utterance_history import Sentence, UtteranceHistory
 
 CUT_MS, LOST_MS = 50, 100
 """An utterance that ends so long before its last word does cuts it; what misses so much of it loses
@@ -160,9 +160,11 @@ class Reader:
 class Room:
     """A house in which a sound is heard, by detector, segmenter, model and gates."""
 
-    def __init__(self, case: Case, settings: Settings, reader: Reader, said: Said) -> None:
+    def __init__(
+        self, case: Case, settings: Settings, reader: Reader, history: UtteranceHistory
+    ) -> None:
         window_s = reader.transcriber.bundle.window_s
-        self._settings, self._reader, self._said = settings.segmenter, reader, said
+        self._settings, self._reader, self._history = settings.segmenter, reader, history
         self._segmenter = Segmenter(Once(case, settings.voice), settings.segmenter, window_s)
         self._gates, self.heard = Gates(reader.transcriber.gates), Heard()
         self._ahead, self._ready_s = "", 0.0
@@ -186,7 +188,7 @@ class Room:
             self.heard.work_ms += _work_ms(reading)
 
     def _silence_ms(self, guess: Window, result: Transcription) -> int:
-        whole, longer = self._said.counts(result.text)
+        whole, longer = self._history.count(result.text)
         gates = self._reader.transcriber.gates
         return silence_ms(guess, result, self._settings, gates, whole=whole, longer=longer)
 
@@ -210,9 +212,9 @@ def _work_ms(reading: Reading) -> float:
     return reading.result.encode_ms + reading.result.decode_ms
 
 
-def hear(case: Case, settings: Settings, reader: Reader, said: Said) -> Heard:
-    """Runs one sound through detector, segmenter, model and gates, in a house that has `said`."""
-    room = Room(case, settings, reader, said)
+def hear(case: Case, settings: Settings, reader: Reader, history: UtteranceHistory) -> Heard:
+    """Runs one sound through detector, segmenter, model and gates, with an utterance `history`."""
+    room = Room(case, settings, reader, history)
     for frame in Framer().push(case.samples, 0.0):
         room.push(frame)
     return room.heard
@@ -323,8 +325,10 @@ def tallies(
     found: dict[str, Tally] = {}
     for case in cases:
         others = (text for name, text in (log or {}).items() if name != case.name)
-        said = Said(Sentence(f"{at}", 1, 1, text, "") for at, text in enumerate(others))
-        heard = hear(case, settings, reader, said)
+        history = UtteranceHistory(
+            Sentence(f"{at}", 1, 1, text, "") for at, text in enumerate(others)
+        )
+        heard = hear(case, settings, reader, history)
         wrong = ""
         for name in case.groups:
             wrong = found.setdefault(name, Tally()).add(case, heard)
@@ -339,7 +343,7 @@ def log_of(cases: Sequence[Case], settings: Settings, reader: Reader) -> dict[st
     patient = replace(settings.segmenter, hang_over_ms=1500, early_ms=0)
     log: dict[str, str] = {}
     for case in cases:
-        texts = hear(case, replace(settings, segmenter=patient), reader, Said()).texts
+        texts = hear(case, replace(settings, segmenter=patient), reader, UtteranceHistory()).texts
         if len(texts) == 1:
             log[case.name] = texts[0]
     return log

@@ -313,7 +313,7 @@ class TimedStore(Store):
         cls, clock: Clock, settings: config.Settings, tell: Callable[[str | None], object]
     ) -> TimedStore:
         """As the daemon opens its store."""
-        store = cls.open_lasting(settings, tell)
+        store = cls.open_with_fallback(settings, tell)
         store.clock = clock
         return store
 

@@ -338,13 +338,13 @@ def look(files: dict[str, bytes], promise: Promise, dice: random.Random, folder:
 def compare(store: Store, promise: Promise) -> Iterator[str]:
     """What of the promise does not hold."""
     connection = connection_of(store)
-    if repair.asides(store.path):
+    if repair.set_aside_files(store.path):
         yield "the file was damaged and set aside"
     answer = connection.execute("PRAGMA integrity_check").fetchone()[0]
     if answer != "ok":
         yield str(answer)
     connection.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 1)")
-    there = {stored.seq: stored.transcript for stored in store.after(0, 1_000_000)}
+    there = {stored.seq: stored.transcript for stored in store.read_after(0, 1_000_000)}
     # the next one may be stored, and one deletion done, before anyone could say so
     for number in promise.stored - promise.perhaps - there.keys():
         yield f"transcript {number} is lost"

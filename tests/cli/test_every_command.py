@@ -126,7 +126,7 @@ def test_closed_streams_change_nothing(house: Path, command: str) -> None:
     assert silent.returncode == usually(command, house).returncode
     assert (silent.stdout, silent.stderr) == ("", "")
     with Store.open(StoreSettings(path=str(house / "state")), read_only=True) as store:
-        assert store.after(0)[0].transcript.text == "turn on the light"
+        assert store.read_after(0)[0].transcript.text == "turn on the light"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -83,7 +83,7 @@ def texts(lines: list[str]) -> list[str]:
 
 def test_what_was_heard_is_shown_by_time_and_text(house: House, store: Store, shown: Shown) -> None:
     assert house.log() == 0
-    assert texts(shown()) == [one.transcript.text for one in store.after(0)]
+    assert texts(shown()) == [one.transcript.text for one in store.read_after(0)]
     assert house.log("--since", "1d", "--until", "3h") == 0
     assert texts(shown()) == ["kitchen light off", "hall light"]
     assert house.log("--grep", "LIGHT", "--grep", "kitchen", "--since", "1d") == 0
@@ -122,7 +122,7 @@ def test_the_newest_are_shown_and_with_limit_0_all(
     events = [json.loads(line) for line in shown()]
     assert [event["seq"] for event in events] == [PAGE + 3, PAGE + 4, PAGE + 5]
     assert [event["published"] for event in events] == [
-        timestamp(one.stored) for one in store.after(PAGE + 2)
+        timestamp(one.stored) for one in store.read_after(PAGE + 2)
     ]
     for limit in ("0", str(10**30)):
         house.log("--limit", limit)
@@ -153,7 +153,7 @@ def test_an_export_has_every_field_of_every_transcript(
     lines = [json.loads(line) for line in shown()]
     assert [line["seq"] for line in lines] == [1, 2, 3, 4, 5]
     assert all(tuple(line) == columns() for line in lines)
-    heard = store.after(0, 1)[0].transcript
+    heard = store.read_after(0, 1)[0].transcript
     assert {name: lines[0][name] for name in ("id", "text", "avg_logprob", "flags", "windows")} == {
         "id": heard.id,
         "text": heard.text,
@@ -199,7 +199,7 @@ def test_an_export_that_fails_leaves_the_old_file(
     file.write_text("the old one", encoding="utf-8")
 
     def full() -> Iterator[StoredTranscript]:
-        yield from store.after(0, 1)
+        yield from store.read_after(0, 1)
         raise OSError(28, "No space left on device")
 
     with pytest.raises(StoreError, match="No space left") as caught:
@@ -270,7 +270,7 @@ def test_what_is_deleted_is_gone_beside_the_running_daemon(
 ) -> None:
     assert house.log("--delete", "--yes", "--grep", "kitchen") == 0
     assert shown() == ["deleted 2 transcripts"]
-    assert [one.seq for one in store.after(0)] == [3, 4, 5]
+    assert [one.seq for one in store.read_after(0)] == [3, 4, 5]
     files = [path.read_bytes() for path in store.path.parent.iterdir()]
     assert not any(b"kitchen" in content for content in files)
     assert house.log("--delete", "--yes", "--grep", "kitchen") == 1
@@ -286,7 +286,7 @@ def test_what_is_deleted_is_gone_beside_the_running_daemon(
     assert not aside.exists()
     aside.touch()
     assert house.log("--delete", "--yes", "--all") == 0
-    assert store.after(0) == []
+    assert store.read_after(0) == []
     assert list(store.path.parent.glob("*damaged*")) == []
 
 
@@ -302,7 +302,7 @@ def test_a_person_is_asked_before_anything_is_deleted(
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     assert house.log("--delete", "--until", "90m") == status
     assert "Delete 4 transcripts for good? [y/N]" in capsys.readouterr().err
-    assert len(store.after(0)) == left
+    assert len(store.read_after(0)) == left
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_options_that_make_no_sense_together_are_wrong_usage(
         house.log(*typed.split())
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
-    assert len(store.after(0)) == 5
+    assert len(store.read_after(0)) == 5
 
 
 @pytest.mark.parametrize("text", ["99999999w", "5 parsecs", "90", "1h30x", "25:00", "", "\udce9"])

@@ -16,7 +16,7 @@ from rigs.publishing import transcript
 from appliance.cli import main
 from appliance.config import Settings, StoreSettings
 from appliance.errors import StoreError
-from appliance.store.fallback import LastingDatabase, places
+from appliance.store.fallback import DatabaseWithFallback, fallback_folders
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
 
@@ -33,7 +33,7 @@ def disk(tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 def daemon(disk: Path) -> Store:
     settings = Settings(store=StoreSettings(path=str(disk)))
-    return Store.open_lasting(settings, lambda _trouble: None, IMPATIENT)
+    return Store.open_with_fallback(settings, lambda _trouble: None, IMPATIENT)
 
 
 def test_follow_shows_what_is_kept_in_memory_and_nothing_twice(disk: Path) -> None:
@@ -48,9 +48,9 @@ def test_follow_shows_what_is_kept_in_memory_and_nothing_twice(disk: Path) -> No
         store.append(transcript("two"))
         assert line() == "two"
         remount(disk, "rw")
-        store.look_after()
-        assert isinstance(store._database, LastingDatabase)
-        assert not store._database.standing_in
+        store.poll()
+        assert isinstance(store._database, DatabaseWithFallback)
+        assert not store._database.uses_fallback
         store.append(transcript("three"))
         assert line() == "three"
         process.send_signal(signal.SIGINT)
@@ -94,6 +94,6 @@ def test_two_daemons_never_share_what_is_kept_in_memory(disk: Path) -> None:
             daemon(disk)
         remount(disk, "rw")
         with daemon(disk) as other:
-            assert other.after(0) == [], "it belongs to the other"
+            assert other.read_after(0) == [], "it belongs to the other"
     settings = Settings(store=StoreSettings(path=str(disk)))
-    assert not places(settings)[0].exists()
+    assert not fallback_folders(settings)[0].exists()

@@ -59,7 +59,7 @@ def use(folder: Path) -> str:
             store.query(datetime(2020, 1, 1, tzinfo=UTC), "kitchen", 100)
             store.expire(datetime.now(UTC))
             assert stored.seq > 0
-            newest = store.after(stored.seq - 1)
+            newest = store.read_after(stored.seq - 1)
             assert [one.transcript.text for one in newest] == ["after the damage"]
             assert store.depth() == 0
         return "healed" if list(folder.glob("*.damaged*")) else "as before"

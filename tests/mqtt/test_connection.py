@@ -253,7 +253,7 @@ def test_one_lost_packet_is_noticed_while_people_keep_talking(
             assert (proxy.lost, store.cursor() >= 8) == (1, True)
             until(lambda: store.depth() == 0)
         assert list(dict.fromkeys(subscriber.texts())) == [
-            str(n) for n in range(len(store.after(0)))
+            str(n) for n in range(len(store.read_after(0)))
         ]
 
 

@@ -50,7 +50,7 @@ def test_the_oldest_beyond_the_bound_are_passed_over_and_counted(store: Store) -
     outbox.bound()
     outbox.commit()
     assert (outbox.passed_over, outbox.expired, outbox.full) == (5, 0, True)
-    assert (store.depth(), store.cursor(), len(store.after(0))) == (3, 5, 8)
+    assert (store.depth(), store.cursor(), len(store.read_after(0))) == (3, 5, 8)
     assert due(outbox) == ["5", "6", "7"]
 
 
@@ -296,7 +296,7 @@ def test_a_backlog_beyond_the_bound_is_told_from_its_newest_end(
                 assert b'"passed_over": 12' in subscriber.payloads("stats")[0]
             status = publisher.status()
             assert (status.outbox_depth, status.expired, status.passed_over) == (0, 0, 12)
-    assert len(store.after(0)) == 42
+    assert len(store.read_after(0)) == 42
     said = [entry for entry in caplog.messages if "outbox_limit" in entry]
     assert len(said) == 1
 

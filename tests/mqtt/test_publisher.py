@@ -62,7 +62,7 @@ def test_a_stored_transcript_reaches_subscribers_at_once(store: Store) -> None:
             until(lambda: publisher.status().connected)
             add(store, publisher, "turn on the light")
             until(subscriber.events)
-            stored = store.after(0)[0]
+            stored = store.read_after(0)[0]
             event = subscriber.events()[0]
             assert (event["id"], event["seq"]) == (stored.transcript.id, stored.seq)
             assert (event["text"], event["late"]) == ("turn on the light", False)
@@ -80,11 +80,11 @@ class LateStore(Store):
 
     happens: Callable[[], object] | None = None
 
-    def after(self, seq: int, limit: int = 100) -> list[StoredTranscript]:
+    def read_after(self, seq: int, limit: int = 100) -> list[StoredTranscript]:
         happens, self.happens = self.happens, None
         if happens:
             happens()
-        return super().after(seq, limit)
+        return super().read_after(seq, limit)
 
 
 def test_a_partial_text_comes_before_its_transcript(tmp_path: Path) -> None:
@@ -230,7 +230,9 @@ def test_a_broker_that_hangs_is_left_and_sent_again_what_it_had_not_taken(store:
             assert publisher.status().outbox_depth == 1
             broker.signal(signal.SIGCONT)
             until(lambda: store.depth() == 0)
-        assert {event["id"] for event in subscriber.events()} == {store.after(0)[0].transcript.id}
+        assert {event["id"] for event in subscriber.events()} == {
+            store.read_after(0)[0].transcript.id
+        }
 
 
 def test_a_stop_does_not_wait_for_a_broker_that_hangs(store: Store) -> None:
@@ -352,7 +354,7 @@ def test_what_is_too_old_is_passed_over_and_counted(store: Store) -> None:
                 until(subscriber.events)
                 assert subscriber.texts() == ["fresh"]
                 assert publisher.status().expired == 1
-        assert len(store.after(0)) == 2
+        assert len(store.read_after(0)) == 2
 
 
 def test_a_stop_delivers_what_is_stored_and_ends_soon(store: Store) -> None:

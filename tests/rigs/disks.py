@@ -14,7 +14,7 @@ import pytest
 
 from appliance.config import StoreSettings
 from appliance.mqtt.outbox import Outbox
-from appliance.store.fallback import LastingDatabase, Limits
+from appliance.store.fallback import DatabaseWithFallback, FallbackLimits
 from appliance.store.folders import FILE_NAME, SHARED_MEMORY, MemoryFolder
 from appliance.store.store import Store
 
@@ -70,7 +70,7 @@ def memory() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-IMPATIENT = Limits(refuses_s=0.0, try_every_s=0.0)
+IMPATIENT = FallbackLimits(refuses_s=0.0, try_every_s=0.0)
 """A disk that refuses is stood in for at once, and tried again at once."""
 
 
@@ -97,16 +97,18 @@ class DiskRig:
         remount(self.disk, "ro" if on else "rw")
 
     @contextmanager
-    def log(self, limits: Limits = IMPATIENT) -> Iterator[tuple[Store, LastingDatabase]]:
+    def log(
+        self, limits: FallbackLimits = IMPATIENT
+    ) -> Iterator[tuple[Store, DatabaseWithFallback]]:
         path = self.disk / "state" / FILE_NAME
-        lasting = LastingDatabase(path, self.memory, self.told.append, limits)
-        with Store(lasting, self.settings) as store:
-            yield store, lasting
+        database = DatabaseWithFallback(path, self.memory, self.told.append, limits)
+        with Store(database, self.settings) as store:
+            yield store, database
 
     def numbers(self) -> dict[str, int]:
         """What the file holds: numbers by text."""
         with Store.open(self.settings, read_only=True) as store:
-            return {one.transcript.text: one.seq for one in store.after(0, 10_000)}
+            return {one.transcript.text: one.seq for one in store.read_after(0, 10_000)}
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ class Account:
         """New transcripts; the thread that stored them, or whoever found a trouble."""
         assert self.store
         with self._lock:
-            for row in self.store.after(self._seq, 1000):
+            for row in self.store.read_after(self._seq, 1000):
                 self._seq = row.seq
                 self.told.append(row.transcript)
 

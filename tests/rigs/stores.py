@@ -26,6 +26,6 @@ def checked(store: Store) -> list[int]:
     connection = connection_of(store)
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 1)")
-    stored = store.after(0, 10_000)
+    stored = store.read_after(0, 10_000)
     assert all(one.transcript.text.startswith(f"sentence {one.seq} ") for one in stored)
     return [one.seq for one in stored]

@@ -17,7 +17,7 @@ from rigs.stores import checked
 
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
-from appliance.store.database import Access, Database
+from appliance.store.database import AccessMode, Database
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
 
@@ -82,7 +82,7 @@ def test_a_replaced_file_is_gone_on_with_and_numbers_are_not_given_twice(
             store.append(transcript(f"here {number}"))
         (tmp_path / "other" / FILE_NAME).rename(store.path)
         assert store.append(transcript("here 3")).seq == 6
-        assert [(one.seq, one.transcript.text.strip()) for one in store.after(2)] == [
+        assert [(one.seq, one.transcript.text.strip()) for one in store.read_after(2)] == [
             (3, "sentence 3"),
             (4, "here 1"),
             (5, "here 2"),
@@ -90,7 +90,7 @@ def test_a_replaced_file_is_gone_on_with_and_numbers_are_not_given_twice(
         ]
         assert store.depth() == 3
     with Store.open(settings) as store:
-        assert len(store.after(0)) == 6
+        assert len(store.read_after(0)) == 6
 
 
 def test_a_deleted_wal_file_costs_nothing(settings: StoreSettings, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_disk_turned_read_only_refuses_and_heals(tmp_path: Path) -> None:
 
 def test_a_lock_held_for_too_long_refuses_and_heals(settings: StoreSettings) -> None:
     path = Path(settings.path) / FILE_NAME
-    with Store(Database(path, Access.OWNER, busy_s=0.1), settings) as store:
+    with Store(Database(path, AccessMode.OWNER, busy_s=0.1), settings) as store:
         store.append(transcript("sentence 1 "))
         with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -150,6 +150,6 @@ def test_a_lock_held_for_too_long_refuses_and_heals(settings: StoreSettings) -> 
             with pytest.raises(StoreError, match=r"locked by another program .*; end that"):
                 store.append(transcript("sentence 2 "))
             assert time.monotonic() - begun_s < 60
-            assert len(store.after(0)) == 1
+            assert len(store.read_after(0)) == 1
         assert store.append(transcript("sentence 2 ")).seq == 2
         assert checked(store) == [1, 2]

@@ -18,7 +18,7 @@ from rigs.stores import connection_of
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
 from appliance.mqtt.outbox import Outbox
-from appliance.store.fallback import LastingDatabase
+from appliance.store.fallback import DatabaseWithFallback
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
 from appliance.store.tables import Wanted
@@ -34,17 +34,17 @@ def test_a_read_only_disk_at_the_start_is_stood_in_for_and_has_all_of_it_later(
             store.append(transcript(text))
         store.move_cursor(1)
     rig.read_only()
-    with rig.log() as (store, lasting):
-        assert lasting.standing_in
+    with rig.log() as (store, database):
+        assert database.uses_fallback
         assert "cannot be written" in (rig.told[0] or "")
         assert store.append(transcript("four")).seq == 4
         assert deliver(store) == ["two", "three", "four"]
         assert rig.numbers() == {"one": 1, "two": 2, "three": 3}, "read-only, and readable"
-        lasting.look_after()
-        assert lasting.standing_in
+        database.poll()
+        assert database.uses_fallback
         rig.read_only(False)
-        lasting.look_after()
-        assert not lasting.standing_in
+        database.poll()
+        assert not database.uses_fallback
         assert rig.told[1:] == [None]
         assert deliver(store) == []
         assert store.append(transcript("five")).seq == 5
@@ -53,18 +53,18 @@ def test_a_read_only_disk_at_the_start_is_stood_in_for_and_has_all_of_it_later(
 
 
 def test_a_disk_that_becomes_full_under_the_daemon_loses_nothing(rig: DiskRig) -> None:
-    with rig.log() as (store, lasting):
+    with rig.log() as (store, database):
         store.append(transcript("one"))
         assert deliver(store) == ["one"]
         store.append(transcript("two"))
         fill(rig.disk)
         stored = [store.append(transcript(f"{number} " + "lamp " * 2000)) for number in range(40)]
-        assert lasting.standing_in
+        assert database.uses_fallback
         assert [one.seq for one in stored] == list(range(3, 43))
         assert deliver(store)[0] == "two"
         (rig.disk / "filler").unlink()
-        lasting.look_after()
-        assert not lasting.standing_in
+        database.poll()
+        assert not database.uses_fallback
         assert deliver(store) == []
     assert sorted(rig.numbers().values()) == list(range(1, 43))
 
@@ -72,23 +72,23 @@ def test_a_disk_that_becomes_full_under_the_daemon_loses_nothing(rig: DiskRig) -
 def test_a_crash_leaves_the_stand_in_to_the_next_start(rig: DiskRig) -> None:
     rig.read_only()
     path = rig.disk / "state" / FILE_NAME
-    first = LastingDatabase(path, rig.memory, rig.told.append, IMPATIENT)
+    first = DatabaseWithFallback(path, rig.memory, rig.told.append, IMPATIENT)
     store = Store(first, rig.settings)
     one = store.append(transcript("one"))
     assert deliver(store) == ["one"]
     store.append(transcript("two"))
     # killed here; the next process still finds the disk read-only, the one after it does not
-    with rig.log() as (again, lasting):
-        assert lasting.standing_in
+    with rig.log() as (again, database):
+        assert database.uses_fallback
         assert again.append(one.transcript).seq == one.seq
         assert deliver(again) == ["two"]
         again.append(transcript("three"))
     rig.read_only(False)
-    with rig.log() as (healed, lasting):
-        assert not lasting.standing_in
+    with rig.log() as (healed, database):
+        assert not database.uses_fallback
         assert deliver(healed) == ["three"]
-        assert [row.transcript.text for row in healed.after(0)] == ["one", "two", "three"]
-    first._present.close()
+        assert [row.transcript.text for row in healed.read_after(0)] == ["one", "two", "three"]
+    first._current.close()
 
 
 @pytest.mark.parametrize("after_delete", [False, True])
@@ -119,10 +119,10 @@ def test_a_full_disk_with_a_little_room_is_not_tried_again_and_again(rig: DiskRi
         store.append(transcript("one"))
     fill(rig.disk)
     os.truncate(rig.disk / "filler", (rig.disk / "filler").stat().st_size - 100_000)
-    with rig.log() as (store, lasting):
-        assert lasting.standing_in
-        lasting.look_after()
-        assert lasting.standing_in
+    with rig.log() as (store, database):
+        assert database.uses_fallback
+        database.poll()
+        assert database.uses_fallback
     assert not (rig.disk / "state" / f"{FILE_NAME}.probe").exists()
 
 
@@ -130,25 +130,25 @@ def test_a_log_of_a_newer_version_a_mistake_and_a_lock_are_not_stood_in_for(
     tmp_path: Path, memory: Path
 ) -> None:
     rig = DiskRig(tmp_path, memory)
-    with rig.log() as (store, lasting):
-        connection = lasting._present.connection
+    with rig.log() as (store, database):
+        connection = database._current.connection
         assert connection is not None
         connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="newer"), rig.log():
         pass
     (tmp_path / "state" / FILE_NAME).unlink()
-    with rig.log() as (store, lasting):
+    with rig.log() as (store, database):
         with Store.open(rig.settings, beside_daemon=True) as other:
             held = connection_of(other)
             held.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreError, match="locked by another"):
                 store.append(transcript())
             held.execute("ROLLBACK")
-        assert not lasting.standing_in
+        assert not database.uses_fallback
     rig.settings = StoreSettings(path=str(tmp_path / "file"))
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StoreError, match="file"):
-        LastingDatabase(tmp_path / "file" / FILE_NAME, rig.memory, rig.told.append)
+        DatabaseWithFallback(tmp_path / "file" / FILE_NAME, rig.memory, rig.told.append)
     assert not rig.told
 
 
@@ -169,13 +169,13 @@ def test_what_no_broker_has_survives_damage_that_takes_its_pages(tmp_path: Path)
         stored = [store.append(transcript(f"sentence {number}")) for number in range(1, 7)]
         store.move_cursor(2)
         with Store.open(settings, beside_daemon=True) as other:
-            other._database.scrub()
+            other._database.vacuum()
         size = store.path.stat().st_size
         store.path.write_bytes(bytes([0xA5]) * size)
         (tmp_path / f"{FILE_NAME}-wal").write_bytes(b"")
         store.append(transcript("sentence 7"))
-        assert store.after(2)[:4] == stored[2:]
-        assert [one.seq for one in store.after(2)] == [3, 4, 5, 6, 7]
+        assert store.read_after(2)[:4] == stored[2:]
+        assert [one.seq for one in store.read_after(2)] == [3, 4, 5, 6, 7]
 
 
 def test_what_could_not_be_read_of_the_file_is_told_after_the_merge(
@@ -207,14 +207,14 @@ def test_more_than_is_taken_over_is_told_after_the_merge_under_a_running_publish
         for text in ("one", "two", "three", "four"):
             store.append(transcript(text))
     rig.read_only()
-    with rig.log(replace(IMPATIENT, taken=2)) as (store, lasting):
+    with rig.log(replace(IMPATIENT, taken=2)) as (store, database):
         outbox = Outbox(store, 1e9)
         sent = []
         for stored in outbox.due(10):
             sent.append(stored.transcript.text)
             outbox.sent(len(sent), stored.seq)
         rig.read_only(False)
-        lasting.look_after()
+        database.poll()
         assert sent == ["three", "four"]
         assert outbox.acknowledged(1, 0.0)
         assert outbox.acknowledged(2, 0.0)
@@ -231,12 +231,12 @@ def test_what_somebody_deleted_meanwhile_does_not_come_back(rig: DiskRig) -> Non
         store.append(transcript("two"))
         deliver(store)
     rig.read_only()
-    with rig.log() as (store, lasting):
+    with rig.log() as (store, database):
         store.append(transcript("three"))
         rig.read_only(False)
         with Store.open(rig.settings, beside_daemon=True) as guest:
             guest.delete(Wanted(None, None, ()))
-        lasting.look_after()
+        database.poll()
     assert rig.numbers() == {"three": 3}
 
 
@@ -246,12 +246,12 @@ def test_a_new_card_gets_what_no_broker_has(rig: DiskRig) -> None:
         deliver(store)
         store.append(transcript("two"))
     rig.read_only()
-    with rig.log() as (store, lasting):
+    with rig.log() as (store, database):
         store.append(transcript("three"))
         rig.read_only(False)
         for file in (rig.disk / "state").iterdir():
             file.unlink()
-        lasting.look_after()
+        database.poll()
         assert deliver(store) == ["two", "three"]
     assert rig.numbers() == {"two": 2, "three": 3}
 
@@ -267,7 +267,7 @@ def test_a_log_that_could_not_be_read_is_told_once_when_it_is_back(
     file = rig.disk / "state" / FILE_NAME
     hidden = file.rename(file.with_name("hidden"))
     rig.read_only()
-    with rig.log() as (store, lasting):
+    with rig.log() as (store, database):
         publisher = Outbox(store, 1e9)
         assert tell(publisher) == []
         for text in meanwhile:
@@ -275,8 +275,8 @@ def test_a_log_that_could_not_be_read_is_told_once_when_it_is_back(
         assert tell(publisher) == meanwhile
         rig.read_only(False)
         hidden.rename(file)
-        lasting.look_after()
-        assert not lasting.standing_in
+        database.poll()
+        assert not database.uses_fallback
         assert tell(publisher) == ["three"]
         store.append(transcript("five"))
         assert tell(publisher) == ["five"]

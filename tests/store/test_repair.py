@@ -77,7 +77,7 @@ def test_a_damaged_page_costs_its_own_transcripts_and_no_others(
         assert (store.cursor(), store.append(transcript("sentence 201 ")).seq) == (50, 201)
         assert [one.seq for one in store.query(grep="sentence 201")] == [201]
     (line,) = caplog.messages
-    (aside,) = repair.asides(path)
+    (aside,) = repair.set_aside_files(path)
     assert str(path) in line
     assert aside.name in line
     assert f"{len(kept)} transcripts were saved" in line
@@ -134,8 +134,8 @@ def test_another_kind_of_file_is_set_aside_untouched(settings: StoreSettings) ->
     path.write_bytes(b"shopping list: " * 1000)
     with Store.open(settings) as store:
         assert store.append(transcript()).seq > 1_000_000
-        assert len(store.after(0)) == 1
-    (aside,) = repair.asides(path)
+        assert len(store.read_after(0)) == 1
+    (aside,) = repair.set_aside_files(path)
     assert aside.read_bytes() == b"shopping list: " * 1000
 
 
@@ -147,8 +147,8 @@ def test_a_field_that_cannot_be_read_is_damage_that_only_its_transcript_is_lost_
         with closing(sqlite3.connect(path)) as other:
             other.execute("""UPDATE transcripts SET "end" = 'no time' WHERE seq = 70""")
             other.commit()
-        assert [one.seq for one in store.after(68, 2)] == [69, 71]
-        assert len(repair.asides(path)) == 1
+        assert [one.seq for one in store.read_after(68, 2)] == [69, 71]
+        assert len(repair.set_aside_files(path)) == 1
 
 
 def test_damage_that_appears_while_running_heals_within_the_call(
@@ -166,7 +166,7 @@ def test_damage_that_appears_while_running_heals_within_the_call(
         assert kept[-1] == 201
         assert len(kept) >= 188
         assert store.cursor() == 50
-    assert len(repair.asides(path)) == 1
+    assert len(repair.set_aside_files(path)) == 1
     assert len([line for line in caplog.messages if "is damaged" in line]) == 1
 
 

@@ -32,7 +32,7 @@ def settings(tmp_path: Path) -> StoreSettings:
 
 
 def texts(store: Store) -> list[str]:
-    return [stored.transcript.text for stored in store.after(0, 10_000)]
+    return [stored.transcript.text for stored in store.read_after(0, 10_000)]
 
 
 def on_disk(store: Store) -> bytes:
@@ -347,13 +347,13 @@ def test_set_aside_files_go_by_age_and_number_and_with_everything(
         (tmp_path / name).touch()
         (tmp_path / f"{name}-wal").touch()
     assert repair.prune(path, 7, NOW) == 2
-    assert [file.name for file in repair.asides(path)] == names[:1:-1]
+    assert [file.name for file in repair.set_aside_files(path)] == names[:1:-1]
     assert repair.prune(path, 2, NOW) == 1
     assert repair.prune(path, 0, NOW + timedelta(days=900)) == 0
     with Store.open(settings) as store:
         store.append(transcript("one of two"))
         store.append(transcript("two"))
         store.delete(Wanted(grep=("one",)))
-        assert len(repair.asides(path)) == 2
+        assert len(repair.set_aside_files(path)) == 2
         store.delete(Wanted())
     assert sorted(file.name for file in tmp_path.iterdir()) == [FILE_NAME]

@@ -41,20 +41,20 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def texts(store: Store) -> list[str]:
-    return [stored.transcript.text for stored in store.after(0)]
+    return [stored.transcript.text for stored in store.read_after(0)]
 
 
 def test_a_transcript_comes_back_with_every_field(store: Store) -> None:
     first = transcript("Grüße 🎤", windows=None, flags=())
     second = transcript(flags=("demo_model", "clipped"))
     assert [store.append(first).seq, store.append(second).seq] == [1, 2]
-    assert [stored.transcript for stored in store.after(0)] == [first, second]
+    assert [stored.transcript for stored in store.read_after(0)] == [first, second]
 
 
 def test_the_same_id_is_stored_once(store: Store) -> None:
     heard = transcript()
     assert store.append(heard) == store.append(heard)
-    assert len(store.after(0)) == 1
+    assert len(store.read_after(0)) == 1
 
 
 def test_what_append_returned_survives_kill_9(settings: StoreSettings) -> None:
@@ -74,22 +74,22 @@ def test_what_append_returned_survives_kill_9(settings: StoreSettings) -> None:
         process.send_signal(signal.SIGKILL)
         told = 5 + len(process.stdout.read().split(b"\n")) - 1
     with Store.open(settings) as again:
-        assert [stored.seq for stored in again.after(0)][:told] == list(range(1, told + 1))
+        assert [stored.seq for stored in again.read_after(0)][:told] == list(range(1, told + 1))
 
 
 def test_the_latencies_are_those_of_what_was_heard_here(store: Store) -> None:
     for number, source in enumerate(("microphone", "wyoming", "microphone")):
         said = transcript(source=source, latency_ms=float(number))
         store.append(said)
-    assert store.latencies(said.end, 10) == [2.0, 0.0]
-    assert store.latencies(said.end, 1) == [2.0]
-    assert store.latencies(said.end + timedelta(seconds=1), 10) == []
+    assert store.read_latencies(said.end, 10) == [2.0, 0.0]
+    assert store.read_latencies(said.end, 1) == [2.0]
+    assert store.read_latencies(said.end + timedelta(seconds=1), 10) == []
 
 
 def test_the_latencies_are_found_without_reading_the_whole_log(store: Store) -> None:
     connection, statements = connection_of(store), list[str]()
     connection.set_trace_callback(statements.append)
-    store.latencies(datetime.now(UTC), 1000)
+    store.read_latencies(datetime.now(UTC), 1000)
     connection.set_trace_callback(None)
     plan = connection.execute(f"EXPLAIN QUERY PLAN {statements[-1]}").fetchall()
     assert "SEARCH transcripts USING INDEX transcripts_by_end" in plan[0][3]
@@ -104,7 +104,7 @@ def test_the_cursor_is_kept_and_moves_back_only_if_asked_to(settings: StoreSetti
         store.move_cursor(1)
     with Store.open(settings) as store:
         assert (store.cursor(), store.depth()) == (2, 1)
-        assert [stored.seq for stored in store.after(store.cursor())] == [3]
+        assert [stored.seq for stored in store.read_after(store.cursor())] == [3]
         store.move_cursor(1, back=True)
         store.move_cursor(2, back=True)
     with Store.open(settings) as store:
@@ -132,7 +132,7 @@ def test_threads_share_one_store(store: Store) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [stored.seq for stored in store.after(0)] == list(range(1, 61))
+    assert [stored.seq for stored in store.read_after(0)] == list(range(1, 61))
 
 
 def test_age_does_not_follow_a_step_of_the_clock(store: Store) -> None:

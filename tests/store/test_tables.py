@@ -95,7 +95,7 @@ def test_a_file_of_the_first_version_goes_on_with_all_that_it_holds(
     settings: StoreSettings, old: Path, heard: list[Transcript]
 ) -> None:
     with Store.open(settings) as store:
-        assert [(one.seq, one.transcript) for one in store.after(0)] == [
+        assert [(one.seq, one.transcript) for one in store.read_after(0)] == [
             (number, one) for number, one in enumerate(heard, 1) if number != 3
         ]
         assert (store.cursor(), store.depth()) == (12, 18)
@@ -124,7 +124,7 @@ def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(
     assert killed.returncode == -9
     assert layout(old) == 1
     with Store.open(settings, read_only=True) as store:
-        assert len(store.after(0)) == 29
+        assert len(store.read_after(0)) == 29
     with Store.open(settings) as store:
         assert [one.transcript.text for one in store.query(grep="number 29")] == [heard[29].text]
 
@@ -144,7 +144,7 @@ def test_a_failing_step_leaves_the_file_as_it_was_and_can_be_tried_again(
         assert not found & {"search", "search_added"}, "the steps before it are taken back"
         connection.execute(f"DROP {obstacle}")
     with Store.open(settings) as store:
-        assert len(store.after(0)) == 29
+        assert len(store.read_after(0)) == 29
 
 
 def test_on_a_full_disk_the_daemon_starts_with_the_older_layout(tmp_path: Path) -> None:
@@ -217,10 +217,10 @@ def test_confidence_is_stored_beside_what_an_older_version_stored_without_it(
         connection.execute(tables.insert(connection), old)
         connection.commit()
     with Store.open(settings, read_only=True) as store:
-        assert store.after(0)[0].transcript.confidence == pytest.approx(math.exp(-0.21))
+        assert store.read_after(0)[0].transcript.confidence == pytest.approx(math.exp(-0.21))
     with Store.open(settings) as store:
         assert store.append(transcript("new", confidence=0.3)).transcript.confidence == 0.3
-        found = [one.transcript.confidence for one in store.after(0)]
+        found = [one.transcript.confidence for one in store.read_after(0)]
         assert found == pytest.approx([math.exp(-0.21), 0.3])
 
 
@@ -230,7 +230,7 @@ def test_an_expected_sentence_is_stored_and_its_damage_is_found(settings: StoreS
     path = Path(settings.path) / FILE_NAME
     with Store.open(settings) as store:
         assert [store.append(one).transcript for one in said] == said
-        assert [one.transcript.phrase for one in store.after(0)] == [None, phrase]
+        assert [one.transcript.phrase for one in store.read_after(0)] == [None, phrase]
     for broken in ("[]", "{}", "5", "x"):
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("UPDATE transcripts SET phrase = ? WHERE seq = 2", (broken,))
@@ -245,7 +245,7 @@ def test_how_sure_the_language_is_is_stored_and_its_damage_is_found(
     said = [transcript("old", id="01A"), transcript("new", id="01B", language_probability=0.75)]
     with Store.open(settings) as store:
         assert [store.append(one).transcript for one in said] == said
-        assert [one.transcript.language_probability for one in store.after(0)] == [None, 0.75]
+        assert [one.transcript.language_probability for one in store.read_after(0)] == [None, 0.75]
     with closing(sqlite3.connect(Path(settings.path) / FILE_NAME)) as connection:
         connection.execute("UPDATE transcripts SET language_probability = 'x' WHERE seq = 2")
         row = connection.execute(f"{tables.select(connection)} WHERE seq = 2").fetchone()
@@ -269,9 +269,9 @@ def test_where_a_transcript_comes_from_is_stored_beside_what_older_versions_stor
         older = connection.execute(tables.select(connection)).fetchall()
     new = transcript("new", continues="01J1", source="wyoming")
     with Store.open(settings, read_only=True) as store:
-        assert [(one.transcript.continues, one.transcript.source) for one in store.after(0)] == [
-            ("", "microphone")
-        ]
+        assert [
+            (one.transcript.continues, one.transcript.source) for one in store.read_after(0)
+        ] == [("", "microphone")]
     with Store.open(settings) as store:
         assert store.append(new).transcript == new
     with closing(sqlite3.connect(":memory:")) as connection:  # as a repair and a stand-in do

@@ -19,7 +19,7 @@ from appliance.store import tables
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
 from appliance.store.tables import Wanted
-from appliance.store.utterance_history import LONGEST, NEWEST, Said, Sentence
+from appliance.store.utterance_history import LONGEST, NEWEST, Sentence, UtteranceHistory
 
 _IDS = count()
 
@@ -49,7 +49,7 @@ def sentence(text: str, continues: str = "", window: int = 1, windows: int | Non
 def test_whole_sentences_and_beginnings_are_told_apart(
     text: str, expected: tuple[int, int]
 ) -> None:
-    said = Said(
+    history = UtteranceHistory(
         map(
             sentence,
             (
@@ -58,7 +58,7 @@ def test_whole_sentences_and_beginnings_are_told_apart(
             ),
         )
     )
-    assert said.counts(text) == expected
+    assert history.count(text) == expected
 
 
 def test_what_was_gone_on_with_was_no_whole_sentence() -> None:
@@ -66,19 +66,19 @@ def test_what_was_gone_on_with_was_no_whole_sentence() -> None:
     second = sentence("heater", continues=first.utterance_id)
     third = sentence("in the cellar", continues=second.utterance_id)
     lost = sentence("and the lamp", continues="of a sentence that nobody knows")
-    said = Said((first, second, third, lost))
-    assert said.counts("turn off the water") == (0, 1)
-    assert said.counts("turn off the water heater in the cellar") == (1, 0)
-    assert said.counts("heater") == said.counts("and the lamp") == (0, 0)
+    history = UtteranceHistory((first, second, third, lost))
+    assert history.count("turn off the water") == (0, 1)
+    assert history.count("turn off the water heater in the cellar") == (1, 0)
+    assert history.count("heater") == history.count("and the lamp") == (0, 0)
 
 
 def test_the_same_transcript_twice_counts_once() -> None:
     one = sentence("stop")
-    assert Said((one, one)).counts("stop") == (1, 0)
+    assert UtteranceHistory((one, one)).count("stop") == (1, 0)
 
 
 def test_long_speech_is_not_kept() -> None:
-    said = Said(
+    history = UtteranceHistory(
         (
             sentence("one of two", windows=2),
             sentence("two of two", window=2, windows=2),
@@ -86,7 +86,7 @@ def test_long_speech_is_not_kept() -> None:
             sentence("a" * (LONGEST + 1)),
         )
     )
-    assert [said.counts(text) for text in ("one of two", "two of two", "goes on", "a")] == [
+    assert [history.count(text) for text in ("one of two", "two of two", "goes on", "a")] == [
         (0, 0)
     ] * 4
 
@@ -94,14 +94,16 @@ def test_long_speech_is_not_kept() -> None:
 def test_the_memory_is_bounded() -> None:
     tracemalloc.start()
     try:
-        said = Said(sentence(f"{number} " + "x" * (LONGEST - 9)) for number in range(3 * NEWEST))
+        history = UtteranceHistory(
+            sentence(f"{number} " + "x" * (LONGEST - 9)) for number in range(3 * NEWEST)
+        )
         size = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
     assert size < 1_000_000
-    assert len(said._of) == len(said._sorted) == NEWEST
-    assert said.counts(f"{2 * NEWEST - 1} ") == (0, 0), "the oldest go"
-    assert said.counts(f"{2 * NEWEST} ") == said.counts(f"{3 * NEWEST - 1} ") == (0, 1)
+    assert len(history._words) == len(history._sorted) == NEWEST
+    assert history.count(f"{2 * NEWEST - 1} ") == (0, 0), "the oldest go"
+    assert history.count(f"{2 * NEWEST} ") == history.count(f"{3 * NEWEST - 1} ") == (0, 1)
 
 
 @pytest.fixture
@@ -116,41 +118,41 @@ def heard(text: str, **fields: object) -> Transcript:
 
 def test_the_log_counts_what_it_holds_and_what_is_added(store: Store) -> None:
     store.append(heard("turn it up"))
-    assert store.said("Turn it up.") == (1, 0)
+    assert store.history.count("Turn it up.") == (1, 0)
     first = store.append(heard("turn it up"))
-    assert store.said("turn it up") == (2, 0)
+    assert store.history.count("turn it up") == (2, 0)
     store.append(heard("please", continues=first.transcript.utterance_id))
-    assert store.said("turn it up") == (1, 1)
+    assert store.history.count("turn it up") == (1, 1)
 
 
 def test_what_is_deleted_by_anybody_counts_no_more(store: Store, tmp_path: Path) -> None:
     for text in ("one", "two", "three"):
         store.append(heard(text))
-    assert store.said("one") == (1, 0)
+    assert store.history.count("one") == (1, 0)
     with Store.open(StoreSettings(path=str(tmp_path)), beside_daemon=True) as other:
         other.delete(Wanted(grep=("one",)))
-    store.look_after()
-    assert store._said._of and "one" not in store._said._sorted
-    assert [store.said(text) for text in ("one", "two")] == [(0, 0), (1, 0)]
+    store.poll()
+    assert store.history.utterances._words and "one" not in store.history.utterances._sorted
+    assert [store.history.count(text) for text in ("one", "two")] == [(0, 0), (1, 0)]
     store.delete(Wanted(grep=("two",)))
-    assert not store._said._of, "forgotten at once"
-    assert [store.said(text) for text in ("two", "three")] == [(0, 0), (1, 0)]
+    assert not store.history.utterances._words, "forgotten at once"
+    assert [store.history.count(text) for text in ("two", "three")] == [(0, 0), (1, 0)]
 
 
 def test_what_the_retention_deletes_counts_no_more(tmp_path: Path) -> None:
     with Store.open(StoreSettings(path=str(tmp_path), retention_count=1)) as store:
         last = [store.append(heard(text)) for text in ("one", "two")][-1]
-        assert store.said("one") == (1, 0)
+        assert store.history.count("one") == (1, 0)
         store.expire(last.stored + timedelta(seconds=1))
-        assert [store.said(text) for text in ("one", "two")] == [(0, 0), (1, 0)]
+        assert [store.history.count(text) for text in ("one", "two")] == [(0, 0), (1, 0)]
 
 
 def test_a_file_that_is_replaced_is_read_again(store: Store, tmp_path: Path) -> None:
     store.append(heard("one"))
-    assert store.said("one") == (1, 0)
+    assert store.history.count("one") == (1, 0)
     (tmp_path / FILE_NAME).unlink()
     store.append(heard("two"))
-    assert [store.said(text) for text in ("one", "two")] == [(0, 0), (1, 0)]
+    assert [store.history.count(text) for text in ("one", "two")] == [(0, 0), (1, 0)]
 
 
 def test_a_log_of_an_older_layout_is_counted_too(tmp_path: Path) -> None:
@@ -162,4 +164,4 @@ def test_a_log_of_an_older_layout_is_counted_too(tmp_path: Path) -> None:
         connection.execute(tables.insert(connection), tables.to_row(heard("one")))
         connection.commit()
     with Store.open(StoreSettings(path=str(tmp_path)), read_only=True) as store:
-        assert store.said("one") == (1, 0)
+        assert store.history.count("one") == (1, 0)

@@ -128,7 +128,7 @@ def test_killed_between_guess_and_early_end_a_sentence_is_told_once(house: House
     with house.daemon():
         until(lambda: house.waiting() == 0, WITHIN_S)
     with Store.open(StoreSettings(path=str(house.state)), read_only=True) as store:
-        assert [row.transcript.text for row in store.after(0)] == [
+        assert [row.transcript.text for row in store.read_after(0)] == [
             "what is the weather like in chicago"
         ]
 

@@ -71,7 +71,7 @@ def transcribed(
                     scribe.write(scribe.encode(lease))
                 elif (guess := backlog.take_guess()) and scribe.encode_ahead(guess):
                     scribe.write_ahead(guess)
-        texts = [vars_of(row.transcript) for row in store.after(0, 10_000)]
+        texts = [vars_of(row.transcript) for row in store.read_after(0, 10_000)]
     return windows, texts, health.counters()
 
 

@@ -29,7 +29,7 @@ def log(around: Surroundings) -> Outcome:
             f"the log goes on in memory, lost with the power: {file} cannot be written",
             "make its disk writable, or free some space; then it is put there by itself",
         )
-    if not found.there:
+    if not found.exists:
         return skipped(f"{file} is not there: the daemon has not run yet, or keeps it elsewhere")
     if found.trouble:
         cure = (
