@@ -13,22 +13,23 @@ HOMEPAGE = "https://example.org/roomscribe"
 
 
 def lazily(package: str, file: str) -> Callable[[str], object]:
-    """A package's `__getattr__` (PEP 562): imports a name's module when the name is asked for.
+    """Return a package's `__getattr__` (PEP 562), which imports a name's module at its first use.
 
     The names are those that `file`, the package's `__init__`, imports for type checkers. So
     importing a package costs nothing, and a command that needs no model starts without numpy.
     """
-    homes: dict[str, str] = {}
+    modules: dict[str, str] = {}
 
     def find(name: str) -> object:
-        if not homes:
+        if not modules:
             for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ImportFrom) and node.module:
-                    homes.update({alias.name: node.module for alias in node.names})
-        home = homes.get(name, "")
-        if not home.startswith(package):
+                    modules.update({alias.name: node.module for alias in node.names})
+        path = modules.get(name, "")
+        if not path.startswith(package):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = importlib.import_module(home) if home != package else None
-        return getattr(module, name, None) or importlib.import_module(f"{home}.{name}")
+        if path != package and hasattr(module := importlib.import_module(path), name):
+            return getattr(module, name)
+        return importlib.import_module(f"{path}.{name}")
 
     return find

@@ -107,16 +107,16 @@ class AddRequest:
 
 def make_bundle(
     request: AddRequest,
-    place: StagingFolder,
+    staging: StagingFolder,
     *,
     progress: Progress | None = None,
     free: Callable[[], float] = free_memory,
 ) -> Iterator[str]:
-    """Builds the bundle in place.draft; yields remarks for the user on the way.
+    """Builds the bundle in staging.draft; yields remarks for the user on the way.
 
     `free` says how many bytes of memory there are; too few are refused before the weights come.
 
-    Raises ConfigError and ModelError; downloads that are done stay in place.checkpoint.
+    Raises ConfigError and ModelError; downloads that are done stay in staging.checkpoint.
     """
     _check_window(request.window_s)
     progress = progress or progress_on()
@@ -132,49 +132,61 @@ def make_bundle(
         config, _ = plan(folder)
         _require_memory(request, config, progress, free())
 
-    if request.folder:
-        require_checkpoint(request.folder)
-        check(request.folder)
-        checkpoint, source, licence = request.folder, request.folder.resolve().name, ""
-    else:
-        with model_errors(place.checkpoint):
-            place.checkpoint.mkdir(exist_ok=True)
-        origin = hub.fetch_checkpoint(
-            request.source, request.revision, place.checkpoint, progress=progress, check=check
-        )
-        checkpoint, licence = place.checkpoint, origin.licence
-        source = f"{origin.repository}@{origin.revision}"
+    checkpoint, source, licence = _obtain_checkpoint(request, staging, progress, check)
+    if not request.folder:
         yield f"fetched {source}: every file is as the hub has it"
     config, decoding = plan(checkpoint)
     yield f"language: {decoding.language} ({decoding.language_from})"
-    window_s = window_s or window_of(config)
     recipe = Recipe(
-        name=place.name,
-        window_s=window_s,
+        name=staging.name,
+        window_s=window_s or window_of(config),
         source=source,
         licence=licence,
         language=request.language,
         quantize=request.quantize,
     )
-    yield f"building {place.name}"
-    progress.begin(f"building {place.name}", 0, 4 * parameters(config))
+    yield f"building {staging.name}"
+    progress.begin(f"building {staging.name}", 0, 4 * parameters(config))
     try:
-        build_bundle(checkpoint, place.draft, recipe, tell=progress.advance)
+        build_bundle(checkpoint, staging.draft, recipe, tell=progress.advance)
     finally:
         progress.end()
     if hef:
-        file = hailo_store.fetch_hef(hef, place.checkpoint, progress)
+        file = hailo_store.fetch_hef(hef, staging.checkpoint, progress)
         yield f"fetched {hef.address} (Hailo publishes no checksum)"
-        _put_hef(file, hef.chip, place)
+        _put_hef(file, hef.chip, staging)
         if decoder:
             yield f"fetching {decoder.address}, for comparison only: the CPU decodes faster"
-            _put_decoder(decoder, place)
+            _put_decoder(decoder, staging)
     elif request.hef_file:
-        _put_hef(request.hef_file, "", place)
+        _put_hef(request.hef_file, "", staging)
     elif request.chip:
-        yield f"without a HEF: {hailo_store.explain_none(request.chip, request.source, window_s)}"
+        reason = hailo_store.explain_none(request.chip, request.source, recipe.window_s)
+        yield f"without a HEF: {reason}"
     if own_decoder:
-        _put_own_decoder(own_decoder, checkpoint, place)
+        _put_own_decoder(own_decoder, checkpoint, staging)
+
+
+def _obtain_checkpoint(
+    request: AddRequest,
+    staging: StagingFolder,
+    progress: Progress,
+    check: Callable[[Path], None],
+) -> tuple[Path, str, str]:
+    """Return the checkpoint's folder, its source and its licence; download it if necessary.
+
+    `check` raises ModelError for a folder that cannot be built; it runs before weights come.
+    """
+    if request.folder:
+        require_checkpoint(request.folder)
+        check(request.folder)
+        return request.folder, request.folder.resolve().name, ""
+    with model_errors(staging.checkpoint):
+        staging.checkpoint.mkdir(exist_ok=True)
+    origin = hub.fetch_checkpoint(
+        request.source, request.revision, staging.checkpoint, progress=progress, check=check
+    )
+    return staging.checkpoint, f"{origin.repository}@{origin.revision}", origin.licence
 
 
 def _check_window(window_s: float | None) -> None:
@@ -259,13 +271,13 @@ def _published_decoder(request: AddRequest) -> hailo_store.DecoderSource | None:
     return source
 
 
-def _put_decoder(source: hailo_store.DecoderSource, place: StagingFolder) -> None:
+def _put_decoder(source: hailo_store.DecoderSource, staging: StagingFolder) -> None:
     """Puts Hailo's decoder and its tables into the draft and its manifest. Raises ModelError."""
-    fetched = hailo_store.fetch_decoder(source, place.checkpoint)
-    with model_errors(place.draft):
+    fetched = hailo_store.fetch_decoder(source, staging.checkpoint)
+    with model_errors(staging.draft):
         for file, name in zip(fetched, DECODER_FILES, strict=True):
-            shutil.copyfile(file, place.draft / name)
-        enter_files(place.draft, DECODER_FILES)
+            shutil.copyfile(file, staging.draft / name)
+        enter_files(staging.draft, DECODER_FILES)
 
 
 def _own_decoder(request: AddRequest, encoder: hailo_store.HefSource | None) -> Hef | None:
@@ -287,7 +299,7 @@ def _own_decoder(request: AddRequest, encoder: hailo_store.HefSource | None) -> 
     return hef
 
 
-def _put_own_decoder(hef: Hef, checkpoint: Path, place: StagingFolder) -> None:
+def _put_own_decoder(hef: Hef, checkpoint: Path, staging: StagingFolder) -> None:
     """Puts the user's decoder into the draft and its manifest, with the tables by which the host
     makes its input. Raises ModelError where it is not one of this model and window.
 
@@ -295,7 +307,7 @@ def _put_own_decoder(hef: Hef, checkpoint: Path, place: StagingFolder) -> None:
     d_model) and placed embeddings (L, d_model); outputs of L rows that are the vocabulary, side by
     side, in an order that the file tells.
     """
-    bundle = load_bundle(place.draft)
+    bundle = load_bundle(staging.draft)
     width, inputs = bundle.d_model, sorted(hef.inputs, key=lambda edge: edge.name)
     sizes = [edge.size for edge in inputs]
     logits = sum(edge.size for edge in hef.outputs)
@@ -315,15 +327,15 @@ def _put_own_decoder(hef: Hef, checkpoint: Path, place: StagingFolder) -> None:
             "(roomscribe model export), or leave --decoder-hef out"
         )
     weights = load_checkpoint(checkpoint).weights
-    with model_errors(place.draft):
-        shutil.copyfile(hef.file, place.draft / DECODER_HEF)
-        np.save(place.draft / TOKEN_TABLE, weights[EMBEDDING])
-        np.save(place.draft / PLACE_TABLE, weights[f"{DECODER}.embed_positions.weight"][:length])
-        enter_files(place.draft, DECODER_FILES)
+    with model_errors(staging.draft):
+        shutil.copyfile(hef.file, staging.draft / DECODER_HEF)
+        np.save(staging.draft / TOKEN_TABLE, weights[EMBEDDING])
+        np.save(staging.draft / PLACE_TABLE, weights[f"{DECODER}.embed_positions.weight"][:length])
+        enter_files(staging.draft, DECODER_FILES)
 
 
-def _put_hef(file: Path, chip: str, place: StagingFolder) -> None:
+def _put_hef(file: Path, chip: str, staging: StagingFolder) -> None:
     """Copies a HEF into the draft and enters it into the manifest. Raises ModelError."""
     with model_errors(file):
-        shutil.copyfile(file, place.draft / HEF_FILE)
-        enter_files(place.draft, (HEF_FILE,), hef_chip=chip)
+        shutil.copyfile(file, staging.draft / HEF_FILE)
+        enter_files(staging.draft, (HEF_FILE,), hef_chip=chip)

@@ -14,5 +14,6 @@ if TYPE_CHECKING:
     from appliance.lab.packs import write_pack as write_pack
     from appliance.lab.recordings import listed_texts as listed_texts
     from appliance.lab.speed import Speed as Speed, measure_speed as measure_speed
+    from appliance.lab.xrt import check_pack as check_pack
 
 __getattr__ = lazily(__name__, __file__)

@@ -567,7 +567,8 @@ def test_the_encoder_is_packed_and_the_error_reported(desk: Desk, tmp_path: Path
     done = desk.run("pack", desk.checkpoint, "--out", tmp_path / "packed", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["dtype"] == "bf16"
-    assert list((tmp_path / "packed").glob("*.json"))
+    assert "layout and checksums OK" in desk.run("pack", "--check", tmp_path / "packed").stdout
+    assert desk.run("pack", "--check", tmp_path).returncode == 78
     shown = desk.run("pack", desk.checkpoint, "--dtype", "int8", "--out", tmp_path / "small")
     assert "self_attn.q_proj" in shown.stdout
 

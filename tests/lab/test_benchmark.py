@@ -504,7 +504,7 @@ def test_a_chip_without_a_fitting_hef_leaves_the_rows_out_with_the_reason(
     assert "home-en, has no encoder.hef" in rows["hybrid"]["absent"]
     assert "decoder.hef" in rows["npu"]["absent"]
     rows = measured(npu_bundles["home"].folder, checkpoint_folder, tmp_path, "4")
-    assert "another shape or window" in rows["hybrid"]["absent"]
+    assert "has frames 200 instead of 400" in rows["hybrid"]["absent"]
 
 
 def test_a_chip_that_is_lost_leaves_its_rows_out_and_the_others_are_measured(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -240,15 +241,9 @@ def test_the_decoders_script_names_nodes_that_are_in_the_graph(
 def test_without_recordings_the_graphs_are_written_and_the_lack_is_told(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
+    out, folder = tmp_path / "out", shutil.copytree(checkpoint, tmp_path / "my model 2")
     report = export_for_hailo(
-        checkpoint,
-        out,
-        window_s=WINDOW_S,
-        transcribe=transcribe,
-        length=7,
-        name="my model/2",
-        opset=17,
+        folder, out, window_s=WINDOW_S, transcribe=transcribe, length=7, opset=17
     )
     assert report.windows == (0, 0)
     assert "no calibration sets: give recordings" in str(report)

@@ -33,6 +33,14 @@ NEVER = -1e9
 """Boost by which end-of-text is never chosen."""
 PRESET = "conservative"
 """Of the rows on a Hailo."""
+COMPARED = {
+    "frames": "frames",
+    "n_mels": "mel bins",
+    "d_model": "width",
+    "decoder_layers": "layers",
+    "quantize": "number format",
+}
+"""Attributes of Bundle that two rows must share to be compared."""
 SENTENCES, SENTENCES_SEED = 200, 1
 """Sentences that the drafts of a row come from, besides the one that is measured."""
 
@@ -136,10 +144,11 @@ class DraftRunner(OurRunner):
         self._drafts.expect("the one that is measured, said again")
 
 
-def bundle_for(model: str, measured: Bundle, *, full: bool) -> Bundle | str:
-    """The bundle of the model in use, if its HEFs may stand in this table; else why not.
+def find_hailo_bundle(model: str, measured: Bundle, *, full: bool) -> Bundle | str:
+    """Return the bundle of the model in use if its HEFs fit into this table, else why they do not.
 
-    The weights may be others than the rest of the table's: speed does not depend on them.
+    It must have the sizes and the number format of `measured`. Its weights may differ: speed does
+    not depend on them.
     """
     try:
         bundle = load_bundle(model)
@@ -151,14 +160,12 @@ def bundle_for(model: str, measured: Bundle, *, full: bool) -> Bundle | str:
             f"the model in use, {bundle.name}, has no {' and no '.join(sorted(missing))}: "
             "roomscribe model add tiny --npu-decoder"
         )
-    found = (bundle.frames, bundle.n_mels, bundle.d_model, bundle.decoder_layers)
-    wanted = (measured.frames, measured.n_mels, measured.d_model, measured.decoder_layers)
-    if found != wanted:
-        return (
-            f"the model in use, {bundle.name}, is of another shape or window than what is measured "
-            f"(frames, mel bins, width, layers {found} in place of {wanted})"
-        )
-    return bundle
+    differences = [
+        f"{name} {getattr(bundle, key)} instead of {getattr(measured, key)}"
+        for key, name in COMPARED.items()
+        if getattr(bundle, key) != getattr(measured, key)
+    ]
+    return f"the model in use, {bundle.name}, has {', '.join(differences)}" if differences else bundle
 
 
 class NpuRunner(OurRunner):

@@ -46,8 +46,8 @@ LABELS = {
     "balanced-int4": "Roomscribe, CPU, balanced, INT4 scan of the vocabulary",
     "repeated": "Roomscribe, CPU, balanced, a command said before",
     "unseen": "Roomscribe, CPU, balanced, a command never said before",
-    "hybrid": "Roomscribe, hybrid: HEF encoder, CPU decoder",
-    "npu": "Roomscribe, full NPU: HEF encoder, HEF decoder",
+    "hybrid": "Roomscribe, hybrid: HEF encoder, INT8 CPU decoder",
+    "npu": "Roomscribe, full NPU: encoder and decoder as the HEFs quantise them",
 }
 KEYS = tuple(LABELS)
 OURS = "balanced"
@@ -302,7 +302,7 @@ class RowMaker:
             return Row(key, LABELS[key], absent=str(error))
         if chip is None:
             return Row(key, LABELS[key], absent="there is no Hailo in this machine")
-        found = ours.bundle_for(self._model, self._bundle, full=key == "npu")
+        found = ours.find_hailo_bundle(self._model, self._bundle, full=key == "npu")
         if isinstance(found, str):
             return Row(key, LABELS[key], absent=found)
         read = 0

@@ -93,22 +93,21 @@ def export_for_hailo(
     mels: Iterable[Mel] = (),
     opset: int = 13,
     length: int | None = None,
-    name: str = "",
     language: str = "",
     transcribe: Transcribe | None = None,
 ) -> Report:
-    """Writes the folder `out`, whole or not at all; an earlier export there is replaced.
+    """Write the folder `out`, whole or not at all; replace an earlier export there.
 
     `mels` (W, n_mels) float32 of real recordings become the encoder's calibration set, and what
-    `transcribe` makes of them the decoder's; left out, the checkpoint itself transcribes them, in
-    its own language or the one given. `length` is that of the decoder's sequence, `name` the
-    model's; left out, they are as Hailo has them and the checkpoint folder's. Raises ModelError.
+    `transcribe` makes of them the decoder's. Without it the checkpoint itself transcribes them, in
+    `language` or its own. `length`: tokens of the decoder's sequence, by default Hailo's. Raises
+    ModelError.
     """
     out = out.absolute()
     _refuse_foreign(out)
     checkpoint = load_checkpoint(checkpoint_folder)
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name or checkpoint_folder.resolve().name)
-    sizes = _plan(checkpoint.config, window_s, length, plain.strip("-.") or "whisper")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", checkpoint_folder.resolve().name)
+    sizes = _plan(checkpoint.config, window_s, length, name.strip("-.") or "whisper")
     with drafted(out, "an export") as draft:
         checks = _write_graphs(checkpoint, sizes, opset, draft)
         by_itself = transcribing(checkpoint_folder, window_s, language, draft)
