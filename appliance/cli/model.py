@@ -27,7 +27,7 @@ from appliance.errors import ConfigError, RoomscribeError
 from appliance.system import acting_as_owner, shorten
 
 if TYPE_CHECKING:
-    from appliance.convert import AddRequest, Progress
+    from appliance.convert import AddRequest, ProgressDisplay
     from appliance.infer import Transcriber
     from appliance.model import Bundle, library
 
@@ -296,7 +296,7 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _make(
-    order: AddRequest, say: Callable[[str], object], progress: Progress | None = None
+    order: AddRequest, say: Callable[[str], object], progress: ProgressDisplay | None = None
 ) -> None:
     """Fetches, builds, verifies and installs what is asked for. Raises RoomscribeError."""
     from appliance.convert import make_bundle
@@ -378,7 +378,7 @@ def _end_with(reader: socket.socket) -> None:
 
 
 class _Told:
-    """How far it is, a JSON line for each hundredth of what is done now; a Progress, too."""
+    """How far it is, a JSON line for each hundredth of what is done now; a ProgressDisplay, too."""
 
     def __init__(self) -> None:
         self._doing, self._done, self._total, self._share = "", 0, 0, -1

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         require_checkpoint as require_checkpoint,
     )
     from appliance.convert.decoding import read_vocabulary as read_vocabulary
-    from appliance.convert.download import Progress as Progress
+    from appliance.convert.download import ProgressDisplay as ProgressDisplay
     from appliance.convert.graph import (
         LAYER_NORM_EPSILON as LAYER_NORM_EPSILON,
         Dimensions as Dimensions,

@@ -16,7 +16,7 @@ from appliance.convert import hailo_store, huggingface as hub
 from appliance.convert.build import Recipe, build_bundle, window_positions
 from appliance.convert.checkpoint import load_checkpoint, require_checkpoint
 from appliance.convert.decoding import Decoding, read_decoding
-from appliance.convert.download import Progress, progress_on
+from appliance.convert.download import ProgressDisplay, open_progress_display
 from appliance.convert.shapes import (
     CONFIG_FILE,
     DECODER,
@@ -50,7 +50,7 @@ AUTO, NONE = "auto", "none"
 BASE_MEMORY, MEMORY_EACH = 250_000_000, {"int8": 1.2, "none": 4.2}
 """Bytes at any size of the network, and for each of its parameters."""
 WORTH_A_WORD = 1_000_000_000
-"""Bytes; less is not told."""
+"""Bytes; a smaller need is not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def make_bundle(
     request: AddRequest,
     staging: StagingFolder,
     *,
-    progress: Progress | None = None,
+    progress: ProgressDisplay | None = None,
     free: Callable[[], float] = free_memory,
 ) -> Iterator[str]:
     """Builds the bundle in staging.draft; yields remarks for the user on the way.
@@ -119,7 +119,7 @@ def make_bundle(
     Raises ConfigError and ModelError; downloads that are done stay in staging.checkpoint.
     """
     _check_window(request.window_s)
-    progress = progress or progress_on()
+    progress = progress or open_progress_display()
     hef = _published_hef(request)
     decoder = _published_decoder(request)
     if request.hef_file:
@@ -170,7 +170,7 @@ def make_bundle(
 def _obtain_checkpoint(
     request: AddRequest,
     staging: StagingFolder,
-    progress: Progress,
+    progress: ProgressDisplay,
     check: Callable[[Path], None],
 ) -> tuple[Path, str, str]:
     """Return the checkpoint's folder, its source and its licence; download it if necessary.
@@ -207,19 +207,19 @@ def _plan(
 
 
 def _require_memory(
-    request: AddRequest, config: WhisperConfig, progress: Progress, found: float
+    request: AddRequest, config: WhisperConfig, progress: ProgressDisplay, found: float
 ) -> None:
     """Tells what a large model takes; raises ModelError where that is more than the bytes found."""
     needed = memory_needed(config, request.quantize)
-    told = f"{needed / 1e9:.1f} GB of memory to build and to verify it"
+    need = f"{needed / 1e9:.1f} GB of memory to build and to verify it"
     if found < needed:
         smaller = "a smaller model" if request.quantize == "int8" else "--quantize int8"
         raise ModelError(
-            f"{request.source}: expected {told}, found {found / 1e9:.1f} GB free; stop other "
+            f"{request.source}: expected {need}, found {found / 1e9:.1f} GB free; stop other "
             f"programs, add swap, or take {smaller}"
         )
     if needed > WORTH_A_WORD:
-        progress.note(f"{request.source}: takes about {told}, {found / 1e9:.1f} GB are free")
+        progress.note(f"{request.source}: takes about {need}, {found / 1e9:.1f} GB are free")
 
 
 def memory_needed(config: WhisperConfig, quantize: str) -> int:

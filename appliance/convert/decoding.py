@@ -194,9 +194,9 @@ class _Rules:
 
     def multilingual(self) -> bool:
         """Whether the prompt names language and task."""
-        told = self._values.get("is_multilingual")
-        if isinstance(told, bool):
-            return told
+        multilingual = self._values.get("is_multilingual")
+        if isinstance(multilingual, bool):
+            return multilingual
         return self._size >= LEAST_MULTILINGUAL or any(map(LANGUAGE.fullmatch, self._forced()[0]))
 
     def task(self) -> str:
@@ -214,11 +214,11 @@ class _Rules:
             return code, "--language"
         if known == (ENGLISH,):
             return ENGLISH, "the only one it knows"
-        told = self._values.get("language")
-        told = told[0] if isinstance(told, list) and len(told) == 1 else told
-        if told is not None:
-            if not isinstance(told, str) or (code := _code(told)) not in known:
-                raise self._unknown(f"language: {shown(repr(told))}", known)
+        named = self._values.get("language")
+        named = named[0] if isinstance(named, list) and len(named) == 1 else named
+        if named is not None:
+            if not isinstance(named, str) or (code := _code(named)) not in known:
+                raise self._unknown(f"language: {shown(repr(named))}", known)
             return code, self._file.name
         names, file = self._forced()
         forced = [match[1] for name in names if (match := LANGUAGE.fullmatch(name))]

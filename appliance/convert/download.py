@@ -20,16 +20,16 @@ from tqdm import tqdm
 
 from appliance import __version__
 from appliance.convert.partial_file import (
-    Part,
-    PassingError,
-    Source,
+    PartialFile,
+    RemoteFile,
+    RetryableError,
     UnreachableError,
     check,
     is_redirect,
     origin,
+    read_total_size,
     reason,
-    require_room,
-    total_size,
+    require_free_space,
 )
 from appliance.errors import ModelError
 
@@ -43,7 +43,7 @@ BLOCK = 1 << 14
 T = TypeVar("T")
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """Shows one download after the other, in bytes."""
 
     def begin(self, name: str, done: int, total: int | None) -> None:
@@ -97,12 +97,12 @@ class Lines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._name = ""
-        self._done, self._total, self._told = 0, 0, 0
+        self._done, self._total, self._reported = 0, 0, 0
 
     def begin(self, name: str, done: int, total: int | None) -> None:
         """Says what is fetched, if it is large."""
         self._name, self._done, self._total = name, done, total or 0
-        self._told = done
+        self._reported = done
         if self._total >= WORTH_A_LINE:
             after = f", from {done / 1e6:.1f} MB on" if done else ""
             self.note(f"{name}: {self._total / 1e6:.1f} MB{after}")
@@ -113,8 +113,8 @@ class Lines:
         step = self._total // 10 or 100_000_000
         if self._total and self._total < WORTH_A_LINE:
             return
-        if self._done - self._told >= step:
-            self._told = self._done
+        if self._done - self._reported >= step:
+            self._reported = self._done
             share = f" ({self._done / self._total:.0%})" if self._total else ""
             self.note(f"{self._name}: {self._done / 1e6:.1f} MB{share}")
 
@@ -126,7 +126,7 @@ class Lines:
         print(line, file=self._stream, flush=True)
 
 
-def progress_on(stream: TextIO | None = None) -> Progress:
+def open_progress_display(stream: TextIO | None = None) -> ProgressDisplay:
     """A bar where `stream` (standard error) is a terminal with a size, lines elsewhere."""
     stream = stream or sys.stderr
     return Bar(stream) if stream.isatty() and _has_size(stream) else Lines(stream)
@@ -138,7 +138,7 @@ def _has_size(terminal: TextIO) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class RetryPolicy:
     """How long the network is waited for, and how often it is tried."""
 
     connect_s: float = 10.0
@@ -152,7 +152,7 @@ class Backoff:
     sleep: Callable[[float], None] = time.sleep
 
 
-class Client:
+class Downloader:
     """Fetches from `home`, scheme and host, and from where it redirects to.
 
     The token goes to home alone. Proxies and certificates are those of the environment
@@ -163,19 +163,19 @@ class Client:
         self,
         home: str,
         token: str = "",
-        backoff: Backoff | None = None,
-        progress: Progress | None = None,
+        policy: RetryPolicy | None = None,
+        progress: ProgressDisplay | None = None,
     ) -> None:
         self._home, self._token = origin(home), token
-        self._backoff = backoff or Backoff()
-        self._progress = progress or progress_on()
+        self._policy = policy or RetryPolicy()
+        self._progress = progress or open_progress_display()
         self._session = requests.Session()
         self._session.auth = lambda request: request
         self._session.headers.update(
             {"User-Agent": f"roomscribe/{__version__}", "Accept-Encoding": "identity"}
         )
 
-    def look(
+    def read_headers(
         self, address: str, enough: Callable[[Mapping[str, str]], bool], attempts: int
     ) -> dict[str, str]:
         """The headers of a HEAD answer, names in small letters; raises what fetch raises.
@@ -193,10 +193,10 @@ class Client:
                     headers.pop("etag", None)
                 return headers
 
-        return self._retried(address, attempt, attempts=attempts)
+        return self._retry(address, attempt, attempts=attempts)
 
     def read(self, address: str, limit: int) -> bytes:
-        """The first `limit` bytes of a small file. Raises RefusedError, UnreachableError."""
+        """Return the first `limit` bytes of a small file. Raises what `fetch` raises."""
 
         def attempt() -> bytes:
             with self._send("GET", address, {}) as answer:
@@ -208,16 +208,17 @@ class Client:
                         break
                 return content[:limit]
 
-        return self._retried(address, attempt)
+        return self._retry(address, attempt)
 
-    def fetch(self, source: Source, destination: Path) -> str:
-        """Puts a file in its place, going on where an earlier run broke off; its SHA-256.
+    def fetch(self, source: RemoteFile, destination: Path) -> str:
+        """Download a file, resuming an earlier attempt, and return its SHA-256.
 
-        Raises RefusedError, UnreachableError, and ModelError for a damaged file and a full disk.
+        Raises DownloadRefusedError, UnreachableError, and ModelError for a damaged file or a full
+        disk.
         """
-        with Part(destination, source) as part:
+        with PartialFile(destination, source) as part:
             try:
-                self._retried(
+                self._retry(
                     source.address,
                     lambda: self._receive(source, part, destination.name),
                     lambda: part.size,
@@ -226,13 +227,13 @@ class Client:
                 self._progress.end()
             return part.finish()
 
-    def _receive(self, source: Source, part: Part, name: str) -> None:
+    def _receive(self, source: RemoteFile, part: PartialFile, name: str) -> None:
         """One attempt at what is still missing of a part."""
         if part.complete:
             return
         with self._send("GET", source.address, part.request_headers()) as answer:
             total = _begin(answer, source, part)
-            require_room(part.file.parent, (total or 0) - part.size, name)
+            require_free_space(part.file.parent, (total or 0) - part.size, name)
             part.remember(answer.headers)
             self._progress.begin(name, part.size, total)
             most = source.limit if total is None else total
@@ -243,9 +244,9 @@ class Client:
                 part.write(block)
                 self._progress.advance(len(block))
             if total is not None and part.size < total:
-                raise PassingError("broken off")
+                raise RetryableError("broken off")
 
-    def _retried(
+    def _retry(
         self,
         address: str,
         attempt: Callable[[], T],
@@ -253,17 +254,17 @@ class Client:
         attempts: int | None = None,
     ) -> T:
         """What `attempt` returns, tried again after trouble, with growing pauses."""
-        pauses = self._backoff.pauses_s[: None if attempts is None else attempts - 1]
+        pauses = self._policy.pauses_s[: None if attempts is None else attempts - 1]
         failed, furthest = 0, reached()
         while True:
             try:
                 return attempt()
-            except PassingError as trouble:
+            except RetryableError as trouble:
                 if reached() > furthest:
                     failed, furthest = 0, reached()
                 failed += 1
                 what = f"{trouble} at {furthest} bytes" if furthest else str(trouble)
-                if trouble.wait_s > self._backoff.longest_s:
+                if trouble.wait_s > self._policy.longest_s:
                     raise UnreachableError(
                         f"{address}: {what}, and not before {trouble.wait_s:.0f} s"
                     ) from None
@@ -272,7 +273,7 @@ class Client:
                 pause = max(pauses[failed - 1], trouble.wait_s)
                 file, host = address.rsplit("/", 1)[-1], origin(address)[1]
                 self._progress.note(f"{file} from {host}: {what}; again in {pause:g} s")
-                self._backoff.sleep(pause)
+                self._policy.sleep(pause)
 
     @contextmanager
     def _send(
@@ -282,7 +283,7 @@ class Client:
         headers: dict[str, str],
         enough: Callable[[Mapping[str, str]], bool] = lambda _: False,
     ) -> Iterator[Any]:
-        """The answer at the end of the redirects. Raises PassingError, ModelError."""
+        """The answer at the end of the redirects. Raises RetryableError, ModelError."""
         for _ in range(MOST_REDIRECTS):
             with self._ask(method, address, headers) as answer:
                 if not is_redirect(answer.status_code, answer.headers) or enough(answer.headers):
@@ -305,7 +306,7 @@ class Client:
                 headers=headers,
                 stream=True,
                 allow_redirects=False,
-                timeout=(self._backoff.connect_s, self._backoff.read_s),
+                timeout=(self._policy.connect_s, self._policy.read_s),
             )
         except (requests.ConnectionError, requests.Timeout) as error:
             cause = reason(error)
@@ -314,37 +315,37 @@ class Client:
                     f"{address}: its certificate is not accepted: {cause}; check the clock of "
                     "this machine, and set REQUESTS_CA_BUNDLE for certificates of your own"
                 ) from None
-            raise PassingError(cause) from error
+            raise RetryableError(cause) from error
         except (requests.RequestException, ValueError) as error:
             raise ModelError(f"{address}: expected an address to fetch from: {error}") from error
 
 
-def _begin(answer: Any, source: Source, part: Part) -> int | None:
+def _begin(answer: Any, source: RemoteFile, part: PartialFile) -> int | None:
     """The size that an answer announces, with the part ready for its body.
 
-    Raises PassingError, RefusedError, and ModelError for a size that cannot be right.
+    Raises RetryableError, DownloadRefusedError, and ModelError for a size that cannot be right.
     """
     if answer.status_code == 416:
         part.restart()
-        raise PassingError("the server has no more of it than came before; from the start")
+        raise RetryableError("the server has no more of it than came before; from the start")
     check(answer.status_code, answer.headers, source.address)
     partial = answer.status_code == 206
-    total = total_size(answer.headers, partial)
+    total = read_total_size(answer.headers, partial)
     if total is not None and source.size not in (None, total):
         raise ModelError(f"{source.address}: expected {source.size} bytes, found {total} announced")
     if (total or 0) > source.limit:
         raise ModelError(f"{source.address}: expected at most {source.limit} bytes, found {total}")
     if partial and not part.continued_by(answer.headers):
         part.restart()
-        raise PassingError("the server sent another part than asked for; from the start")
+        raise RetryableError("the server sent another part than asked for; from the start")
     if not partial and part.size:
         part.restart()
     return source.size if total is None else total
 
 
 def _blocks(answer: Any) -> Iterator[bytes]:
-    """The body, bit by bit. Raises PassingError."""
+    """The body, bit by bit. Raises RetryableError."""
     try:
         yield from answer.iter_content(BLOCK)
     except requests.RequestException as error:
-        raise PassingError(reason(error)) from error
+        raise RetryableError(reason(error)) from error

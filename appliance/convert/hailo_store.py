@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.convert.download import Backoff, Client, Progress
+from appliance.convert.download import Downloader, ProgressDisplay, RetryPolicy
 from appliance.convert.huggingface import NAMES
-from appliance.convert.partial_file import RefusedError, Source, UnreachableError
+from appliance.convert.partial_file import DownloadRefusedError, RemoteFile, UnreachableError
 from appliance.errors import ModelError
 from appliance.model import CHIP_NAMES, MAGIC, model_errors
 
@@ -129,11 +129,11 @@ def explain_none(chip: str, checkpoint: str, window_s: float) -> str:
 def fetch_hef(
     source: HefSource,
     folder: Path,
-    progress: Progress | None = None,
-    backoff: Backoff | None = None,
+    progress: ProgressDisplay | None = None,
+    policy: RetryPolicy | None = None,
 ) -> Path:
     """The HEF in `folder`, fetched unless it is there already. Raises ModelError."""
-    client = Client(source.address, "", backoff, progress)
+    client = Downloader(source.address, "", policy, progress)
     cure = "give a HEF of yours (--hef FILE), or none (--hef none)"
     return _fetch(client, source.address, MAGIC, folder, cure)
 
@@ -141,13 +141,13 @@ def fetch_hef(
 def fetch_decoder(
     source: DecoderSource,
     folder: Path,
-    progress: Progress | None = None,
-    backoff: Backoff | None = None,
+    progress: ProgressDisplay | None = None,
+    policy: RetryPolicy | None = None,
 ) -> tuple[Path, Path, Path]:
     """The decoder's HEF, its token table and its table of positions in `folder`, fetched unless
     they are there already. Raises ModelError.
     """
-    client = Client(source.address, "", backoff, progress)
+    client = Downloader(source.address, "", policy, progress)
     cure = "leave --npu-decoder out: the CPU decodes faster"
     return (
         _fetch(client, source.address, MAGIC, folder, cure),
@@ -156,17 +156,17 @@ def fetch_decoder(
     )
 
 
-def _fetch(client: Client, address: str, magic: bytes, folder: Path, cure: str) -> Path:
+def _fetch(client: Downloader, address: str, magic: bytes, folder: Path, cure: str) -> Path:
     """A file of the store in `folder`. Raises ModelError; `cure` is how to do without it."""
     place = folder / address.rsplit("/", 1)[-1]
     try:
-        length = client.look(address, lambda _: False, ATTEMPTS).get("content-length", "")
+        length = client.read_headers(address, lambda _: False, ATTEMPTS).get("content-length", "")
         size = int(length) if length.isdecimal() else None
         with model_errors(place):
             whole = place.is_file() and place.stat().st_size == size
         if not whole:
-            client.fetch(Source(address, size, magic=magic, limit=LIMIT), place)
-    except RefusedError as refused:
+            client.fetch(RemoteFile(address, size, magic=magic, limit=LIMIT), place)
+    except DownloadRefusedError as refused:
         raise ModelError(f"{refused}; Hailo's store has moved or dropped it: {cure}") from refused
     except UnreachableError as error:
         raise ModelError(

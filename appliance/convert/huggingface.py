@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from appliance.convert.download import Backoff, Client, Progress
+from appliance.convert.download import Downloader, ProgressDisplay, RetryPolicy
 from appliance.convert.partial_file import (
     LARGEST,
-    RefusedError,
-    Source,
+    DownloadRefusedError,
+    RemoteFile,
     UnreachableError,
     git_sha1,
-    require_room,
+    require_free_space,
 )
 from appliance.convert.shapes import (
     ADDED_FILE,
@@ -77,7 +77,7 @@ class Entry:
 
     name: str
     commit: str
-    source: Source
+    source: RemoteFile
 
 
 def repository_of(name: str) -> str:
@@ -101,8 +101,8 @@ class Repository:
         name: str,
         environment: Mapping[str, str] = os.environ,
         *,
-        backoff: Backoff | None = None,
-        progress: Progress | None = None,
+        policy: RetryPolicy | None = None,
+        progress: ProgressDisplay | None = None,
     ) -> None:
         self.name = name
         self._endpoint = (environment.get("HF_ENDPOINT", "").strip() or ENDPOINT).rstrip("/")
@@ -111,7 +111,7 @@ class Repository:
             raise ModelError(
                 f"{self._token_from}: expected letters, digits and signs without spaces"
             )
-        self._client = Client(self._endpoint, self._token, backoff, progress)
+        self._client = Downloader(self._endpoint, self._token, policy, progress)
         self._revision = ""
 
     def settle(self, revision: str, file: str) -> Entry:
@@ -137,8 +137,8 @@ class Repository:
         """A file of the repository; None if it has none of that name. Raises ModelError."""
         address = self._address(file)
         try:
-            headers = self._client.look(address, _enough, FIRST_ATTEMPTS)
-        except RefusedError as refused:
+            headers = self._client.read_headers(address, _enough, FIRST_ATTEMPTS)
+        except DownloadRefusedError as refused:
             if refused.http_status == 404 and refused.code in ("", "EntryNotFound"):
                 return None
             raise self._explained(refused) from refused
@@ -158,7 +158,7 @@ class Repository:
         return Entry(
             file,
             commit,
-            Source(
+            RemoteFile(
                 self._address(file, commit),
                 size=int(size) if size.isdecimal() else None,
                 sha256=large if re.fullmatch(r"[0-9a-f]{64}", large) else "",
@@ -184,7 +184,7 @@ class Repository:
         """Puts a file in its place; its SHA-256. Raises ModelError."""
         try:
             return self._client.fetch(entry.source, destination)
-        except RefusedError as refused:
+        except DownloadRefusedError as refused:
             raise self._explained(refused) from refused
         except UnreachableError as error:
             raise _advised(error) from error
@@ -193,7 +193,7 @@ class Repository:
         """What the model's README says in its head; "" if it says nothing. Raises ModelError."""
         try:
             text = self._client.read(self._address("README.md"), 1 << 16).decode(errors="replace")
-        except RefusedError:
+        except DownloadRefusedError:
             return ""
         except UnreachableError as error:
             raise _advised(error) from error
@@ -205,7 +205,7 @@ class Repository:
         revision = quote(commit or self._revision, safe="")
         return f"{self._endpoint}/{self.name}/resolve/{revision}/{quote(file)}"
 
-    def _explained(self, refused: RefusedError) -> ModelError:
+    def _explained(self, refused: DownloadRefusedError) -> ModelError:
         """What a refusal means for the user."""
         page = f"{self._endpoint}/{self.name}"
         answer = refused.answer
@@ -310,8 +310,8 @@ def fetch_checkpoint(
     revision: str,
     folder: Path,
     *,
-    progress: Progress | None = None,
-    backoff: Backoff | None = None,
+    progress: ProgressDisplay | None = None,
+    policy: RetryPolicy | None = None,
     environment: Mapping[str, str] = os.environ,
     check: Callable[[Path], object] = lambda _: None,
 ) -> Origin:
@@ -320,7 +320,7 @@ def fetch_checkpoint(
     `check` is called with the folder when all but the weights is there; what it raises ends this.
     Raises ModelError: unknown, not a Whisper, only as a pickle, no network, no room, damaged.
     """
-    repository = Repository(repository_of(name), environment, backoff=backoff, progress=progress)
+    repository = Repository(repository_of(name), environment, policy=policy, progress=progress)
     config = repository.settle(revision, CONFIG_FILE)
     fetched = _FetchFolder(folder, repository, config.commit)
     fetched.put([config])
@@ -400,7 +400,7 @@ class _FetchFolder:
         """Fetches those of the files that are not there yet. Raises ModelError."""
         missing = [entry for entry in entries if not self._has(entry)]
         sizes = [(entry.source.size or 0) - self._begun(entry) for entry in missing]
-        require_room(self.folder, sum(sizes), self._repository.name)
+        require_free_space(self.folder, sum(sizes), self._repository.name)
         for entry in missing:
             place = self.folder / entry.name
             with model_errors(place):

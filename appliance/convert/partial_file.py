@@ -35,7 +35,7 @@ MESSAGE_LENGTH = 200
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-class RefusedError(ModelError):
+class DownloadRefusedError(ModelError):
     """An answer that another attempt will not change."""
 
     def __init__(self, address: str, status: int, code: str, message: str = "") -> None:
@@ -53,7 +53,7 @@ class UnreachableError(ModelError):
     """No answer, or none that helps, after all attempts."""
 
 
-class PassingError(Exception):
+class RetryableError(Exception):
     """Trouble that may pass: what happened, and the pause in seconds that the server asks for."""
 
     def __init__(self, what: str, wait_s: float = 0.0) -> None:
@@ -62,15 +62,15 @@ class PassingError(Exception):
 
 
 def check(status: int, headers: Mapping[str, str], address: str) -> None:
-    """Raises PassingError or RefusedError unless an answer is a good one, or a redirect."""
+    """Raises RetryableError or RefusedError unless an answer is a good one, or a redirect."""
     if status >= 500 or status in PASSING:
-        wait_s = retry_after(headers.get("Retry-After", ""))
-        raise PassingError(
-            f"answer {status}", max(wait_s, rate_limit(headers.get("RateLimit", "")))
+        wait_s = parse_retry_after(headers.get("Retry-After", ""))
+        raise RetryableError(
+            f"answer {status}", max(wait_s, parse_rate_limit(headers.get("RateLimit", "")))
         )
     if status not in {200, 206} and not is_redirect(status, headers):
         message = shorten(headers.get("X-Error-Message", ""), MESSAGE_LENGTH)
-        raise RefusedError(address, status, headers.get("X-Error-Code", ""), message)
+        raise DownloadRefusedError(address, status, headers.get("X-Error-Code", ""), message)
     if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
         raise ModelError(f"{address}: expected the file as it is, found it encoded as {encoding}")
 
@@ -80,21 +80,21 @@ def is_redirect(status: int, headers: Mapping[str, str]) -> bool:
     return status in REDIRECTS and "Location" in headers
 
 
-def total_size(headers: Mapping[str, str], partial: bool) -> int | None:
+def read_total_size(headers: Mapping[str, str], partial: bool) -> int | None:
     """The whole file's size as an answer announces it."""
     if partial:
-        return content_range(headers)[1]
+        return parse_content_range(headers)[1]
     length = headers.get("Content-Length", "")
     return int(length) if length.isdecimal() else None
 
 
-def strong_etag(headers: Mapping[str, str]) -> str:
+def read_strong_etag(headers: Mapping[str, str]) -> str:
     """The ETag that stands for these very bytes; "" without one (RFC 9110, 8.8.3)."""
     etag = headers.get("ETag", "")
     return etag if etag.startswith('"') else ""
 
 
-def content_range(headers: Mapping[str, str]) -> tuple[int, int | None]:
+def parse_content_range(headers: Mapping[str, str]) -> tuple[int, int | None]:
     """First byte and total size of a partial answer; (-1, None) if it does not say."""
     span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
     if span is None:
@@ -115,7 +115,7 @@ def origin(address: str) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname, port
 
 
-def retry_after(value: str) -> float:
+def parse_retry_after(value: str) -> float:
     """Seconds, from a number or a date; 0 when it is neither."""
     if value.strip().isdecimal():
         return float(value)
@@ -125,7 +125,7 @@ def retry_after(value: str) -> float:
         return 0.0
 
 
-def rate_limit(value: str) -> float:
+def parse_rate_limit(value: str) -> float:
     """Seconds until a server answers again, by its RateLimit header; 0 where it says nothing of it.
 
     Such as `"api";r=0;t=55`: no request is left for the next 55 s
@@ -157,7 +157,7 @@ def reason(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RemoteFile:
     """A file somewhere on the net, and what is known of it beforehand."""
 
     address: str
@@ -177,10 +177,10 @@ class Source:
         return self.sha256 or self.git_sha1 or self.address
 
 
-class Part:
+class PartialFile:
     """What has come of a file so far. To be used in `with`, which holds a lock on it."""
 
-    def __init__(self, destination: Path, source: Source) -> None:
+    def __init__(self, destination: Path, source: RemoteFile) -> None:
         self._destination, self._source = destination, source
         self.file = destination.with_name(f"{destination.name}.part")
         self._record = destination.with_name(f"{destination.name}.part.json")
@@ -239,14 +239,14 @@ class Part:
 
     def continued_by(self, headers: Mapping[str, str]) -> bool:
         """Whether the body of a 206 answer is the rest of this part."""
-        etag = strong_etag(headers)
-        return content_range(headers)[0] == self.size and (
+        etag = read_strong_etag(headers)
+        return parse_content_range(headers)[0] == self.size and (
             not etag or not self._etag or etag == self._etag
         )
 
     def remember(self, headers: Mapping[str, str]) -> None:
         """Notes what the following bytes are of. Raises ModelError."""
-        self._etag = strong_etag(headers) or self._etag
+        self._etag = read_strong_etag(headers) or self._etag
         with model_errors(self._record):
             self._record.write_text(
                 json.dumps({"identity": self._source.identity, "etag": self._etag}) + "\n", "utf-8"
@@ -321,7 +321,7 @@ def git_sha1(file: Path) -> str:
         return hashlib.file_digest(stream, lambda: digest).hexdigest()
 
 
-def require_room(folder: Path, needed: int, what: str) -> None:
+def require_free_space(folder: Path, needed: int, what: str) -> None:
     """Raises ModelError unless `needed` bytes fit on the disk of `folder`."""
     with model_errors(folder):
         free = shutil.disk_usage(folder).free

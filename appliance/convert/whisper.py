@@ -165,8 +165,8 @@ def write_step(
     )
     normed = _layers(graph, checkpoint, bundle.positions)
     wanted = graph.input("wanted", ("wanted",), TensorProto.INT64)
-    asked = graph.node("Gather", normed, wanted, axis=1)
-    final = graph.node("Squeeze", asked, graph.constant("first_axis", np.array([0])))
+    rows = graph.node("Gather", normed, wanted, axis=1)
+    final = graph.node("Squeeze", rows, graph.constant("first_axis", np.array([0])))
     kept, int4_scan = bundle.kept, bundle.vocabulary_scan == "int4"
     size = len(kept)
     logits = kept_logits(graph, final, checkpoint.weights, kept, int4_scan=int4_scan)
@@ -210,8 +210,8 @@ def write_joint(checkpoint: Checkpoint, bundle: Bundle, step: RuntimeGraph, fold
     )
     normed = _layers(layers, checkpoint, bundle.positions)
     wanted = layers.input("wanted", ("wanted",), TensorProto.INT64)
-    asked = layers.node("Gather", normed, wanted, axis=1)
-    layers.output(layers.reshape(asked, -1, config.d_model), "final", ("wanted", config.d_model))
+    rows = layers.node("Gather", normed, wanted, axis=1)
+    layers.output(layers.reshape(rows, -1, config.d_model), "final", ("wanted", config.d_model))
     layers.save(folder / LAYERS_FILE, "whisper_layers")
 
     joint = JointGraph(weights, folder / JOINT_FILE, step)
@@ -338,18 +338,20 @@ def _attend_to_text(
     matrix = np.hstack([weights[f"{block}.{part}_proj.weight"].T for part in "qkv"])
     no_bias = np.zeros(config.d_model, np.float32)
     offset = np.hstack([weights[f"{block}.q_proj.bias"], no_bias, weights[f"{block}.v_proj.bias"]])
-    asked = graph.project(normed, f"{block}.qkv", matrix, offset)
+    projected = graph.project(normed, f"{block}.qkv", matrix, offset)
     if isinstance(graph, JointGraph):
-        seen = _one_by_one(graph, asked, known, shape)
+        seen = _one_by_one(graph, projected, known, shape)
     else:
-        seen = _grow(graph, (asked, "last", "count"), known, [f"grown_{x}" for x in known], shape)
+        seen = _grow(
+            graph, (projected, "last", "count"), known, [f"grown_{x}" for x in known], shape
+        )
     out = f"{block}.out_proj"
     return graph.linear(seen, out, bias=False), weights[f"{out}.bias"]
 
 
 def _grow(
     graph: RuntimeGraph,
-    asked: tuple[str, str, str],
+    queries: tuple[str, str, str],
     known: Sequence[str],
     grown: Sequence[str],
     shape: tuple[int, ...],
@@ -360,7 +362,7 @@ def _grow(
         graph.declare(name, shape)
     return graph.nodes(
         "GroupQueryAttention",
-        *(asked[0], "", "", *known, *asked[1:]),
+        *(queries[0], "", "", *known, *queries[1:]),
         outputs=("", *grown),
         domain=MICROSOFT,
         num_heads=shape[1],
@@ -368,7 +370,7 @@ def _grow(
     )[0]
 
 
-def _one_by_one(graph: JointGraph, asked: str, known: list[str], shape: tuple[int, ...]) -> str:
+def _one_by_one(graph: JointGraph, queries: str, known: list[str], shape: tuple[int, ...]) -> str:
     """The same for n <= JOINT tokens, one behind the other: several at once are added in another
     order. Behind the n-th it is done again, which changes nothing."""
     first, one = (graph.constant(f"index_{at}", np.array([at])) for at in (0, 1))
@@ -381,7 +383,7 @@ def _one_by_one(graph: JointGraph, asked: str, known: list[str], shape: tuple[in
         "Split", graph.node("Cast", places, to=TensorProto.INT32), outputs=names, axis=0
     )
     one_more = graph.constant("one_more", np.array(1, np.int32))
-    each = graph.nodes("Split", graph.node("Gather", asked, at, axis=1), outputs=names, axis=1)
+    each = graph.nodes("Split", graph.node("Gather", queries, at, axis=1), outputs=names, axis=1)
     seen, before = [], known
     for row in range(JOINT):
         total = graph.node("Add", graph.node("Squeeze", last[row], first), one_more)

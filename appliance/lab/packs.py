@@ -23,7 +23,6 @@ from appliance.errors import ModelError
 from appliance.lab.pack_layout import (
     ALIGNMENT,
     DTYPES,
-    STORED,
     Array,
     Blob,
     Tensor,

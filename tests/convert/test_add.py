@@ -22,7 +22,7 @@ LARGE = sized(1280, (32, 32), 20, 51866, 1500, 448, n_mels=128)
 
 @dataclass
 class Watcher:
-    """A Progress that remembers what it is told."""
+    """A ProgressDisplay that records its calls."""
 
     begun: list[tuple[str, int | None]] = field(default_factory=list)
     came: list[int] = field(default_factory=list)

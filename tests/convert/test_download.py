@@ -26,15 +26,15 @@ from rigs.disks import mounted
 from rigs.hub import TOKEN, Fault, LocalHub, local_hub
 from rigs.needs import require
 
-from appliance.convert.download import Backoff, Bar, Client, Lines, progress_on
+from appliance.convert.download import Bar, Downloader, Lines, RetryPolicy, open_progress_display
 from appliance.convert.partial_file import (
-    RefusedError,
-    Source,
+    DownloadRefusedError,
+    RemoteFile,
     UnreachableError,
     git_sha1,
     origin,
-    rate_limit,
-    retry_after,
+    parse_rate_limit,
+    parse_retry_after,
 )
 from appliance.errors import ModelError
 
@@ -46,7 +46,7 @@ GOOD = hashlib.sha256(CONTENT).hexdigest()
 
 @dataclass
 class Watcher:
-    """A Progress that remembers what it is told."""
+    """A ProgressDisplay that records its calls."""
 
     begun: list[tuple[str, int, int | None]] = field(default_factory=list)
     came: int = 0
@@ -77,12 +77,14 @@ class Place:
         self.address = f"{hub.store}/{NAME}"
         self.file = folder / NAME
 
-    def client(self, home: str = "", token: str = "") -> Client:
-        backoff = Backoff(connect_s=5, read_s=5, pauses_s=(0.1, 0.2, 0.4), sleep=self.pauses.append)
-        return Client(home or self.hub.store, token, backoff, self.watcher)
+    def client(self, home: str = "", token: str = "") -> Downloader:
+        policy = RetryPolicy(
+            connect_s=5, read_s=5, pauses_s=(0.1, 0.2, 0.4), sleep=self.pauses.append
+        )
+        return Downloader(home or self.hub.store, token, policy, self.watcher)
 
     def fetch(self, size: int | None = None, sha256: str = "", limit: int = 10**9) -> str:
-        source = Source(self.address, size=size, sha256=sha256, limit=limit)
+        source = RemoteFile(self.address, size=size, sha256=sha256, limit=limit)
         return self.client().fetch(source, self.file)
 
     def ranges(self) -> list[str]:
@@ -135,10 +137,10 @@ def test_the_next_run_goes_on_and_hashes_what_is_there(place: Place) -> None:
 def test_a_run_killed_in_the_middle_leaves_what_the_next_one_goes_on_with(place: Place) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from appliance.convert.download import Client, Backoff\n"
-        "from appliance.convert.partial_file import Source\n"
-        "client = Client(sys.argv[1], '', Backoff(pauses_s=(60.0,)))\n"
-        "client.fetch(Source(sys.argv[1]), Path(sys.argv[2]))\n"
+        "from appliance.convert.download import Downloader, RetryPolicy\n"
+        "from appliance.convert.partial_file import RemoteFile\n"
+        "client = Downloader(sys.argv[1], '', RetryPolicy(pauses_s=(60.0,)))\n"
+        "client.fetch(RemoteFile(sys.argv[1]), Path(sys.argv[2]))\n"
     )
     place.hub.misbehave(NAME, Fault(break_after=300_000))
     command = [sys.executable, "-c", program, place.address, str(place.file)]
@@ -262,17 +264,17 @@ def test_a_part_damaged_on_the_disk_is_found_by_its_checksum(place: Place) -> No
 
 def test_the_name_git_gives_is_checked_too(place: Place, tmp_path: Path) -> None:
     right = hashlib.sha1(b"blob %d\0" % len(CONTENT) + CONTENT).hexdigest()
-    source = Source(place.address, git_sha1=right)
+    source = RemoteFile(place.address, git_sha1=right)
     assert place.client().fetch(source, place.file) == GOOD
     assert git_sha1(place.file) == right
     with pytest.raises(ModelError, match="expected git blob 0000"):
-        place.client().fetch(Source(place.address, git_sha1="0" * 40), tmp_path / "other")
+        place.client().fetch(RemoteFile(place.address, git_sha1="0" * 40), tmp_path / "other")
 
 
 def test_a_full_answer_to_the_wrong_question_is_refused_by_its_first_bytes(place: Place) -> None:
     place.hub.hefs[NAME] = b"<html>please log in</html>"
     with pytest.raises(ModelError, match=r"begins with b'\\x01HEF', found b'<htm'"):
-        place.client().fetch(Source(place.address, magic=b"\x01HEF"), place.file)
+        place.client().fetch(RemoteFile(place.address, magic=b"\x01HEF"), place.file)
     assert place.left() == []
 
 
@@ -308,9 +310,9 @@ def test_an_hour_is_not_waited(place: Place) -> None:
 
 
 def test_a_senseless_pause_is_none() -> None:
-    assert [retry_after(each) for each in ("", "soon", "-5", "Wed, 21 Oct 2015 07:28:00 GMT")] == [
-        0.0
-    ] * 4
+    assert [
+        parse_retry_after(each) for each in ("", "soon", "-5", "Wed, 21 Oct 2015 07:28:00 GMT")
+    ] == [0.0] * 4
 
 
 @pytest.mark.parametrize(
@@ -326,22 +328,22 @@ def test_a_senseless_pause_is_none() -> None:
     ],
 )
 def test_a_rate_limit_says_when_it_ends(value: str, wait_s: float) -> None:
-    assert rate_limit(value) == wait_s
+    assert parse_rate_limit(value) == wait_s
 
 
 def test_a_refusal_tells_the_servers_own_words(place: Place) -> None:
     words = {"X-Error-Code": "Closed", "X-Error-Message": "Not any more." + "!" * 999}
     place.hub.misbehave(NAME, Fault(status=410, headers=words))
     with pytest.raises(
-        RefusedError, match=r"answer 410 \(Closed: Not any more\.!+\.\.\.\)$"
+        DownloadRefusedError, match=r"answer 410 \(Closed: Not any more\.!+\.\.\.\)$"
     ) as caught:
         place.fetch()
     assert len(str(caught.value)) < 400
 
 
 def test_a_refusal_is_not_repeated(place: Place) -> None:
-    with pytest.raises(RefusedError, match="found answer 403"):
-        place.client().fetch(Source(f"{place.hub.store}/none"), place.file)
+    with pytest.raises(DownloadRefusedError, match="found answer 403"):
+        place.client().fetch(RemoteFile(f"{place.hub.store}/none"), place.file)
     assert len(place.hub.requests) == 1
     assert place.left() == []
 
@@ -349,7 +351,7 @@ def test_a_refusal_is_not_repeated(place: Place) -> None:
 def test_nobody_there_is_one_line_after_all_attempts(place: Place) -> None:
     gone = "http://127.0.0.1:1/file"
     with pytest.raises(UnreachableError) as caught:
-        place.client(home=gone).fetch(Source(gone), place.file)
+        place.client(home=gone).fetch(RemoteFile(gone), place.file)
     assert str(caught.value) == f"{gone}: Connection refused, 4 times"
     assert place.pauses == [0.1, 0.2, 0.4]
 
@@ -357,15 +359,15 @@ def test_nobody_there_is_one_line_after_all_attempts(place: Place) -> None:
 def test_an_unknown_host_is_named(place: Place) -> None:
     gone = "http://host.invalid/file"
     with pytest.raises(UnreachableError, match=r"^http://host.invalid/file: .{5,100}, 4 times$"):
-        place.client(home=gone).fetch(Source(gone), place.file)
+        place.client(home=gone).fetch(RemoteFile(gone), place.file)
 
 
 def test_a_server_that_falls_silent_is_left(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/file"
-        backoff = Backoff(connect_s=1, read_s=0.05, pauses_s=(0,), sleep=place.pauses.append)
+        policy = RetryPolicy(connect_s=1, read_s=0.05, pauses_s=(0,), sleep=place.pauses.append)
         with pytest.raises(UnreachableError, match="timed out"):
-            Client(address, "", backoff, place.watcher).fetch(Source(address), place.file)
+            Downloader(address, "", policy, place.watcher).fetch(RemoteFile(address), place.file)
 
 
 def test_an_encoded_file_is_refused(place: Place) -> None:
@@ -380,7 +382,7 @@ def test_an_encoded_file_is_refused(place: Place) -> None:
 )
 def test_only_addresses_of_the_web_are_taken(address: str) -> None:
     with pytest.raises(ModelError, match="expected an address such as"):
-        Client(address)
+        Downloader(address)
 
 
 def test_origins_differ_by_scheme_host_and_port() -> None:
@@ -392,7 +394,9 @@ def test_the_token_goes_to_the_hub_and_to_nobody_else(place: Place) -> None:
     place.hub.add("o/n", {"model.safetensors": CONTENT, "config.json": b"{}"})
     client = place.client(home=place.hub.endpoint, token=TOKEN)
     for name in ("model.safetensors", "config.json"):
-        client.fetch(Source(f"{place.hub.endpoint}/o/n/resolve/main/{name}"), place.folder / name)
+        client.fetch(
+            RemoteFile(f"{place.hub.endpoint}/o/n/resolve/main/{name}"), place.folder / name
+        )
     told = {(seen.server, "Authorization" in seen.headers) for seen in place.hub.requests}
     assert told == {("hub", True), ("content", False)}
 
@@ -404,7 +408,7 @@ def test_a_password_in_netrc_is_not_sent_either(
     netrc.write_text("machine 127.0.0.1 login me password secret\n")
     netrc.chmod(0o600)
     monkeypatch.setenv("NETRC", str(netrc))
-    place.client().fetch(Source(place.address), tmp_path / "file")
+    place.client().fetch(RemoteFile(place.address), tmp_path / "file")
     assert "Authorization" not in place.hub.requests[-1].headers
 
 
@@ -428,7 +432,7 @@ def test_a_certificate_that_nobody_signed_is_refused_at_once(
     with local_hub(certificate) as hub:
         client = place.client(home=hub.endpoint, token=TOKEN)
         with pytest.raises(UnreachableError, match=r"certificate is not accepted: .*REQUESTS_CA"):
-            client.fetch(Source(f"{hub.endpoint}/o/n/resolve/main/a.bin"), place.file)
+            client.fetch(RemoteFile(f"{hub.endpoint}/o/n/resolve/main/a.bin"), place.file)
         assert hub.requests == []
     assert place.pauses == []
 
@@ -440,9 +444,9 @@ def test_a_redirect_out_of_encryption_is_not_followed(
     with local_hub(certificate) as hub:
         hub.add("o/n", {"a.bin": b"x", "config.json": b"{}"})
         client = place.client(home=hub.endpoint, token=TOKEN)
-        client.fetch(Source(f"{hub.endpoint}/o/n/resolve/main/config.json"), place.file)
+        client.fetch(RemoteFile(f"{hub.endpoint}/o/n/resolve/main/config.json"), place.file)
         with pytest.raises(ModelError, match="expected encrypted redirects, found one to http:"):
-            client.fetch(Source(f"{hub.endpoint}/o/n/resolve/main/a.bin"), place.file)
+            client.fetch(RemoteFile(f"{hub.endpoint}/o/n/resolve/main/a.bin"), place.file)
         assert {seen.server for seen in hub.requests} == {"hub"}
 
 
@@ -451,7 +455,7 @@ def test_redirects_in_a_circle_come_to_an_end(place: Place) -> None:
     address = f"{place.hub.endpoint}/o/n/resolve/main/a.bin"
     place.hub.downgrade = address
     with pytest.raises(ModelError, match="at most 10 redirects"):
-        place.client(home=place.hub.endpoint).fetch(Source(address), place.file)
+        place.client(home=place.hub.endpoint).fetch(RemoteFile(address), place.file)
 
 
 def test_two_at_once_do_not_write_into_one_part(place: Place) -> None:
@@ -463,15 +467,17 @@ def test_two_at_once_do_not_write_into_one_part(place: Place) -> None:
         asked.append(str(caught.value))
 
     place.hub.misbehave(NAME, Fault(break_after=300_000))
-    backoff = Backoff(pauses_s=(0,), sleep=meanwhile)
-    Client(place.address, "", backoff, place.watcher).fetch(Source(place.address), place.file)
+    policy = RetryPolicy(pauses_s=(0,), sleep=meanwhile)
+    Downloader(place.address, "", policy, place.watcher).fetch(
+        RemoteFile(place.address), place.file
+    )
     assert len(asked) == 1
     assert place.whole()
 
 
 def test_a_folder_that_is_not_there_is_one_line(place: Place) -> None:
     with pytest.raises(ModelError, match="No such file or directory"):
-        place.client().fetch(Source(place.address), place.folder / "none" / NAME)
+        place.client().fetch(RemoteFile(place.address), place.folder / "none" / NAME)
     assert place.hub.requests == []
 
 
@@ -486,7 +492,7 @@ def test_too_little_room_is_found_before_anything_is_written(
     place: Place, small_disk: Path
 ) -> None:
     with pytest.raises(ModelError) as caught:
-        place.client().fetch(Source(place.address), small_disk / NAME)
+        place.client().fetch(RemoteFile(place.address), small_disk / NAME)
     assert str(caught.value) == (
         f"{small_disk}: expected 0.5 MB of free space for {NAME}, found 0.4 MB; "
         "make room on that disk, or name another folder"
@@ -497,7 +503,7 @@ def test_too_little_room_is_found_before_anything_is_written(
 def test_a_disk_that_fills_up_meanwhile_is_given_back(place: Place, small_disk: Path) -> None:
     place.hub.misbehave(NAME, Fault(no_length=True))
     with pytest.raises(ModelError, match=r"No space left on device; make room") as caught:
-        place.client().fetch(Source(place.address), small_disk / NAME)
+        place.client().fetch(RemoteFile(place.address), small_disk / NAME)
     assert "\n" not in str(caught.value)
     assert list(small_disk.iterdir()) == []
 
@@ -506,10 +512,10 @@ def test_a_limit_on_file_sizes_is_one_line_and_leaves_nothing(place: Place) -> N
     program = (
         "import resource, sys; from pathlib import Path\n"
         "from appliance.errors import ModelError\n"
-        "from appliance.convert.download import Client\n"
-        "from appliance.convert.partial_file import Source\n"
+        "from appliance.convert.download import Downloader\n"
+        "from appliance.convert.partial_file import RemoteFile\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "try: Client(sys.argv[1]).fetch(Source(sys.argv[1]), Path(sys.argv[2]))\n"
+        "try: Downloader(sys.argv[1]).fetch(RemoteFile(sys.argv[1]), Path(sys.argv[2]))\n"
         "except ModelError as error: print(error)\n"
     )
     run = subprocess.run(
@@ -547,7 +553,7 @@ def test_a_terminal_without_a_size_gets_lines(
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, width, 0, 0))
     with os.fdopen(terminal, "w") as stream, os.fdopen(controller, "rb", buffering=0) as shown:
-        progress = progress_on(stream)
+        progress = open_progress_display(stream)
         assert type(progress) is kind
         progress.begin("model.safetensors", 0, 20_000_000)
         progress.advance(10_000_000)

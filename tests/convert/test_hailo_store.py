@@ -9,7 +9,7 @@ import pytest
 from rigs.checkout import shared
 from rigs.hub import Fault, LocalHub, local_hub
 
-from appliance.convert.download import Backoff
+from appliance.convert.download import RetryPolicy
 from appliance.convert.hailo_store import (
     STORE,
     HefSource,
@@ -39,7 +39,7 @@ def source(hub: LocalHub, chip: str = "hailo8", checkpoint: str = "tiny") -> Hef
 
 
 def fetch(found: HefSource, folder: Path) -> Path:
-    return fetch_hef(found, folder, backoff=Backoff(pauses_s=(0.0, 0.0)))
+    return fetch_hef(found, folder, policy=RetryPolicy(pauses_s=(0.0, 0.0)))
 
 
 @pytest.mark.parametrize(

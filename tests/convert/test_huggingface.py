@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from rigs.hub import TOKEN, Fault, LocalHub, local_hub
 
-from appliance.convert.download import Backoff
+from appliance.convert.download import RetryPolicy
 from appliance.convert.huggingface import (
     NAMES,
     Origin,
@@ -52,7 +52,7 @@ def hub() -> Iterator[LocalHub]:
 
 
 class Quiet:
-    """A Progress that says nothing."""
+    """A ProgressDisplay that shows nothing."""
 
     def begin(self, name: str, done: int, total: int | None) -> None: ...
     def advance(self, count: int) -> None: ...
@@ -69,7 +69,7 @@ def fetch(
         revision,
         folder,
         progress=Quiet(),
-        backoff=Backoff(connect_s=5, read_s=5, pauses_s=(0.0,) * 3),
+        policy=RetryPolicy(connect_s=5, read_s=5, pauses_s=(0.0,) * 3),
         environment=hub.environment() | {"HF_TOKEN": token},
     )
 

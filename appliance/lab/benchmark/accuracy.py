@@ -99,9 +99,9 @@ def score(texts: Sequence[str], recordings: Sequence[Recorded]) -> Score:
     from whisper_normalizer.english import EnglishTextNormalizer
 
     normalize = EnglishTextNormalizer()
-    said = [normalize(recorded.text) for recorded in recordings]
+    spoken = [normalize(recorded.text) for recorded in recordings]
     written = [normalize(text) for text in texts]
-    kept = [pair for pair in zip(said, written, strict=True) if pair[0]]
+    kept = [pair for pair in zip(spoken, written, strict=True) if pair[0]]
     references, hypotheses = [pair[0] for pair in kept], [pair[1] for pair in kept]
     wer = float(jiwer.wer(references, hypotheses))
     cer = float(jiwer.cer(references, hypotheses))

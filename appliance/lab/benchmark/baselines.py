@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from appliance.infer import log_mel, onnxruntime
 from appliance.lab.benchmark import clock
-from appliance.lab.benchmark.clock import Decoded
+from appliance.lab.benchmark.clock import TimedDecode
 from appliance.model import Bundle
 from appliance.records import Logits, Mel, States
 
@@ -91,11 +91,11 @@ class PlainRunner(ABC):
         states: States = self._encoder.run({"input_features": features})["last_hidden_state"][0]
         return states
 
-    def decode(self, states: States, count: int) -> Decoded:
+    def decode(self, states: States, count: int) -> TimedDecode:
         """`count` tokens."""
         begun = clock.now()
         tokens, first = self._write(states, count, (self._bundle.tokens.end_of_text,))
-        return Decoded(tokens, (first - begun) * 1000, (clock.now() - begun) * 1000)
+        return TimedDecode(tokens, (first - begun) * 1000, (clock.now() - begun) * 1000)
 
     def transcribe(self, states: States, limit: int) -> tuple[int, ...]:
         """Tokens until end-of-text, at most `limit`."""

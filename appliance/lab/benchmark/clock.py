@@ -19,7 +19,7 @@ _chosen = CLOCKS["wall"]
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class TimedDecode:
     """Tokens of one utterance, and the time they took."""
 
     tokens: tuple[int, ...]
@@ -37,7 +37,7 @@ class Runner(Protocol):
     def encode(self, mel: Mel) -> Any:
         """Encoder states, in whatever form `decode` takes them."""
 
-    def decode(self, states: Any, count: int) -> Decoded:
+    def decode(self, states: Any, count: int) -> TimedDecode:
         """Exactly `count` tokens, greedily, end-of-text left out of the choice."""
 
     def transcribe(self, states: Any, limit: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from appliance.convert import Checkpoint, Weights
 from appliance.infer import log_mel
 from appliance.lab.benchmark import clock
-from appliance.lab.benchmark.clock import Decoded
+from appliance.lab.benchmark.clock import TimedDecode
 from appliance.model import Bundle
 from appliance.records import Mel
 
@@ -75,14 +75,14 @@ class CTranslateRunner:
         features = np.ascontiguousarray(mel.T[None])
         return self._model.encode(ctranslate2.StorageView.from_array(features))
 
-    def decode(self, states: Any, count: int) -> Decoded:
+    def decode(self, states: Any, count: int) -> TimedDecode:
         """`count` tokens; the first one's time is that of a call of its own for one token."""
         begun = clock.now()
         self._generate(states, 1)
         first = clock.now()
         tokens = self._generate(states, count)
         ended = clock.now()
-        return Decoded(tuple(tokens), (first - begun) * 1000, (ended - first) * 1000)
+        return TimedDecode(tuple(tokens), (first - begun) * 1000, (ended - first) * 1000)
 
     def transcribe(self, states: Any, limit: int) -> tuple[int, ...]:
         """Tokens until end-of-text, at most `limit`."""

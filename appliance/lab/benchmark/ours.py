@@ -25,7 +25,7 @@ from appliance.infer import (
     preset_guards,
 )
 from appliance.lab.benchmark import clock
-from appliance.lab.benchmark.clock import Decoded
+from appliance.lab.benchmark.clock import TimedDecode
 from appliance.model import DECODER_HEF, HEF_FILE, Bundle, load_bundle
 from appliance.records import Mel, States
 
@@ -90,14 +90,14 @@ class OurRunner:
             raise RuntimeError("this process has the decoder alone")
         return self._encoder.encode(mel)
 
-    def decode(self, states: States, count: int) -> Decoded:
+    def decode(self, states: States, count: int) -> TimedDecode:
         """`count` tokens; the first one's time is that of a decode of its own for one token."""
         self._decoder.rules = replace(self._rules, eot_boost=NEVER)
         begun = clock.now()
         self._write(states, 1)
         first = clock.now()
         tokens = self._write(states, count)
-        return Decoded(tokens, (first - begun) * 1000, (clock.now() - first) * 1000)
+        return TimedDecode(tokens, (first - begun) * 1000, (clock.now() - first) * 1000)
 
     def transcribe(self, states: States, limit: int) -> tuple[int, ...]:
         """Tokens until end-of-text or the product's own limit, by the preset's rules."""
@@ -123,7 +123,7 @@ class DraftRunner(OurRunner):
         super().__init__(folder, preset, threads, encoder=encoder, drafts=self._drafts)
         self._decoder.warm_up()
 
-    def decode(self, states: States, count: int) -> Decoded:
+    def decode(self, states: States, count: int) -> TimedDecode:
         """`count` tokens; the drafts learn before, outside of what is timed."""
         if not self._taught:
             self._teach(super().decode(states, count).tokens)
@@ -165,7 +165,9 @@ def find_hailo_bundle(model: str, measured: Bundle, *, full: bool) -> Bundle | s
         for key, name in COMPARED.items()
         if getattr(bundle, key) != getattr(measured, key)
     ]
-    return f"the model in use, {bundle.name}, has {', '.join(differences)}" if differences else bundle
+    return (
+        f"the model in use, {bundle.name}, has {', '.join(differences)}" if differences else bundle
+    )
 
 
 class NpuRunner(OurRunner):

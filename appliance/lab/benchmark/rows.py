@@ -173,8 +173,8 @@ class RowMaker:
                 return Row(key, LABELS[key], absent=f"the package {needed} is not installed")
             return maker(key)
         except Exception as error:  # other people's exporters raise what they like
-            said = f"{type(error).__name__}: {one_line(error)}"
-            return Row(key, LABELS[key], absent=f"its files cannot be made: {said}")
+            cause = f"{type(error).__name__}: {one_line(error)}"
+            return Row(key, LABELS[key], absent=f"its files cannot be made: {cause}")
 
     def _made(self, name: str, write: Callable[[Path], object]) -> Path:
         """A file or folder that rows share, written once; there whole or not at all."""

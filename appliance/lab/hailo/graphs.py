@@ -136,35 +136,35 @@ class HailoGraph(Graph):
         parts = [self._weights[f"{block}.{part}_proj.weight"].T for part in "qkv"]
         matrix = self.constant(f"{block}.matrix", np.concatenate(parts, axis=1))
         queries, keys, values = self._split_in_three(self.node("MatMul", normed, matrix), heads)
-        asked = self._ask(self._add_bias(queries, f"{block}.q_proj"), heads)
-        offered = self._by_head(keys, heads)
-        carried = self._carry(self._add_bias(values, f"{block}.v_proj"), heads)
-        return self._mix(x, (asked, offered, carried), block, heads, mask)
+        queries = self._scale_queries(self._add_bias(queries, f"{block}.q_proj"), heads)
+        keys = self._by_head(keys, heads)
+        values = self._swap_heads(self._add_bias(values, f"{block}.v_proj"), heads)
+        return self._mix(x, (queries, keys, values), block, heads, mask)
 
     def attend_to(self, states: str, x: str, name: str, heads: Heads) -> str:
         """x + out(attention over the encoder's states (1, P, d)), x (1, n, d)."""
         block = f"{name}.encoder_attn"
         normed = self.layer_norm(x, f"{block}_layer_norm")
-        asked = self._ask(self.linear(normed, f"{block}.q_proj"), heads)
-        offered = self._by_head(self.linear(states, f"{block}.k_proj", bias=False), heads)
-        carried = self._carry(self.linear(states, f"{block}.v_proj"), heads)
-        return self._mix(x, (asked, offered, carried), block, heads)
+        queries = self._scale_queries(self.linear(normed, f"{block}.q_proj"), heads)
+        keys = self._by_head(self.linear(states, f"{block}.k_proj", bias=False), heads)
+        values = self._swap_heads(self.linear(states, f"{block}.v_proj"), heads)
+        return self._mix(x, (queries, keys, values), block, heads)
 
     def _mix(
         self, x: str, parts: tuple[str, str, str], block: str, heads: Heads, mask: str = ""
     ) -> str:
         """x + out(attention) of queries (1, H, n, h), keys (1, m, H, h), values (1, H, m, h)."""
-        asked, offered, carried = parts
-        seen = self.attend(asked, self.transpose(offered, 0, 2, 3, 1), carried, mask)
+        queries, keys, values = parts
+        seen = self.attend(queries, self.transpose(keys, 0, 2, 3, 1), values, mask)
         merged = self.reshape(self.transpose(seen, 0, 2, 1, 3), 1, -1, heads[0] * heads[1])
         return self.node("Add", x, self.linear(merged, f"{block}.out_proj"))
 
-    def _ask(self, queries: str, heads: Heads) -> str:
+    def _scale_queries(self, queries: str, heads: Heads) -> str:
         """Queries (1, H, n, h) divided by sqrt h."""
         factor = self.constant("query_scale", np.array(heads[1] ** -0.5, np.float32))
-        return self._carry(self.node("Mul", queries, factor), heads)
+        return self._swap_heads(self.node("Mul", queries, factor), heads)
 
-    def _carry(self, x: str, heads: Heads) -> str:
+    def _swap_heads(self, x: str, heads: Heads) -> str:
         """x (1, n, d) as (1, H, n, h)."""
         return self.transpose(self._by_head(x, heads), 0, 2, 1, 3)
 
