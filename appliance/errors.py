@@ -20,13 +20,14 @@ Caught are, in the daemon:
 - of a reload, whatever is raised before its pipeline runs: the old configuration stays in use
   (daemon/service)
 - ModelError and whatever else one window meets: counted, and several in a row are a DeviceError;
-  too little memory (`lacks_memory`) is waited for, and a DeviceError if it lasts (daemon/scribe)
+  too little memory (`lacks_memory`) is waited for, and a DeviceError if it lasts
+  (daemon/transcription)
 - DeviceError of the microphone: it is opened again (daemon/listening); of the NPU: the CPU goes on
   (infer/hailo/failover), unless encoder.backend asks for the NPU alone
 - ServerError, a DeviceError of who transcribes for this machine (wyoming/client, fleet/ear): this
   machine's model, or the window waits (daemon/pipeline)
 - StoreError: a fallback in memory (store/fallback), and another try for each transcript
-  (daemon/scribe); BrokerError and StoreError: another try (mqtt/publisher)
+  (daemon/transcription); BrokerError and StoreError: another try (mqtt/publisher)
 
 Commands that go through several things (doctor, transcribe, model list, model verify) say each
 error and go on with the next. Every message is one line: what was wanted, what was found, what to

@@ -1,21 +1,22 @@
-"""Windows that wait to be transcribed: a bounded queue in the order in which they were spoken, and
-the lease under which one of them is handed out; and the window that is likely to come next, a
-guess, which may be transcribed ahead while nothing waits; and, when that is done, too, requests of
-others.
+"""Windows that wait to be transcribed, in the order in which they were spoken.
 
-Few samples are in memory: those of the others are in the spool until their turn comes. When too
-much waits, the oldest window is dropped; the newest speech matters most in a house.
+A window is leased to one owner at a time. While no window waits, the encoder may take the
+speculation, which is the window that is likely to come next, and after that the requests of others.
+
+Few samples are in memory: those of most windows are in the spool until their turn comes. When too
+much waits, the oldest window is dropped, because the newest speech matters most in a home.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from appliance.config import Settings
@@ -27,24 +28,65 @@ from appliance.records import Discarded, Transcription, Window
 
 log = logging.getLogger("roomscribe.daemon")
 
-HELD = 4
-"""So many windows at most keep their samples here although the spool has them, too."""
-UNSPOOLED = 64
-"""So many windows wait at most that the spool does not have."""
-DEATHS = 2
-"""A window that was being transcribed when so many processes died is tried apart."""
+SAMPLES_IN_MEMORY = 4
+"""Waiting windows that keep their samples here although the spool has them, too."""
+UNSPOOLED_LIMIT = 64
+"""Windows that may wait without being in the spool."""
+DEATHS_IN_PROCESS = 2
+"""After so many processes died with a window, it is transcribed in a process of its own."""
 FAILURES_IN_A_ROW = 3
-"""So many windows failing one after another are a broken device, not a strange sound."""
+"""So many windows failing one after another mean a broken device, not a strange sound."""
 BEHIND_S = 30.0
-"""More speech than this, waiting, is a trouble."""
+"""More waiting speech than this is a problem."""
 CAUGHT_UP_S = 10.0
-"""Less than this is no trouble any more."""
-REQUESTS = 16
-"""So many requests wait at most."""
-REQUEST_LOOK_S = 0.02
-"""Between two looks at requests that have to wait for the room."""
+"""Less than this ends the problem."""
+REQUEST_LIMIT = 16
+"""Requests that may wait."""
+REQUEST_POLL_S = 0.02
+"""Between two checks of requests that have to wait for the room."""
 ROOM_FIRST_S = 1.0
-"""While the microphone has speech, one request of others is taken in so many seconds."""
+"""While somebody speaks to the microphone, one request of others is taken in this time."""
+
+
+class Kind(enum.Enum):
+    """What a task is for."""
+
+    MICROPHONE = "a leased window of the microphone"
+    SPECULATION = "a window with which the utterance may end"
+    REQUEST = "a window from another program or machine"
+    PARTIAL = "a window that somebody is still speaking; all other tasks go first"
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A window to transcribe, and who gets the result.
+
+    The encoder's thread encodes it, then the transcriber's thread decodes it.
+    """
+
+    window: Window
+    deliver: Callable[[Transcription | Exception], object]
+    """Called once with the transcription, or with why there is none, by the transcriber's thread
+    (by the main thread when the daemon stops). Not called if the task is not `wanted` any more.
+    Must be quick."""
+    kind: Kind = Kind.REQUEST
+    names: tuple[str, ...] = ()
+    """Words that are likely in it, besides the names of the home."""
+    ask_completeness: bool = False
+    """Whether the result must tell if the text is a whole sentence."""
+    wanted: bool = True
+    """False cancels the task. Any thread may set it."""
+    decided: Callable[[Transcription], object] = lambda _: None
+    """Called with the first text and its completeness, while the rest is still being computed."""
+    speculation: Task | None = None
+    """The speculation that came true with this window; its result is used."""
+    encoded: Encoded | Transcription | Exception | None = None
+    """Encoder states; or the transcription, if another process made it; or why there is neither;
+    None before it is encoded."""
+    transcription: Transcription | None = None
+    """The decoder's result, of a speculation."""
+    silence_ms: int = 0
+    """Silence that ends the utterance of a speculation; 0 until that is known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,126 +99,84 @@ class _Waiting:
     queued_s: float
     deaths: int = 0
     window: Window | None = None
-    """None when it is in the spool alone."""
+    """None if only the spool has it."""
     spooled: bool = True
-    guess: Guess | None = None
-    """What is known of it already."""
+    speculation: Task | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Guess:
-    """A window that an utterance may end with. In the spool like any other: should the process die
-    of it, or before the utterance ends, the next start finds what was said so far."""
-
-    window: Window
-    spooled: bool
-    wanted: bool = True
-    """False once speech went on, and it will not come."""
-    encoded: Encoded | None = None
-    """What the encoder made of it; None before, and when it failed, which is no fault of the
-    window: it is encoded again if it comes."""
-    transcription: Transcription | None = None
-    """The same of the decoder."""
-    silence_ms: int = 0
-    """So much silence ends its utterance, by what the text is; 0: not known."""
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A window that is to be transcribed while the room's microphone has none: for somebody on the
-    network, or of a sentence that goes on. It is not in the spool: who asks can ask again."""
-
-    window: Window
-    answer: Callable[[Transcription | Exception], None]
-    """Called once, by the encoder's or the transcriber's thread, with the transcription or with why
-    there is none; not at all when it is not wanted any more. Should not take long."""
-    names: tuple[str, ...] = ()
-    """Words that are likely in it, beside the home's."""
-    idle: bool = False
-    """True when all other requests go first, as for what is being said here."""
-    ahead: bool = False
-    """True when it is asked, too, whether the text is a whole sentence."""
-    wanted: bool = True
-    """Whoever asked may set it to False; any thread."""
-    encoded: Encoded | None = None
-
-
 class Lease:
-    """A window whose turn has come; nobody else gets it. Any thread may call any method.
+    """The exclusive right to process a window. Any thread may call any method.
 
-    It ends with `done`, `discard`, `set_aside` or `failed`. The window of a lease that is not
-    ended, and of one that failed with others in a row, is found by the next start.
+    It ends with `finish`, `discard`, `set_aside` or `fail`. The next start finds the window of a
+    lease that has not ended, and of one that failed together with others in a row.
     """
 
-    def __init__(
-        self,
-        backlog: Backlog,
-        window: Window,
-        queued_s: float,
-        deaths: int,
-        guess: Guess | None = None,
-    ) -> None:
-        """The window was queued at `queued_s` (time.monotonic()); `deaths` processes died while
-        they transcribed it.
-        """
-        self.window, self.queued_s, self.deaths = window, queued_s, deaths
-        self.guess = guess
-        self.here = deaths < DEATHS or not backlog._in_process
-        """True when it may be transcribed in this process."""
-        self._backlog, self._spool = backlog, backlog._spool
-        if self.here:
-            self.try_here()
+    _backlog: Backlog
+    window: Window
+    queued_s: float
+    """When it was queued, on time.monotonic()'s clock."""
+    deaths: int
+    """Processes that died while they transcribed it."""
+    speculation: Task | None = None
+    in_process: bool = field(init=False)
+    """True if it may be transcribed in this process."""
 
-    def try_here(self) -> None:
-        """Has it transcribed in this process: its death before `transcribed` is counted."""
-        self.here = True
+    def __post_init__(self) -> None:
+        self.in_process = False
+        if self.deaths < DEATHS_IN_PROCESS or not self._backlog._in_process:
+            self.begin_in_process()
+
+    def begin_in_process(self) -> None:
+        """Note that this process transcribes it: its death before `mark_transcribed` counts."""
+        self.in_process = True
         if self._backlog._in_process:
-            self._spool.begin(self.window.id)
+            self._backlog._spool.begin(self.window.id)
 
-    def transcribed(self) -> None:
-        """The window waits for the store alone, and no death is its fault any more.
+    def mark_transcribed(self) -> None:
+        """Note that the window only waits for the store, so no later death is its fault.
 
-        What failed just before was no broken device, then, and is not tried again.
+        Windows that failed just before did not meet a broken device, and are not tried again.
         """
         failed, self._backlog._failed = self._backlog._failed, []
         for window_id in failed:
-            self._spool.done(window_id)
-        self._spool.survived(self.window.id)
+            self._backlog._spool.delete(window_id)
+        self._backlog._spool.mark_survived(self.window.id)
 
-    def done(self) -> None:
-        """The transcript is in the store, or nobody wants the window any more."""
+    def finish(self) -> None:
+        """End the lease: the transcript is stored, or nobody wants the window any more."""
         self._backlog._leased.discard(self.window.id)
-        self._spool.done(self.window.id)
+        self._backlog._spool.delete(self.window.id)
 
     def leave(self) -> None:
-        """Nobody can transcribe the window now: the next start finds it, and no death is its
-        fault."""
-        self._spool.survived(self.window.id)
+        """Leave the window to the next start: nobody can transcribe it now, which no death
+        explains."""
+        self._backlog._spool.mark_survived(self.window.id)
 
     def discard(self, reason: str) -> None:
-        """The window gives no transcript, which is reported."""
+        """End the lease without a transcript, and report why."""
         window = self.window
         self._backlog._discard(Discarded(reason, window.utterance_id, window.duration_s))
-        self.done()
+        self.finish()
 
     def set_aside(self, trouble: str) -> None:
-        """The window kills whatever transcribes it."""
+        """End the lease of a window that kills every process that transcribes it."""
         log.error("a window of %.1f s is set aside: %s", self.window.duration_s, trouble)
         self._backlog._health.count("set_aside")
         self.discard("set_aside")
 
-    def failed(self, error: Exception) -> None:
-        """Transcribing it failed, which is reported.
+    def fail(self, error: Exception) -> None:
+        """End the lease of a window whose transcription raised `error`, and report it.
 
-        Raises DeviceError when several windows failed here in a row.
+        Raises DeviceError when several windows failed in this process in a row.
         """
         window, backlog = self.window, self._backlog
         log.error("a window of %.1f s failed: %s", window.duration_s, error, exc_info=error)
-        if not self.here:
+        if not self.in_process:
             self.discard("failed")
             return
-        # the spool keeps it until another one does not fail: were it the device, the next start
-        # would try it again
+        # The spool keeps it until another window succeeds: if the device is broken, the next start
+        # tries it again.
         backlog._discard(Discarded("failed", window.utterance_id, window.duration_s))
         backlog._leased.discard(window.id)
         backlog._failed.append(window.id)
@@ -197,8 +197,10 @@ class Backlog:
         *,
         in_process: bool = True,
     ) -> None:
-        """Opens the spool and begins with what was left in it; `discard` is called with each window
-        that gives no transcript. Not `in_process`: no window can be what this process dies of.
+        """Open the spool and queue what it holds.
+
+        `discard` is called with each window that gives no transcript. If not `in_process`, windows
+        are transcribed elsewhere, and no window can kill this process.
         """
         self._in_process = in_process
         self._spool, self._limit = Spool.open(settings, health), settings.spool.limit_mb << 20
@@ -207,151 +209,149 @@ class Backlog:
         now_s = time.monotonic()
         self._waiting = deque(
             _Waiting(kept.id, kept.utterance_id, kept.duration_s, now_s, kept.attempts)
-            for kept in self._spool.left()
+            for kept in self._spool.windows()
         )
         self._leased: set[str] = set()
         """Ids of the windows whose lease has not ended."""
         self._failed: list[str] = []
         """Ids of the windows that failed in a row."""
-        self._guess: Guess | None = None
-        """The window that is likely to come."""
-        self._untaken = False
-        """True until somebody takes the guess."""
-        self._requests: deque[Request] = deque()
+        self._speculation: Task | None = None
+        self._speculation_spooled = self._speculation_new = False
+        """Whether the spool has it; whether nobody has taken it."""
+        self._requests: deque[Task] = deque()
         self._request_s = -math.inf
-        """When a request that is not `idle` was taken last."""
+        """When a request that is no partial was last taken."""
         self._ends_s = math.inf
-        """When it is over even if windows wait."""
+        """When the queue ends even if windows wait."""
         self._complete = False
-        """True when nothing will be added."""
+        """True if nothing more will be added."""
         self._behind = self._dropping = False
         if self._waiting:
             health.count("recovered", len(self._waiting))
-            log.info("%d windows were left by the process before", len(self._waiting))
-        self._judge()
+            log.info("the process before left %d windows", len(self._waiting))
+        self._report_delay()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """True while a window of the microphone waits or is being transcribed."""
         return bool(self._waiting or self._leased)
 
-    def guess(self, window: Window | None) -> None:
-        """`window` is likely to come; None: the one before is not likely any more. One thread's,
-        with `push`."""
-        before = self._guess
-        if window is (before.window if before else None):
+    def speculate(self, window: Window | None, make: Callable[[Window], Task]) -> None:
+        """Offer the window with which the utterance may end, as the task that `make` makes of it;
+        None withdraws the one before. Only the thread that calls `push`."""
+        if window is (self._speculation.window if self._speculation else None):
             return
-        if before:
-            before.wanted = False
-            self._spool.done(before.window.id)
+        self.withdraw_speculation()
         if window is None:
-            self._guess = None
             return
-        spooled = self._spool.put(window)
+        self._speculation_spooled = self._spool.put(window)
         with self._news:
-            self._guess, self._untaken = Guess(window, spooled), True
+            self._speculation, self._speculation_new = make(window), True
             self._news.notify()
 
-    def settle(self, window_id: str) -> None:
-        """The window of this id is about to be pushed, or ("") none: a guess of any other is not
-        likely any more. As `guess`."""
-        if self._guess and self._guess.window.id != window_id:
-            self.guess(None)
+    def withdraw_speculation(self, unless_id: str = "") -> None:
+        """Cancel the speculation, unless it is this window, which is about to be pushed. Only the
+        thread that calls `push`."""
+        task = self._speculation
+        if task and task.window.id != unless_id:
+            self._speculation, task.wanted = None, False
+            self._spool.delete(task.window.id)
 
-    def expected(self) -> tuple[str, int] | None:
-        """Id of the guess and the silence, ms, that ends its utterance, once its text has told. The
-        thread's of `guess`."""
-        guess = self._guess
-        return (guess.window.id, guess.silence_ms) if guess and guess.silence_ms else None
+    def end_silence(self) -> tuple[str, int] | None:
+        """Return the speculation's id and the silence in ms that ends its utterance, once its text
+        has decided that. Only the thread that calls `push`."""
+        task = self._speculation
+        return (task.window.id, task.silence_ms) if task and task.silence_ms else None
 
     def push(self, window: Window) -> None:
-        """Keeps a window over a crash, then queues it; drops the oldest of too many."""
-        guess = self._guess if self._guess and self._guess.window.id == window.id else None
-        spooled = bool(guess and guess.spooled and guess.window.flags == window.flags)
+        """Save a window in the spool and queue it; drop the oldest ones if too many wait."""
+        task = self._speculation
+        task = task if task and task.window.id == window.id else None
+        spooled = bool(task and self._speculation_spooled and task.window.flags == window.flags)
         if not spooled:
-            self._spool.done(window.id)
+            self._spool.delete(window.id)
             spooled = self._spool.put(window)
         with self._news:
-            self._guess = None if guess else self._guess
-            held = sum(1 for one in self._waiting if one.window) < HELD
+            self._speculation = None if task else self._speculation
+            in_memory = sum(1 for waiting in self._waiting if waiting.window) < SAMPLES_IN_MEMORY
             self._waiting.append(
                 _Waiting(
                     window.id,
                     window.utterance_id,
                     window.duration_s,
                     time.monotonic(),
-                    window=window if held or not spooled else None,
+                    window=window if in_memory or not spooled else None,
                     spooled=spooled,
-                    guess=guess,
+                    speculation=task,
                 )
             )
-            dropped = self._surplus()
+            dropped = self._remove_surplus()
             self._news.notify()
-        for one in dropped:
+        for waiting in dropped:
             if not self._dropping:
                 self._dropping = True
-                log.error("too much speech waits to be transcribed: the oldest is dropped")
+                log.error("too much speech waits to be transcribed: dropping the oldest")
             self._health.count("lost_overload")
-            self._discard(Discarded("overload", one.utterance_id, one.duration_s))
-        self._judge()
+            self._discard(Discarded("overload", waiting.utterance_id, waiting.duration_s))
+        self._report_delay()
 
-    def take(self, timeout_s: float) -> Lease | None:
-        """The oldest window, whose transcription begins now; None when none came for a while, or
-        there is a guess or a request."""
+    def take_window(self, timeout_s: float) -> Lease | None:
+        """Lease the oldest window. Return None if none came in time, or if a speculation or a
+        request waits."""
         with self._news:
-            if not (self._waiting or self._untaken or self._requests or self.over):
+            if not (self._waiting or self._speculation_new or self._requests or self.is_over):
                 self._news.wait(timeout_s)
-            if not self._waiting or self.over:
+            if not self._waiting or self.is_over:
                 return None
-            one = self._waiting.popleft()
-            self._leased.add(one.id)
-        self._judge()
-        window = one.window or self._spool.load(one.id)
+            oldest = self._waiting.popleft()
+            self._leased.add(oldest.id)
+        self._report_delay()
+        window = oldest.window or self._spool.load(oldest.id)
         if window:
-            return Lease(self, window, one.queued_s, one.deaths, one.guess)
-        self._leased.discard(one.id)
-        self._spool.done(one.id)
-        self._discard(Discarded("failed", one.utterance_id, one.duration_s))
+            return Lease(self, window, oldest.queued_s, oldest.deaths, oldest.speculation)
+        self._leased.discard(oldest.id)
+        self._spool.delete(oldest.id)
+        self._discard(Discarded("failed", oldest.utterance_id, oldest.duration_s))
         return None
 
     def complete(self, within_s: float = math.inf) -> None:
-        """Nothing follows; what still waits after `within_s` is left to the next start."""
+        """Accept nothing more; leave what still waits after `within_s` to the next start."""
         with self._news:
             self._complete = True
             self._ends_s = min(self._ends_s, time.monotonic() + within_s)
             self._news.notify_all()
 
     @property
-    def over(self) -> bool:
-        """True when no more windows are to be taken."""
-        return self._complete and (not self._waiting or self.out_of_time)
+    def is_over(self) -> bool:
+        """True if no more windows are to be taken."""
+        return self._complete and (not self._waiting or self.is_out_of_time)
 
     @property
-    def out_of_time(self) -> bool:
-        """True when what still waits is left to the next start."""
+    def is_out_of_time(self) -> bool:
+        """True if what still waits is left to the next start."""
         return time.monotonic() >= self._ends_s
 
-    def lost(self) -> int:
-        """How many windows, waiting or leased, would be lost with the process."""
-        kept = {one.id for one in self._spool.left()}
+    def count_lost(self) -> int:
+        """Return the number of windows, waiting or leased, that would be lost with the process."""
+        spooled = {kept.id for kept in self._spool.windows()}
         with self._news:
-            return len({*self._leased, *(one.id for one in self._waiting)} - kept)
+            return len({*self._leased, *(waiting.id for waiting in self._waiting)} - spooled)
 
     def close(self) -> None:
-        """Says what the next start finds, and what nobody will; closes the spool."""
-        if left := len(self._spool.left()):
+        """Close the spool, log what is left or lost, and end the requests that still wait."""
+        if left := len(self._spool.windows()):
             log.info("%d windows are left to the next start", left)
-        if lost := self.lost():
+        if lost := self.count_lost():
             log.error("stopped with %d windows untranscribed or transcripts unstored", lost)
         self._spool.close()
         with self._news:
-            left_requests = [one for one in self._requests if one.wanted]
+            requests = [task for task in self._requests if task.wanted]
             self._requests.clear()
-        for request in left_requests:
-            request.answer(DeviceError("roomscribe is stopping"))
+        for task in requests:
+            task.deliver(DeviceError("roomscribe is stopping"))
 
     def __enter__(self) -> Self:
         return self
@@ -359,88 +359,88 @@ class Backlog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take_guess(self) -> Guess | None:
-        """The guess, which may be transcribed ahead; once, and None while windows wait."""
+    def take_speculation(self) -> Task | None:
+        """Return the speculation once; None while windows wait."""
         with self._news:
-            if self._waiting or not self._untaken:
+            if self._waiting or not self._speculation_new:
                 return None
-            guess, self._untaken = self._guess, False
-        if guess:
+            task, self._speculation_new = self._speculation, False
+        if task:
             if self._in_process:
-                self._spool.begin(guess.window.id)
+                self._spool.begin(task.window.id)
             self._health.count("guesses")
-        return guess
+        return task
 
-    def survived(self, guess: Guess) -> None:
-        """No death is the guess's fault any more; it waits for its utterance to end."""
-        self._spool.survived(guess.window.id)
+    def end_speculation(self, task: Task) -> None:
+        """Note that a speculation was transcribed, so no later death is its fault; it waits for its
+        utterance to end."""
+        self._spool.mark_survived(task.window.id)
 
-    def ask(self, request: Request) -> bool:
-        """Queues a request; False when too many wait, or nothing more is transcribed."""
+    def submit(self, task: Task) -> bool:
+        """Queue a request or a partial. Return False if too many wait, or if the daemon stops."""
         with self._news:
-            self._requests = deque(one for one in self._requests if one.wanted)
-            if self._complete or len(self._requests) >= REQUESTS:
+            self._requests = deque(waiting for waiting in self._requests if waiting.wanted)
+            if self._complete or len(self._requests) >= REQUEST_LIMIT:
                 return False
-            self._requests.append(request)
+            self._requests.append(task)
             self._news.notify()
         return True
 
-    def take_request(self, *, room_first: bool = False) -> Request | None:
-        """The oldest request that is still wanted, those that are not `idle` first; None while
-        windows or a guess wait.
+    def take_request(self, *, room_first: bool = False) -> Task | None:
+        """Return the oldest request that is still wanted, partials last; None while windows or a
+        speculation wait.
 
-        With `room_first` one of the others is taken in ROOM_FIRST_S, so that all of them are taken
-        at last. Waits some milliseconds if there is nothing else to take.
+        With `room_first`, one request is taken in ROOM_FIRST_S, so that each has its turn. Waits
+        some milliseconds if there is nothing else to take.
         """
         with self._news:
-            if self._waiting or self._untaken:
+            if self._waiting or self._speculation_new:
                 return None
-            wanted = [one for one in self._requests if one.wanted]
+            wanted = [task for task in self._requests if task.wanted]
             early = room_first and time.monotonic() - self._request_s < ROOM_FIRST_S
-            ready = [one for one in wanted if one.idle or not early]
-            first = min(ready, key=lambda one: one.idle, default=None)
-            self._requests = deque(one for one in wanted if one is not first)
-            if first and not first.idle:
+            ready = [task for task in wanted if task.kind is Kind.PARTIAL or not early]
+            first = min(ready, key=lambda task: task.kind is Kind.PARTIAL, default=None)
+            self._requests = deque(task for task in wanted if task is not first)
+            if first and first.kind is not Kind.PARTIAL:
                 self._request_s = time.monotonic()
             elif wanted and not first:
-                self._news.wait(REQUEST_LOOK_S)
+                self._news.wait(REQUEST_POLL_S)
         return first
 
-    def _surplus(self) -> list[_Waiting]:
-        """Takes out the oldest windows until the rest is within the limits."""
-        unspooled = [one for one in self._waiting if not one.spooled]
-        dropped = unspooled[: max(0, len(unspooled) - UNSPOOLED)]
-        size = self._spool.size
-        for one in self._waiting if size > self._limit else ():
-            while self._spool.size > self._limit and self._spool.release():
+    def _remove_surplus(self) -> list[_Waiting]:
+        """Remove the oldest windows until the rest is within the limits, and return them."""
+        unspooled = [waiting for waiting in self._waiting if not waiting.spooled]
+        dropped = unspooled[: max(0, len(unspooled) - UNSPOOLED_LIMIT)]
+        for waiting in self._waiting if self._spool.size > self._limit else ():
+            while self._spool.size > self._limit and self._spool.delete_transcribed():
                 pass
             if self._spool.size <= self._limit:
                 break
-            if one.spooled:
-                self._spool.done(one.id)
-                dropped.append(one)
-        for one in dropped:
-            self._waiting.remove(one)
+            if waiting.spooled:
+                self._spool.delete(waiting.id)
+                dropped.append(waiting)
+        for waiting in dropped:
+            self._waiting.remove(waiting)
         return dropped
 
-    def _judge(self) -> None:
-        """Says so when the appliance falls behind, and when it has caught up."""
+    def _report_delay(self) -> None:
+        """Report it when the appliance falls behind, and when it has caught up."""
         with self._news:
-            waiting_s = sum(one.duration_s for one in self._waiting)
+            waiting_s = sum(waiting.duration_s for waiting in self._waiting)
             number = len(self._waiting)
-            was, bound_s = self._behind, CAUGHT_UP_S if self._behind else BEHIND_S
+            before, bound_s = self._behind, CAUGHT_UP_S if self._behind else BEHIND_S
             behind = self._behind = waiting_s > bound_s
             self._dropping = self._dropping and behind
-        if behind == was:
+        if behind == before:
             return
         if behind:
-            log.warning("%d windows wait (%.0f s of speech): we are behind", number, waiting_s)
+            log.warning("falling behind: %d windows (%.0f s of speech) wait", number, waiting_s)
         else:
             log.info("caught up: %d windows wait", number)
         self._health.trouble(
             "backlog",
             f"more than {BEHIND_S:.0f} s of speech wait: it comes faster than it can be "
-            f"transcribed; {'a smaller model' if self._in_process else 'a faster server'} helps"
+            f"transcribed; use {'a smaller model' if self._in_process else 'a faster server'}"
             if behind
             else None,
         )

@@ -20,7 +20,7 @@ from appliance.capture import (
 )
 from appliance.config import GateSettings
 from appliance.control import RefusalError
-from appliance.daemon.backlog import Request
+from appliance.daemon.backlog import Task
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments, unavailable
 from appliance.errors import DeviceError
 from appliance.infer import Gates
@@ -53,7 +53,7 @@ class _Test:
     answer: Future[Mapping[str, Any]] = field(default_factory=Future)
     frames: list[Samples] = field(default_factory=list)
     sample_count: int = 0
-    request: Request | None = None
+    request: Task | None = None
     """Set once all sound is there and its text is requested."""
     result: dict[str, Any] = field(default_factory=dict)
 
@@ -90,7 +90,7 @@ class MicrophoneCommands(CommandGroup):
     def __init__(
         self,
         state: Callable[[], ApplianceState],
-        transcribe: Callable[[Request], bool],
+        transcribe: Callable[[Task], bool],
         gates: GateSettings,
         window_s: float,
     ) -> None:
@@ -177,7 +177,7 @@ class MicrophoneCommands(CommandGroup):
         length_s = len(sound) / SAMPLE_RATE
         start_s = time.monotonic() - length_s
         window = Window(new_id(), 1, True, sound, start_s, start_s + length_s, length_s)
-        test.request = Request(window, lambda result: self._finish(test, result))
+        test.request = Task(window, lambda result: self._finish(test, result))
         test.until_s = time.monotonic() + TEXT_WITHIN_S
         if silent or not self._transcribe(test.request):
             self._finish(test, None)

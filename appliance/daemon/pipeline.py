@@ -25,7 +25,7 @@ from appliance import __version__, system
 from appliance.capture import Segmenter, VoiceDetector, open_source
 from appliance.config import Reading, SegmenterSettings, Settings, node_name, page_url, store_folder
 from appliance.control import SOCKET_NAME, Server
-from appliance.daemon.backlog import Backlog, Guess, Lease, Request
+from appliance.daemon.backlog import Backlog, Kind, Lease, Task
 from appliance.daemon.broker_trial import BrokerCommands
 from appliance.daemon.capture_supervisor import CaptureSupervisor, Opener
 from appliance.daemon.controls import ApplianceCommands, Controls
@@ -35,10 +35,10 @@ from appliance.daemon.microphone_commands import MicrophoneCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.mute import Mute
 from appliance.daemon.partials import Partials
-from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, retry
+from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, transcribe_apart
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import claims
-from appliance.daemon.transcription import EncodedWindow, Scribe, open_transcriber
+from appliance.daemon.transcription import TaskTranscriber, open_transcriber
 from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.fleet import Brain, EarTranscriber, Link
 from appliance.homeassistant import NAMES_FILE, Home
@@ -184,10 +184,12 @@ class Pipeline:
         self._unannounced = ""
         self._home: Home | None = None
         self._idle_s = idle_s
-        self._retry = functools.partial(retry, within_s=retry_within_s, transcriber=transcriber)
+        self._transcribe_apart = functools.partial(
+            transcribe_apart, within_s=retry_within_s, transcriber=transcriber
+        )
         self._stopping = False
         self._frames: StageQueue[Frame] = StageQueue(FRAMES_WAITING)
-        self._states: StageQueue[EncodedWindow | Guess | Request] = StageQueue(STATES_WAITING)
+        self._states: StageQueue[Task] = StageQueue(STATES_WAITING)
         with contextlib.ExitStack() as opened:
             opened.enter_context(claims(settings))
             tell = functools.partial(self.health.trouble, "log")
@@ -226,7 +228,7 @@ class Pipeline:
             listeners = (*([self._publisher] if self._publisher else ()), self._controls)
             self._home = self._open_home(model, node)
             said = self._home.said if self._home else lambda _: None
-            self._scribe = Scribe(
+            self._tasks = TaskTranscriber(
                 settings,
                 model,
                 self._store,
@@ -234,14 +236,15 @@ class Pipeline:
                 listeners,
                 said=said,
                 on_decision=functools.partial(self._frames.mark, Sentinel.DECIDED),
+                on_speculation=self._end_speculation,
             )
             self._backlog = opened.enter_context(
-                Backlog(settings, self.health, self._scribe.discard, in_process=model.in_process)
+                Backlog(settings, self.health, self._tasks.discard, in_process=model.in_process)
             )
             # a server is the whole house's, and a window waits for the answer that it owes us
             here = not transcribed_elsewhere(settings)
-            ask = self._backlog.ask if here else lambda _: False
-            self._partials = Partials(ask, self._scribe.preview, listeners)
+            submit = self._backlog.submit if here else lambda _: False
+            self._partials = Partials(submit, self._tasks.preview, listeners)
             self._wyoming = self._house_server(model, node)
             self._fleet = self._open_fleet(model, node, opened)
             lose = functools.partial(self._frames.mark, Sentinel.LOST)
@@ -305,7 +308,7 @@ class Pipeline:
                 self._backlog.complete(deadline_s - time.monotonic() - DECODE_WITHIN_S)
             elif stage.name == "encoder":
                 self._states.mark(Sentinel.END)
-        self._scribe.flush()
+        self._tasks.flush()
         self._opened.close()
 
     def check(self) -> None:
@@ -363,10 +366,9 @@ class Pipeline:
             round_trips_ms=facts.get("round_trips_ms", ()),
         )
 
-    def ask(self, request: Request) -> bool:
-        """Has a window transcribed that the microphone did not give, when there is time for it;
-        False when too many wait. Any thread; does not wait."""
-        return self._backlog.ask(request)
+    def submit(self, task: Task) -> bool:
+        """Queue a request. Return False if too many wait. Any thread; does not wait."""
+        return self._backlog.submit(task)
 
     def broker_reasons(self) -> tuple[str, ...]:
         """What is wrong between the store and the broker, in plain words."""
@@ -390,7 +392,9 @@ class Pipeline:
             publisher=self._publisher,
             state=self.state,
             stats=self.stats,
-            microphone=MicrophoneCommands(self.state, self.ask, model.gates, model.bundle.window_s),
+            microphone=MicrophoneCommands(
+                self.state, self.submit, model.gates, model.bundle.window_s
+            ),
             groups=(
                 LogCommands(self._store, node),
                 ApplianceCommands(self.mute, self.day),
@@ -458,12 +462,12 @@ class Pipeline:
         async def announce(port: int) -> None:
             await advertise(f"roomscribe-{node}"[:63], port, self._tell_announced)
 
-        def ask(window: Window, answer: Answer, names: tuple[str, ...]) -> Request | None:
-            request = Request(window, answer, names=names)
-            return request if self.ask(request) else None
+        def ask(window: Window, answer: Answer, names: tuple[str, ...]) -> Task | None:
+            task = Task(window, answer, names=names)
+            return task if self.submit(task) else None
 
         def keep(window: Window, result: Transcription, queue_ms: float) -> None:
-            self._scribe.keep(window, result, queue_ms)
+            self._tasks.keep(window, result, queue_ms)
             self._states.mark(Sentinel.KEPT)
 
         return WyomingServer(
@@ -489,9 +493,9 @@ class Pipeline:
         if not self._settings.fleet.serves:
             return None
 
-        def ask(window: Window, ahead: bool, answer: Answer) -> Request | None:
-            request = Request(window, answer, ahead=ahead)
-            return request if self.ask(request) else None
+        def ask(window: Window, ahead: bool, answer: Answer) -> Task | None:
+            task = Task(window, answer, ask_completeness=ahead)
+            return task if self.submit(task) else None
 
         def tell(trouble: str | None) -> None:
             if self.health.trouble("fleet", trouble) and trouble:
@@ -570,14 +574,14 @@ class Pipeline:
                     self._publisher.speech(speaking)
                 self._controls.speech(speaking)
             for result in found:
-                self._backlog.settle(result.id if isinstance(result, Window) else "")
+                self._backlog.withdraw_speculation(result.id if isinstance(result, Window) else "")
                 self._partials.close()
                 if isinstance(result, Window):
                     self._backlog.push(result)
                 else:
-                    self._scribe.discard(result)
+                    self._tasks.discard(result)
             if self._settings.segmenter.speculate:
-                self._backlog.guess(self._segmenter.guess)
+                self._backlog.speculate(self._segmenter.guess, self._tasks.speculation)
             if isinstance(item, Frame):
                 self._partials.follow(self._segmenter, item.end_s)
         self._backlog.complete()
@@ -585,7 +589,7 @@ class Pipeline:
 
     def _decided(self, item: Frame | Sentinel) -> list[Window | Discarded]:
         """What a frame decides, what was decided of a guess meanwhile, or the end of the sound."""
-        if expected := self._backlog.expected():
+        if expected := self._backlog.end_silence():
             self._segmenter.expect(*expected)
         if isinstance(item, Frame):
             found = self._segmenter.push(item)
@@ -602,45 +606,45 @@ class Pipeline:
 
         def goes_on() -> bool:
             stage.moved()
-            return not self._backlog.out_of_time
+            return not self._backlog.is_out_of_time
 
         self._transcriber.goes_on = goes_on
         if self._supervisor.listens:
             self.sounding.wait(LISTEN_FIRST_S)
-        while not self._backlog.over:
-            lease = self._backlog.take(self._idle_s)
+        while not self._backlog.is_over:
+            lease = self._backlog.take_window(self._idle_s)
             stage.moved()
-            encoded: EncodedWindow | Guess | Request | None
-            encoded = self._encoded(lease, stage) if lease else self._encoded_ahead()
-            encoded = encoded or self._encoded_request()
+            task = self._encode_window(lease) if lease else self._encode_other()
             self._tell_encoder()
-            if encoded:
-                self._pass_on(encoded, stage)
+            if task:
+                self._pass_on(task, stage)
             if not self._backlog:
                 self._encoder.look_after(time.monotonic())
                 self._tell_encoder()
         self._states.mark(Sentinel.END)
         return True
 
-    def _encoded_ahead(self) -> Guess | None:
-        """The window that is likely to come, encoded; None without one, and when it failed."""
-        guess = self._backlog.take_guess()
-        if guess and not self._scribe.encode_ahead(guess):
-            self._backlog.survived(guess)
+    def _encode_other(self) -> Task | None:
+        """Encode the speculation, else a request; None without one, and for a partial if the
+        decoder is busy."""
+        task = self._backlog.take_speculation() or self._backlog.take_request(
+            room_first=self._is_room_busy()
+        )
+        if task and task.kind is Kind.PARTIAL and not self._states.empty():
+            task.wanted = False
+        if not task or not task.wanted:
             return None
-        return guess
+        self._tasks.encode(task)
+        return task
 
-    def _encoded_request(self) -> Request | None:
-        """What others asked for, encoded; None without one, and when it failed."""
-        request = self._backlog.take_request(room_first=self._is_room_busy())
-        if request and request.idle and not self._states.empty():
-            request.wanted = False  # the decoder has enough to do
-            return None
-        return request if request and self._scribe.encode_asked(request) else None
+    def _end_speculation(self, task: Task) -> None:
+        """A speculation was transcribed, or its transcription failed."""
+        self._partials.publish_eager(task)
+        self._backlog.end_speculation(task)
 
     def _is_room_busy(self) -> bool:
         """True while somebody speaks to the microphone, or what was said is being transcribed."""
-        return self._segmenter.speaking or self._backlog.busy
+        return self._segmenter.speaking or self._backlog.is_busy
 
     def _tell_encoder(self) -> None:
         """Note what transcribes and its trouble; log the trouble, and its end. The encoder's
@@ -652,36 +656,38 @@ class Pipeline:
             else:
                 log.info("the encoder runs on %s", encoder.name)
 
-    def _encoded(self, lease: Lease, stage: Stage) -> EncodedWindow | None:
-        """The window, encoded here, or transcribed apart when too many processes died with it;
-        None when its lease has ended, or is left to the next start.
+    def _encode_window(self, lease: Lease) -> Task | None:
+        """Encode a leased window here, or transcribe it apart if it was there when too many
+        processes died; None when the lease has ended or the window is left to the next start.
 
-        While nobody can transcribe it waits here, and those behind it in the spool.
+        While nobody can transcribe, it waits here, and the windows behind it in the spool.
         """
-        goes_on = self._transcriber.goes_on
-        if not lease.here:
-            return self._retry(lease, self._settings, self._scribe.encode, goes_on)
+        task, goes_on = self._tasks.leased_task(lease), self._transcriber.goes_on
+        if not lease.in_process:
+            task.encoded = self._transcribe_apart(lease, self._settings, goes_on)
+            if not lease.in_process:
+                return task if task.encoded else None
         while True:
-            encoded = self._scribe.encode(lease)
-            if isinstance(encoded.result, RefusedError):
-                log.error("a window of %.1f s: %s", lease.window.duration_s, encoded.result)
+            self._tasks.encode(task)
+            if isinstance(task.encoded, RefusedError):
+                log.error("a window of %.1f s: %s", lease.window.duration_s, task.encoded)
                 lease.discard("failed")
                 return None
-            if not isinstance(encoded.result, ServerError):
-                return encoded
+            if not isinstance(task.encoded, ServerError):
+                return task
             self._tell_encoder()
             if self._stopping or not goes_on():
                 lease.leave()
                 return None
             time.sleep(SERVER_LOOK_S)
 
-    def _pass_on(self, encoded: EncodedWindow | Guess | Request, stage: Stage) -> None:
-        """Waits for room and queues an encoded window: the backlog drops what is too much, and the
+    def _pass_on(self, task: Task, stage: Stage) -> None:
+        """Wait for room and queue an encoded task: the backlog drops what is too much, and the
         transcriber is watched by itself, so that waiting for it is no standing still.
         """
         while True:
             try:
-                self._states.put(encoded, timeout=self._idle_s)
+                self._states.put(task, timeout=self._idle_s)
                 break
             except Full:
                 stage.moved()
@@ -693,14 +699,8 @@ class Pipeline:
             stage.moved()
             self._store.poll()
             if item is None or isinstance(item, Sentinel):
-                self._scribe.tidy()
-            elif isinstance(item, Guess):
-                self._scribe.write_ahead(item)
-                self._partials.guessed(item)
-                self._backlog.survived(item)
-            elif isinstance(item, Request):
-                self._scribe.answer(item)
+                self._tasks.tidy()
             else:
-                self._scribe.write(item)
+                self._tasks.decode(item)
         self.ended.set()
         return True

@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from appliance.config import Settings
-from appliance.daemon.backlog import DEATHS, Lease
-from appliance.daemon.transcription import EncodedWindow, open_transcriber, with_memory
+from appliance.daemon.backlog import DEATHS_IN_PROCESS, Lease
+from appliance.daemon.transcription import open_transcriber, with_memory
 from appliance.infer import AnyTranscriber
 from appliance.records import Transcription, Window
 from appliance.system import Child, ChildDiedError, ChildFailedError
@@ -29,7 +29,7 @@ log = logging.getLogger("roomscribe.daemon")
 
 WITHIN_S = 60.0
 """For loading the model and transcribing one window, at low priority."""
-HOPELESS = DEATHS + 3
+HOPELESS = DEATHS_IN_PROCESS + 3
 """So many deaths set a window aside where no process of its own can try it."""
 ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Whoever ends every process of the daemon means no window by it."""
@@ -39,48 +39,40 @@ class _StoppedError(Exception):
     """There is no time for the rest."""
 
 
-def retry(
+def transcribe_apart(
     lease: Lease,
     settings: Settings,
-    encode: Callable[[Lease], EncodedWindow],
-    goes_on: Callable[[], bool],
+    should_continue: Callable[[], bool],
     *,
     within_s: float = WITHIN_S,
     transcriber: Callable[[Settings], AnyTranscriber] = open_transcriber,
-) -> EncodedWindow | None:
-    """The window as a process of its own transcribed it; or as `encode` does it here, where there
-    can be no such process.
+) -> Transcription | None:
+    """Return the window's transcription by a process of its own.
 
-    None when the lease has ended, or is left to the next start because `goes_on`, which is called
-    while the process works, said no. `transcriber`, a function of a module, makes there what
-    transcribes it.
+    None when the lease has ended; when the window is left to the next start because
+    `should_continue`, which is called while the process works, said no; and when there can be no
+    such process: then `lease.in_process` is true. `transcriber`, a function of a module, opens the
+    transcriber in the process.
     """
 
     def poll() -> None:
-        if not goes_on():
+        if not should_continue():
             raise _StoppedError
 
-    now_s = time.monotonic()
-    queue_ms = (now_s - lease.queued_s) * 1000
     log.warning(
         "a window of %.1f s was there when the process ended, %d times: it is tried apart",
         lease.window.duration_s,
         lease.deaths,
     )
+    deadline_s = time.monotonic() + within_s
+    arguments = (lease.window, settings, within_s, transcriber)
     begun = False
     try:
-        with Child(
-            _transcribe,
-            lease.window,
-            settings,
-            within_s,
-            transcriber,
-            environment={"NOTIFY_SOCKET": ""},
-        ) as child:
+        with Child(_transcribe, *arguments, environment={"NOTIFY_SOCKET": ""}) as child:
             child.receive(within_s, poll)
             begun = True
-            transcription = child.receive(now_s + within_s - time.monotonic(), poll)
-            return EncodedWindow(lease, queue_ms, transcription)
+            result: Transcription = child.receive(deadline_s - time.monotonic(), poll)
+            return result
     except _StoppedError:
         return None
     except TimeoutError:
@@ -91,18 +83,19 @@ def retry(
         trouble = f"its process ended with {error.how}"
     except ChildFailedError as error:
         if begun:
-            lease.failed(error)
+            lease.fail(error)
             return None
         trouble = str(error)
     except OSError as error:
         trouble = error.strerror or str(error)
-    if not begun:
-        log.warning("no process of its own: %s", trouble)
-        if lease.deaths < HOPELESS:
-            lease.try_here()
-            return encode(lease)
-        trouble = f"{lease.deaths} deaths"
-    lease.set_aside(trouble)
+    if begun:
+        lease.set_aside(trouble)
+        return None
+    log.warning("no process of its own: %s", trouble)
+    if lease.deaths < HOPELESS:
+        lease.begin_in_process()
+    else:
+        lease.set_aside(f"{lease.deaths} deaths")
     return None
 
 

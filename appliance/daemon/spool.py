@@ -168,7 +168,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
 """The fields of a window that stand in its header as they are, and what fits."""
 
 
-def place(settings: Settings) -> Path:
+def spool_folder(settings: Settings) -> Path:
     """The spool's folder, there or not: spool.path, else one below the runtime folder.
 
     Who keeps the log elsewhere has a spool elsewhere, too, so that nobody takes another's windows.
@@ -202,7 +202,7 @@ def read(path: Path, now: Moment) -> Spooled:
     return parse(data, now)
 
 
-def note(path: Path, attempts: int) -> None:
+def write_attempts(path: Path, attempts: int) -> None:
     """Writes the count of attempts into a file, if it is there."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -212,7 +212,7 @@ def note(path: Path, attempts: int) -> None:
             os.close(descriptor)
 
 
-def empty(folder: Path) -> None:
+def delete_windows(folder: Path) -> None:
     """Deletes every window in `folder`, if it is there. Raises OSError, also when it is in use."""
     if not folder.is_dir():
         return
@@ -268,10 +268,10 @@ class Spool:
     ) -> Spool:
         """The spool that the configuration asks for, with what was left in it; none with one line
         in the log where it cannot be. Where it is turned off, what was left is deleted."""
-        folder = place(settings)
+        folder = spool_folder(settings)
         try:
             if not settings.spool.enabled:
-                empty(folder)
+                delete_windows(folder)
                 return cls(None, health)
             held = MemoryFolder(folder)
             held.take()
@@ -283,7 +283,7 @@ class Spool:
             log.warning("%s: no spool: %s: a crash loses the windows that wait", folder, reason)
             return cls(None, health)
 
-    def left(self) -> list[Kept]:
+    def windows(self) -> list[Kept]:
         """The windows in it, in the order in which they were spoken."""
         with self._lock:
             return list(self._kept.values())
@@ -336,17 +336,17 @@ class Spool:
             if not kept.counted:
                 kept.attempts = min(255, kept.attempts + 1)
             kept.begun = kept.counted = True
-            note(kept.path, kept.attempts)
+            write_attempts(kept.path, kept.attempts)
 
-    def survived(self, window_id: str) -> None:
+    def mark_survived(self, window_id: str) -> None:
         """Notes that its transcription has ended; it waits for the store alone."""
         with self._lock:
             kept = self._kept.get(window_id)
             if kept is not None:
                 kept.attempts, kept.counted = 0, False
-                note(kept.path, kept.attempts)
+                write_attempts(kept.path, kept.attempts)
 
-    def done(self, window_id: str) -> None:
+    def delete(self, window_id: str) -> None:
         """Deletes it: it is in the store, or was discarded."""
         with self._lock:
             kept = self._kept.pop(window_id, None)
@@ -354,13 +354,13 @@ class Spool:
             with contextlib.suppress(OSError):
                 kept.path.unlink()
 
-    def release(self) -> bool:
+    def delete_transcribed(self) -> bool:
         """Deletes the oldest that is transcribed and waits for the store; False without one."""
         with self._lock:
             begun = [kept.id for kept in self._kept.values() if kept.begun]
         if len(begun) <= IN_WORK:
             return False
-        self.done(begun[0])
+        self.delete(begun[0])
         return True
 
     def close(self) -> None:

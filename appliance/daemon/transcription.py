@@ -6,6 +6,7 @@ A transcript is committed to the store before any listener is notified. While th
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import math
@@ -13,13 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
 from appliance.config import Settings
 from appliance.daemon import journal
-from appliance.daemon.backlog import Guess, Lease, Request
+from appliance.daemon.backlog import Kind, Lease, Task
 from appliance.daemon.health import Health
 from appliance.errors import DeviceError, StoreError, lacks_memory
 from appliance.fleet import open_ear
@@ -37,8 +38,8 @@ from appliance.wyoming import open_transcriber as open_served
 
 log = logging.getLogger("roomscribe.daemon")
 
-TRANSCRIPTS_WAITING = 1000
-"""Kept in memory while the store refuses; about a day of commands."""
+UNSTORED_LIMIT = 1000
+"""Transcripts kept in memory while the store refuses; about a day of commands."""
 EXPIRE_EVERY_S = 3600.0
 """Between two looks for transcripts that are older than the retention."""
 MEMORY_WAITS_S = (0.1, 0.5, 1.5, 4.0)
@@ -65,23 +66,11 @@ class Listener(Protocol):
         """What somebody says, so far; also given to those who do not want it."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedWindow:
-    """A window on its way from the encoder to the decoder."""
+class TaskTranscriber:
+    """Transcribes tasks, and stores the transcripts of the microphone's windows.
 
-    lease: Lease
-    queue_ms: float
-    """How long it waited for the encoder."""
-    result: Encoded | Transcription | Exception
-    """Its states; or its transcription, by another process or ahead; or why it could not be
-    encoded."""
-
-
-class Scribe:
-    """Transcribes windows and stores the result.
-
-    `encode` may run in a thread of its own, one window ahead, and any thread may call `discard`;
-    all the rest is one other thread's, and the store is its own.
+    `encode` may run in a thread of its own, one task ahead, and any thread may call `discard`.
+    Everything else belongs to the transcriber's thread, which owns the store, too.
     """
 
     def __init__(
@@ -94,140 +83,134 @@ class Scribe:
         *,
         said: Callable[[Transcript], object] = lambda _: None,
         on_decision: Callable[[], object] = lambda: None,
+        on_speculation: Callable[[Task], object] = lambda _: None,
     ) -> None:
-        """`said` is given each transcript that is stored; `on_decision` is called when it is known
-        how much silence ends the utterance of a guess."""
+        """`said` is given each stored transcript, `on_speculation` each transcribed speculation.
+        `on_decision` is called when a speculation's `silence_ms` is known."""
         self._settings, self._transcriber, self._store = settings, transcriber, store
         self._health, self._listeners, self._said = health, listeners, said
         self._waiting: deque[tuple[Lease | None, Transcript]] = deque()
-        self._on_decision = on_decision
+        self._on_decision, self.on_speculation = on_decision, on_speculation
         self._gates = Gates(transcriber.gates)
         self._expire_s = 0.0
 
-    def encode(self, lease: Lease) -> EncodedWindow:
-        """Encodes a window; never raises. Too little memory is waited for, some seconds."""
+    def leased_task(self, lease: Lease) -> Task:
+        """Return the task of a leased window, whose transcript is stored."""
         queue_ms = (time.monotonic() - lease.queued_s) * 1000
-        if lease.guess and lease.guess.encoded:
-            self._health.count("guesses_used")
-            return EncodedWindow(lease, queue_ms, lease.guess.encoded)
-        try:
-            encoded = with_memory(lambda: self._transcriber.encode(lease.window))
-            return EncodedWindow(lease, queue_ms, encoded)
-        except Exception as error:
-            return EncodedWindow(lease, queue_ms, error)
+        deliver = functools.partial(self._store_result, lease, queue_ms)
+        return Task(lease.window, deliver, Kind.MICROPHONE, speculation=lease.speculation)
 
-    def encode_ahead(self, guess: Guess) -> bool:
-        """Encodes a window that is likely to come; whether it worked. Never raises: what fails is
-        tried again if the window comes."""
-        try:
-            encoded = self._transcriber.encode(guess.window)
-            guess.encoded = replace(encoded, ahead=self._settings.segmenter.early_ms > 0)
-        except Exception as error:
-            log.info("a window could not be encoded ahead: %s", error)
-        return guess.encoded is not None
+    def speculation(self, window: Window) -> Task:
+        """Return the task of a window with which the utterance may end."""
+        task = Task(window, lambda result: self._end_speculation(task, result), Kind.SPECULATION)
+        if self._settings.segmenter.early_ms:
+            task.ask_completeness = True
+            task.decided = lambda result: self._decide_silence(task, result)
+        return task
 
-    def write_ahead(self, guess: Guess) -> None:
-        """Decodes a window that is likely to come, while it still is. Never raises.
+    def encode(self, task: Task) -> None:
+        """Encode a task's window. Never raises: `task.encoded` then is the error.
 
-        As soon as the text tells how much silence ends its utterance, `guess` has that and
-        `on_decision` is called. The rest of the transcription follows, and may change it again.
+        If memory is short, a window of the microphone waits for it for some seconds.
         """
-        if not guess.wanted or guess.encoded is None:
+        if task.kind is Kind.PARTIAL:
+            self._health.count("partials")
+        known = task.speculation.encoded if task.speculation else None
+        if known and not isinstance(known, Exception):
+            self._health.count("guesses_used")
+            task.encoded = known
             return
-
-        def decided(result: Transcription) -> None:
-            if self._settings.segmenter.early_ms:
-                guess.silence_ms = self._silence_ms(guess.window, result)
-                self._on_decision()
-
         try:
-            progress = Progress(decided, lambda: guess.wanted)
-            result = self._transcriber.write(guess.encoded, progress)
+            encoded = self._with_memory(task, lambda: self._transcriber.encode(task.window))
+            room = None if task.kind is Kind.REQUEST else ""
+            task.encoded = replace(
+                encoded, ahead=task.ask_completeness, names=task.names, room=room
+            )
         except Exception as error:
-            log.info("a window could not be decoded ahead: %s", error)
-            return
-        if guess.wanted:  # else it was cancelled, and may lack a part
-            guess.transcription = result
-            decided(result)
+            task.encoded = error
 
-    def _silence_ms(self, window: Window, result: Transcription) -> int:
-        """So much silence ends the utterance of a guess."""
+    def decode(self, task: Task) -> None:
+        """Decode an encoded task, and deliver its result if it is still wanted.
+
+        Raises DeviceError when several windows of the microphone failed in a row, or when memory is
+        short for some seconds: the next start finds the window then.
+        """
+        known = task.speculation.transcription if task.speculation else None
+        result = known or task.encoded
+        if isinstance(result, Encoded):
+            if not task.wanted:
+                return
+            states, progress = result, Progress(task.decided, lambda: task.wanted)
+            try:
+                result = self._with_memory(task, lambda: self._transcriber.write(states, progress))
+            except Exception as error:
+                result = error
+        if not task.wanted or result is None:
+            return
+        try:
+            task.deliver(result)
+        except Exception as error:
+            if task.kind in (Kind.MICROPHONE, Kind.SPECULATION):
+                raise
+            log.error("the result of a request was not accepted: %s", error, exc_info=error)
+
+    def preview(self, window: Window, result: Transcription) -> str:
+        """Return the text that would be stored; empty if it would be discarded."""
+        return self._gates.preview(window, result, lambda: self._text_before(window))
+
+    def _end_speculation(self, task: Task, result: Transcription | Exception) -> None:
+        """Keep a speculation's result for the window that comes true. An error is no fault of that
+        window: it is tried again then."""
+        if isinstance(result, Exception):
+            log.info("a speculative transcription failed: %s", result)
+        else:
+            task.transcription = result
+            task.decided(result)  # the final text may decide otherwise than the first one
+        self.on_speculation(task)
+
+    def _decide_silence(self, task: Task, result: Transcription) -> None:
+        """Set how much silence ends a speculation's utterance."""
         whole = longer = 0
         with suppress(StoreError):
             whole, longer = self._store.history.count(result.text)
         settings, gates = self._settings.segmenter, self._transcriber.gates
-        return silence_ms(window, result, settings, gates, whole=whole, longer=longer)
+        task.silence_ms = silence_ms(
+            task.window, result, settings, gates, whole=whole, longer=longer
+        )
+        self._on_decision()
 
-    def encode_asked(self, request: Request) -> bool:
-        """Encodes a request's window; False when that failed, which it is told. Never raises."""
-        if request.idle:
-            self._health.count("partials")
-        try:
-            encoded = self._transcriber.encode(request.window)
-            room = "" if request.idle else None
-            request.encoded = replace(encoded, ahead=request.ahead, names=request.names, room=room)
-        except Exception as error:
-            _answer(request, error)
-        return request.encoded is not None
-
-    def answer(self, request: Request) -> None:
-        """Decodes a request's window, if that is still wanted, and answers it. Never raises."""
-        if not request.wanted or request.encoded is None:
-            return
-        result: Transcription | Exception
-        try:
-            result = self._transcriber.write(request.encoded)
-        except Exception as error:
-            result = error
-        _answer(request, result)
-
-    def preview(self, window: Window, result: Transcription) -> str:
-        """The text of the transcript that `write` would make; empty where it would discard it."""
-        return self._gates.preview(window, result, lambda: self._text_before(window))
-
-    def write(self, encoded: EncodedWindow) -> None:
-        """Decodes an encoded window and stores its text; ends its lease, or leaves that to `flush`.
-
-        Raises DeviceError when several windows failed in a row, or when memory is short for some
-        seconds: the next start finds the window then.
-        """
-        lease, result = encoded.lease, encoded.result
-        try:
-            if isinstance(result, Exception):
-                raise result
-            if isinstance(result, Encoded):
-                ahead = lease.guess.transcription if lease.guess else None
-                states = result
-                result = ahead or with_memory(lambda: self._transcriber.write(states))
-        except Exception as error:
-            if lacks_memory(error):
-                lease.leave()
-                raise DeviceError(
-                    f"too little memory to transcribe {lease.window.duration_s:.1f} s: {error}; "
-                    "restarting, what waits to be transcribed is kept"
-                ) from error
-            lease.failed(error)
-            return
-        lease.transcribed()
+    def _store_result(
+        self, lease: Lease, queue_ms: float, result: Transcription | Exception
+    ) -> None:
+        """Store a leased window's text; end its lease, or leave that to `flush`."""
         window = lease.window
+        if isinstance(result, Exception):
+            if not lacks_memory(result):
+                lease.fail(result)
+                return
+            lease.leave()
+            raise DeviceError(
+                f"too little memory to transcribe {window.duration_s:.1f} s: {result}; "
+                "restarting, what waits to be transcribed is kept"
+            ) from result
+        lease.mark_transcribed()
         result, reason = self._gates.on(window, result, lambda: self._text_before(window))
         if reason:
             lease.discard(reason)
             return
-        self._waiting.append(
-            (lease, compose(window, result, result.model or self.model, encoded.queue_ms))
-        )
-        if len(self._waiting) > TRANSCRIPTS_WAITING:
+        transcript = compose(window, result, result.model or self.model, queue_ms)
+        self._waiting.append((lease, transcript))
+        if len(self._waiting) > UNSTORED_LIMIT:
             oldest = self._waiting.popleft()[0]
             if oldest:
-                oldest.done()
+                oldest.finish()
             self._health.count("lost_store_refused")
             log.error("the store has refused for too long: the oldest transcript is lost")
         self.flush()
 
     def keep(self, window: Window, result: Transcription, queue_ms: float) -> None:
         """Has `flush` store the text of a window that was not heard here. Any thread."""
-        if len(self._waiting) >= TRANSCRIPTS_WAITING:
+        if len(self._waiting) >= UNSTORED_LIMIT:
             self._health.count("lost_store_refused")
             return
         transcript = compose(window, result, result.model or self.model, queue_ms)
@@ -244,7 +227,7 @@ class Scribe:
                 return len(self._waiting)
             self._waiting.popleft()
             if lease:
-                lease.done()
+                lease.finish()
             self._health.count("transcripts")
             if transcript.continues and transcript.window == 1:
                 self._health.count("resumed")
@@ -280,6 +263,9 @@ class Scribe:
         for listener in self._listeners:
             listener.discarded(discarded)
 
+    def _with_memory(self, task: Task, work: Callable[[], Made]) -> Made:
+        return with_memory(work) if task.kind is Kind.MICROPHONE else work()
+
     @property
     def model(self) -> str:
         """Name of the model bundle in use."""
@@ -301,14 +287,6 @@ def open_transcriber(settings: Settings) -> AnyTranscriber:
     Raises ModelError, ConfigError and DeviceError, but never for another machine that is away.
     """
     return open_ear(settings) if settings.fleet.role == "ear" else open_served(settings)
-
-
-def _answer(request: Request, result: Transcription | Exception) -> None:
-    """Tells who asked; what goes wrong there is no fault of ours."""
-    try:
-        request.answer(result)
-    except Exception as error:
-        log.error("a request's answer was not taken: %s", error, exc_info=error)
 
 
 def with_memory(work: Callable[[], Made]) -> Made:

@@ -14,17 +14,18 @@ from rigs.windows import a_window
 from appliance.config import Settings, SpoolSettings
 from appliance.daemon import backlog
 from appliance.daemon.backlog import (
-    DEATHS,
+    DEATHS_IN_PROCESS,
     FAILURES_IN_A_ROW,
-    HELD,
-    REQUESTS,
-    UNSPOOLED,
+    REQUEST_LIMIT,
+    SAMPLES_IN_MEMORY,
+    UNSPOOLED_LIMIT,
     Backlog,
+    Kind,
     Lease,
-    Request,
+    Task,
 )
 from appliance.daemon.health import Health
-from appliance.daemon.spool import note
+from appliance.daemon.spool import write_attempts
 from appliance.errors import DeviceError
 from appliance.records import Discarded, Transcription, Window
 
@@ -49,30 +50,33 @@ class Rig:
             self.backlog.push(window)
         return windows
 
+    def speculate(self, window: Window) -> None:
+        self.backlog.speculate(window, lambda window: Task(window, lambda _: None))
+
     def take(self) -> Lease:
-        lease = self.backlog.take(0)
+        lease = self.backlog.take_window(0)
         assert lease
         return lease
 
     def takes(self, number: int) -> list[str]:
-        found = [self.backlog.take(0) for _ in range(number)]
+        found = [self.backlog.take_window(0) for _ in range(number)]
         return [lease.window.id for lease in found if lease]
 
 
 @needs_memory
 def test_windows_come_in_the_order_in_which_they_were_heard(memory: Path) -> None:
     rig = Rig(memory)
-    heard = [window.id for window in rig.push(HELD + 3, 0.1)]
-    assert rig.takes(HELD + 3) == heard
-    assert rig.backlog.take(0) is None
+    heard = [window.id for window in rig.push(SAMPLES_IN_MEMORY + 3, 0.1)]
+    assert rig.takes(SAMPLES_IN_MEMORY + 3) == heard
+    assert rig.backlog.take_window(0) is None
 
 
 @needs_memory
 def test_only_a_few_hold_their_samples_in_memory(memory: Path) -> None:
     rig = Rig(memory, limit_mb=64)
     heard = rig.push(100, 0.1)
-    assert sum(1 for one in rig.backlog._waiting if one.window) == HELD
-    taken = [rig.backlog.take(0) for _ in range(100)]
+    assert sum(1 for one in rig.backlog._waiting if one.window) == SAMPLES_IN_MEMORY
+    taken = [rig.backlog.take_window(0) for _ in range(100)]
     for found, window in zip(taken, heard, strict=True):
         assert found
         assert (found.window.samples == window.samples).all()
@@ -91,8 +95,8 @@ def test_beyond_the_limit_the_oldest_goes_and_is_counted(memory: Path) -> None:
 
 def test_without_a_spool_the_number_is_bounded() -> None:
     rig = Rig(None)
-    heard = rig.push(UNSPOOLED + 2, 0.1)
-    assert len(rig.backlog) == UNSPOOLED == rig.backlog.lost()
+    heard = rig.push(UNSPOOLED_LIMIT + 2, 0.1)
+    assert len(rig.backlog) == UNSPOOLED_LIMIT == rig.backlog.count_lost()
     assert [one.utterance_id for one in rig.discarded] == ["u0", "u1"]
     assert rig.takes(1) == [heard[2].id]
 
@@ -151,25 +155,25 @@ def test_it_is_over_when_nothing_follows_and_nothing_waits() -> None:
     rig = Rig(None)
     rig.push(2, 0.1)
     rig.backlog.complete()
-    assert not rig.backlog.over
+    assert not rig.backlog.is_over
     rig.takes(2)
-    assert rig.backlog.over
+    assert rig.backlog.is_over
 
 
 def test_at_a_stop_what_there_is_no_time_for_is_left() -> None:
     rig = Rig(None)
     rig.push(2, 0.1)
     rig.backlog.complete(-1.0)
-    assert rig.backlog.over
-    assert rig.backlog.take(0) is None
-    assert rig.backlog.lost() == 2
+    assert rig.backlog.is_over
+    assert rig.backlog.take_window(0) is None
+    assert rig.backlog.count_lost() == 2
 
 
 def test_who_waits_for_a_window_is_woken_by_the_end() -> None:
     rig = Rig(None)
     threading.Timer(0.1, rig.backlog.complete).start()
     begun_s = time.monotonic()
-    assert rig.backlog.take(30) is None
+    assert rig.backlog.take_window(30) is None
     assert time.monotonic() - begun_s < 20
 
 
@@ -178,10 +182,10 @@ def test_a_lease_that_is_done_leaves_nothing_in_the_spool(memory: Path) -> None:
     rig = Rig(memory)
     rig.push(1, 0.1)
     lease = rig.take()
-    lease.transcribed()
+    lease.mark_transcribed()
     assert len(list(memory.glob("*.window"))) == 1, "it waits for the store"
-    lease.done()
-    lease.done()
+    lease.finish()
+    lease.finish()
     assert list(memory.glob("*.window")) == []
     assert rig.discarded == []
 
@@ -194,7 +198,7 @@ def test_a_lease_that_is_not_ended_is_there_at_the_next_start(
     before = Rig(memory)
     left = before.push(3, 0.1)
     before.take()
-    before.take().transcribed()
+    before.take().mark_transcribed()
     before.backlog.close()
     assert "3 windows are left to the next start" in caplog.text
     rig = Rig(memory)
@@ -209,8 +213,8 @@ def test_a_lease_that_is_not_ended_is_lost_without_a_spool(
     rig = Rig(None)
     rig.push(3, 0.1)
     rig.take()
-    rig.take().done()
-    assert rig.backlog.lost() == 2
+    rig.take().finish()
+    assert rig.backlog.count_lost() == 2
     rig.backlog.close()
     assert "stopped with 2 windows untranscribed" in caplog.text
 
@@ -222,11 +226,11 @@ def test_a_window_that_failed_is_counted_and_goes_when_the_next_one_does_not_fai
     rig = Rig(memory)
     rig.push(2, 0.1)
     failed, good = rig.take(), rig.take()
-    failed.failed(RuntimeError("a strange sound"))
+    failed.fail(RuntimeError("a strange sound"))
     assert [(one.reason, one.utterance_id) for one in rig.discarded] == [("failed", "u0")]
     assert len(list(memory.glob("*.window"))) == 2
-    good.transcribed()
-    good.done()
+    good.mark_transcribed()
+    good.finish()
     assert list(memory.glob("*.window")) == []
 
 
@@ -238,9 +242,9 @@ def test_windows_that_fail_in_a_row_are_a_broken_device_and_left_to_the_next_sta
     windows = rig.push(FAILURES_IN_A_ROW, 0.1)
     leases = [rig.take() for _ in windows]
     for lease in leases[:-1]:
-        lease.failed(RuntimeError("graph"))
+        lease.fail(RuntimeError("graph"))
     with pytest.raises(DeviceError, match="3 times in a row, last with: graph"):
-        leases[-1].failed(RuntimeError("graph"))
+        leases[-1].fail(RuntimeError("graph"))
     rig.backlog.close()
     assert Rig(memory).takes(9) == [window.id for window in windows]
 
@@ -250,12 +254,12 @@ def test_a_window_that_met_too_many_deaths_may_not_be_tried_here(memory: Path) -
     before = Rig(memory)
     before.push(3, 0.1)
     before.backlog.close()
-    for deaths, file in enumerate(sorted(memory.glob("*.window")), DEATHS - 1):
-        note(file, deaths)
+    for deaths, file in enumerate(sorted(memory.glob("*.window")), DEATHS_IN_PROCESS - 1):
+        write_attempts(file, deaths)
     rig = Rig(memory)
     fit, apart, hopeless = (rig.take() for _ in range(3))
-    assert [lease.here for lease in (fit, apart, hopeless)] == [True, False, False]
-    apart.failed(RuntimeError("what another process says"))
+    assert [lease.in_process for lease in (fit, apart, hopeless)] == [True, False, False]
+    apart.fail(RuntimeError("what another process says"))
     hopeless.set_aside("it kills")
     assert [one.reason for one in rig.discarded] == ["failed", "set_aside"]
     assert rig.health.counters() == {"recovered": 3, "set_aside": 1}
@@ -272,7 +276,7 @@ def test_a_death_is_counted_for_what_is_transcribed_here_alone(memory: Path) -> 
         lease = rig.take()
         deaths.append(lease.deaths)
         if start == 3:
-            lease.try_here()
+            lease.begin_in_process()
         rig.backlog.close()
     assert deaths == [0, 1, 2, 2]
     assert Rig(memory).take().deaths == 3
@@ -286,8 +290,8 @@ def test_two_leases_never_hold_one_window(memory: Path) -> None:
     leases: list[Lease] = []
 
     def take() -> None:
-        while not rig.backlog.over:
-            if lease := rig.backlog.take(0.01):
+        while not rig.backlog.is_over:
+            if lease := rig.backlog.take_window(0.01):
                 leases.append(lease)
 
     takers = [threading.Thread(target=take) for _ in range(8)]
@@ -301,14 +305,14 @@ def test_two_leases_never_hold_one_window(memory: Path) -> None:
 def test_a_guess_is_taken_once_and_only_while_nothing_waits() -> None:
     rig = Rig(None)
     guess = a_window()
-    rig.backlog.guess(guess)
+    rig.speculate(guess)
     (window,) = rig.push(1)
-    assert rig.backlog.take_guess() is None
+    assert rig.backlog.take_speculation() is None
     assert rig.take().window is window
-    assert rig.backlog.take(60) is None, "does not wait: there is a guess"
-    taken = rig.backlog.take_guess()
+    assert rig.backlog.take_window(60) is None, "does not wait: there is a guess"
+    taken = rig.backlog.take_speculation()
     assert taken and taken.window is guess
-    assert rig.backlog.take_guess() is None
+    assert rig.backlog.take_speculation() is None
     assert rig.health.counters()["guesses"] == 1
 
 
@@ -316,15 +320,15 @@ def test_a_guess_is_taken_once_and_only_while_nothing_waits() -> None:
 def test_a_guess_that_came_true_is_in_the_spool_once(memory: Path) -> None:
     rig = Rig(memory)
     guess = a_window()
-    rig.backlog.guess(guess)
+    rig.speculate(guess)
     assert [path.name[9:35] for path in memory.glob("*.window")] == [guess.id]
-    taken = rig.backlog.take_guess()
+    taken = rig.backlog.take_speculation()
     rig.backlog.push(guess)
-    rig.backlog.guess(None)
+    rig.backlog.withdraw_speculation()
     lease = rig.take()
-    assert lease.guess is taken
+    assert lease.speculation is taken
     assert len(list(memory.glob("*.window"))) == 1
-    lease.done()
+    lease.finish()
     assert list(memory.glob("*.window")) == []
 
 
@@ -332,77 +336,77 @@ def test_a_guess_that_came_true_is_in_the_spool_once(memory: Path) -> None:
 def test_a_guess_that_did_not_come_true_leaves_nothing(memory: Path) -> None:
     rig = Rig(memory)
     first, second = a_window(), a_window()
-    rig.backlog.guess(first)
-    taken = rig.backlog.take_guess()
+    rig.speculate(first)
+    taken = rig.backlog.take_speculation()
     assert taken
-    rig.backlog.guess(second)
+    rig.speculate(second)
     assert not taken.wanted
-    rig.backlog.guess(None)
-    assert rig.backlog.take_guess() is None
+    rig.backlog.withdraw_speculation()
+    assert rig.backlog.take_speculation() is None
     assert list(memory.glob("*.window")) == []
-    assert rig.backlog.lost() == 0
+    assert rig.backlog.count_lost() == 0
 
 
 @needs_memory
-def test_what_comes_otherwise_than_guessed_is_kept_as_it_came(memory: Path) -> None:
+def test_what_comes_otherwise_than_speculated_is_kept_as_it_came(memory: Path) -> None:
     rig = Rig(memory)
     guess = a_window()
-    rig.backlog.guess(guess)
+    rig.speculate(guess)
     rig.backlog.push(replace(guess, flags=("interrupted",)))
     rig.backlog.close()
     again = Rig(memory)
     assert again.take().window.flags == ("interrupted",)
-    assert again.backlog.take(0) is None
+    assert again.backlog.take_window(0) is None
 
 
 @needs_memory
 @pytest.mark.parametrize("came_true", [False, True])
-def test_a_process_that_dies_of_a_guess_counts_once_for_the_window(
+def test_a_process_that_dies_of_a_speculation_counts_once_for_the_window(
     memory: Path, came_true: bool
 ) -> None:
     """Killed between the guess and the close, or just after it: the sentence is found, once."""
     rig = Rig(memory)
     guess = a_window()
-    rig.backlog.guess(guess)
-    assert rig.backlog.take_guess()
+    rig.speculate(guess)
+    assert rig.backlog.take_speculation()
     if came_true:
         rig.backlog.push(guess)
         rig.take()
     rig.backlog.close()  # leaves what kill -9 leaves
     again = Rig(memory)
     lease = again.take()
-    assert (lease.window.id, lease.deaths, lease.here) == (guess.id, 1, True)
+    assert (lease.window.id, lease.deaths, lease.in_process) == (guess.id, 1, True)
 
 
 @needs_memory
-def test_no_death_is_the_fault_of_a_guess_that_was_transcribed(memory: Path) -> None:
+def test_no_death_is_the_fault_of_a_speculation_that_was_transcribed(memory: Path) -> None:
     rig = Rig(memory)
-    rig.backlog.guess(a_window())
-    taken = rig.backlog.take_guess()
+    rig.speculate(a_window())
+    taken = rig.backlog.take_speculation()
     assert taken
-    rig.backlog.survived(taken)
+    rig.backlog.end_speculation(taken)
     rig.backlog.close()
     assert Rig(memory).take().deaths == 0
 
 
 def a_request(
-    answers: list[Transcription | Exception] | None = None, *, idle: bool = False
-) -> Request:
-    return Request(a_window(), ([] if answers is None else answers).append, idle=idle)
+    answers: list[Transcription | Exception] | None = None, kind: Kind = Kind.REQUEST
+) -> Task:
+    return Task(a_window(), ([] if answers is None else answers).append, kind)
 
 
-def test_requests_come_after_windows_and_guess_and_idle_ones_last() -> None:
+def test_requests_come_after_windows_and_speculation_and_partials_last() -> None:
     rig = Rig(None)
-    idle, first, second = a_request(idle=True), a_request(), a_request()
-    assert all(rig.backlog.ask(one) for one in (idle, first, second))
+    partial, first, second = a_request(kind=Kind.PARTIAL), a_request(), a_request()
+    assert all(rig.backlog.submit(one) for one in (partial, first, second))
     rig.push(1)
-    rig.backlog.guess(a_window())
+    rig.speculate(a_window())
     assert rig.backlog.take_request() is None
     rig.take()
     assert rig.backlog.take_request() is None
-    assert rig.backlog.take_guess()
-    assert rig.backlog.take(60) is None, "does not wait: there is a request"
-    assert [rig.backlog.take_request() for _ in range(4)] == [first, second, idle, None]
+    assert rig.backlog.take_speculation()
+    assert rig.backlog.take_window(60) is None, "does not wait: there is a request"
+    assert [rig.backlog.take_request() for _ in range(4)] == [first, second, partial, None]
 
 
 def test_while_the_room_speaks_requests_of_others_are_rare_and_do_not_starve(
@@ -410,49 +414,49 @@ def test_while_the_room_speaks_requests_of_others_are_rare_and_do_not_starve(
 ) -> None:
     monkeypatch.setattr(backlog, "ROOM_FIRST_S", 0.2)
     rig = Rig(None)
-    idle, first, second = a_request(idle=True), a_request(), a_request()
-    assert all(rig.backlog.ask(one) for one in (first, second))
+    partial, first, second = a_request(kind=Kind.PARTIAL), a_request(), a_request()
+    assert all(rig.backlog.submit(one) for one in (first, second))
     begun_s = time.monotonic()
     assert rig.backlog.take_request(room_first=True) is first
     assert rig.backlog.take_request(room_first=True) is None
-    assert rig.backlog.ask(idle)
-    assert rig.backlog.take_request(room_first=True) is idle, "it is the room's own"
+    assert rig.backlog.submit(partial)
+    assert rig.backlog.take_request(room_first=True) is partial, "it is the room's own"
     while not (taken := rig.backlog.take_request(room_first=True)):
         assert time.monotonic() - begun_s < 5
     assert taken is second
     assert time.monotonic() - begun_s >= 0.2
-    assert rig.backlog.ask(first)
+    assert rig.backlog.submit(first)
     assert rig.backlog.take_request() is first, "at once when the room is quiet"
 
 
 def test_the_microphone_is_busy_until_its_window_is_done() -> None:
     rig = Rig(None)
-    assert not rig.backlog.busy
+    assert not rig.backlog.is_busy
     rig.push(1)
-    assert rig.backlog.busy
-    lease = rig.backlog.take(0)
+    assert rig.backlog.is_busy
+    lease = rig.backlog.take_window(0)
     assert lease
-    assert rig.backlog.busy
-    lease.done()
-    assert not rig.backlog.busy
+    assert rig.backlog.is_busy
+    lease.finish()
+    assert not rig.backlog.is_busy
 
 
 def test_requests_that_nobody_wants_any_more_make_room() -> None:
     rig = Rig(None)
-    asked = [a_request() for _ in range(REQUESTS)]
-    assert all(rig.backlog.ask(one) for one in asked)
-    assert not rig.backlog.ask(a_request())
+    asked = [a_request() for _ in range(REQUEST_LIMIT)]
+    assert all(rig.backlog.submit(one) for one in asked)
+    assert not rig.backlog.submit(a_request())
     asked[3].wanted = False
-    assert rig.backlog.ask(a_request())
-    assert not rig.backlog.ask(a_request())
+    assert rig.backlog.submit(a_request())
+    assert not rig.backlog.submit(a_request())
     asked[0].wanted = False
     assert rig.backlog.take_request() is asked[1]
 
 
 def test_requests_wake_whoever_waits_for_a_window() -> None:
     rig = Rig(None)
-    threading.Timer(0.1, rig.backlog.ask, [a_request()]).start()
-    assert rig.backlog.take(60) is None
+    threading.Timer(0.1, rig.backlog.submit, [a_request()]).start()
+    assert rig.backlog.take_window(60) is None
     assert rig.backlog.take_request()
 
 
@@ -460,10 +464,10 @@ def test_requests_that_are_left_at_the_end_are_told_so() -> None:
     rig = Rig(None)
     answers: list[Transcription | Exception] = []
     unwanted = a_request(answers)
-    assert rig.backlog.ask(a_request(answers))
-    assert rig.backlog.ask(unwanted)
+    assert rig.backlog.submit(a_request(answers))
+    assert rig.backlog.submit(unwanted)
     unwanted.wanted = False
     rig.backlog.complete()
-    assert not rig.backlog.ask(a_request(answers))
+    assert not rig.backlog.submit(a_request(answers))
     rig.backlog.close()
     assert [str(one) for one in answers] == ["roomscribe is stopping"]

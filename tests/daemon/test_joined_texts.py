@@ -15,14 +15,14 @@ from rigs.transcriber import HEARD, FakeTranscriber
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.backlog import Backlog
 from appliance.daemon.health import Health
-from appliance.daemon.transcription import Scribe
+from appliance.daemon.transcription import TaskTranscriber
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Window
 from appliance.store.store import Store
 
 
 class Rig:
-    """A scribe with a real store, which it may lose and find again as a new process does."""
+    """A task transcriber with a real store; `restart` makes a new one, as a new process does."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.transcriber = store, FakeTranscriber()
@@ -31,9 +31,9 @@ class Rig:
     def restart(self) -> None:
         self.health = Health()
         transcriber = cast(Transcriber, self.transcriber)
-        self.scribe = Scribe(Settings(), transcriber, self.store, self.health)
+        self.tasks = TaskTranscriber(Settings(), transcriber, self.store, self.health)
         without = SpoolSettings(enabled=False, path="/nowhere/at/all")
-        self.backlog = Backlog(Settings(spool=without), self.health, self.scribe.discard)
+        self.backlog = Backlog(Settings(spool=without), self.health, self.tasks.discard)
 
     def say(self, text: str, index: int, overlap_s: float = 0.8, *, last: bool = False) -> None:
         self.transcriber.answer = replace(HEARD, text=text)
@@ -41,9 +41,11 @@ class Rig:
         samples = np.zeros(32_000, np.int16)
         window = Window("u", index, last, samples, now_s - 2.0, now_s, 1.5, overlap_s=overlap_s)
         self.backlog.push(window)
-        lease = self.backlog.take(0)
+        lease = self.backlog.take_window(0)
         assert lease
-        self.scribe.write(self.scribe.encode(lease))
+        task = self.tasks.leased_task(lease)
+        self.tasks.encode(task)
+        self.tasks.decode(task)
 
     def texts(self) -> list[str]:
         return [row.transcript.text for row in self.store.query()]

@@ -12,7 +12,7 @@ from rigs.transcriber import HEARD
 from rigs.windows import a_window
 
 from appliance.capture.segmenter import Segmenter
-from appliance.daemon.backlog import Guess, Request
+from appliance.daemon.backlog import Kind, Task
 from appliance.daemon.partials import EVERY_S, Partials, stable_chars
 from appliance.records import Transcription, Window
 
@@ -29,12 +29,16 @@ class OpenUtterance:
         return self.window
 
 
+def speculation(window: Window, transcription: Transcription | None) -> Task:
+    return Task(window, lambda _: None, Kind.SPECULATION, transcription=transcription)
+
+
 class Rig:
     """Partial texts, on a clock of their own, of an utterance that goes on."""
 
     def __init__(self) -> None:
         self.account = Account()
-        self.asked: list[Request] = []
+        self.asked: list[Task] = []
         self.room = False
         """True when no more requests are taken."""
         self.discarded = False
@@ -45,7 +49,7 @@ class Rig:
         self.now_s = 100.0
         self.hear()
 
-    def ask(self, request: Request) -> bool:
+    def ask(self, request: Task) -> bool:
         if not self.room:
             self.asked.append(request)
         return not self.room
@@ -63,14 +67,14 @@ class Rig:
         """The oldest pass is done."""
         request = self.asked.pop(0)
         if request.wanted:
-            request.answer(replace(HEARD, text=text))
+            request.deliver(replace(HEARD, text=text))
 
-    def guess(self, text: str = "turn on the light") -> Guess:
+    def guess(self, text: str = "turn on the light") -> Task:
         """Silence, and what an utterance that ends there would say."""
         self.segmenter.guess = window = replace(self.segmenter.window, last=True)
         self.hear()
-        found = Guess(window, spooled=False, transcription=replace(HEARD, text=text))
-        self.partials.guessed(found)
+        found = speculation(window, replace(HEARD, text=text))
+        self.partials.publish_eager(found)
         return found
 
     @property
@@ -88,7 +92,7 @@ def test_a_pass_is_asked_for_once_a_second_and_never_two_at_once(rig: Rig) -> No
     rig.hear(EVERY_S - 0.1)
     assert rig.asked == []
     rig.hear(0.1)
-    assert [one.idle for one in rig.asked] == [True]
+    assert [task.kind for task in rig.asked] == [Kind.PARTIAL]
     rig.hear(3 * EVERY_S)
     assert len(rig.asked) == 1, "the first is not answered"
     rig.answer("turn")
@@ -128,7 +132,7 @@ def test_what_is_no_news_or_nothing_is_not_told(rig: Rig) -> None:
 
 def test_a_failed_pass_is_not_told(rig: Rig) -> None:
     rig.hear(EVERY_S)
-    rig.asked.pop().answer(RuntimeError("the encoder is gone"))
+    rig.asked.pop().deliver(RuntimeError("the encoder is gone"))
     assert rig.told == []
     rig.hear(EVERY_S)
     assert len(rig.asked) == 1
@@ -160,23 +164,23 @@ def test_an_eager_text_is_withdrawn_when_it_does_not_hold(rig: Rig, close: bool)
 def test_a_guess_that_came_too_late_is_not_told(rig: Rig) -> None:
     guess = rig.guess()
     guess.wanted = False
-    rig.partials.guessed(guess)
-    rig.partials.guessed(Guess(guess.window, spooled=False))
+    rig.partials.publish_eager(guess)
+    rig.partials.publish_eager(speculation(guess.window, None))
     assert len(rig.told) == 1
 
 
 def test_nothing_is_told_of_what_ends_just_then(rig: Rig) -> None:
     """By another thread, while this one looks at the text."""
-    guess = Guess(rig.segmenter.window, spooled=False, transcription=HEARD)
+    guess = speculation(rig.segmenter.window, HEARD)
     rig.meanwhile = lambda: setattr(guess, "wanted", False)
-    rig.partials.guessed(guess)
+    rig.partials.publish_eager(guess)
     rig.hear(EVERY_S)
     rig.meanwhile = rig.partials.close
     rig.answer("turn")
     assert rig.told == []
 
 
-def test_a_pass_is_given_up_when_there_is_a_guess_and_when_the_window_ends(rig: Rig) -> None:
+def test_a_pass_is_given_up_when_there_is_a_speculation_and_when_the_window_ends(rig: Rig) -> None:
     rig.hear(EVERY_S)
     rig.guess()
     rig.answer("turn")

@@ -39,7 +39,7 @@ from appliance.config import (
     WyomingSettings,
 )
 from appliance.daemon import service
-from appliance.daemon.backlog import Request
+from appliance.daemon.backlog import Task
 from appliance.daemon.pipeline import FRAMES_WAITING, Pipeline, Sentinel, Stage, StageQueue
 from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Progress
@@ -320,10 +320,10 @@ def test_a_request_is_answered_whatever_becomes_of_it_and_none_is_stored(tmp_pat
     pipeline = rig.pipeline(rig.settings)
     pipeline.start()
     try:
-        assert pipeline.ask(Request(a_window(), answers.append))
+        assert pipeline.submit(Task(a_window(), answers.append))
         assert rig.gates["encoder"].reached.wait(10)
-        assert pipeline.ask(Request(a_window(), refuse))
-        assert pipeline.ask(Request(a_window(), answers.append))
+        assert pipeline.submit(Task(a_window(), refuse))
+        assert pipeline.submit(Task(a_window(), answers.append))
         assert not answers
         rig.open_gates()
         until(lambda: len(answers) == 3)
@@ -610,7 +610,9 @@ def test_a_server_that_is_away_holds_no_stop_up(tmp_path: Path) -> None:
     until(lambda: len(pipeline._backlog) == 2)
     pipeline.stop()
     assert not any(one.is_alive() for one in pipeline._stages)
-    assert pipeline._backlog.lost() == 3  # without a spool; with one the next start finds them
+    assert (
+        pipeline._backlog.count_lost() == 3
+    )  # without a spool; with one the next start finds them
 
 
 def deaf(rig: Rig, **sections: Any) -> Settings:

@@ -12,11 +12,10 @@ from rigs.needs import needs_memory
 from rigs.windows import a_window
 
 from appliance.config import ModelSettings, Settings, SpoolSettings
-from appliance.daemon.backlog import DEATHS, Backlog, Lease
+from appliance.daemon.backlog import DEATHS_IN_PROCESS, Backlog
 from appliance.daemon.health import Health
-from appliance.daemon.retry import HOPELESS, retry
-from appliance.daemon.spool import Spool, note
-from appliance.daemon.transcription import EncodedWindow
+from appliance.daemon.retry import HOPELESS, transcribe_apart
+from appliance.daemon.spool import Spool, write_attempts
 from appliance.records import Discarded, Transcription
 
 pytestmark = needs_memory
@@ -25,31 +24,28 @@ pytestmark = needs_memory
 class Rig:
     """A backlog with one spoken window that was there when so many processes died."""
 
-    def __init__(self, memory: Path, deaths: int = DEATHS) -> None:
+    def __init__(self, memory: Path, deaths: int = DEATHS_IN_PROCESS) -> None:
         self.settings = Settings(spool=SpoolSettings(path=str(memory)))
         sound, _ = soundfile.read(SPEECH / "00.flac", dtype="int16")
         with Spool.open(self.settings, Health()) as spool:
             assert spool.put(a_window(samples=sound))
         self.file = next(memory.glob("*.window"))
-        note(self.file, deaths)
+        write_attempts(self.file, deaths)
         self.discarded: list[str] = []
         self.backlog = Backlog(self.settings, Health(), self._discard)
-        lease = self.backlog.take(0)
+        lease = self.backlog.take_window(0)
         assert lease
-        assert not lease.here
+        assert not lease.in_process
         self.lease = lease
 
     def retry(
-        self, settings: Settings | None = None, *, goes_on: bool = True
-    ) -> EncodedWindow | None:
-        return retry(self.lease, settings or self.settings, encoded_here, lambda: goes_on)
+        self, settings: Settings | None = None, *, should_continue: bool = True
+    ) -> Transcription | None:
+        settings = settings or self.settings
+        return transcribe_apart(self.lease, settings, lambda: should_continue)
 
     def _discard(self, discarded: Discarded) -> None:
         self.discarded.append(discarded.reason)
-
-
-def encoded_here(lease: Lease) -> EncodedWindow:
-    return EncodedWindow(lease, 0.0, RuntimeError("here"))
 
 
 def no_model(settings: Settings) -> Settings:
@@ -58,35 +54,32 @@ def no_model(settings: Settings) -> Settings:
 
 def test_it_is_transcribed_in_a_process_of_its_own(memory: Path) -> None:
     rig = Rig(memory)
-    encoded = rig.retry()
-    assert encoded
-    assert isinstance(encoded.result, Transcription)
-    assert encoded.result.text
-    assert encoded.lease is rig.lease
+    transcription = rig.retry()
+    assert transcription
+    assert transcription.text
+    assert not rig.lease.in_process
     assert rig.file.exists(), "it waits for the store"
 
 
 def test_what_there_is_no_time_for_is_left_to_the_next_start(memory: Path) -> None:
     rig = Rig(memory)
-    assert rig.retry(goes_on=False) is None
+    assert rig.retry(should_continue=False) is None
     assert rig.file.exists()
     assert rig.discarded == []
 
 
-@pytest.mark.parametrize("deaths", [DEATHS, HOPELESS])
+@pytest.mark.parametrize("deaths", [DEATHS_IN_PROCESS, HOPELESS])
 def test_without_a_process_of_its_own_it_is_tried_here_unless_it_is_hopeless(
     memory: Path, deaths: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = Rig(memory, deaths)
-    encoded = rig.retry(no_model(rig.settings))
+    assert rig.retry(no_model(rig.settings)) is None
     assert "no process of its own: MissingModelError: " in caplog.text
     if deaths == HOPELESS:
-        assert encoded is None
         assert rig.discarded == ["set_aside"]
         assert not rig.file.exists()
     else:
-        assert encoded
-        assert rig.lease.here
+        assert rig.lease.in_process
         rig.backlog.close()
         with Spool.open(rig.settings, Health()) as spool:
-            assert [kept.attempts for kept in spool.left()] == [deaths + 1]
+            assert [kept.attempts for kept in spool.windows()] == [deaths + 1]

@@ -46,18 +46,18 @@ def test_what_is_left_is_found_by_the_next_one_in_order(memory: Path) -> None:
         for window in windows:
             assert spool.put(window)
         assert len(files(memory)) == 12
-        spool.done(windows[0].id)
+        spool.delete(windows[0].id)
         spool.begin(windows[1].id)
     with opened(memory) as spool:
-        assert [kept.id for kept in spool.left()] == [window.id for window in windows[1:]]
-        assert [kept.attempts for kept in spool.left()][:3] == [1, 0, 0]
+        assert [kept.id for kept in spool.windows()] == [window.id for window in windows[1:]]
+        assert [kept.attempts for kept in spool.windows()][:3] == [1, 0, 0]
         spool.put(later := a_window())
-        assert [kept.id for kept in spool.left()][-1] == later.id
+        assert [kept.id for kept in spool.windows()][-1] == later.id
         found = spool.load(windows[5].id)
         assert found is not None
         assert (found.samples == windows[5].samples).all()
-        for kept in spool.left():
-            spool.done(kept.id)
+        for kept in spool.windows():
+            spool.delete(kept.id)
     assert files(memory) == []
 
 
@@ -78,9 +78,9 @@ def test_a_transcription_that_ended_is_no_attempt_that_killed(memory: Path) -> N
     with opened(memory) as spool:
         spool.put(window := a_window())
         spool.begin(window.id)
-        spool.survived(window.id)
+        spool.mark_survived(window.id)
     with opened(memory) as spool:
-        assert [kept.attempts for kept in spool.left()] == [0]
+        assert [kept.attempts for kept in spool.windows()] == [0]
 
 
 def test_damage_costs_its_own_window_and_is_said_once(
@@ -95,7 +95,7 @@ def test_damage_costs_its_own_window_and_is_said_once(
     (memory / "00000009-somebody.else").touch()
     (memory / f"00000007-{'Y' * 26}.window").mkdir()
     with caplog.at_level(logging.ERROR), opened(memory) as spool:
-        assert len(spool.left()) == 1
+        assert len(spool.windows()) == 1
     assert len([record for record in caplog.records if "deleted" in record.message]) == 3
     assert len([name for name in files(memory) if name < "00000004"]) == 1
     assert (memory / "00000009-somebody.else").exists()
@@ -110,7 +110,7 @@ def test_a_file_that_was_written_and_not_renamed_is_kept_when_it_is_whole(memory
     torn.write_bytes(torn.read_bytes()[:100])
     torn.rename(torn.with_name(torn.name + ".new"))
     with opened(memory) as spool:
-        assert [kept.path for kept in spool.left()] == [whole]
+        assert [kept.path for kept in spool.windows()] == [whole]
     assert files(memory) == [whole.name]
 
 
@@ -120,8 +120,8 @@ def test_a_window_whose_file_is_gone_is_missed_and_nothing_else(memory: Path) ->
         next(memory.glob("*.window")).unlink()
         assert spool.load(window.id) is None
         spool.begin(window.id)
-        spool.survived(window.id)
-        spool.done(window.id)
+        spool.mark_survived(window.id)
+        spool.delete(window.id)
 
 
 def test_a_folder_that_is_deleted_is_made_again(memory: Path) -> None:
@@ -155,7 +155,7 @@ def test_two_daemons_never_share_one(memory: Path, caplog: pytest.LogCaptureFixt
     with opened(memory) as first, opened(memory) as second:
         assert first.put(a_window())
         assert not second.put(a_window())
-        assert second.left() == []
+        assert second.windows() == []
     assert "another daemon uses it" in caplog.text
 
 
@@ -171,22 +171,23 @@ def test_a_killed_daemon_holds_it_no_longer(memory: Path) -> None:
     )
     assert done.returncode == -9
     with opened(memory) as spool:
-        assert len(spool.left()) == 1
+        assert len(spool.windows()) == 1
 
 
 def test_an_empty_one_leaves_nothing_behind(memory: Path) -> None:
     with opened(memory / "roomscribe" / ("0" * 16) / "spool") as spool:
         spool.put(window := a_window())
-        spool.done(window.id)
+        spool.delete(window.id)
     assert list(memory.iterdir()) == []
 
 
 def test_another_log_has_another_spool(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(memory))
     monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/roomscribe")
-    assert spool_module.place(Settings()) == memory / "spool"
+    assert spool_module.spool_folder(Settings()) == memory / "spool"
     places = {
-        spool_module.place(Settings(store=StoreSettings(path=path))) for path in ("/a", "/b", "")
+        spool_module.spool_folder(Settings(store=StoreSettings(path=path)))
+        for path in ("/a", "/b", "")
     }
     assert len(places) == 3
 

@@ -1,4 +1,4 @@
-"""The scribe without threads: what is kept, what is discarded, what waits for a full disk."""
+"""`TaskTranscriber` without threads: what it stores, discards, and keeps while the disk is full."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.windows import a_window
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
-from appliance.daemon import transcription as scribe
-from appliance.daemon.backlog import FAILURES_IN_A_ROW, Backlog, Request
+from appliance.daemon import transcription
+from appliance.daemon.backlog import FAILURES_IN_A_ROW, Backlog, Task
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
-from appliance.daemon.transcription import TRANSCRIPTS_WAITING, Scribe
+from appliance.daemon.transcription import UNSTORED_LIMIT, TaskTranscriber
 from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Progress, Transcriber
 from appliance.records import Discarded, Partial, Transcript, Transcription, Window
@@ -62,13 +62,13 @@ class Rig:
         self.health = Health()
         self.listener = FakeListener(store)
         self.use(FakeTranscriber())
-        self.backlog = Backlog(Settings(spool=spool), self.health, self.scribe.discard)
+        self.backlog = Backlog(Settings(spool=spool), self.health, self.tasks.discard)
 
     def use(self, transcriber: FakeTranscriber) -> None:
-        """Transcribes with this one from now on."""
+        """Trantaskss with this one from now on."""
         self.transcriber = transcriber
         used = cast(Transcriber, transcriber)
-        self.scribe = Scribe(Settings(), used, self.store, self.health, (self.listener,))
+        self.tasks = TaskTranscriber(Settings(), used, self.store, self.health, (self.listener,))
 
     def say(self, answer: Transcription | Exception = HEARD) -> str:
         """A window of which the model makes `answer`; its id."""
@@ -77,10 +77,14 @@ class Rig:
         samples = np.zeros(32_000, np.int16)
         window = Window("u", 1, True, samples, now_s - 2.6, now_s - 0.6, 1.5)
         self.backlog.push(window)
-        lease = self.backlog.take(0)
+        lease = self.backlog.take_window(0)
         assert lease
-        self.scribe.write(self.scribe.encode(lease))
+        self.do(self.tasks.leased_task(lease))
         return window.id
+
+    def do(self, task: Task) -> None:
+        self.tasks.encode(task)
+        self.tasks.decode(task)
 
     def texts(self) -> list[str]:
         return [row.transcript.text for row in self.store.query()]
@@ -138,7 +142,7 @@ def test_what_is_heard_while_the_disk_is_full_is_stored_later_in_order(rig: Rig)
     assert rig.texts() == []
     assert list(rig.health.troubles().values()) == ["the disk is full: make room"]
     rig.store.full = False
-    rig.scribe.tidy()
+    rig.tasks.tidy()
     assert rig.texts() == ["one", "two", "three"]
     assert not rig.health.troubles()
 
@@ -205,7 +209,7 @@ class ShortOfMemory(FakeTranscriber):
 def test_a_window_that_met_too_little_memory_is_tried_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, encodes: int, writes: int
 ) -> None:
-    monkeypatch.setattr(scribe, "MEMORY_WAITS_S", (0.01, 0.01))
+    monkeypatch.setattr(transcription, "MEMORY_WAITS_S", (0.01, 0.01))
     rig.use(ShortOfMemory(encodes, writes))
     rig.say()
     assert rig.texts() == [HEARD.text]
@@ -217,7 +221,7 @@ def test_a_window_that_met_too_little_memory_is_tried_again(
 def test_while_memory_stays_short_the_window_is_kept_for_the_next_start(
     rig: Rig, memory: Path, monkeypatch: pytest.MonkeyPatch, encodes: int, writes: int
 ) -> None:
-    monkeypatch.setattr(scribe, "MEMORY_WAITS_S", (0.01, 0.01))
+    monkeypatch.setattr(transcription, "MEMORY_WAITS_S", (0.01, 0.01))
     rig = Rig(rig.store, SpoolSettings(path=str(memory)))
     rig.use(ShortOfMemory(encodes, writes))
     with pytest.raises(DeviceError, match=r"too little memory .* is kept"):
@@ -225,7 +229,7 @@ def test_while_memory_stays_short_the_window_is_kept_for_the_next_start(
     assert rig.listener.reasons == []
     rig.backlog.close()
     with Spool.open(Settings(spool=SpoolSettings(path=str(memory))), Health()) as spool:
-        assert [kept.attempts for kept in spool.left()] == [0], "no death is the window's fault"
+        assert [kept.attempts for kept in spool.windows()] == [0], "no death is the window's fault"
 
 
 class Ahead:
@@ -236,23 +240,22 @@ class Ahead:
         now_s = time.monotonic()
         samples = np.zeros(32_000, np.int16)
         self.window = Window("u", 1, True, samples, now_s - 2.6, now_s - 0.6, 1.5)
-        rig.backlog.guess(self.window)
-        taken = rig.backlog.take_guess()
+        rig.backlog.speculate(self.window, rig.tasks.speculation)
+        taken = rig.backlog.take_speculation()
         assert taken
-        self.guess = taken
+        self.task = taken
 
     def comes_true(self) -> None:
         self.rig.backlog.push(self.window)
-        lease = self.rig.backlog.take(0)
+        lease = self.rig.backlog.take_window(0)
         assert lease
-        self.rig.scribe.write(self.rig.scribe.encode(lease))
+        self.rig.do(self.rig.tasks.leased_task(lease))
 
 
-def test_what_was_transcribed_ahead_is_not_transcribed_again(rig: Rig) -> None:
+def test_what_was_trantasksd_ahead_is_not_trantasksd_again(rig: Rig) -> None:
     ahead = Ahead(rig)
-    assert rig.scribe.encode_ahead(ahead.guess)
-    rig.scribe.write_ahead(ahead.guess)
-    rig.transcriber.answer = ModelError("transcribed again")
+    rig.do(ahead.task)
+    rig.transcriber.answer = ModelError("trantasksd again")
     ahead.comes_true()
     assert rig.texts() == [HEARD.text]
     assert rig.health.counters() == {"guesses": 1, "guesses_used": 1, "transcripts": 1}
@@ -260,10 +263,10 @@ def test_what_was_transcribed_ahead_is_not_transcribed_again(rig: Rig) -> None:
 
 def test_a_guess_that_is_not_wanted_any_more_is_not_decoded(rig: Rig) -> None:
     ahead = Ahead(rig)
-    assert rig.scribe.encode_ahead(ahead.guess)
-    rig.backlog.guess(None)
-    rig.scribe.write_ahead(ahead.guess)
-    assert ahead.guess.transcription is None
+    rig.tasks.encode(ahead.task)
+    rig.backlog.withdraw_speculation()
+    rig.tasks.decode(ahead.task)
+    assert ahead.task.transcription is None
     assert rig.texts() == []
 
 
@@ -281,23 +284,24 @@ class Deciding(FakeTranscriber):
         return HEARD
 
 
-def test_how_long_a_guess_waits_is_known_before_its_transcription_is_complete(rig: Rig) -> None:
+def test_the_silence_of_a_speculation_is_known_before_its_transcription_is_complete(
+    rig: Rig,
+) -> None:
     ahead = Ahead(rig)
     known: list[tuple[int, Transcription | None]] = []
 
     def look() -> None:
-        known.append((ahead.guess.silence_ms, ahead.guess.transcription))
+        known.append((ahead.task.silence_ms, ahead.task.transcription))
 
-    rig.scribe._on_decision = look
-    rig.scribe._transcriber = cast(Transcriber, Deciding(lambda: None))
-    assert rig.scribe.encode_ahead(ahead.guess)
-    rig.scribe.write_ahead(ahead.guess)
+    rig.tasks._on_decision = look
+    rig.tasks._transcriber = cast(Transcriber, Deciding(lambda: None))
+    rig.do(ahead.task)
     assert known == [(350, None), (600, HEARD)], "the final text has a say while there is silence"
     ahead.comes_true()
     assert rig.texts() == [HEARD.text]
 
 
-def test_an_utterance_that_closes_before_its_text_is_complete_is_transcribed_once(
+def test_an_utterance_that_closes_before_its_text_is_complete_is_trantasksd_once(
     rig: Rig,
 ) -> None:
     ahead = Ahead(rig)
@@ -305,14 +309,13 @@ def test_an_utterance_that_closes_before_its_text_is_complete_is_transcribed_onc
     def close() -> None:
         rig.backlog.push(ahead.window)
 
-    rig.scribe._transcriber = cast(Transcriber, Deciding(close))
-    assert rig.scribe.encode_ahead(ahead.guess)
-    rig.scribe.write_ahead(ahead.guess)
-    lease = rig.backlog.take(0)
+    rig.tasks._transcriber = cast(Transcriber, Deciding(close))
+    rig.do(ahead.task)
+    lease = rig.backlog.take_window(0)
     assert lease
-    rig.scribe._transcriber = cast(Transcriber, rig.transcriber)
-    rig.transcriber.answer = ModelError("transcribed again")
-    rig.scribe.write(rig.scribe.encode(lease))
+    rig.tasks._transcriber = cast(Transcriber, rig.transcriber)
+    rig.transcriber.answer = ModelError("trantasksd again")
+    rig.do(rig.tasks.leased_task(lease))
     assert rig.texts() == [HEARD.text]
 
 
@@ -320,12 +323,11 @@ def test_a_guess_that_is_cancelled_half_way_leaves_no_text(rig: Rig) -> None:
     ahead = Ahead(rig)
 
     def cancel() -> None:
-        rig.backlog.guess(None)
+        rig.backlog.withdraw_speculation()
 
-    rig.scribe._transcriber = cast(Transcriber, Deciding(cancel))
-    assert rig.scribe.encode_ahead(ahead.guess)
-    rig.scribe.write_ahead(ahead.guess)
-    assert ahead.guess.transcription is None
+    rig.tasks._transcriber = cast(Transcriber, Deciding(cancel))
+    rig.do(ahead.task)
+    assert ahead.task.transcription is None
 
 
 @pytest.mark.parametrize("encoded", [False, True])
@@ -333,8 +335,7 @@ def test_a_fault_ahead_is_no_fault_of_the_window(rig: Rig, encoded: bool) -> Non
     ahead = Ahead(rig)
     rig.transcriber.answer = ModelError("once")
     rig.transcriber.fault = None if encoded else ModelError("once")
-    assert rig.scribe.encode_ahead(ahead.guess) is encoded
-    rig.scribe.write_ahead(ahead.guess)
+    rig.do(ahead.task)
     rig.transcriber.answer, rig.transcriber.fault = HEARD, None
     ahead.comes_true()
     assert rig.texts() == [HEARD.text]
@@ -350,18 +351,17 @@ def test_a_request_that_fails_is_told_so_and_no_device_is_broken_for_it(
     rig.transcriber.answer = fault if encoded else HEARD
     rig.transcriber.fault = None if encoded else fault
     for _ in range(FAILURES_IN_A_ROW + 1):
-        request = Request(a_window(), answers.append)
-        assert rig.scribe.encode_asked(request) is encoded
-        rig.scribe.answer(request)
+        request = Task(a_window(), answers.append)
+        rig.do(request)
     assert answers == [fault] * (FAILURES_IN_A_ROW + 1)
     assert rig.listener.reasons == []
     assert rig.texts() == []
 
 
 def test_a_text_of_others_is_kept_with_its_source_and_told_like_any_other(rig: Rig) -> None:
-    rig.scribe.keep(a_window(), HEARD, 12.0)
+    rig.tasks.keep(a_window(), HEARD, 12.0)
     assert rig.texts() == []
-    rig.scribe.tidy()
+    rig.tasks.tidy()
     [kept] = [row.transcript for row in rig.store.query()]
     assert (kept.text, kept.source, kept.queue_ms) == (HEARD.text, "wyoming", 12.0)
     assert rig.listener.seen == [1]
@@ -369,9 +369,9 @@ def test_a_text_of_others_is_kept_with_its_source_and_told_like_any_other(rig: R
 
 def test_texts_of_others_that_a_full_disk_does_not_take_are_bounded(rig: Rig) -> None:
     rig.store.full = True
-    for _ in range(TRANSCRIPTS_WAITING + 3):
-        rig.scribe.keep(a_window(seconds=0.01), HEARD, 0.0)
+    for _ in range(UNSTORED_LIMIT + 3):
+        rig.tasks.keep(a_window(seconds=0.01), HEARD, 0.0)
     assert rig.health.counters() == {"lost_store_refused": 3}
     rig.say()
     assert rig.health.counters() == {"lost_store_refused": 4}
-    assert rig.scribe.flush() == TRANSCRIPTS_WAITING
+    assert rig.tasks.flush() == UNSTORED_LIMIT

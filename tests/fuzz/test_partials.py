@@ -29,10 +29,10 @@ from rigs.speaking import (
 
 from appliance.capture.segmenter import Segmenter
 from appliance.config import SegmenterSettings, Settings, SpoolSettings, StoreSettings
-from appliance.daemon.backlog import Backlog, Guess, Request
+from appliance.daemon.backlog import Backlog, Kind, Task
 from appliance.daemon.health import Health
 from appliance.daemon.partials import Partials
-from appliance.daemon.transcription import EncodedWindow, Scribe
+from appliance.daemon.transcription import TaskTranscriber
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Frame, Window
 from appliance.store.store import Store
@@ -50,32 +50,34 @@ class House:
         self.account("", "", store)
         transcriber = cast(Transcriber, WordTranscriber())
         health = Health()
-        self.scribe = Scribe(settings, transcriber, store, health, (self.account,))
-        self.backlog = Backlog(settings, health, self.scribe.discard)
-        self.partials = Partials(self.backlog.ask, self.scribe.preview, (self.account,))
+        self.tasks = TaskTranscriber(settings, transcriber, store, health, (self.account,))
+        self.backlog = Backlog(settings, health, self.tasks.discard)
+        self.partials = Partials(self.backlog.submit, self.tasks.preview, (self.account,))
+        self.speculations: deque[Task] = deque()
+        self.tasks.on_speculation = self.speculations.append
         self.segmenter = Segmenter(LevelVoice(), settings.segmenter, transcriber.bundle.window_s)
-        self.states: deque[EncodedWindow | Guess | Request] = deque()
+        self.states: deque[Task] = deque()
         self.threads = (self.segment(said), self.encode(), self.transcribe())
         self.busy = {"segmenter", "encoder", "transcriber"}
 
     def segment(self, said: list[Said]) -> Iterator[None]:
         for number, samples in enumerate(sound_of(said)):
             frame = Frame(samples, FRAME_S * number)
-            if expected := self.backlog.expected():
+            if expected := self.backlog.end_silence():
                 self.segmenter.expect(*expected)
             found = self.segmenter.push(frame)
             yield
             for result in found:
-                self.backlog.settle(result.id if isinstance(result, Window) else "")
+                self.backlog.withdraw_speculation(result.id if isinstance(result, Window) else "")
                 yield
                 self.partials.close()
                 yield
                 if isinstance(result, Window):
                     self.backlog.push(result)
                 else:
-                    self.scribe.discard(result)
+                    self.tasks.discard(result)
                 yield
-            self.backlog.guess(self.segmenter.guess)
+            self.backlog.speculate(self.segmenter.guess, self.tasks.speculation)
             yield
             self.partials.follow(self.segmenter, frame.end_s)
             yield
@@ -84,26 +86,22 @@ class House:
     def encode(self) -> Iterator[None]:
         while True:
             self.busy.add("encoder")
-            encoded: EncodedWindow | Guess | Request | None = None
-            if lease := self.backlog.take(0):
-                yield
-                encoded = self.scribe.encode(lease)
-            elif guess := self.backlog.take_guess():
-                yield
-                encoded = guess if self.scribe.encode_ahead(guess) else None
-            elif request := self.backlog.take_request():
-                yield
-                if self.states:
-                    request.wanted = False
-                elif self.scribe.encode_asked(request):
-                    encoded = request
-            else:
+            lease = self.backlog.take_window(0)
+            task = self.tasks.leased_task(lease) if lease else self.backlog.take_speculation()
+            task = task or self.backlog.take_request()
+            if not task:
                 self.busy.discard("encoder")
-            yield
-            while encoded and self.states:
                 yield
-            if encoded:
-                self.states.append(encoded)
+                continue
+            yield
+            if task.kind is Kind.PARTIAL and self.states:
+                task.wanted = False
+                continue
+            self.tasks.encode(task)
+            yield
+            while self.states:
+                yield
+            self.states.append(task)
             yield
 
     def transcribe(self) -> Iterator[None]:
@@ -112,17 +110,13 @@ class House:
                 self.busy.discard("transcriber")
                 yield
             self.busy.add("transcriber")
-            item = self.states.popleft()
+            task = self.states.popleft()
             yield
-            if isinstance(item, Guess):
-                self.scribe.write_ahead(item)
+            self.tasks.decode(task)
+            yield
+            while self.speculations:
+                self.partials.publish_eager(self.speculations.popleft())
                 yield
-                self.partials.guessed(item)
-            elif isinstance(item, Request):
-                self.scribe.answer(item)
-            else:
-                self.scribe.write(item)
-            yield
 
 
 @st.composite

@@ -100,14 +100,14 @@ def test_a_spool_takes_up_what_can_be_used_and_deletes_the_rest(found: list[byte
         settings = replace(Settings(), spool=SpoolSettings(path=str(folder)))
         health = Health()
         with Spool.open(settings, health) as spool:
-            for kept in spool.left():
+            for kept in spool.windows():
                 window = spool.load(kept.id)
                 assert isinstance(window, Window)
                 spool.begin(kept.id)
-                spool.done(kept.id)
+                spool.delete(kept.id)
             new = replace(WINDOW, id=new_id())
             assert spool.put(new) == (spool.folder is not None)
-            assert [kept.id for kept in spool.left()] in ([new.id], [])
+            assert [kept.id for kept in spool.windows()] in ([new.id], [])
     finally:
         logging.getLogger("roomscribe").setLevel(logging.NOTSET)
         shutil.rmtree(folder)

@@ -14,7 +14,7 @@ from rigs.transcriber import HEARD, FakeTranscriber
 
 from appliance import config
 from appliance.config import Settings, node_name
-from appliance.daemon.backlog import Request
+from appliance.daemon.backlog import Task
 from appliance.daemon.broker_trial import BrokerCommands
 from appliance.daemon.controls import ApplianceCommands, Controls
 from appliance.daemon.health import Day
@@ -40,7 +40,7 @@ class Appliance:
     microphone: str = "USB microphone"
     reloads: int = 0
     readings: int = 0
-    asked: list[Request] = field(default_factory=list)
+    asked: list[Task] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         node = node_name(self.settings)
@@ -79,11 +79,11 @@ class Appliance:
             muted=self.mute.on,
         )
 
-    def ask(self, request: Request) -> bool:
+    def ask(self, request: Task) -> bool:
         self.asked.append(request)
         if self.said is None:
             return False
-        request.answer(self.said)
+        request.deliver(self.said)
         return True
 
     def reload(self) -> None:

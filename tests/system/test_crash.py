@@ -22,7 +22,7 @@ from rigs.windows import a_window
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.health import Health
-from appliance.daemon.spool import Spool, note
+from appliance.daemon.spool import Spool, write_attempts
 from appliance.errors import StoreError
 from appliance.records import Window
 from appliance.store.store import Store
@@ -56,7 +56,7 @@ class House:
         with Spool.open(Settings(spool=SpoolSettings(path=str(self.spool))), Health()) as spool:
             window = a_window("poison", 2.0)
             assert spool.put(window)
-        note(max(self.spool.glob("*.window")), deaths)
+        write_attempts(max(self.spool.glob("*.window")), deaths)
         return window
 
     def stored(self) -> list[str]:
@@ -173,7 +173,7 @@ def test_a_window_that_kills_every_process_is_set_aside_and_said(
 def test_an_innocent_window_that_met_two_deaths_is_transcribed_in_its_turn(house: House) -> None:
     heard = house.hears(4)
     for deaths, file in enumerate(sorted(house.spool.glob("*.window"))):
-        note(file, deaths)
+        write_attempts(file, deaths)
     with house.daemon():
         until(lambda: house.waiting() == 0, WITHIN_S)
     assert house.stored() == [window.id for window in heard]

@@ -83,8 +83,8 @@ class Pace:
         if self._pipeline is None:
             return True
         backlog = self._pipeline._backlog
-        guessed = backlog._guess is not None and backlog.expected() is None
-        return guessed or self._pipeline._frames.qsize() > 0
+        undecided = backlog._speculation is not None and backlog.end_silence() is None
+        return undecided or self._pipeline._frames.qsize() > 0
 
 
 def chains_of(transcripts: list[Transcript]) -> int:

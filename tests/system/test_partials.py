@@ -66,9 +66,9 @@ class Pace:
 
     def __call__(self) -> None:
         time.sleep(0.0005)
-        guess = self._pipeline._backlog._guess if self._pipeline else None
-        if guess:
-            holds(lambda: guess.transcription or not guess.wanted, within_s=0.5, every_s=0.002)
+        task = self._pipeline._backlog._speculation if self._pipeline else None
+        if task:
+            holds(lambda: task.transcription or not task.wanted, within_s=0.5, every_s=0.002)
 
 
 def recorded() -> Iterator[Samples]:
@@ -206,8 +206,8 @@ def test_the_encoder_works_for_no_partial_text_while_the_decoder_is_behind(tmp_p
         over.wait()
 
     def given_up() -> bool:
-        request = running[0]._partials._request
-        return request is not None and not request.wanted
+        task = running[0]._partials._pass
+        return task is not None and not task.wanted
 
     def sound() -> Iterator[Samples]:
         yield from sound_of([(0, 20), (1, 60)])

@@ -17,7 +17,7 @@ from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.backlog import Backlog
 from appliance.daemon.health import Health
-from appliance.daemon.transcription import Scribe
+from appliance.daemon.transcription import TaskTranscriber
 from appliance.infer.transcriber import Transcriber, open_transcriber
 from appliance.records import Samples, Transcript, Window
 from appliance.store.store import Store
@@ -53,8 +53,8 @@ def transcribed(
     )
     health, windows = Health(), []
     with Store.open(settings.store) as store:
-        scribe = Scribe(settings, transcriber, store, health)
-        backlog = Backlog(settings, health, scribe.discard)
+        tasks = TaskTranscriber(settings, transcriber, store, health)
+        backlog = Backlog(settings, health, tasks.discard)
         for sound in sounds:
             window_s = transcriber.bundle.window_s
             segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
@@ -64,13 +64,14 @@ def transcribed(
                         windows.append(found.samples.tobytes())
                         backlog.push(found)
                     else:
-                        scribe.discard(found)
+                        tasks.discard(found)
                 if speculate:
-                    backlog.guess(segmenter.guess)
-                if lease := backlog.take(0):
-                    scribe.write(scribe.encode(lease))
-                elif (guess := backlog.take_guess()) and scribe.encode_ahead(guess):
-                    scribe.write_ahead(guess)
+                    backlog.speculate(segmenter.guess, tasks.speculation)
+                lease = backlog.take_window(0)
+                task = tasks.leased_task(lease) if lease else backlog.take_speculation()
+                if task:
+                    tasks.encode(task)
+                    tasks.decode(task)
         texts = [vars_of(row.transcript) for row in store.read_after(0, 10_000)]
     return windows, texts, health.counters()
 
