@@ -43,6 +43,17 @@ need_host() {
         --no-install-recommends "${missing[@]}" >/dev/null; } || cannot_run "${missing[*]} cannot be installed"
 }
 
+# take_turn NAME: waits until no other script has the turn NAME, and keeps it until this script and
+# its children have ended. Without it, a script of another checkout, whose recipe for a root differs,
+# would replace that root while it is in use.
+take_turn() {
+    local file=$CACHE/turn-$1
+    mkdir -p "$CACHE"
+    exec 8>> "$file"
+    flock -n 8 || { say "${0##*/} waits for $(cat "$file")"; flock 8; }
+    echo "${0##*/} (process $$ in $PWD, started at $(date +%T))" > "$file"
+}
+
 # Lets this machine run programs of another architecture, through qemu, until it is restarted.
 need_foreign() {
     local binfmt=/proc/sys/fs/binfmt_misc
@@ -106,13 +117,15 @@ trixie_root() {
             copy_network_settings "$root.part"
             in_root "$root.part" apt-get update -qq >> "$root.log" 2>&1
         else
+            flock -s 7 # nobody replaces the bare system while it is copied
             cp -a --reflink=auto "$CACHE/base-$architecture" "$root.part"
+            exec 7>&-
             copy_network_settings "$root.part"
             in_root "$root.part" "$@" > "$root.log" 2>&1 || { tail -n 20 "$root.log" >&2; exit 1; }
         fi
         mv "$root.part" "$root"
         printf '%s\n' "$recipe" > "$root.recipe"
-    ) 9> "$root.lock" || { say "$root could not be made: see $root.log"; return 1; }
+    ) 9> "$root.lock" 7>> "$CACHE/base-$architecture.lock" || { say "$root could not be made: see $root.log"; return 1; }
     printf '%s\n' "$root"
 }
 
