@@ -7,6 +7,7 @@ are the caller's working directory (ROOT for all), its umask and its limits.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -156,5 +157,8 @@ def _command(request: dict[str, Any], numbers: Sequence[int]) -> int:
 if __name__ == "__main__":
     for name in PRELOADED:
         importlib.import_module(name)
+    # a child that ends would have the collector visit, and so copy, all that was imported here
+    gc.collect()
+    gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as accepted:
         sys.exit(serve(accepted))
