@@ -983,8 +983,8 @@ def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Readin
             return _nothing(f"{origin}: not valid TOML: brackets within brackets without end")
         except ValueError as error:  # TOMLDecodeError, and int's own for one of thousands of digits
             said = shorten(str(error), 200)
-            cure = "; a text stands in quotes" if "Invalid value" in said else ""
-            return _nothing(f"{origin}: not valid TOML: {said}{cure}")
+            fix = "; a text stands in quotes" if "Invalid value" in said else ""
+            return _nothing(f"{origin}: not valid TOML: {said}{fix}")
         for section, content in table.items():
             if section not in sections:
                 troubles.append(_unknown_section(origin, section, content, wrong))
@@ -1255,18 +1255,18 @@ def _unknown_section(origin: str, name: str, content: Any, wrong: set[str]) -> s
         return f"{origin}: {name} is a key: write it below {_bracketed(places)}"
     near = _near(name, sections)
     wrong.update(f"{one}." for one in near)
-    cure = f"did you mean {near[0]}?" if near else f"known: {', '.join(sections)}"
-    return f"{origin}: unknown section [{shorten(name)}]; {cure}"
+    fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(sections)}"
+    return f"{origin}: unknown section [{shorten(name)}]; {fix}"
 
 
 def _unknown_key(where: str, name: str, known: Iterable[str]) -> str:
     """Message for a key that does not exist: where it does, or the nearest one."""
     if 0 < len(places := _places(name)) < 3:
-        cure = f"it belongs below {_bracketed(places)}"
+        fix = f"it belongs below {_bracketed(places)}"
     else:
         near = _near(name, known)
-        cure = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-    return f"{where}: unknown key {shorten(name)}; {cure}"
+        fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    return f"{where}: unknown key {shorten(name)}; {fix}"
 
 
 def _places(name: str) -> list[str]:

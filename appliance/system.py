@@ -203,14 +203,14 @@ def find_credential(name: str) -> Path | None:
     return path if path and path.exists() else None
 
 
-def require_writable(file: Path, cure: str) -> None:
-    """Raises ConfigError, which ends in `cure`, before anything was begun in vain: the user may not
+def require_writable(file: Path, fix: str) -> None:
+    """Raises ConfigError, which ends in `fix`, before anything was begun in vain: the user may not
     write the configuration `file`, or not beside it."""
     there = file if file.exists() else file.parent
     if not os.access(there, os.W_OK) or not os.access(file.parent, os.W_OK):
         found = "one that is not for this user" if there.exists() else "no such folder"
         raise ConfigError(
-            f"{file}: expected a configuration that this user may write, found {found}; {cure}, "
+            f"{file}: expected a configuration that this user may write, found {found}; {fix}, "
             "or name another with --config"
         )
 
@@ -233,7 +233,7 @@ def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
         return None
     key = key if file else "systemd credential"
     word = what.rpartition(" ")[2]
-    cure = f"write the {word} into it, readable for this user alone, or leave the key out"
+    fix = f"write the {word} into it, readable for this user alone, or leave the key out"
     try:
         with path.expanduser().open("rb") as opened:
             mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
@@ -242,15 +242,15 @@ def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
         no_text = isinstance(error, UnicodeDecodeError)
         found = "no UTF-8 text" if no_text else getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            f"{key}: expected a file holding {what}, found {path}: {found}; {cure}"
+            f"{key}: expected a file holding {what}, found {path}: {found}; {fix}"
         ) from (None if no_text else error)
     if file and mode & 0o007 and path not in _open_to_all:
         _open_to_all.add(path)
         log.warning("%s: every user can read %s (%04o); chmod o= %s", key, path, mode, path)
     if len(text) > SECRET_AT_MOST or "\n" in text:
-        raise ConfigError(f"{key}: expected one line in {path}, found more; {cure}")
+        raise ConfigError(f"{key}: expected one line in {path}, found more; {fix}")
     if not text:
-        raise ConfigError(f"{key}: expected {what} in {path}, found it empty; {cure}")
+        raise ConfigError(f"{key}: expected {what} in {path}, found it empty; {fix}")
     return text
 
 

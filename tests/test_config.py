@@ -1,4 +1,4 @@
-"""Configuration: every mistake at once, each with its place and its cure."""
+"""Configuration: every mistake at once, each with its place and its fix."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_empty_configuration_is_the_defaults() -> None:
     assert config.parse("", "house.toml") == Settings()
 
 
-def test_five_mistakes_are_reported_together_each_with_its_cure() -> None:
+def test_five_mistakes_are_reported_together_each_with_its_fix() -> None:
     found = mistakes(FIVE_MISTAKES)
     assert len(found) == 5
     assert found[0] == "house.toml: mqtt: unknown key prot; did you mean port?"
@@ -119,7 +119,7 @@ def test_a_wrong_value_is_named_with_what_was_expected(text: str, wanted: str) -
     assert wanted in found[0]
 
 
-def test_no_cure_is_offered_that_would_not_cure() -> None:
+def test_no_fix_is_offered_that_would_not_help() -> None:
     assert mistakes("[capture]\ndevice = 0") == [
         "house.toml: capture.device: expected a text, found 0"
     ]

@@ -306,7 +306,7 @@ def test_a_new_system_has_an_empty_models_folder_and_the_daemons_own(system: Sys
     assert system.read(system.models) == {"tiny": "tiny"}
 
 
-def test_a_models_folder_that_is_a_file_system_stays_and_the_cure_is_told(system: System) -> None:
+def test_a_models_folder_that_is_a_file_system_stays_and_the_fix_is_told(system: System) -> None:
     system.old.parent.mkdir()
     with mounted(system.old, "1m"):
         system.put("tiny")
@@ -367,7 +367,7 @@ def test_models_that_root_has_added_become_the_users_that_adds_models(system: Sy
     assert kept.stat().st_uid == 0
 
 
-def test_a_models_folder_that_is_a_link_is_left_alone_and_the_cure_is_told(system: System) -> None:
+def test_a_models_folder_that_is_a_link_is_left_alone_and_the_fix_is_told(system: System) -> None:
     system.put("tiny", place=system.root / "srv/models")
     system.models.symlink_to(system.root / "srv/models")
     assert f"make {ADDER} the owner of {system.root}/srv/models" in system.configured(before="")

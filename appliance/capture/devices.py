@@ -71,7 +71,7 @@ def choose(devices: list[Device], wanted: str) -> Device:
 def why_missing(
     wanted: str, root: Path = Path("/"), probe: Callable[[Path], None] | None = None
 ) -> str:
-    """What keeps a card that the kernel has from being opened, with the cure; empty if nothing.
+    """What keeps a card that the kernel has from being opened, with the fix; empty if nothing.
 
     PortAudio leaves cards that it cannot open off its list. `probe` opens a node; raises OSError.
     """

@@ -114,7 +114,7 @@ class Microphone:
         except (StallError, EndError) as error:
             yield from stream.push(waiting)
             raise DeviceError(
-                f"microphone {self.name!r}: expected sound, found {error}: {error.cure}"
+                f"microphone {self.name!r}: expected sound, found {error}: {error.fix}"
             ) from error
 
     def stop(self) -> None:
@@ -156,12 +156,12 @@ class Source(Protocol):
 
     @property
     def silence(self) -> str:
-        """Why there is no sound although samples come, with the cure; empty when all is well."""
+        """Why there is no sound although samples come, with the fix; empty when all is well."""
         ...
 
     @property
     def trouble(self) -> str:
-        """What else is wrong with the sound, with the cure; empty when all is well."""
+        """What else is wrong with the sound, with the fix; empty when all is well."""
         ...
 
     def frames(self) -> Iterator[Frame]:

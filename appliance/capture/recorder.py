@@ -53,13 +53,13 @@ LIMITS = Limits()
 class StallError(Exception):
     """Nothing came from the process, which has been killed."""
 
-    cure = "the sound server or the card hangs; it is opened again as soon as it answers"
+    fix = "the sound server or the card hangs; it is opened again as soon as it answers"
 
 
 class EndError(Exception):
     """The process ended, or said that the device did."""
 
-    cure = "is it still plugged in? `roomscribe devices` shows what is there"
+    fix = "is it still plugged in? `roomscribe devices` shows what is there"
 
 
 @dataclass(frozen=True, slots=True)

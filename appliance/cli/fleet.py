@@ -115,7 +115,7 @@ def add_fleet(
     status.set_defaults(command=show_status)
     check = add(
         "check",
-        help="check all that the fleet needs, with the cure for what is wrong",
+        help="check all that the fleet needs, with the fix for what is wrong",
         description="Looks at the server, encryption, rights, the queue and the clocks, and has a "
         "sentence transcribed. It is a part of `roomscribe doctor`. The exit status is the number "
         "of checks that failed.",

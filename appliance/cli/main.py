@@ -310,7 +310,7 @@ def _benchmark(options: argparse.Namespace, settings: Settings) -> int:
 def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub = add(
         "doctor",
-        help="check everything the appliance needs, with the cure for what is wrong",
+        help="check everything the appliance needs, with the fix for what is wrong",
         description="Looks at the machine, the configuration, the microphone, the model, the NPU, "
         "the broker and the store, beside a running daemon. The exit status is the number of "
         "checks that failed (63 at most).",

@@ -64,7 +64,7 @@ CONVERT = (
     f"get {WEIGHTS_FILE} in its place, or make it where you trust the pickle: "
     "WhisperForConditionalGeneration.from_pretrained(...).save_pretrained(FOLDER)",
 )
-"""Cures for OpenAI's pickles, and for Hugging Face's."""
+"""Fixes for OpenAI's pickles, and for Hugging Face's."""
 HALVES = ("encoder.", "decoder.")
 
 
@@ -129,7 +129,7 @@ def _with_prefix(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTens
 
 def require_checkpoint(place: Path) -> None:
     """Raises ModelError unless `place` is a folder with the files of a checkpoint; it says what is
-    there in place of them, and the cure. The files themselves are not looked at.
+    there in place of them, and the fix. The files themselves are not looked at.
     """
     try:
         if not place.is_dir():
@@ -155,7 +155,7 @@ def require_checkpoint(place: Path) -> None:
 
 def foreign(names: Collection[str], config: Mapping[str, Any], title: str) -> str:
     """What a folder or repository called `title` is, whose files belong to another program, and the
-    cure; "" where none is known by its `names` and its config.json (or an adapter's).
+    fix; "" where none is known by its `names` and its config.json (or an adapter's).
     """
     whole = {WEIGHTS_FILE, INDEX_FILE} & {*names}
     if ADAPTER_FILE in names and not whole:
@@ -185,14 +185,14 @@ def _number(folder: Path) -> int:
 
 
 def _original(name: str) -> str:
-    """The cure for a model that was made of another one, by its name."""
+    """The fix for a model that was made of another one, by its name."""
     match = SIZES.search(name.lower())
     published = f"openai/whisper-{LATEST.get(match[0], match[0])}" if match else "HUB_ID"
     return f"add the model that it was made from in place of it: roomscribe model add {published}"
 
 
 def _file_instead(file: Path) -> str:
-    """What a file is that was given in place of a folder, and the cure."""
+    """What a file is that was given in place of a folder, and the fix."""
     require_regular(file)
     with file.open("rb") as stream:
         magic = stream.read(4)
@@ -215,7 +215,7 @@ def _pickle(name: str) -> str:
 
 
 def _folder_instead(folder: Path, names: Collection[str]) -> str:
-    """What a folder has in which the weights or config.json are missing, and the cure."""
+    """What a folder has in which the weights or config.json are missing, and the fix."""
     weights = (WEIGHTS_FILE in names) or (INDEX_FILE in names) or bool(find_onnx(folder))
     if weights and CONFIG_FILE in names:
         return ""

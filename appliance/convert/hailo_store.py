@@ -134,8 +134,8 @@ def fetch_hef(
 ) -> Path:
     """The HEF in `folder`, fetched unless it is there already. Raises ModelError."""
     client = Downloader(source.address, "", policy, progress)
-    cure = "give a HEF of yours (--hef FILE), or none (--hef none)"
-    return _fetch(client, source.address, MAGIC, folder, cure)
+    fix = "give a HEF of yours (--hef FILE), or none (--hef none)"
+    return _fetch(client, source.address, MAGIC, folder, fix)
 
 
 def fetch_decoder(
@@ -148,16 +148,16 @@ def fetch_decoder(
     they are there already. Raises ModelError.
     """
     client = Downloader(source.address, "", policy, progress)
-    cure = "leave --npu-decoder out: the CPU decodes faster"
+    fix = "leave --npu-decoder out: the CPU decodes faster"
     return (
-        _fetch(client, source.address, MAGIC, folder, cure),
-        _fetch(client, source.embedding, NPY_MAGIC, folder, cure),
-        _fetch(client, source.positions, NPY_MAGIC, folder, cure),
+        _fetch(client, source.address, MAGIC, folder, fix),
+        _fetch(client, source.embedding, NPY_MAGIC, folder, fix),
+        _fetch(client, source.positions, NPY_MAGIC, folder, fix),
     )
 
 
-def _fetch(client: Downloader, address: str, magic: bytes, folder: Path, cure: str) -> Path:
-    """A file of the store in `folder`. Raises ModelError; `cure` is how to do without it."""
+def _fetch(client: Downloader, address: str, magic: bytes, folder: Path, fix: str) -> Path:
+    """A file of the store in `folder`. Raises ModelError; `fix` is how to do without it."""
     place = folder / address.rsplit("/", 1)[-1]
     try:
         length = client.read_headers(address, lambda _: False, ATTEMPTS).get("content-length", "")
@@ -167,10 +167,10 @@ def _fetch(client: Downloader, address: str, magic: bytes, folder: Path, cure: s
         if not whole:
             client.fetch(RemoteFile(address, size, magic=magic, limit=LIMIT), place)
     except DownloadRefusedError as refused:
-        raise ModelError(f"{refused}; Hailo's store has moved or dropped it: {cure}") from refused
+        raise ModelError(f"{refused}; Hailo's store has moved or dropped it: {fix}") from refused
     except UnreachableError as error:
         raise ModelError(
-            f"{error}; check the network and run the same command again, or: {cure}"
+            f"{error}; check the network and run the same command again, or: {fix}"
         ) from error
     return place
 

@@ -94,7 +94,7 @@ QUANTIZED |= {"QLinearMatMul", "QLinearConv", "DynamicQuantizeMatMul", "MatMulNB
 QUANTIZED |= {"MatMulBnb4", "MatMulFpQ4", "QGemm", "MatMulIntegerToFloat", "GatherBlockQuantized"}
 FUSED = {"Attention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention"}
 FUSED |= {"DecoderAttention", "GroupQueryAttention", "PackedAttention"}
-FLOAT_CURE = (
+FLOAT_FIX = (
     "get the float32 or float16 files of the same model (encoder_model.onnx and decoder_model.onnx)"
 )
 
@@ -401,7 +401,7 @@ def find_onnx(folder: Path) -> list[Path]:
         name.startswith(tuple(f"{stem}." for stem in DECODER_STEMS)) for name in names
     ):
         expected += f" ({LATER_STEM}.onnx has no keys and values of the sound)"
-    raise ModelError(f"{expected}, found {', '.join(sorted(names)[:12])}; {FLOAT_CURE}")
+    raise ModelError(f"{expected}, found {', '.join(sorted(names)[:12])}; {FLOAT_FIX}")
 
 
 def open_onnx_weights(
@@ -419,7 +419,7 @@ def open_onnx_weights(
         if quantized := operators & QUANTIZED:
             raise ModelError(
                 f"{file}: expected float weights, found a quantised model "
-                f"({', '.join(sorted(quantized))}); {FLOAT_CURE}"
+                f"({', '.join(sorted(quantized))}); {FLOAT_FIX}"
             )
         if fused := operators & FUSED:
             raise ModelError(

@@ -47,7 +47,7 @@ class Health:
         self._started_s = time.monotonic()
 
     def trouble(self, stage: str, text: str | None) -> bool:
-        """Sets what is wrong with `stage`, in plain words with the cure; None clears it.
+        """Sets what is wrong with `stage`, in plain words with the fix; None clears it.
 
         True when that is news.
         """

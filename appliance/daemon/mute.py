@@ -57,10 +57,10 @@ def _read(file: Path) -> tuple[Stamp | None, bool | None, str]:
         return None, False, ""
     except OSError as error:
         closed = "the microphone stays closed until it can be read"
-        cure = "check the disk, or `roomscribe mute off`"
+        fix = "check the disk, or `roomscribe mute off`"
         if isinstance(error, PermissionError):
-            cure = "give this user the folder, or set store.path to another"
-        return None, None, f"{file}: expected ON or OFF, found: {error.strerror}; {closed}: {cure}"
+            fix = "give this user the folder, or set store.path to another"
+        return None, None, f"{file}: expected ON or OFF, found: {error.strerror}; {closed}: {fix}"
     if text.strip() not in (_ON.strip(), _OFF.strip()):
         return (
             stamp,

@@ -123,7 +123,7 @@ class Link:
         self._options = options(settings, node)
         self.node: str = self._options["name"]
         self.trouble: str | None = COMING
-        """Why there is no connection, with the cure; None while there is one."""
+        """Why there is no connection, with the fix; None while there is one."""
         self.server = ""
         """The one that is connected to; empty while none is."""
         self.refused: Callable[[str], None] = lambda _: None
@@ -378,7 +378,7 @@ _WRONG_TIME = {9: "its certificate is not valid yet", 10: "its certificate has e
 
 
 def _explain(server: str, error: Exception) -> str:
-    """Why there is no connection, in plain words, with the cure."""
+    """Why there is no connection, in plain words, with the fix."""
     where, said = f"the fleet's server {server}", one_line(error)
     low = said.lower()
     if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _WRONG_TIME:
@@ -432,7 +432,7 @@ def _context(settings: FleetSettings) -> ssl.SSLContext:
 def _read(path: Path, name: str, *, own: bool) -> Credential:
     """User and password in a file; `own`: nobody else may be able to read it. Raises
     ConfigError."""
-    cure = "`roomscribe fleet join CODE` writes it"
+    fix = "`roomscribe fleet join CODE` writes it"
     expected = f"{name}: expected a file with user and password"
     try:
         with path.expanduser().open("rb") as opened:
@@ -441,7 +441,7 @@ def _read(path: Path, name: str, *, own: bool) -> Credential:
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         no_text = isinstance(error, UnicodeDecodeError)
         found = "no UTF-8 text" if no_text else getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{expected}, found {path}: {found}; {cure}") from (
+        raise ConfigError(f"{expected}, found {path}: {found}; {fix}") from (
             None if no_text else error
         )
     if own and mode & 0o077:
@@ -456,7 +456,7 @@ def _read(path: Path, name: str, *, own: bool) -> Credential:
     user, password = told.get("user"), told.get("password")
     if not isinstance(user, str) or not isinstance(password, str) or not password:
         raise ConfigError(
-            f'{expected} (user = "..." and password = "..."), found {path} without; {cure}'
+            f'{expected} (user = "..." and password = "..."), found {path} without; {fix}'
         )
     if not NAME.fullmatch(user):
         raise ConfigError(

@@ -321,8 +321,8 @@ def make_folder(folder: Path) -> None:
 
 def unwritable(place: Path, error: OSError) -> StoreError:
     """Why nothing can be written there, and what to do; a later run does what is left."""
-    cure = "run this with sudo" if isinstance(error, PermissionError) else "see its disk, try again"
-    return StoreError(f"{place}: cannot be written: {error.strerror}; {cure}")
+    fix = "run this with sudo" if isinstance(error, PermissionError) else "see its disk, try again"
+    return StoreError(f"{place}: cannot be written: {error.strerror}; {fix}")
 
 
 def server_of(text: str) -> Engine:
@@ -366,7 +366,7 @@ def rights(node: str, role: str) -> tuple[list[str], list[str]]:
 
 
 def program() -> str:
-    """Full path of nats-server. Raises StoreError with the cure when it is not installed."""
+    """Full path of nats-server. Raises StoreError with the fix when it is not installed."""
     found = shutil.which("nats-server") or shutil.which("nats-server", path=PATHS)
     if not found:
         raise StoreError(

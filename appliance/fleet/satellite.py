@@ -183,7 +183,7 @@ class Ear:
 
     @property
     def rival(self) -> str:
-        """Why this node's transcripts may be another machine's, with the cure; empty if not."""
+        """Why this node's transcripts may be another machine's, with the fix; empty if not."""
         if time.monotonic() - self._rival_s > 2.5 * GREETING_S:
             return ""
         return (

@@ -38,7 +38,7 @@ Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
 class HouseError(DeviceError):
-    """Home Assistant is out of reach, or is none; the text has the cure behind its semicolon."""
+    """Home Assistant is out of reach, or is none; the text has the fix behind its semicolon."""
 
 
 class RefusedTokenError(HouseError):
@@ -313,12 +313,12 @@ async def _let_in(websocket: Any, place: Place, token: str) -> str:
 
 def _no_websocket(place: Place, status: int) -> HouseError:
     if status == 403:
-        cure = "it bans addresses after wrong tokens: see ip_bans.yaml there"
+        fix = "it bans addresses after wrong tokens: see ip_bans.yaml there"
     elif status >= 500:
-        cure = "it starts, perhaps, or see its log"
+        fix = "it starts, perhaps, or see its log"
     else:
-        cure = "see homeassistant.url"
-    return HouseError(f"{place}: expected its websocket, found status {status}; {cure}")
+        fix = "see homeassistant.url"
+    return HouseError(f"{place}: expected its websocket, found status {status}; {fix}")
 
 
 def _unreachable(place: Place, error: BaseException) -> HouseError:

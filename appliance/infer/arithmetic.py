@@ -51,7 +51,7 @@ class Trouble:
     """Integer products that are wrong, or could not be checked."""
 
     found: str
-    cure: str
+    fix: str
 
 
 def find_trouble(bundle: Bundle, products: Products | None = None) -> Trouble | None:
@@ -80,11 +80,11 @@ def find_trouble(bundle: Bundle, products: Products | None = None) -> Trouble | 
 
 
 def warn_of_trouble(bundle: Bundle, products: Products | None = None) -> str:
-    """`find_trouble` on one line, with its cure, which is also logged; empty when all is well."""
+    """`find_trouble` on one line, with its fix, which is also logged; empty when all is well."""
     trouble = find_trouble(bundle, products)
     if trouble is None:
         return ""
-    line = f"{trouble.found}; {trouble.cure}"
+    line = f"{trouble.found}; {trouble.fix}"
     log.warning("%s", line)
     return line
 

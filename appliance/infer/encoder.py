@@ -18,7 +18,7 @@ class Unit(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """Why it does not run on what it should, with the cure; None while all is well."""
+        """Why it does not run on what it should, with the fix; None while all is well."""
 
     def look_after(self, now_s: float) -> None:
         """Begins what may take its time, and does not wait for it; for when there is no window to

@@ -354,8 +354,8 @@ class _Template:
     def _slot(self, place: int, name: str) -> int:
         if name not in self._values:
             near = get_close_matches(name, self._values, 1)
-            cure = f"; {near[0]}?" if near else f"; add {name} to [slots]"
-            raise ConfigError(f"expected a slot that [slots] names, found {{{name}}}{cure}")
+            fix = f"; {near[0]}?" if near else f"; add {name} to [slots]"
+            raise ConfigError(f"expected a slot that [slots] names, found {{{name}}}{fix}")
         end = self._network.place()
         for value, text in self._values[name]:
             self._network.skip(self._network.say(place, text), end, (name, value))

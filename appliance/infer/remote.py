@@ -73,7 +73,7 @@ class RemoteEncoder(ABC, Generic[Facts, Reply]):
     remote_name = ""
     """What transcribes while the server can."""
     away = "its name is still being looked up"
-    """What is wrong while a question that was given up has not ended, with the cure."""
+    """What is wrong while a question that was given up has not ended, with the fix."""
     waits = "until then what is said waits"
     pauses_s = FIRST_PAUSE_S, LONGEST_PAUSE_S
     silence: Samples = np.zeros(SAMPLE_RATE, np.int16)
@@ -86,7 +86,7 @@ class RemoteEncoder(ABC, Generic[Facts, Reply]):
         self.info: Facts | None = None
         """What it last said of itself."""
         self.fault: str | None = None
-        """Why the server is not in use, with the cure; None while it is."""
+        """Why the server is not in use, with the fix; None while it is."""
         self.goes_on: Callable[[], bool] = lambda: True
         """Called several times a second while an answer is awaited; False: not wanted any more."""
         self._local, self._clock = local, clock
@@ -125,7 +125,7 @@ class RemoteEncoder(ABC, Generic[Facts, Reply]):
 
     @property
     def trouble(self) -> str | None:
-        """Why the server is not in use, with the cure; None while it is."""
+        """Why the server is not in use, with the fix; None while it is."""
         if not self.fault:
             return None
         if not self._local:

@@ -15,7 +15,7 @@ LACKING = (
 
 
 def lacking_runtime() -> str:
-    """Why no model can be run here, with the cure, on one line; empty where one can."""
+    """Why no model can be run here, with the fix, on one line; empty where one can."""
     try:
         found = importlib.util.find_spec("onnxruntime")
     except ImportError:

@@ -107,12 +107,12 @@ class Session:
             )
         except _FAILURES as error:
             cause = _cause(error)
-            cure = "build or install the bundle again"
+            fix = "build or install the bundle again"
             if passes(cause):
-                cure = "free some memory, take a smaller model, or look at the disk"
+                fix = "free some memory, take a smaller model, or look at the disk"
             raise ModelError(
                 f"{file}: expected a graph that onnxruntime {onnxruntime.__version__} loads, "
-                f"found: {one_line(error)}; {cure}"
+                f"found: {one_line(error)}; {fix}"
             ) from cause
         _check_tensors(file, "input", inputs, self._session.get_inputs())
         _check_tensors(file, "output", outputs, self._session.get_outputs())

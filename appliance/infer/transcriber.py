@@ -192,7 +192,7 @@ class Transcriber:
         self.goes_on: Callable[[], bool] = lambda: True
         self.in_process = True
         self.trouble = trouble
-        """Why texts are worse here than they should be, with the cure; mostly empty."""
+        """Why texts are worse here than they should be, with the fix; mostly empty."""
 
     def transcribe(self, window: Window) -> Transcription:
         """The transcription of a window of at most bundle.window_s.

@@ -37,7 +37,7 @@ INDEX = "pack.json"
 FORMAT, SCHEMA = "roomscribe pack", 1
 LARGEST_SIZE = 100_000
 """Twice the largest number in any Whisper's config."""
-CURE = "the pack is damaged: write it again with roomscribe model pack"
+FIX = "the pack is damaged: write it again with roomscribe model pack"
 
 Bytes = NDArray[np.uint8]
 
@@ -101,7 +101,7 @@ def read_index(folder: Path) -> Index:
         index = _from_json(found)
         _compare(_to_json(index), found, "")
     except ModelError as trouble:
-        raise ModelError(f"{file}: {trouble}; {CURE}") from None
+        raise ModelError(f"{file}: {trouble}; {FIX}") from None
     return index
 
 
@@ -334,13 +334,13 @@ def _map(folder: Path, blob: Blob, index: Index) -> Bytes:
         data: Bytes = np.memmap(file, np.uint8, "r")
     except OSError as error:
         raise ModelError(
-            f"{file}: expected a readable file, found: {error.strerror}; {CURE}"
+            f"{file}: expected a readable file, found: {error.strerror}; {FIX}"
         ) from error
     except ValueError:
-        raise ModelError(f"{file}: expected {blob.size} bytes, found 0; {CURE}") from None
+        raise ModelError(f"{file}: expected {blob.size} bytes, found 0; {FIX}") from None
     if len(data) != blob.size:
-        raise ModelError(f"{file}: expected {blob.size} bytes, found {len(data)}; {CURE}")
+        raise ModelError(f"{file}: expected {blob.size} bytes, found {len(data)}; {FIX}")
     found, expected = hashlib.sha256(data.data).hexdigest(), index.sha256[blob.file]
     if found != expected:
-        raise ModelError(f"{file}: expected the SHA-256 {expected}, found {found}; {CURE}")
+        raise ModelError(f"{file}: expected the SHA-256 {expected}, found {found}; {FIX}")
     return data

@@ -309,7 +309,7 @@ def load_bundle(path_or_name: str | Path) -> Bundle:
         raise ModelError(
             f"{error.filename}: expected a folder with models, found: {error.strerror}; {DISK}"
         ) from error
-    table = _Table.read(folder / MANIFEST, _cure(folder))
+    table = _Table.read(folder / MANIFEST, _fix(folder))
     bundle = _parse(table, folder)
     _check_sense(table, bundle)
     _verify_files(table.table("files"), bundle)
@@ -405,12 +405,12 @@ def find_bundle(path_or_name: str | Path) -> Path:
         return folder
     if path_or_name in installed:
         return installed[path_or_name]
-    cure = "name one of these, or roomscribe model add tiny"
+    fix = "name one of these, or roomscribe model add tiny"
     if path_or_name == BUILT_IN:
-        cure = "`sudo apt install roomscribe` brings it (roomscribe-ear comes without)"
+        fix = "`sudo apt install roomscribe` brings it (roomscribe-ear comes without)"
     raise MissingModelError(
         f"model bundle {path_or_name!r}: expected it in {', '.join(map(str, _places()))}, found "
-        f"there: {', '.join(installed) or 'none'}; {cure}"
+        f"there: {', '.join(installed) or 'none'}; {fix}"
     )
 
 
@@ -419,7 +419,7 @@ def _places() -> list[Path]:
     return list(dict.fromkeys([PACKAGED, INSTALLED, models_folder()]))
 
 
-def _cure(folder: Path) -> str:
+def _fix(folder: Path) -> str:
     """What to do about a damaged bundle."""
     if folder.resolve().is_relative_to(PACKAGED):
         return "the package is damaged: reinstall roomscribe"
@@ -429,25 +429,25 @@ def _cure(folder: Path) -> str:
 class _Table:
     """One table of bundle.json; `key` is where it stands ("" at the top, "tokens.")."""
 
-    def __init__(self, file: Path, values: dict[str, Any], cure: str, key: str = "") -> None:
-        self._file, self._values, self._cure, self._key = file, values, cure, key
+    def __init__(self, file: Path, values: dict[str, Any], fix: str, key: str = "") -> None:
+        self._file, self._values, self._fix, self._key = file, values, fix, key
 
     @classmethod
-    def read(cls, file: Path, cure: str) -> _Table:
+    def read(cls, file: Path, fix: str) -> _Table:
         """The manifest in `file`. Raises ModelError when it is not a JSON table of this SCHEMA."""
         try:
-            table = cls(file, read_json(file), cure)
+            table = cls(file, read_json(file), fix)
         except ModelError as error:
-            raise ModelError(f"{error}; {DISK if passes(error) else cure}") from error
+            raise ModelError(f"{error}; {DISK if passes(error) else fix}") from error
         if table._values.get("schema") != SCHEMA:
             raise table.trouble("schema", str(SCHEMA), repr(table._values.get("schema", "nothing")))
         return table
 
-    def trouble(self, key: str, expected: str, found: object, cure: str = "") -> ModelError:
+    def trouble(self, key: str, expected: str, found: object, fix: str = "") -> ModelError:
         """The error to raise for a wrong value."""
         where = f"{self._file}: {shorten(self._key + key, 80)}"
         return ModelError(
-            f"{where}: expected {expected}, found {shorten(found, 80)}; {cure or self._cure}"
+            f"{where}: expected {expected}, found {shorten(found, 80)}; {fix or self._fix}"
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -513,7 +513,7 @@ class _Table:
     def table(self, key: str) -> _Table:
         """The table inside."""
         values = self._take(key, "a table", lambda value: isinstance(value, dict))
-        return _Table(self._file, values, self._cure, f"{self._key}{key}.")
+        return _Table(self._file, values, self._fix, f"{self._key}{key}.")
 
     def _take(self, key: str, expected: str, fits: Callable[[Any], bool] = lambda _: True) -> Any:
         """The value of a key, if it `fits`. Raises ModelError."""
@@ -657,7 +657,7 @@ def _verify_files(table: _Table, bundle: Bundle) -> None:
                 raise entry.trouble("size", f"{size} bytes", f"{found_size} bytes")
             found = sha256(bundle.folder / name)
         except OSError as error:
-            cure = DISK if passes(error) else ""
-            raise table.trouble(name, "a readable file", error.strerror, cure) from error
+            fix = DISK if passes(error) else ""
+            raise table.trouble(name, "a readable file", error.strerror, fix) from error
         if found != digest:
             raise entry.trouble("sha256", digest, found)

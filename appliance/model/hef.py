@@ -240,7 +240,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _other_hef(chip: str) -> str:
-    """The cure for a HEF of another chip."""
+    """The fix for a HEF of another chip."""
     return f"install the model again with the right one: roomscribe model add NAME --hef {chip}"
 
 

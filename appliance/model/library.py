@@ -33,7 +33,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Of renameat2(2)."""
 _SUDO = "run it with sudo, or name another folder in ROOMSCRIBE_MODELS"
 _ROOM = "make room on that disk; nothing was changed"
-CURES = {
+FIXES = {
     errno.EACCES: _SUDO,
     errno.EPERM: _SUDO,
     errno.EINVAL: "remove the old model first: this file system cannot swap folders",
@@ -336,14 +336,14 @@ def choose(name: str) -> None:
 
 @contextmanager
 def model_errors(target: Path) -> Iterator[None]:
-    """Turns an OSError about `target` into a ModelError of one line with its cure."""
+    """Turns an OSError about `target` into a ModelError of one line with its fix."""
     try:
         yield
     except OSError as error:
-        cure = CURES.get(error.errno or 0, "see to that file and try again")
+        fix = FIXES.get(error.errno or 0, "see to that file and try again")
         raise ModelError(
             f"{error.filename or target}: expected room and leave to write a model, found: "
-            f"{error.strerror or error}; {cure}"
+            f"{error.strerror or error}; {fix}"
         ) from error
 
 

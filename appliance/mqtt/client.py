@@ -59,7 +59,7 @@ class Untrusted:
     """No encryption came about: the broker, or we, are not who the other side wants."""
 
     reason: str
-    """One whole line with its cure."""
+    """One whole line with its fix."""
 
 
 @dataclass(frozen=True, slots=True)

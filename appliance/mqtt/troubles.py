@@ -71,17 +71,17 @@ def refused(settings: MqttSettings, client_id: str, code: int, reason: str) -> s
     user = f"user {settings.username!r}" if settings.username else "a client without mqtt.username"
     if is_login(code):
         found = user
-        cure = (
+        fix = (
             "make mqtt.username and the password (mqtt.password_file, or the credential "
             "roomscribe.mqtt-password) those that the broker knows"
         )
     elif code == _UNSUPPORTED:
-        found, cure = "MQTT 5", "use a broker that speaks it, such as Mosquitto 1.6 or later"
+        found, fix = "MQTT 5", "use a broker that speaks it, such as Mosquitto 1.6 or later"
     elif code == _BAD_CLIENT_ID:
-        found, cure = f"client id {client_id!r}", "set another mqtt.client_id"
+        found, fix = f"client id {client_id!r}", "set another mqtt.client_id"
     else:
-        found, cure = user, "see the broker's log"
-    return f"broker {settings.host}:{settings.port} refuses {found} ({reason}); {cure}"
+        found, fix = user, "see the broker's log"
+    return f"broker {settings.host}:{settings.port} refuses {found} ({reason}); {fix}"
 
 
 def taken_over(client_id: str) -> str:

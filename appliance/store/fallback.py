@@ -347,7 +347,7 @@ class DatabaseWithFallback:
         self._try_s = now_s + self._every_s
         trouble = (
             f"{self.path} cannot be written: {why.found}. Until it can, transcripts are kept in "
-            f"memory only and a power cut loses them; {why.cure}"
+            f"memory only and a power cut loses them; {why.fix}"
         )
         log.error("%s", trouble)
         self._report(trouble)

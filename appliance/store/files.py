@@ -26,7 +26,7 @@ _ROOM = 256 * 1024
 """Bytes; a transcript takes about 40 kB of the -wal file until it is emptied."""
 _GIVE = "give this user the folder, or set store.path"
 SUDO = "it is the daemon's: run this with sudo"
-_FOUND_AND_CURE = {
+_FOUND_AND_FIX = {
     "SQLITE_FULL": ("a full disk", "free some space"),
     "SQLITE_READONLY": ("a read-only one", "make the disk and file writable, or set store.path"),
     "SQLITE_CANTOPEN": ("one that cannot be opened", _GIVE),
@@ -39,7 +39,7 @@ _FOUND_AND_CURE = {
     "SQLITE_BUSY": ("one locked by another program", "end that program"),
     "SQLITE_IOERR": ("a disk that fails", "check its space and health"),
 }
-_CURES = {
+_FIXES = {
     errno.EROFS: "make the disk writable again, or replace the card",
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
@@ -47,7 +47,7 @@ _CURES = {
 }
 _PASSING = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")
 _MISTAKES = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
-"""store.path is none for a folder; all else may be cured while the daemon runs."""
+"""store.path is none for a folder; all else may be fixed while the daemon runs."""
 
 
 def sibling(path: Path, ending: str) -> Path:
@@ -178,9 +178,9 @@ class UnwritableError(StoreError):
     Not: locked by another program, damaged, or written by a newer version.
     """
 
-    def __init__(self, message: str, found: str, cure: str) -> None:
+    def __init__(self, message: str, found: str, fix: str) -> None:
         super().__init__(message)
-        self.found, self.cure = found, cure
+        self.found, self.fix = found, fix
 
 
 class DamagedError(sqlite3.DatabaseError):
@@ -209,25 +209,25 @@ def plain_errors(path: Path, doing: str, sudo: str = "") -> Iterator[None]:
     except (sqlite3.Error, DamagedRowError, UnicodeDecodeError) as error:
         name = getattr(error, "sqlite_errorname", None) or ""
         name = "SQLITE_CORRUPT" if is_damage(error) and not name.startswith("SQLITE_N") else name
-        kinds = (kind for kind in _FOUND_AND_CURE if name.startswith(kind))
-        found, cure = _FOUND_AND_CURE.get(next(kinds, ""), (str(error), "see the message"))
-        cure = sudo if cure == _GIVE and sudo and _is_closed(path) else cure
+        kinds = (kind for kind in _FOUND_AND_FIX if name.startswith(kind))
+        found, fix = _FOUND_AND_FIX.get(next(kinds, ""), (str(error), "see the message"))
+        fix = sudo if fix == _GIVE and sudo and _is_closed(path) else fix
         message = (
             f"{path}: cannot {doing}: expected a writable SQLite database, "
-            f"found {found} ({error}); {cure}"
+            f"found {found} ({error}); {fix}"
         )
         if name.startswith(_PASSING):
-            raise UnwritableError(message, found, cure) from error
+            raise UnwritableError(message, found, fix) from error
         raise StoreError(message) from error
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        cure = sudo if sudo and _is_closed(path) else f"{_GIVE} to another"
+        fix = sudo if sudo and _is_closed(path) else f"{_GIVE} to another"
         message = (
             f"{path}: cannot {doing}: expected a folder and file that this user may write, "
-            f"found: {reason}; {cure}"
+            f"found: {reason}; {fix}"
         )
         if isinstance(error, OSError) and error.errno not in _MISTAKES:
-            raise UnwritableError(message, reason, _CURES.get(error.errno or 0, cure)) from error
+            raise UnwritableError(message, reason, _FIXES.get(error.errno or 0, fix)) from error
         raise StoreError(message) from error
 
 

@@ -118,22 +118,22 @@ class Client:
                 finally:
                     self._open.discard(connection)
         except ProtocolError as error:
-            cure = "see that a Wyoming speech-to-text server has that port, and its log"
+            fix = "see that a Wyoming speech-to-text server has that port, and its log"
             busy = isinstance(error, _SaidError) and error.busy
-            raise ServerError(f"{where}: {error}; {cure}", busy=busy) from None
+            raise ServerError(f"{where}: {error}; {fix}", busy=busy) from None
         except TimeoutError:
             if connected:
                 found = f"expected an answer within {within_s:g} s, found none"
-                cure = "a smaller model is faster there; see its load, and [transcriber] timeout_s"
+                fix = "a smaller model is faster there; see its load, and [transcriber] timeout_s"
             else:
                 found = "it does not answer"
-                cure = "see that its machine is on, [transcriber] host and port, and its firewall"
+                fix = "see that its machine is on, [transcriber] host and port, and its firewall"
         except (OSError, UnicodeError) as error:  # that is a name that none can be
             found = getattr(error, "strerror", "") or one_line(error)
-            cure = (
+            fix = (
                 "see its log" if connected else "see that it runs, and [transcriber] host and port"
             )
-        raise ServerError(f"{where}: {found}; {cure}")
+        raise ServerError(f"{where}: {found}; {fix}")
 
 
 class _Conversation:

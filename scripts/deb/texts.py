@@ -98,7 +98,7 @@ def file_page() -> str:
     lines += [".SH NAME", "roomscribe.toml \\- configuration of roomscribe"]
     lines += [".SH SYNOPSIS", ".I /etc/roomscribe/roomscribe.toml", ".SH DESCRIPTION"]
     lines.append("Sections in brackets, a key and its value on each line, in TOML.")
-    lines.append("All mistakes are reported together, each with its place and cure.")
+    lines.append("All mistakes are reported together, each with its place and fix.")
     lines.append(".B systemctl reload roomscribe")
     lines.append("makes the daemon read the file again.")
     section = ""

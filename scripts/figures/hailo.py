@@ -68,7 +68,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "chip is pulled out": {},
     "chip is taken by another": {"fail_jobs": "all", "fail_status": 63, "busy": True},
 }
-CURED = {
+HEALTHY = {
     "fail_jobs": [],
     "hang_jobs": [],
     "nan_jobs": [],
@@ -348,7 +348,7 @@ class Disturbed:
             transcription = self.transcribe(window)
             heard.append((window.utterance_id, transcription))
             used[self.encoder.name] += 1
-            self.cure()
+            self.repair()
             self.rest()
         self.encoder.close()
         self.report(faults, heard, used)
@@ -368,7 +368,7 @@ class Disturbed:
             self.late_ms[self.kind].append(encoded.encode_ms)
         return self.transcriber.write(encoded).text
 
-    def cure(self) -> None:
+    def repair(self) -> None:
         """Puts the chip right again, for some faults only after a while."""
         kind, self.kind = self.kind, ""
         if not kind:
@@ -376,7 +376,7 @@ class Disturbed:
         for _ in range(int(self.rng.integers(0, 60))):
             self.clock.now_s += 1
             looked_after(self.encoder, self.clock.now_s)
-        self.simulator.set(**CURED)
+        self.simulator.set(**HEALTHY)
         if kind == "chip is pulled out":
             self.simulator.plug()
         self.returned_s, self.was_absent = self.clock.now_s, kind == "chip is pulled out"

@@ -88,14 +88,14 @@ def test_no_microphone_at_all_is_said_to_be_that() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "cure"),
+    ("trouble", "fix"),
     [
         ("raise OSError('PortAudio library not found')", "install the package libportaudio2"),
         ("raise ModuleNotFoundError('no sounddevice')", "pip install sounddevice"),
     ],
 )
 def test_a_missing_library_is_a_device_error_that_names_it(
-    tmp_path: Path, trouble: str, cure: str
+    tmp_path: Path, trouble: str, fix: str
 ) -> None:
     (tmp_path / "sounddevice.py").write_text(trouble, encoding="utf-8")
     program = "from appliance.capture.microphone import list_microphones as l\nl()"
@@ -108,7 +108,7 @@ def test_a_missing_library_is_a_device_error_that_names_it(
     )
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("appliance.errors.DeviceError: ")
-    assert cure in last
+    assert fix in last
 
 
 def test_listing_works_with_and_without_a_microphone() -> None:

@@ -55,7 +55,7 @@ def test_a_reader_that_gives_nothing_is_killed_and_another_one_is_started() -> N
         assert one.pid != pid
 
 
-def test_a_reader_that_does_not_even_open_is_a_device_error_with_its_cure() -> None:
+def test_a_reader_that_does_not_even_open_is_a_device_error_with_its_fix() -> None:
     with (
         fake("time.sleep(60)", Limits(open_s=0.3)) as one,
         pytest.raises(DeviceError, match="start the sound server"),
@@ -191,16 +191,16 @@ def test_the_shape_nearest_to_what_is_needed_is_opened(possible: tuple[float, in
 
 
 @pytest.mark.parametrize(
-    ("reason", "cure"),
+    ("reason", "fix"),
     [
         ("Invalid number of channels", "plug it in again"),
         ("Device unavailable", "end the program that is using it"),
         ("Device or resource busy", "end the program that is using it"),
     ],
 )
-def test_a_microphone_that_does_not_open_says_why_and_what_to_do(reason: str, cure: str) -> None:
+def test_a_microphone_that_does_not_open_says_why_and_what_to_do(reason: str, fix: str) -> None:
     with pytest.raises(DeviceError) as caught:
         portaudio._open(FakePortAudio(reason=reason), CARD, "", 30)  # type: ignore[arg-type]
     assert reason in str(caught.value)
-    assert cure in str(caught.value)
+    assert fix in str(caught.value)
     assert "16000 or 44100 Hz" in str(caught.value)

@@ -319,7 +319,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert not (tmp_path / "attic" / "fleet" / STATE).exists()
 
 
-def test_without_nats_server_the_cure_is_named(tmp_path: Path) -> None:
+def test_without_nats_server_the_fix_is_named(tmp_path: Path) -> None:
     config = box(tmp_path / "attic")
     places = " ".join(f"{folder}/nats-server" for folder in PATHS.split(":"))
     hide = f'for p in {places}; do [ -e $p ] && mount --bind /dev/null $p; done; exec "$@"'

@@ -412,7 +412,7 @@ def test_the_configuration_goes_before_the_choice(desk: Desk, tmp_path: Path) ->
     assert [line.split()[1] for line in listed.splitlines() if line.startswith("*")] == ["home-en"]
 
 
-def test_a_chosen_model_that_is_gone_is_one_line_with_its_cure(desk: Desk) -> None:
+def test_a_chosen_model_that_is_gone_is_one_line_with_its_fix(desk: Desk) -> None:
     assert desk.run("add", desk.checkpoint, "--name", "mine").returncode == 0
     shutil.rmtree(desk.models / "mine")
     done = roomscribe(

@@ -65,7 +65,7 @@ def test_the_password_is_one_line_of_standard_input_and_can_be_taken_away(tmp_pa
     assert not access.has_password
 
 
-def test_a_folder_that_is_another_users_is_named_with_the_cure(tmp_path: Path) -> None:
+def test_a_folder_that_is_another_users_is_named_with_the_fix(tmp_path: Path) -> None:
     config = config_of(tmp_path, enabled=True)
     (tmp_path / "page").mkdir(mode=0o500)
     done = roomscribe("web", "open", "--config", config, wrapper=OBEYING_MODES)

@@ -469,7 +469,7 @@ class Trap:
 
 
 @pytest.mark.parametrize(
-    ("name", "cure"),
+    ("name", "fix"),
     [
         ("pytorch_model.bin", "from_pretrained(...).save_pretrained(FOLDER)"),
         ("tiny.pt", "roomscribe model add openai/whisper-tiny"),
@@ -479,8 +479,8 @@ class Trap:
         ("mine.pt", "convert_openai_to_hf.py of the transformers repository"),
     ],
 )
-def test_a_pickle_is_refused_with_the_cure_and_never_opened(
-    folder: Path, tmp_path: Path, name: str, cure: str
+def test_a_pickle_is_refused_with_the_fix_and_never_opened(
+    folder: Path, tmp_path: Path, name: str, fix: str
 ) -> None:
     (folder / "model.safetensors").unlink()
     trap = pickle.dumps(Trap(tmp_path / "sprung"))
@@ -489,7 +489,7 @@ def test_a_pickle_is_refused_with_the_cure_and_never_opened(
     for place in (folder, folder / name):
         message = refusal(place)
         assert f"found {name}, a pickle, which could run code of its author" in message
-        assert message.endswith(cure) or cure in message
+        assert message.endswith(fix) or fix in message
     (folder / "model.safetensors").write_bytes(trap)
     assert "a pickle (PyTorch's own format) under this name" in refusal(folder)
     assert not (tmp_path / "sprung").exists()

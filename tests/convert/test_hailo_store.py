@@ -121,7 +121,7 @@ def test_what_is_no_hef_is_not_kept(hub: LocalHub, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_hef_that_is_gone_is_one_line_with_its_cure(hub: LocalHub, tmp_path: Path) -> None:
+def test_a_hef_that_is_gone_is_one_line_with_its_fix(hub: LocalHub, tmp_path: Path) -> None:
     found = source(hub)
     hub.hefs.clear()
     with pytest.raises(ModelError, match=r"found answer 403; .*\(--hef FILE\), or none") as caught:
@@ -129,7 +129,7 @@ def test_a_hef_that_is_gone_is_one_line_with_its_cure(hub: LocalHub, tmp_path: P
     assert found.address in str(caught.value)
 
 
-def test_a_store_out_of_reach_is_one_line_with_its_cure(tmp_path: Path) -> None:
+def test_a_store_out_of_reach_is_one_line_with_its_fix(tmp_path: Path) -> None:
     found = HefSource("hailo8", "tiny", 10.0, "http://127.0.0.1:1/whisper/h8/x.hef")
     with pytest.raises(ModelError, match=r"Connection refused, 3 times; check the network"):
         fetch(found, tmp_path)

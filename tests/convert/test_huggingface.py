@@ -278,7 +278,7 @@ def test_onnx_graphs_will_do_where_there_are_no_safetensors(hub: LocalHub, tmp_p
     assert (tmp_path / "x/onnx/encoder_model.onnx").read_bytes() == b"encoder"
 
 
-def test_a_pickle_is_refused_with_its_cure(hub: LocalHub, tmp_path: Path) -> None:
+def test_a_pickle_is_refused_with_its_fix(hub: LocalHub, tmp_path: Path) -> None:
     hub.add("me/old", without("model.safetensors"))
     message = refusal(hub, tmp_path / "x", name="me/old")
     assert "pytorch_model.bin, a pickle" in message
@@ -501,7 +501,7 @@ def test_a_typing_mistake_is_answered_with_the_right_name() -> None:
     assert repository_of("NbAiLab/nb-whisper-tiny_1.0") == "NbAiLab/nb-whisper-tiny_1.0"
 
 
-def test_a_hub_out_of_reach_is_one_line_with_both_cures(tmp_path: Path) -> None:
+def test_a_hub_out_of_reach_is_one_line_with_both_fixes(tmp_path: Path) -> None:
     hub = LocalHub(endpoint="http://127.0.0.1:1")
     message = refusal(hub, tmp_path / "x")
     assert message.startswith(

@@ -206,7 +206,7 @@ def test_a_graph_without_a_layer_lacks_its_weights(tmp_path: Path) -> None:
     assert "15 wrong weights" in message and "encoder.layers.2.fc2.weight: missing" in message
 
 
-def test_quantised_models_are_refused_with_the_cure(tmp_path: Path) -> None:
+def test_quantised_models_are_refused_with_the_fix(tmp_path: Path) -> None:
     def quantise(model: Any) -> None:
         model.graph.node[0].op_type = "MatMulInteger"
 
@@ -216,7 +216,7 @@ def test_quantised_models_are_refused_with_the_cure(tmp_path: Path) -> None:
     assert "(MatMulInteger); get the float32 or float16 files" in message
 
 
-def test_fused_models_are_refused_with_the_cure(tmp_path: Path) -> None:
+def test_fused_models_are_refused_with_the_fix(tmp_path: Path) -> None:
     node = helper.make_node("Attention", ["a"], ["b"], domain="com.microsoft")
     edit(write(tmp_path) / "encoder_model.onnx", lambda model: model.graph.node.append(node))
     assert "found one that was optimised (Attention); get or make it without" in refusal(tmp_path)

@@ -119,7 +119,7 @@ def test_a_wrong_password_and_a_wrong_authority_are_told_apart(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("number", "said"), [(9, "not valid yet"), (10, "has expired")])
-def test_a_wrong_clock_is_named_with_the_cure(number: int, said: str) -> None:
+def test_a_wrong_clock_is_named_with_the_fix(number: int, said: str) -> None:
     error = ssl.SSLCertVerificationError("certificate verify failed")
     error.verify_code = number
     told = _explain("tls://attic.local:4222", error)

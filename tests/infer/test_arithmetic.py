@@ -53,12 +53,12 @@ def test_products_that_saturate_are_told_with_what_to_do(int8: Bundle) -> None:
     assert "many_rows off by 49%, one_row off by 49%)" in trouble.found
     assert "4_bits" not in trouble.found
     assert "onnxruntime 1." in trouble.found
-    assert "--quantize none" in trouble.cure
+    assert "--quantize none" in trouble.fix
 
 
 def test_a_model_without_zero_points_is_to_be_added_again(int8: Bundle) -> None:
     trouble = find_trouble(replace(int8, zero_points=False), Saturating())
-    assert trouble and "add the model again" in trouble.cure
+    assert trouble and "add the model again" in trouble.fix
 
 
 def test_one_wrong_number_is_enough_and_so_is_one_that_is_none(int8: Bundle) -> None:
@@ -83,7 +83,7 @@ def test_a_model_of_32_bits_is_not_checked(int8: Bundle) -> None:
     assert find_trouble(replace(int8, quantize="none"), Saturating()) is None
 
 
-def test_a_trouble_is_logged_on_one_line_with_its_cure(
+def test_a_trouble_is_logged_on_one_line_with_its_fix(
     int8: Bundle, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "roomscribe"):

@@ -108,7 +108,7 @@ def test_with_hailo_alone_a_chip_that_cannot_be_used_stops_the_start(
         open_encoder(hef_bundle, HAILO)
 
 
-def test_with_auto_a_chip_that_cannot_be_used_is_a_trouble_with_its_cure(
+def test_with_auto_a_chip_that_cannot_be_used_is_a_trouble_with_its_fix(
     simulator: Simulator, hef_bundle: Bundle, tmp_path: Path
 ) -> None:
     simulator.plug(busy=True)
@@ -150,7 +150,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a dead chip": ({"dead": True}, "gave the work up"),
     "states of the window before": ({"stale_jobs": "all"}, "the window before, bit for bit"),
 }
-CURED = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "stale_jobs": [], "dead": False}
+HEALTHY = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "stale_jobs": [], "dead": False}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -169,7 +169,7 @@ def test_a_window_that_the_npu_fails_comes_from_the_cpu_at_once_and_the_npu_come
     clock.now_s += 1.5
     looked_after(encoder, clock.now_s)
     assert encoder.name == "cpu" and encoder.trouble, "the fault is still there"
-    simulator.set(**CURED)
+    simulator.set(**HEALTHY)
     clock.now_s += 2.5
     looked_after(encoder, clock.now_s)
     assert encoder.name == "hailo8" and encoder.trouble is None and encoder.facts()

@@ -184,7 +184,7 @@ def test_the_choice_is_remembered_and_replaced(models: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "cure"),
+    ("number", "fix"),
     [
         (errno.EACCES, "sudo"),
         (errno.EROFS, "make the file system writable"),
@@ -193,9 +193,9 @@ def test_the_choice_is_remembered_and_replaced(models: Path) -> None:
         (errno.EIO, "see to that file"),
     ],
 )
-def test_each_refusal_of_the_disk_has_its_cure(number: int, cure: str) -> None:
+def test_each_refusal_of_the_disk_has_its_fix(number: int, fix: str) -> None:
     with (
-        pytest.raises(ModelError, match=cure) as caught,
+        pytest.raises(ModelError, match=fix) as caught,
         library.model_errors(Path("/models/tiny")),
     ):
         raise OSError(number, os.strerror(number), "/models/tiny/step.onnx")

@@ -173,7 +173,7 @@ def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(
         ("cert_file", lambda file: MqttSettings(tls=True, cert_file=str(file))),
     ],
 )
-def test_a_file_that_is_missing_or_wrong_is_a_mistake_with_its_cure(
+def test_a_file_that_is_missing_or_wrong_is_a_mistake_with_its_fix(
     tmp_path: Path, key: str, naming: Callable[[Path], MqttSettings]
 ) -> None:
     for file, found in ((tmp_path / "none", "No such file"), (tmp_path / "text", "")):

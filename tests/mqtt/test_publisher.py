@@ -408,7 +408,7 @@ def test_failed_attempts_leave_no_threads_and_files_behind(store: Store) -> None
         assert open_files() <= files
 
 
-def test_a_password_file_that_is_not_there_is_a_mistake_with_its_cure(store: Store) -> None:
+def test_a_password_file_that_is_not_there_is_a_mistake_with_its_fix(store: Store) -> None:
     lost = MqttSettings(username="ada", password_file="/nowhere/password")
     with pytest.raises(ConfigError) as caught:
         Publisher(lost, "kitchen", store, lambda: STATE)

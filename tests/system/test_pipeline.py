@@ -124,7 +124,7 @@ def test_what_was_heard_without_a_broker_arrives_late_and_once(tmp_path: Path) -
 
 
 @needs_broker
-def test_a_wrong_broker_password_is_one_line_with_its_cure_and_stops_nothing(
+def test_a_wrong_broker_password_is_one_line_with_its_fix_and_stops_nothing(
     tmp_path: Path,
 ) -> None:
     secret = tmp_path / "password"

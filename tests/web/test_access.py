@@ -146,7 +146,7 @@ def test_only_sessions_that_would_still_hold_are_kept(access: Access) -> None:
     assert (access.folder / "ended").read_text().split() == [session.rpartition(".")[0]]
 
 
-def test_a_folder_that_cannot_be_made_is_named_with_the_cure(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_named_with_the_fix(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     access = Access(WebSettings(path=str(tmp_path / "file" / "page")))
     with pytest.raises(StoreError, match="expected the page's folder, found: Not a directory"):

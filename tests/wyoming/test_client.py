@@ -178,7 +178,7 @@ def test_a_text_is_one_printable_line(server: SpeechServer) -> None:
     assert (reply.text, reply.language) == ("turn on [31mthe light?", "")
 
 
-def test_nobody_there_is_one_line_with_a_cure() -> None:
+def test_nobody_there_is_one_line_with_a_fix() -> None:
     server = SpeechServer()
     with pytest.raises(ServerError, match=r"refused; see that it runs, and .transcriber. host"):
         client_of(server).transcribe(SOUND, 5.0)

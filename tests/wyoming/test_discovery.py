@@ -73,7 +73,7 @@ def test_the_network_sees_the_server_while_it_runs_and_again_when_avahi_was_away
 
 
 @needs_avahi
-def test_a_name_that_is_taken_is_told_with_the_cure(house: House) -> None:
+def test_a_name_that_is_taken_is_told_with_the_fix(house: House) -> None:
     house.start_avahi()
     with announcing("roomscribe-twice", 10398) as first:
         until(last_is(first, ""), WITHIN_S)

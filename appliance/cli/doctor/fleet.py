@@ -84,14 +84,14 @@ def rights(around: Surroundings) -> Outcome:
         allowed = [own.answer] if fleet.role == "ear" else [messages.BRAINS]
         lacking = [one for one in allowed if not probe.reads(one)]
         everything = probe.reads("roomscribe.>") or probe.sends(FOREIGN)
-    cure = f"`sudo roomscribe fleet invite {own.node} --role {fleet.role}` on the server's machine"
+    fix = f"`sudo roomscribe fleet invite {own.node} --role {fleet.role}` on the server's machine"
     if lacking:
-        return failed(f"{own.node} may not read {', '.join(lacking)}", cure)
+        return failed(f"{own.node} may not read {', '.join(lacking)}", fix)
     if not everything:
         return ok(f"{own.node} reads {', '.join(allowed)}; what is others' is refused")
     if all(is_loopback(fleet_server(one)[1]) for one in fleet.server):
         return skipped(f"{own.node} may read what others say, at a server on this machine")
-    return failed(f"{own.node} may read what is said in other rooms", cure)
+    return failed(f"{own.node} may read what is said in other rooms", fix)
 
 
 def queue(around: Surroundings) -> Outcome:
@@ -113,16 +113,16 @@ def queue(around: Surroundings) -> Outcome:
         return skipped(f"{probe.node} is an ear: only brains may look at the queue")
     if found is None:
         return failed("there is none: a brain makes it", "start a brain's daemon")
-    wrong, cure = _unlike(found, models)
+    wrong, fix = _unlike(found, models)
     line = (
         f"{found.windows} windows wait, {found.storage}, {found.retention}, "
         f"{found.replicas} copies, {found.max_per_subject} for each ear"
     )
-    return failed(f"{line}; {wrong}", cure) if wrong else ok(f"{line}; {payload} bytes at once")
+    return failed(f"{line}; {wrong}", fix) if wrong else ok(f"{line}; {payload} bytes at once")
 
 
 def _unlike(found: Waiting, models: Sequence[str]) -> tuple[str, str]:
-    """What the queue is that a brain would not have made, and the cure; empty for nothing."""
+    """What the queue is that a brain would not have made, and the fix; empty for nothing."""
     if found.storage != MEMORY or found.retention != WORK or found.max_per_subject < 1:
         return (
             f"expected {MEMORY}, {WORK} and a limit",

@@ -119,8 +119,8 @@ def memory(around: Surroundings) -> Outcome:
     if pages_kb != 4:
         line += f", pages of {pages_kb} kB"
     if available < LEAST_MB:
-        cure = "end what takes it (`ps -eo rss,comm --sort=-rss | head`), or take a smaller model"
-        return failed(f"{line}; wanted are {LEAST_MB}", cure)
+        fix = "end what takes it (`ps -eo rss,comm --sort=-rss | head`), or take a smaller model"
+        return failed(f"{line}; wanted are {LEAST_MB}", fix)
     return ok(line)
 
 
@@ -174,7 +174,7 @@ def pi_power(around: Surroundings) -> Outcome:
     if temperature is None:
         return outcome
     found = f"{outcome.found}; {temperature:.0f} C"
-    return Outcome(outcome.status, found, outcome.cure)
+    return Outcome(outcome.status, found, outcome.fix)
 
 
 def throttled_bits(around: Surroundings) -> int | None:
@@ -199,12 +199,12 @@ def judge_throttled(bits: int) -> Outcome:
     if not now and VOLTAGE not in before:
         return ok("; ".join(["voltage and clock are right", *parts]))
     if VOLTAGE in now | before:
-        cure = (
+        fix = (
             "take the official power supply (27 W for a Pi 5) and a short cable, fewer USB devices"
         )
     else:
-        cure = "cool it: a fan or the Active Cooler, and air around the case"
-    return failed("; ".join(parts), cure)
+        fix = "cool it: a fan or the Active Cooler, and air around the case"
+    return failed("; ".join(parts), fix)
 
 
 def least_versions(requirements: Iterable[str], python: str = "") -> dict[str, str]:

@@ -154,18 +154,18 @@ def look(check: Check, around: Surroundings) -> Outcome:
                     return message
                 during = f" while {message}"
         except TimeoutError:
-            return failed(f"no answer after {check.within_s:g} s{during}", check.cure)
+            return failed(f"no answer after {check.within_s:g} s{during}", check.fix)
         except ChildDiedError as error:
             how = error.how if error.number else "its process ending"
             last = [line for line in error.printed.splitlines() if line.strip()][-1:]
             said = "".join(f": {' '.join(line.split())[-LAST_LETTERS:]}" for line in last)
-            return failed(f"the check was ended by {how}{during}{said}", check.cure)
+            return failed(f"the check was ended by {how}{during}{said}", check.fix)
 
 
-def of_error(error: RoomscribeError, cure: str) -> Outcome:
-    """An expected error's line: what it says to do, behind its last semicolon, is the cure."""
-    found, semicolon, own_cure = str(error).replace("\n", "; ").rpartition("; ")
-    return failed(found, own_cure) if semicolon else failed(own_cure, cure)
+def of_error(error: RoomscribeError, fix: str) -> Outcome:
+    """An expected error's line: what it says to do, behind its last semicolon, is the fix."""
+    found, semicolon, own_fix = str(error).replace("\n", "; ").rpartition("; ")
+    return failed(found, own_fix) if semicolon else failed(own_fix, fix)
 
 
 def _look(connection: Connection, check: Check, around: Surroundings) -> Outcome:
@@ -173,12 +173,12 @@ def _look(connection: Connection, check: Check, around: Surroundings) -> Outcome
     try:
         return check.look(replace(around, doing=connection.send))
     except RoomscribeError as error:
-        return of_error(error, check.cure)
+        return of_error(error, check.fix)
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}:{place.lineno}"
         found = f"unexpected {type(error).__name__}: {one_line(error)} ({where})"
-        return failed(found, check.cure)
+        return failed(found, check.fix)
 
 
 def marks(encoding: str | None) -> dict[str, str]:
@@ -191,13 +191,13 @@ def marks(encoding: str | None) -> dict[str, str]:
 
 
 def lines(finding: Finding, shown: dict[str, str], width: int) -> list[str]:
-    """A check's line, and below it, when it failed, its cure."""
+    """A check's line, and below it, when it failed, its fix."""
     mark = f"  {shown[finding.outcome.status]} "
     found = _wrapped(f"{mark}{finding.name:<{NAME_WIDTH}} ", finding.outcome.found, width)
     found[0] = coloured(mark, COLOURS[finding.outcome.status]) + found[0][len(mark) :]
-    if not finding.outcome.cure:
+    if not finding.outcome.fix:
         return found
-    return found + _wrapped(" " * (len(mark) + 2), f"cure: {finding.outcome.cure}", width)
+    return found + _wrapped(" " * (len(mark) + 2), f"fix: {finding.outcome.fix}", width)
 
 
 def says_nothing_new(finding: Finding, before: Finding | None) -> bool:
@@ -238,7 +238,8 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
                 "name": one.name,
                 "status": one.outcome.status,
                 "found": one.outcome.found,
-                "cure": one.outcome.cure,
+                "fix": one.outcome.fix,
+                "cure": one.outcome.fix,  # the earlier name of `fix`
                 "seconds": round(one.seconds, 3),
             }
             for one in findings

@@ -142,13 +142,11 @@ def voice_detector(
 
     around.doing("detecting the packaged sentence")
     found = [one for one in utterances(sentence()) if isinstance(one, Window)]
-    cure = (
-        "leave [voice] and [segmenter] out of the configuration; if that does not help, reinstall"
-    )
+    fix = "leave [voice] and [segmenter] out of the configuration; if that does not help, reinstall"
     if len(found) != 1:
-        return failed(f"{len(found)} utterances found in one sentence ({TEXT!r})", cure)
+        return failed(f"{len(found)} utterances found in one sentence ({TEXT!r})", fix)
     if noise := utterances(quiet_frames()):
-        return failed(f"{len(noise)} utterances found in quiet noise", cure)
+        return failed(f"{len(noise)} utterances found in quiet noise", fix)
     return ok(f"a sentence opens it for {found[0].duration_s:.1f} s, quiet noise does not")
 
 

@@ -92,7 +92,7 @@ def judge_arithmetic(found: Bundle, products: Products | None = None) -> Outcome
     if found.quantize == "none":
         return skipped(f"{found.name} computes with 32 bits")
     if trouble := find_trouble(found, products):
-        return failed(trouble.found, trouble.cure)
+        return failed(trouble.found, trouble.fix)
     return ok(f"products of 8 and 4 bits are right within {LARGEST_ERROR:.0%}")
 
 
@@ -123,11 +123,11 @@ def judge_text(model: str, result: Transcription, took_ms: float) -> Outcome:
     found = f"{TEXT!r} is read as {result.text!r}; {timing}"
     if model == BUILT_IN and words(result.text) != words(TEXT):
         return failed(found, "reinstall roomscribe; if that does not help, report it as a fault")
-    cure = f"install the model {model} again, or take another one"
+    fix = f"install the model {model} again, or take another one"
     if not words(result.text):
-        return failed(found, cure)
+        return failed(found, fix)
     if not result.ended:
-        return failed(f"{found}; the decoder does not come to an end", cure)
+        return failed(f"{found}; the decoder does not come to an end", fix)
     return ok(found)
 
 

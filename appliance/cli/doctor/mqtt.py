@@ -42,16 +42,16 @@ def round_trip(around: Surroundings) -> Outcome:
     if why := _no_broker(around):
         return skipped(why)
     topic = events.topic(node, f"doctor/{secrets.token_hex(4)}")
-    cure = _allow(mqtt, node)
+    fix = _allow(mqtt, node)
     around.doing("waiting for the broker")
     with Probe(mqtt, node) as probe:
         if probe.subscribe([topic]):
-            return failed(f"the broker refuses to let us read {topic}", cure)
+            return failed(f"the broker refuses to let us read {topic}", fix)
         begun_s = time.monotonic()
         if code := probe.publish(topic, b"doctor"):
-            return failed(f"the broker refuses to let us write {topic} (reason code {code})", cure)
+            return failed(f"the broker refuses to let us write {topic} (reason code {code})", fix)
         if not probe.receive(count=1):
-            return failed(f"what we write to {topic} does not come back", cure)
+            return failed(f"what we write to {topic} does not come back", fix)
         took_ms = 1000 * (time.monotonic() - begun_s)
     return ok(f"a message came back after {took_ms:.1f} ms")
 

@@ -153,9 +153,9 @@ def hef(around: Surroundings) -> Outcome:
     file = bundled_hef(bundle)
     if file is None:
         lacking = f"the model {bundle.name} has no HEF"
-        cure = f"roomscribe model add {bundle.name} --hef hailo8 (hailo8l, hailo10h)"
+        fix = f"roomscribe model add {bundle.name} --hef hailo8 (hailo8l, hailo10h)"
         if around.settings.encoder.backend == "hailo":
-            return failed(f"[encoder] backend is hailo, but {lacking}", cure)
+            return failed(f"[encoder] backend is hailo, but {lacking}", fix)
         return skipped(f"{lacking}: it runs on the CPU")
     kind, version = "", ""
     if not _absent(around):

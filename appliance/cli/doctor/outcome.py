@@ -22,7 +22,7 @@ class Outcome:
     """One of OK, FAILED, SKIPPED."""
     found: str
     """One line; of a skipped check why it is."""
-    cure: str = ""
+    fix: str = ""
     """What to do; empty unless it failed."""
 
 
@@ -31,9 +31,9 @@ def ok(found: str) -> Outcome:
     return Outcome(OK, found)
 
 
-def failed(found: str, cure: str) -> Outcome:
+def failed(found: str, fix: str) -> Outcome:
     """Something is wrong, and what to do about it."""
-    return Outcome(FAILED, found, cure)
+    return Outcome(FAILED, found, fix)
 
 
 def skipped(why: str) -> Outcome:
@@ -66,7 +66,7 @@ class Check:
 
     name: str
     look: Callable[[Surroundings], Outcome]
-    cure: str
+    fix: str
     """For errors that do not say what to do, and for a check that hangs."""
     within_s: float = 10.0
     """It is given up after this."""

@@ -64,8 +64,8 @@ def answers(around: Surroundings) -> Outcome:
         connection.close()
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        cure = f"{ENABLE}, or see `journalctl -u roomscribe-web -n 50`"
-        return failed(f"{host}, port {web.port}, does not answer: {why}", cure)
+        fix = f"{ENABLE}, or see `journalctl -u roomscribe-web -n 50`"
+        return failed(f"{host}, port {web.port}, does not answer: {why}", fix)
     if (answer.status, server) != (200, "roomscribe"):
         found = f"another program answers on port {web.port} ({answer.status} {server})"
         return failed(found, "end it, or set web.port to another")
@@ -88,8 +88,8 @@ def guarded(around: Surroundings) -> Outcome:
         return ok(f"{web.listen}: a password is asked for")
     if web.ingress:
         return ok(f"{web.listen}: only those whom Home Assistant at {web.ingress} brings get in")
-    cure = "`sudo roomscribe web password`: without one it does not start"
-    return failed(f"{web.listen} is for the whole network, and there is no password", cure)
+    fix = "`sudo roomscribe web password`: without one it does not start"
+    return failed(f"{web.listen} is for the whole network, and there is no password", fix)
 
 
 NEEDS = ("[web]",)

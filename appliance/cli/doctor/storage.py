@@ -32,11 +32,11 @@ def log(around: Surroundings) -> Outcome:
     if not found.exists:
         return skipped(f"{file} is not there: the daemon has not run yet, or keeps it elsewhere")
     if found.trouble:
-        cure = (
+        fix = (
             "restart the daemon (`systemctl restart roomscribe`): it sets the file aside and "
             "goes on with what can be read of it"
         )
-        return failed(f"{file} is damaged: {found.trouble}", cure)
+        return failed(f"{file} is damaged: {found.trouble}", fix)
     size_mb, waiting = found.size_bytes / 1e6, found.waiting
     aside = f"; {found.set_aside} damaged files are set aside beside it" if found.set_aside else ""
     waits = f"{waiting} transcripts wait for the broker" if waiting else "nothing waits"

@@ -40,7 +40,7 @@ def server_for_house(around: Surroundings) -> Outcome:
     try:
         return _tried(around, Client(TranscriberSettings(host=host, port=chosen.port)))
     except ServerError as error:
-        return failed(str(error).partition(";")[0], _cure(chosen))
+        return failed(str(error).partition(";")[0], _fix(chosen))
 
 
 def seen_from_house(around: Surroundings) -> Outcome:
@@ -57,7 +57,7 @@ def seen_from_house(around: Surroundings) -> Outcome:
     try:
         Client(TranscriberSettings(host=host, port=chosen.port)).describe()
     except ServerError as error:
-        return failed(str(error).partition(";")[0], _cure(chosen))
+        return failed(str(error).partition(";")[0], _fix(chosen))
     return ok(
         f"{host}, port {chosen.port}, answers; a firewall between this machine and the house "
         "cannot be seen from here"
@@ -96,7 +96,7 @@ def _not_ours(around: Surroundings, host: str) -> str:
     return ""
 
 
-def _cure(chosen: WyomingSettings) -> str:
+def _fix(chosen: WyomingSettings) -> str:
     return (
         f"`journalctl -u roomscribe -n 50` says why nobody listens on {chosen.listen}, port "
         f"{chosen.port}"

@@ -141,5 +141,5 @@ def try_model(context: Context, name: str) -> tuple[bool, str]:
     check = next(one for one in CHECKS if one.look is self_test)
     outcome = look(check, Surroundings(settings, context.file))
     if outcome.status == FAILED:
-        return False, f"{name}: {outcome.found}; {outcome.cure}"
+        return False, f"{name}: {outcome.found}; {outcome.fix}"
     return True, f"{name}: {outcome.found}"

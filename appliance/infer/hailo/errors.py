@@ -2,7 +2,7 @@
 
 Most of HailoRT's errors are one class; the number of the status tells them apart. Numbers are those
 of hailort.h, 4.19 to 5.2, which agree; paths of device nodes and of the driver those of Hailo's
-published driver sources, 4.18 to 5.3. The cures come from reading sources and other users' reports:
+published driver sources, 4.18 to 5.3. The fixes come from reading sources and other users' reports:
 nothing here was ever looked at on a machine with a Hailo.
 """
 
@@ -32,7 +32,7 @@ DEBIAN_MODULES = "usr/lib/python3/dist-packages"
 """Where python3-hailort installs, which virtual environments do not see."""
 LOG_VARIABLE, LOG_FILE, LOG_TAIL = "HAILORT_LOGGER_PATH", "hailort.log", 20_000
 LASTING = frozenset({"wrong chip", "hef missing", "hef damaged", "hef too new", "hef refused"})
-"""Causes that another attempt does not cure."""
+"""Causes that another attempt does not fix."""
 FAMILY = {
     "HailoRTInvalidArgumentException": 2,
     "HailoRTTimeout": 4,

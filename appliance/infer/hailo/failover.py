@@ -85,7 +85,7 @@ class FailoverEncoder:
         self.name = "cpu"
         """What encoded last, or would now: cpu, hailo8, hailo8l or hailo10h."""
         self.trouble: str | None = None
-        """Why the NPU is not in use, with the cure; None while it is, and where there never was
+        """Why the NPU is not in use, with the fix; None while it is, and where there never was
         one."""
         self._open_npu, self._cpu, self._clock = open_npu, cpu, clock
         self._instead = instead

@@ -80,17 +80,17 @@ def test_a_box_that_is_alone_has_nothing_to_look_at() -> None:
         assert found(name, FleetSettings()).status == "skipped"
 
 
-def test_a_server_that_is_away_or_refuses_is_told_with_the_cure(tmp_path: Path) -> None:
+def test_a_server_that_is_away_or_refuses_is_told_with_the_fix(tmp_path: Path) -> None:
     engine = engine_of(kitchen="ear")
     engine.write(tmp_path / "s", tmp_path / "js")
     chosen = settings_for(engine, "kitchen", tmp_path)
     away = found("fleet's server", chosen)
     assert (away.status, "no server" in away.found) == ("failed", True)
-    assert "systemctl status nats-server" in away.cure
+    assert "systemctl status nats-server" in away.fix
     Path(chosen.credential).unlink()
     lost = found("fleet's server", chosen)
     assert "fleet.credential: expected a file" in lost.found
-    assert "roomscribe fleet join" in lost.cure
+    assert "roomscribe fleet join" in lost.fix
 
 
 def test_one_name_of_the_server_that_answers_is_enough(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_second_machine_with_the_same_invitation_is_told(tmp_path: Path) -> No
         told = found("fleet's server", chosen)
         link.close()
     assert (told.status, told.found) == ("failed", "another machine is connected as kitchen")
-    assert "fleet invite OTHER-NAME" in told.cure
+    assert "fleet invite OTHER-NAME" in told.fix
 
 
 def test_who_transcribes_and_whose_clock_is_wrong_is_told(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_who_transcribes_and_whose_clock_is_wrong_is_told(tmp_path: Path) -> Non
         late = found("brains", chosen)
         assert late.status == "failed"
         assert "attic's clock is 90 s behind ours" in late.found
-        assert "timedatectl" in late.cure
+        assert "timedatectl" in late.fix
 
 
 def test_a_queue_that_is_missing_or_another_is_told(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_queue_that_is_missing_or_another_is_told(tmp_path: Path) -> None:
             if deliveries == 1:
                 brain.run(stream.delete_consumer("ROOMSCRIBE", "brains-any"))
         other = found("queue", replace(chosen, model="large"))
-        assert other.cure == "start a brain with the model large"
+        assert other.fix == "start a brain with the model large"
     with NatsServer("max_payload: 4096") as small:
         plain = FleetSettings(role="ear", server=(small.url,))
         assert "takes 4096 bytes at once" in found("queue", plain).found
@@ -175,7 +175,7 @@ def test_rights_are_tried_and_a_server_without_users_is_for_this_machine(tmp_pat
         )
         lacking = found("rights", replace(chosen, role="brain"))
         assert lacking.found == "kitchen may not read roomscribe.brains"
-        assert "fleet invite kitchen --role brain" in lacking.cure
+        assert "fleet invite kitchen --role brain" in lacking.fix
         assert found("encryption", chosen).status == "ok"
     with NatsServer() as server:
         plain = FleetSettings(role="ear", server=(server.url,))

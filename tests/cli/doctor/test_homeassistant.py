@@ -54,7 +54,7 @@ def test_it_says_how_many_words_came_and_that_assist_is_there(around: Surroundin
     )
 
 
-def test_what_is_missing_is_said_with_the_cure(hub: Hub, around: Surroundings) -> None:
+def test_what_is_missing_is_said_with_the_fix(hub: Hub, around: Surroundings) -> None:
     hub.devices = []
     assert "is not among its devices" in look(ASSIST, around).found
     error = '{"code": "unauthorized", "message": "Unauthorized"}'
@@ -64,7 +64,7 @@ def test_what_is_missing_is_said_with_the_cure(hub: Hub, around: Surroundings) -
     found = look(NAMES, around)
     assert found.status == "failed"
     assert "config/area_registry/list: Unauthorized" in found.found
-    assert "administrator" in found.cure
+    assert "administrator" in found.fix
 
 
 @pytest.mark.parametrize("area", [{"area_id": None}, {}])
@@ -75,7 +75,7 @@ def test_assist_is_not_approved_of_for_a_device_without_an_area(
     found = look(ASSIST, around)
     assert found.status == "failed"
     assert "is in no area" in found.found
-    assert "Devices, Roomscribe kitchen" in found.cure
+    assert "Devices, Roomscribe kitchen" in found.fix
 
 
 def test_an_area_whose_name_is_refused_is_told_by_its_id(hub: Hub, around: Surroundings) -> None:
@@ -90,11 +90,11 @@ def test_a_refused_token_and_an_address_without_anybody_are_said_and_the_token_i
     found = look(NAMES, around)
     assert found.status == "failed"
     assert "does not take the token" in found.found
-    assert TOKEN not in found.found + found.cure
+    assert TOKEN not in found.found + found.fix
     hub.stop()
     found = look(NAMES, around)
     assert "cannot be reached: Connection refused" in found.found
-    assert "homeassistant.url" in found.cure
+    assert "homeassistant.url" in found.fix
 
 
 def test_the_token_is_found_where_systemd_has_it_and_hidden_where_it_is_not_ours(

@@ -145,7 +145,7 @@ def test_low_voltage_is_a_fault_now_and_afterwards(tmp_path: Path) -> None:
     now = pi(tmp_path, "50005")
     assert now.status == "failed"
     assert "the voltage is too low, it is throttled" in now.found
-    assert "27 W" in now.cure
+    assert "27 W" in now.fix
     before = pi(tmp_path, "10000")
     assert before.status == "failed"
     assert "earlier since the start: the voltage is too low" in before.found
@@ -155,7 +155,7 @@ def test_heat_is_a_fault_while_it_lasts(tmp_path: Path) -> None:
     hot = pi(tmp_path, "80008")
     assert hot.status == "failed"
     assert "temperature limit" in hot.found
-    assert "fan" in hot.cure
+    assert "fan" in hot.fix
     assert judge_throttled(0x80000).status == "ok"
     assert "earlier" in judge_throttled(0x80000).found
 

@@ -79,7 +79,7 @@ def test_the_page_has_a_line_for_each_check_and_counts_the_failed(silent_house: 
     assert f"  {MARKS['skipped']} broker" in done.stdout
     failures = done.stdout.count(f"  {MARKS['failed']} ")
     assert done.returncode == failures
-    assert done.stdout.count("      cure: ") == failures
+    assert done.stdout.count("      fix: ") == failures
     assert len(done.stdout.splitlines()) < 60
 
 
@@ -100,9 +100,10 @@ def test_json_has_every_check_with_all_its_fields(silent_house: Path) -> None:
     assert found["microphone"]["status"] == "skipped"
     assert found["chip"]["group"] == "NPU"
     for one in found.values():
-        assert set(one) == {"group", "name", "status", "found", "cure", "seconds"}
+        assert set(one) == {"group", "name", "status", "found", "fix", "cure", "seconds"}
         assert one["status"] in ("ok", "failed", "skipped")
-        assert bool(one["cure"]) == (one["status"] == "failed")
+        assert one["cure"] == one["fix"]
+        assert bool(one["fix"]) == (one["status"] == "failed")
     answer = json.loads(done.stdout)
     assert (answer["schema"], answer["failed"]) == (1, done.returncode)
 
@@ -181,12 +182,12 @@ def test_beside_a_running_daemon_all_is_well_and_nothing_is_disturbed(tmp_path: 
         assert all(b'"running"' in state for state in listener.payloads("state"))
 
 
-def test_a_line_shows_what_was_found_and_below_it_the_cure() -> None:
+def test_a_line_shows_what_was_found_and_below_it_the_fix() -> None:
     finding = Finding("hearing", "microphone", failed("digital silence " * 6, "unmute it"), 0.1)
     shown = lines(finding, PLAIN_MARKS, 80)
     assert shown[0].startswith("  XX microphone            digital silence")
     assert shown[1].startswith(" " * 27 + "digital")
-    assert shown[-1] == " " * 7 + "cure: unmute it"
+    assert shown[-1] == " " * 7 + "fix: unmute it"
     assert all(len(line) <= 80 for line in shown)
 
 
@@ -274,10 +275,10 @@ def test_an_unexpected_error_is_a_failed_check_with_its_text_and_place() -> None
     found = check(stumble)
     assert found.status == "failed"
     assert "KeyError: 'MemAvailable' (test_main.py:" in found.found
-    assert found.cure == "do something"
+    assert found.fix == "do something"
 
 
-def test_an_expected_error_gives_what_is_wrong_and_its_own_cure() -> None:
+def test_an_expected_error_gives_what_is_wrong_and_its_own_fix() -> None:
     def refuse(_around: Surroundings) -> Outcome:
         raise DeviceError("expected a chip, found none; plug one in")
 

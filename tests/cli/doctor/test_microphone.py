@@ -87,7 +87,7 @@ def test_digital_silence_is_a_fault(rig: PulseMicrophone) -> None:
     found = look(rig)
     assert found.status == "failed"
     assert "digital silence" in found.found
-    assert "alsamixer" in found.cure
+    assert "alsamixer" in found.fix
 
 
 @needs_microphone
@@ -213,7 +213,7 @@ def test_sound_is_judged_by_its_level() -> None:
     loud = judge_sound("it", noise(2.0, 1))
     assert loud.status == "failed"
     assert "clipped" in loud.found
-    assert "gain" in loud.cure
+    assert "gain" in loud.fix
 
 
 def test_the_voice_detector_opens_on_speech_alone() -> None:

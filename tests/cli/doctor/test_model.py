@@ -52,7 +52,7 @@ def test_the_int8_arithmetic_is_checked_where_a_model_has_any(bundle_folder: Pat
     found = transcribing.judge_arithmetic(int8, Saturating())
     assert found.status == "failed"
     assert "many_rows off by 49%" in found.found
-    assert "--quantize none" in found.cure
+    assert "--quantize none" in found.fix
 
 
 @pytest.mark.parametrize(

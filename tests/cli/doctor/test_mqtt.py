@@ -102,7 +102,7 @@ def test_a_secret_that_every_user_can_read_is_a_fault(tmp_path: Path, key: str) 
     file.chmod(0o644)
     found = doctor.secret_files(Surroundings(settings))
     assert (found.status, found.found) == ("failed", f"every user can read {file}")
-    assert f"chmod o= {file}" in found.cure
+    assert f"chmod o= {file}" in found.fix
     file.chmod(0o640)
     assert doctor.secret_files(Surroundings(settings)).status == "ok"
     file.chmod(0o644)
@@ -115,7 +115,7 @@ def test_a_broker_that_is_away_is_told_with_its_address() -> None:
     with Broker(start=False) as broker:
         found = refusal(doctor.reachable, around(broker))
     assert f"broker 127.0.0.1:{broker.port} does not answer" in found.found
-    assert "mqtt.host" in found.cure
+    assert "mqtt.host" in found.fix
 
 
 def test_a_broker_that_hangs_is_given_up() -> None:
@@ -132,8 +132,8 @@ def test_a_broker_that_hangs_is_given_up() -> None:
 def test_a_wrong_password_is_told_without_it(strict_broker: Broker, tmp_path: Path) -> None:
     found = refusal(doctor.reachable, as_user(strict_broker, tmp_path, "whole", "wrong"))
     assert "refuses user 'whole'" in found.found
-    assert "mqtt.password_file" in found.cure
-    assert "wrong" not in found.found + found.cure
+    assert "mqtt.password_file" in found.fix
+    assert "wrong" not in found.found + found.fix
     assert doctor.reachable(as_user(strict_broker, tmp_path, "whole")).status == "ok"
 
 
@@ -148,7 +148,7 @@ def test_rights_that_are_missing_are_told(strict_broker: Broker, tmp_path: Path)
         found = doctor.round_trip(as_user(strict_broker, tmp_path, user))
         assert found.status == "failed"
         assert fault in found.found
-        assert found.cure.startswith(f"allow '{user}' to read and write roomscribe/kitchen/#")
+        assert found.fix.startswith(f"allow '{user}' to read and write roomscribe/kitchen/#")
 
 
 @unless("" if PLUGIN else "not installed: mosquitto_dynamic_security.so (apt install mosquitto)")
@@ -275,7 +275,7 @@ def test_a_unit_that_is_not_active_is_a_fault() -> None:
     found = publishing.judge_unit(dead)
     assert found.status == "failed"
     assert "last result: exit-code" in found.found
-    assert "journalctl" in found.cure
+    assert "journalctl" in found.fix
     missing_unit = publishing.judge_unit({"LoadState": "not-found"}, running="the daemon")
     assert missing_unit.status == "skipped"
     assert "the daemon" in missing_unit.found

@@ -58,7 +58,7 @@ def test_a_hailo_that_is_wanted_and_not_there_is_a_fault(
 ) -> None:
     found = npu.device(with_encoder(around, backend="hailo"))
     assert found.status == "failed"
-    assert "lspci" in found.cure
+    assert "lspci" in found.fix
 
 
 def test_a_hailo_on_the_bus_without_a_driver_is_a_fault(
@@ -70,7 +70,7 @@ def test_a_hailo_on_the_bus_without_a_driver_is_a_fault(
     found = npu.device(around)
     assert found.status == "failed"
     assert "no driver made a device node" in found.found
-    assert "hailo-all" in found.cure
+    assert "hailo-all" in found.fix
 
 
 def test_with_the_cpu_asked_for_the_hailo_is_left_alone(
@@ -122,7 +122,7 @@ def test_a_hot_chip_is_a_fault(simulator: Simulator, around: Surroundings) -> No
     found = npu.chip(around)
     assert found.status == "failed"
     assert "104 C" in found.found
-    assert "heat sink" in found.cure
+    assert "heat sink" in found.fix
 
 
 def test_a_hef_for_another_chip_or_model_is_a_fault(
@@ -163,7 +163,7 @@ def test_a_model_without_a_hef_runs_on_the_cpu(simulator: Simulator, around: Sur
     assert npu.self_test(plain).status == "skipped"
     found = npu.hef(with_encoder(plain, backend="hailo"))
     assert found.status == "failed"
-    assert "roomscribe model add home-en --hef" in found.cure
+    assert "roomscribe model add home-en --hef" in found.fix
 
 
 def test_a_chip_that_another_program_has_is_left_to_it(
@@ -179,7 +179,7 @@ def test_a_chip_that_another_program_has_is_left_to_it(
         found = npu.owner(around)
         assert found.status == "failed"
         assert f"{other.pid}" in found.found
-        assert "share = true" in found.cure
+        assert "share = true" in found.fix
         assert npu.self_test(around).status == "skipped"
         ours = replace(around, daemon=Daemon(other.pid, "roomscribe", True))
         assert npu.owner(ours) == Outcome("ok", f"held by {ours.daemon}")

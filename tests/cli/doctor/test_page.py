@@ -57,7 +57,7 @@ def test_systemd_listens_as_the_configuration_says(
     known = {"LoadState": "loaded", "ActiveState": "active"} | facts
     outcome = page.judge_unit(known, WebSettings(enabled=True, **web))
     assert (outcome.status, found in outcome.found) == (status, True), outcome
-    assert ("roomscribe web enable" in outcome.cure) is (status == "failed")
+    assert ("roomscribe web enable" in outcome.fix) is (status == "failed")
 
 
 def test_the_page_answers(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_nobody_and_another_program_are_told_apart() -> None:
         other.shutdown()
         thread.join()
     assert "another program answers" in found.found
-    assert "web.port" in found.cure
+    assert "web.port" in found.fix
     assert look(ANSWERS, around(listen="/run/page")).status == "skipped"
 
 
@@ -85,7 +85,7 @@ def test_a_page_for_the_network_has_a_password(tmp_path: Path) -> None:
     given = {"listen": "0.0.0.0", "path": str(tmp_path / "page")}
     assert look(GUARDED, around(path=given["path"])).found == "127.0.0.1: for this machine alone"
     without = look(GUARDED, around(**given))
-    assert (without.status, "roomscribe web password" in without.cure) == ("failed", True)
+    assert (without.status, "roomscribe web password" in without.fix) == ("failed", True)
     assert "Home Assistant" in look(GUARDED, around(**given, ingress="172.30.32.2")).found
     Access(around(**given).settings.web).set_password("correct horse")
     assert look(GUARDED, around(**given)).found == "0.0.0.0: a password is asked for"

@@ -66,7 +66,7 @@ def test_a_damaged_page_is_found(tmp_path: Path) -> None:
     found = storage.log(around(tmp_path))
     assert found.status == "failed"
     assert "is damaged" in found.found
-    assert "sets the file aside" in found.cure
+    assert "sets the file aside" in found.fix
 
 
 def test_another_kind_of_file_and_a_newer_log_are_told(tmp_path: Path) -> None:

@@ -46,11 +46,11 @@ def test_the_server_that_transcribes_for_us_is_tried_with_a_sentence() -> None:
         assert look(house.SERVED, served(server)).status == "failed"
 
 
-def test_a_server_that_is_away_is_a_failure_with_the_cure() -> None:
+def test_a_server_that_is_away_is_a_failure_with_the_fix() -> None:
     found = look(house.SERVED, served(SpeechServer()))
     assert found.status == "failed"
     assert "refused" in found.found
-    assert "[transcriber] host" in found.cure
+    assert "[transcriber] host" in found.fix
 
 
 def test_our_own_server_is_tried_with_a_sentence() -> None:
@@ -75,7 +75,7 @@ def test_nobody_listening_is_a_failure_and_no_daemon_is_none() -> None:
         there = around(port=port, allow=("0.0.0.0/0",))
         found = look(check, there)
         assert found.status == "failed"
-        assert "journalctl" in found.cure
+        assert "journalctl" in found.fix
         assert look(check, replace(there, daemon=None)).status == "skipped"
 
 

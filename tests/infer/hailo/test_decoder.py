@@ -225,7 +225,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "numbers that are none": ({"nan_jobs": "all"}, "NaN or infinity"),
     "a dead chip": ({"dead": True}, "gave the work up"),
 }
-CURED = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False}
+HEALTHY = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -253,7 +253,7 @@ def test_a_chip_lost_in_the_middle_of_a_text_gives_the_cpus_text_and_comes_back(
     assert way.encoder.trouble and FAULTS[fault][1] in way.encoder.trouble
     assert way.encoder.trouble.endswith("until then the CPU encodes and decodes")
     assert not differences(way.npu.decode(states, 0.4), found) and len(steps) == 10
-    simulator.set(**CURED)
+    simulator.set(**HEALTHY)
     looked_after(way.encoder, 1e9)
     assert way.encoder.trouble is None and way.encoder.name == "hailo8"
     before = len(simulator.inner.history)

@@ -384,7 +384,7 @@ MUTANTS = {
     f"has no words for status {status}": Mutant(
         "infer.hailo.errors", f"\n    {status}: (",
         f"\n    10{status}: (",
-        NPU, f"test_every_status_is_a_message_with_its_cure[{status}]",
+        NPU, f"test_every_status_is_a_message_with_its_fix[{status}]",
         "AssertionError: assert .*'unknown' == ",
     )
     for status in (3, 7, 15, 16, 18, 47)

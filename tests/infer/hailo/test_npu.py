@@ -22,7 +22,7 @@ from appliance.infer.hailo.errors import NpuError, Situation, explain, status_of
 from appliance.infer.hailo.npu import LIMITS, Limits, Npu, open_npu
 from appliance.model.bundle import HEF_FILE, Bundle
 
-CURE = r"; .*(sudo|restart|roomscribe model add|--hef|\[encoder\]|look|install|modprobe|cma=|use )"
+FIX = r"; .*(sudo|restart|roomscribe model add|--hef|\[encoder\]|look|install|modprobe|cma=|use )"
 
 
 def open_here(bundle: Bundle, *, share: bool = False, limits: Limits = LIMITS) -> Npu:
@@ -117,14 +117,14 @@ STATUSES = [
 @pytest.mark.parametrize(
     ("status", "cause", "words"), STATUSES, ids=[str(row[0]) for row in STATUSES]
 )
-def test_every_status_is_a_message_with_its_cure(
+def test_every_status_is_a_message_with_its_fix(
     simulator: Simulator, hef_bundle: Bundle, status: int, cause: str, words: str
 ) -> None:
     simulator.plug(refuse_status=status)
     error = refusal(hef_bundle)
     assert error.cause == cause and words in str(error)
     assert str(error).endswith(f"(HailoRT status {status})")
-    assert re.search(CURE, str(error))
+    assert re.search(FIX, str(error))
 
 
 def test_messages_of_different_statuses_differ() -> None:
