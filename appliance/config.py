@@ -1,8 +1,8 @@
-"""Every configuration key, and TOML to the settings tree with every trouble reported at once.
+"""Every configuration key, and the reader of TOML, which reports all mistakes together.
 
-A section is a frozen dataclass, a key a field of it with default, unit, range and meaning;
-config/roomscribe.toml shows them to people, and a test keeps the two equal. A message names file,
-section and key, what was expected, what was found, and the nearest right key.
+A section is a frozen dataclass. A key is a field of it with default, unit, range and description;
+config/roomscribe.toml shows them, and a test keeps both equal. A message names file, section, key,
+what was expected, what was found, and the nearest right key.
 
 Over 500 lines because it is one table and its reader.
 """
@@ -27,31 +27,53 @@ from appliance.errors import ConfigError
 from appliance.system import shorten
 
 
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """What a text must look like."""
+
+    description: str
+    """Follows "expected" in messages."""
+    pattern: str = ""
+    """Regular expression that the whole text matches; empty: any text."""
+    accepts: Callable[[str], bool] = lambda text: True
+    suggest: Callable[[str], str] = lambda text: ""
+    """Returns what a wrong text may be meant to be; empty: no idea."""
+
+    def fits(self, text: str) -> bool:
+        """Return True if `text` has this form."""
+        return bool(re.fullmatch(self.pattern or "(?s).*", text)) and self.accepts(text)
+
+
+ANY_TEXT = TextForm("a text")
+
+
 def key(
     default: Any,
-    sentence: str,
+    description: str,
     *,
     unit: str = "",
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
-    pattern: str = "",
-    form: str = "",
-    mend: Callable[[str], str] | None = None,
-    fits: Callable[[str], bool] | None = None,
-    alone: bool = False,
+    form: TextForm = ANY_TEXT,
+    single: bool = False,
 ) -> Any:
-    """A configuration key as a dataclass field: default, meaning, unit and limits (inclusive).
+    """Return a dataclass field for a configuration key; `low` and `high` are inclusive.
 
-    `form` says in words what `pattern` and `fits` ask for, of each text in a list; `mend` makes of
-    a wrong text one that may be meant. `alone`: a text may stand for a list of one.
+    `form` is that of each text in a list; `single`: one text may be written without a list.
     """
-    limits = {"unit": unit, "low": low, "high": high, "choices": choices}
-    texts = {"pattern": pattern, "form": form, "mend": mend, "fits": fits, "alone": alone}
-    given: dict[str, Any] = {"default": default}
+    metadata = {
+        "description": description,
+        "unit": unit,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "form": form,
+        "single": single,
+    }
     if isinstance(default, dict):
-        given = {"default_factory": dict}
-    return field(**given, metadata={"sentence": sentence, **limits, **texts})
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 _LATIN = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th"})
@@ -59,7 +81,7 @@ _LATIN = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d",
 
 
 def slug(name: str) -> str:
-    """`name` as a node may be called: [a-z0-9_], accents left out, 64 at most; maybe empty."""
+    """Return `name` as a node name: [a-z0-9_], without accents, 64 at most, perhaps empty."""
     plain = (
         unicodedata.normalize("NFKD", name.casefold().translate(_LATIN))
         .encode("ascii", "ignore")
@@ -69,13 +91,13 @@ def slug(name: str) -> str:
 
 
 def _bare_host(text: str) -> str:
-    """The host of mqtt://user@broker.local:1883/."""
+    """Return the host of an address such as mqtt://user@broker.local:1883/."""
     host = re.sub(r"^\w+://", "", text.strip()).partition("/")[0].rpartition("@")[2]
     return re.sub(r":\d+$|[\[\]]", "", host)
 
 
 def is_address(text: str) -> bool:
-    """True for an IPv4 or IPv6 address."""
+    """Return True for an IPv4 or IPv6 address."""
     from ipaddress import ip_address
 
     with suppress(ValueError):
@@ -84,7 +106,7 @@ def is_address(text: str) -> bool:
 
 
 def is_home_url(text: str) -> bool:
-    """True for an address of http, https, ws or wss without a password in it, and for ""."""
+    """Return True for a URL of http, https, ws or wss without a password, and for ""."""
     from urllib.parse import urlsplit
 
     try:
@@ -97,7 +119,7 @@ def is_home_url(text: str) -> bool:
 
 
 def is_network(text: str) -> bool:
-    """True for a range of addresses, or for one."""
+    """Return True for a range of addresses, or for one."""
     from ipaddress import ip_network
 
     with suppress(ValueError):
@@ -106,10 +128,7 @@ def is_network(text: str) -> bool:
 
 
 def fleet_server(text: str) -> tuple[str, str, int]:
-    """Scheme, host and port of a server of the fleet, 4222 where no port is named.
-
-    Raises ValueError for what is no such address.
-    """
+    """Return scheme, host and port (default 4222) of a fleet's server. Raises ValueError."""
     from urllib.parse import urlsplit
 
     parts = urlsplit(text)
@@ -121,14 +140,14 @@ def fleet_server(text: str) -> tuple[str, str, int]:
 
 
 def is_fleet_server(text: str) -> bool:
-    """True for nats:// or tls://, a host and perhaps a port, and nothing else."""
+    """Return True for nats:// or tls://, a host and perhaps a port, and nothing else."""
     with suppress(ValueError):
         return bool(fleet_server(text))
     return False
 
 
 def is_loopback(host: str) -> bool:
-    """True for an address, or the name, by which a machine reaches itself alone."""
+    """Return True for an address or name of this machine that no other machine can reach."""
     from ipaddress import ip_address
 
     with suppress(ValueError):
@@ -137,20 +156,39 @@ def is_loopback(host: str) -> bool:
 
 
 WORDS_AT_MOST = 1000
-"""Words of a home, those that others give and corrections."""
+"""Words of a home, names from Home Assistant, and corrections."""
 
 
 def is_word(text: str) -> bool:
-    """True for what may be a word or a name of several: 1 to 64 characters, letters or digits among
-    them, on one line."""
-    said = any(one.isalnum() for one in text)
-    return said and len(text) <= 64 and text == text.strip() and text.isprintable()
+    """Return True for a word or a name: 1 to 64 printable characters with a letter or digit."""
+    return (
+        any(map(str.isalnum, text))
+        and len(text) <= 64
+        and text == text.strip()
+        and (text.isprintable())
+    )
 
 
 _HOST = r"[^\s./:]{1,63}(\.[^\s./:]{1,63}){0,31}\.?|[0-9A-Fa-f.]*(:[0-9A-Fa-f.]*){2,8}(%\w+)?"
 NO_DEVICE = "none"
 """capture.device of a machine without a microphone."""
-_TOPIC = "words of a-z, A-Z, 0-9, _ and - with / between them"
+_ADDRESS = r"[0-9.]{7,15}|[0-9A-Fa-f]*(:[0-9A-Fa-f.]*){2,8}"
+_LISTEN = {"localhost": "127.0.0.1", "*": "0.0.0.0"}
+
+
+def _listen_address(text: str) -> str:
+    return _LISTEN.get(text, "")
+
+
+def _lower_code(text: str) -> str:
+    return text.strip().lower()[:2]
+
+
+_TOPIC = TextForm(
+    "words of a-z, A-Z, 0-9, _ and - with / between them",
+    pattern=r"[0-9A-Za-z_-]+(/[0-9A-Za-z_-]+)*",
+    suggest=lambda text: text.strip("/# "),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +197,13 @@ class ApplianceSettings:
 
     node: str = key(
         "",
-        "Name of this appliance in topics and events; empty: made from the host name.",
-        pattern=r"[a-z0-9_]{0,64}",
-        form="at most 64 of a-z, 0-9 and _",
-        mend=slug,
+        "Name of this appliance in topics and events. Empty: made from the host name.",
+        form=TextForm("at most 64 of a-z, 0-9 and _", pattern=r"[a-z0-9_]{0,64}", suggest=slug),
     )
     memory_mb: int = key(
         0,
-        "With more memory than this the daemon ends in order and is started again, nothing is "
-        "lost; 0: 400 MB more than once it is ready, less where systemd allows less.",
+        "If the daemon uses more memory than this, it stops and is started again; nothing is "
+        "lost. 0: 400 MB more than it uses once it is ready, or less if systemd allows less.",
         unit="MB", low=0, high=1_000_000,
     )  # fmt: skip
 
@@ -178,18 +214,19 @@ class CaptureSettings:
 
     device: str = key(
         "",
-        "Microphone: part of its name as `roomscribe devices` shows it; empty: the default one; "
-        "none: this machine has none, and transcribes for others alone.",
+        "Microphone: part of its name in `roomscribe devices`. Empty: the default microphone. "
+        "none: this machine has no microphone and only transcribes for others.",
     )
     silence_s: float = key(
         10.0,
-        "A microphone that gives nothing but zeros for so long counts as off (muted by a switch or "
-        "in the mixer) until it gives sound; 0: never, for one that cuts all noise out itself.",
+        "If a microphone delivers only zeros for this long, it counts as off (muted by a switch "
+        "or in the mixer) until it delivers sound. 0: never, for a microphone that removes all "
+        "noise itself.",
         unit="s", low=0.0, high=3600.0,
     )  # fmt: skip
     block_ms: int = key(30, "Length of one read from the microphone.", unit="ms", low=10, high=100)
     recording: str = key(
-        "", "A sound file (or - for standard input) to hear in place of the microphone."
+        "", "Sound file (or - for standard input) to read instead of the microphone."
     )
 
 
@@ -198,13 +235,15 @@ class VoiceSettings:
     """[voice]"""
 
     webrtc_mode: int = key(
-        2, "How strict the detector that wakes Silero is: 0 lets most through.", low=0, high=3
-    )
+        2,
+        "Strictness of the WebRTC detector that runs before Silero; 0 lets most through.",
+        low=0, high=3,
+    )  # fmt: skip
     open_score: float = key(
-        0.5, "Silero's score from which 32 ms count as speech when opening.", low=0.05, high=0.99
+        0.5, "Silero score from which 32 ms count as the start of speech.", low=0.05, high=0.99
     )
     close_score: float = key(
-        0.35, "Silero's score below which 32 ms count as silence when closing.", low=0.01, high=0.95
+        0.35, "Silero score below which 32 ms count as silence after speech.", low=0.01, high=0.95
     )
 
 
@@ -213,25 +252,25 @@ class SegmenterSettings:
     """[segmenter]"""
 
     pre_roll_ms: int = key(
-        600, "Sound kept from before the speech was noticed.", unit="ms", low=0, high=2000
+        600, "Sound that is kept from before speech was detected.", unit="ms", low=0, high=2000
     )
     hang_over_ms: int = key(600, "Silence that ends an utterance.", unit="ms", low=200, high=3000)
     end_by_sound: bool = key(
         True,
-        "Date the end of speech by the sound, too (level, and how the detector's score falls); "
-        "false: by the detector alone, 100 to 250 ms later.",
+        "Use the level and the fall of the detector's score, too, to find where speech ends. "
+        "false: the detector alone, which is 100 to 250 ms later.",
     )
     speculate: bool = key(
         True,
-        "Transcribe after 300 ms of silence what is thrown away if speech goes on, so that the "
-        "text is there when the utterance ends.",
+        "Transcribe after 300 ms of silence, so that the text is ready when the utterance ends. If "
+        "speech resumes, that text is discarded.",
     )
     early_ms: int = key(
         350,
-        "Silence that ends an utterance whose text, made after 300 ms, is surely a whole sentence; "
-        "one that is plainly unfinished is waited for 400 ms longer than hang_over_ms, to 1000 ms "
-        "at most. What is said after all is the next transcript, which `continues` the one before. "
-        "0: hang_over_ms for all; needs speculate.",
+        "Silence that ends an utterance whose text is surely a whole sentence. If the text is "
+        "clearly unfinished, the utterance ends 400 ms later than hang_over_ms, after 1000 ms at "
+        "most. If you go on speaking after an early end, the next transcript names the one before "
+        "in `continues`. 0: hang_over_ms for every text. Needs speculate.",
         unit="ms", low=0, high=1000,
     )  # fmt: skip
     min_speech_ms: int = key(
@@ -239,24 +278,25 @@ class SegmenterSettings:
     )
     overlap_ms: int = key(
         1000,
-        "Where speech longer than a window has no pause to cut in, the next window begins so much "
-        "earlier at most (half of it at least), its text freed of what it repeats; 0: never.",
+        "If speech longer than a window has no pause to cut in, the next window overlaps by at "
+        "most this, and by half of it at least; repeated words are removed. 0: no overlap.",
         unit="ms", low=0, high=2000,
     )  # fmt: skip
     floor_margin_db: float = key(
         10.0,
-        "Where the detector takes the noise for speech (voices of a television), an utterance is "
-        "over when its level has sunk to within this of the noise floor; 0: off.",
+        "If the detector takes noise for speech (a television), an utterance ends when its level "
+        "falls to within this of the noise floor. 0: off.",
         unit="dB", low=0.0, high=20.0,
     )  # fmt: skip
     steady_s: float = key(
-        5.0, "So long a stretch with less voice in it than min_voiced_share ends an utterance.",
+        5.0,
+        "Length of a stretch that ends an utterance if less than min_voiced_share of it is voice.",
         unit="s", low=2.0, high=60.0,
     )  # fmt: skip
     min_voiced_share: float = key(
         0.2,
-        "Share of voice below which steady_s end an utterance, and a quarter of which an utterance "
-        "of one window must have to be kept; 0: off.",
+        "Share of voice below which steady_s ends an utterance. An utterance of one window with "
+        "less than a quarter of this share is discarded. 0: off.",
         low=0.0, high=0.5,
     )  # fmt: skip
 
@@ -267,8 +307,8 @@ class ModelSettings:
 
     bundle: str = key(
         "",
-        "Model bundle: the name of an installed one, or the path of a folder with a bundle.json; "
-        "empty: the one that `roomscribe model use` chose, else the built-in home-en.",
+        "Model: the name of an installed one, or a folder with a bundle.json. Empty: the one "
+        "chosen with `roomscribe model use`, else the built-in home-en.",
     )
 
 
@@ -278,35 +318,40 @@ class TranscriberSettings:
 
     backend: str = key(
         "model",
-        "What makes texts of sound. model: a model on this machine; wyoming: a Wyoming "
-        "speech-to-text server in the house, such as another Roomscribe or wyoming-faster-whisper, "
-        "is sent what is said, unencrypted. While it is away what is said waits: see [spool].",
+        "Where speech becomes text. model: in a model on this machine. wyoming: on a Wyoming "
+        "speech-to-text server in your network, such as another Roomscribe or "
+        "wyoming-faster-whisper; the sound is sent unencrypted. While the server is away, speech "
+        "waits: see [spool].",
         choices=("model", "wyoming"),
     )
     host: str = key(
         "",
         "Host name or address of the server.",
-        pattern=f"({_HOST})?",
-        form="a host name or an address alone (the port is transcriber.port)",
-        mend=_bare_host,
+        form=TextForm(
+            "a host name or an address alone (the port is transcriber.port)",
+            pattern=f"({_HOST})?",
+            suggest=_bare_host,
+        ),
     )
     port: int = key(10300, "TCP port of the server.", low=1, high=65535)
     language: str = key(
         "",
-        "Language that the server is asked for; empty: it decides.",
-        pattern=r"([A-Za-z]{2,3}(-[0-9A-Za-z]{2,8})*)?",
-        form="an ISO 639 code such as en",
-        mend=lambda text: text.strip().replace("_", "-"),
+        "Language to request from the server. Empty: the server decides.",
+        form=TextForm(
+            "an ISO 639 code such as en",
+            pattern=r"([A-Za-z]{2,3}(-[0-9A-Za-z]{2,8})*)?",
+            suggest=lambda text: text.strip().replace("_", "-"),
+        ),
     )
     timeout_s: float = key(
         10.0,
-        "The server has this time and as long as the speech itself lasts, for each window.",
+        "Time that the server has for each window, besides the length of the speech itself.",
         unit="s", low=1.0, high=120.0,
     )  # fmt: skip
     fallback: bool = key(
         True,
-        "While the server is away, use the model that [model] bundle names or `roomscribe model "
-        "use` chose, if one is; false, or none chosen: what is said waits.",
+        "While the server is away, use the model of [model] bundle or of `roomscribe model use`. "
+        "If this is false, or no model is chosen, speech waits.",
     )
 
 
@@ -316,20 +361,18 @@ class EncoderSettings:
 
     backend: str = key(
         "auto",
-        "What runs the encoder. auto: the Hailo, where there is one and the model has a HEF for "
-        "it, and the CPU while it cannot; hailo: the same, but the start fails (status 69) "
-        "without it; cpu: never the Hailo.",
+        "Where the encoder runs. auto: on the Hailo, if there is one and the model has a HEF for "
+        "it; the CPU takes over while the Hailo fails. hailo: the same, but without a Hailo the "
+        "daemon does not start (status 69). cpu: never on the Hailo.",
         choices=("auto", "hailo", "cpu"),
     )
     share: bool = key(
         False,
-        "Share the Hailo with other programs, through the hailort service, which they must use "
-        "too (hailo-share.conf has what systemd must allow); a Hailo-10H needs no service; false: "
-        "nobody else can use it.",
+        "Share the Hailo with other programs through the hailort service, which they must use, "
+        "too (hailo-share.conf shows what systemd must allow). A Hailo-10H needs no service. "
+        "false: no other program can use it.",
     )
-    threads: int = key(
-        2, "CPU threads of the encoder; 0: as many as there are cores.", low=0, high=64
-    )
+    threads: int = key(2, "CPU threads of the encoder; 0: one per core.", low=0, high=64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,72 +381,63 @@ class DecoderSettings:
 
     backend: str = key(
         "cpu",
-        "What runs the decoder. hailo is for comparison only, never for use: it computes the whole "
-        "text again for each token and takes about ten times as long as the CPU with its cache, "
-        "cuts the text at the HEF's length (24 to 64 tokens, prompt included) and keeps the "
-        "encoder waiting; it wants a model added with --npu-decoder, and the start fails (status "
-        "69) without a Hailo.",
+        "Where the decoder runs. hailo is only for comparison: it computes the whole text again "
+        "for each token, takes about ten times as long as the CPU with its cache, cuts the text at "
+        "the HEF's length (24 to 64 tokens, prompt included) and keeps the encoder waiting. It "
+        "needs a model added with --npu-decoder and a Hailo, else the daemon does not start "
+        "(status 69).",
         choices=("cpu", "hailo"),
     )
-    threads: int = key(
-        2, "CPU threads of the decoder; 0: as many as there are cores.", low=0, high=64
-    )
+    threads: int = key(2, "CPU threads of the decoder; 0: one per core.", low=0, high=64)
     preset: str = key(
         "bundle",
-        "How the decoder is kept from running on: conservative pads to what the model was trained "
-        "on (1500 positions for 30 s); balanced pads a fifth of that way, with a penalty of 1.1 "
-        "and a boost of 0.2; aggressive pads nothing, with 1.2 and 0.5; bundle is what the model "
-        "recommends. All take the same time. The next three keys change single rules.",
+        "Repetition guard. conservative: pads to what the model was trained on (1500 positions for "
+        "30 s). balanced: pads a fifth of that way, penalty 1.1, boost 0.2. aggressive: no "
+        "padding, penalty 1.2, boost 0.5. bundle: what the model recommends. All take the same "
+        "time. The next three keys change single rules.",
         choices=("bundle", "conservative", "balanced", "aggressive"),
     )
     positions: int = key(
-        0,
-        "Encoder positions after zero-padding; 0: what the preset says.",
-        low=0,
-        high=1500,
+        0, "Encoder positions after zero-padding; 0: as the preset says.", low=0, high=1500
     )
     repetition_penalty: float = key(
         0.0,
-        "Divides positive and multiplies negative scores of tokens already written; "
-        "1 is off, 0: what the preset says.",
-        low=0.0,
-        high=2.0,
-    )
+        "Divides positive and multiplies negative scores of tokens that are in the text already. "
+        "1: off, 0: as the preset says.",
+        low=0.0, high=2.0,
+    )  # fmt: skip
     eot_boost: float = key(
         -1.0,
-        "End-of-text is taken when its score comes within this of the best; "
-        "-1: what the preset says.",
-        low=-1.0,
-        high=5.0,
-    )
+        "The text ends when the score of end-of-text is within this of the best. -1: as the preset "
+        "says.",
+        low=-1.0, high=5.0,
+    )  # fmt: skip
     language: str = key(
         "",
-        "What is spoken, for models of several languages: a code such as de; auto: each window's "
-        "is found out, one of `languages`, and its probability told. Empty: the one that the model "
-        "was added with.",
-        pattern=r"(auto|[a-z]{2,3})?",
-        form="auto or an ISO 639 code such as de",
-        mend=lambda text: text.strip().lower()[:2],
+        "Spoken language, for models of several languages: a code such as de. auto: the model "
+        "detects one of `languages` in each window and reports its probability. Empty: the one "
+        "that the model was added with.",
+        form=TextForm(
+            "auto or an ISO 639 code such as de", pattern=r"(auto|[a-z]{2,3})?", suggest=_lower_code
+        ),
     )
     languages: tuple[str, ...] = key(
         (),
-        "The languages that auto chooses from; empty: all that the model knows. Few are told apart "
-        "better than many.",
-        pattern=r"[a-z]{2,3}",
-        form="ISO 639 codes such as de",
-        mend=lambda text: text.strip().lower()[:2],
+        "Languages that auto chooses from. Empty: all that the model knows. A short list is "
+        "detected more reliably.",
+        form=TextForm("ISO 639 codes such as de", pattern=r"[a-z]{2,3}", suggest=_lower_code),
     )
     temperature_fallback: bool = key(
         False,
-        "Decode again at temperatures 0.2, 0.4 .. 1.0 while the text is a repetition or of low "
-        "confidence by the [gates], as Whisper does; up to six times as long.",
+        "Decode again at temperatures 0.2, 0.4 .. 1.0 while the text is a repetition or has low "
+        "confidence by the [gates], as Whisper does. Takes up to six times as long.",
     )
     drafts: bool = key(
         True,
-        "What was said before with the same beginning is verified in one pass of the decoder: the "
-        "same text, bit by bit, in less time. For models of 8-bit weights, those from before this "
-        "key once they are added again; the others decode as without. The last 400 sentences stay "
-        "in the process's memory, and of the decoder a quarter more.",
+        "Use earlier sentences with the same start as drafts, which the decoder verifies in one "
+        "pass: the same text, bit by bit, in less time. Needs a model with 8-bit weights that was "
+        "added since there are drafts. Keeps the last 400 sentences in the process's memory, and "
+        "takes a quarter more memory for the decoder.",
     )
 
 
@@ -413,9 +447,9 @@ class PhrasesSettings:
 
     file: str = key(
         "bundle",
-        "File of sentences that are expected, see docs/phrases.md: which of them was said, with "
-        "its slots, stands beside the text in each event. bundle: those that come with the model, "
-        "if any do; empty: none.",
+        "File of expected sentences, see docs/phrases.md. If you say one of them, each event "
+        "holds that sentence and its slots beside the text. bundle: those that come with the "
+        "model, if any. Empty: none.",
     )
 
 
@@ -425,28 +459,32 @@ class VocabularySettings:
 
     words: tuple[str, ...] = key(
         (),
-        "Words of this home that the model was not taught: names of people, rooms, devices and "
-        "places, as they are to be written. Where a text has something like one of them, and the "
-        "sound allows it, that word is written. At most 1000 with those of the file.",
-        form="words or names of 1 to 64 letters",
-        mend=lambda text: " ".join(text.split()),
-        fits=is_word,
+        "Words of your home that the model does not know: names of people, rooms, devices and "
+        "places, spelled as you want them. If a text has something similar and the sound allows "
+        "it, the word is written instead. At most 1000, with those of the file.",
+        form=TextForm(
+            "words or names of 1 to 64 letters",
+            accepts=is_word,
+            suggest=lambda text: " ".join(text.split()),
+        ),
     )
-    file: str = key("", "File of more words, one a line (# begins a comment); empty: none.")
+    file: str = key("", "File with more words, one per line (# starts a comment). Empty: none.")
     boost: float = key(
         -1.0,
-        "How much is done for these words: 0 is off, more finds more of them and writes one more "
-        "often where another was said; -1: what the bundle recommends, 1 where it says nothing.",
-        low=-1.0,
-        high=4.0,
-    )
+        "How strongly these words are preferred. 0: off; higher values find more of them and write "
+        "one more often where you said another word. -1: what the model recommends, 1 if it "
+        "recommends nothing.",
+        low=-1.0, high=4.0,
+    )  # fmt: skip
     replace: dict[str, str] = key(  # noqa: RUF009
         {},
-        'A table [vocabulary.replace] of what the model hears and what is to be written: "wood '
-        'pecker" = "Woodpecker"; whole words, whatever their case. Such texts are flagged '
-        "corrected.",
-        form="at most 1000 words or names of 1 to 64 letters, each with the text for it",
-        fits=is_word,
+        "Corrections: a table [vocabulary.replace] of heard and written text, such as "
+        '"wood pecker" = "Woodpecker". Whole words, in any case. The flag corrected marks such '
+        "texts.",
+        form=TextForm(
+            "at most 1000 words or names of 1 to 64 letters, each with the text for it",
+            accepts=is_word,
+        ),
     )
 
 
@@ -456,37 +494,34 @@ class GateSettings:
 
     no_speech_sure: float = key(
         -1.0,
-        "Windows that the model takes for no speech with more than this are discarded, whatever "
-        "their text, unless 0.85 s of them are voiced and the text is not doubtful; 1 is off, -1: "
-        "what the bundle recommends.",
-        low=-1.0,
-        high=1.0,
-    )
+        "A window whose probability of no speech is higher than this is discarded, whatever its "
+        "text, unless 0.85 s of it are voiced and the text is not doubtful. 1: off, -1: what the "
+        "model recommends.",
+        low=-1.0, high=1.0,
+    )  # fmt: skip
     no_speech_prob: float = key(
-        0.6, "The same, from this on, for windows whose text has less than avg_logprob.",
+        0.6,
+        "The same limit for windows whose text is below avg_logprob.",
         low=0.0, high=1.0,
     )  # fmt: skip
     no_speech_lone: float = key(
         -1.0,
-        "The same, from this on, for a single word of which the model is less than 78 % sure: what "
-        "chimes and knocks are taken for; 1 is off, -1: what the bundle recommends.",
-        low=-1.0,
-        high=1.0,
-    )
+        "The same limit for a single word with a confidence below 0.78: chimes and knocks are "
+        "mistaken for such words. 1: off, -1: what the model recommends.",
+        low=-1.0, high=1.0,
+    )  # fmt: skip
     low_confidence: float = key(
         -1.0,
-        "Transcripts whose confidence is below this are flagged low_confidence; 0 is off, -1: what "
-        "the bundle recommends.",
-        low=-1.0,
-        high=1.0,
-    )
+        "Transcripts with a lower confidence get the flag low_confidence. 0: off, -1: what the "
+        "model recommends.",
+        low=-1.0, high=1.0,
+    )  # fmt: skip
     avg_logprob: float = key(
         -1.0,
-        "Mean log-probability of the tokens below which a text counts as doubtful where a window "
-        "may be no speech; 1.5 below it no text is kept.",
-        low=-10.0,
-        high=0.0,
-    )
+        "If the mean log-probability of the tokens is lower, the text of a window that may be no "
+        "speech counts as doubtful. 1.5 below this, no text is kept.",
+        low=-10.0, high=0.0,
+    )  # fmt: skip
     compression_ratio: float = key(
         2.4, "Text that compresses better than this is a repetition loop.", low=1.0, high=10.0
     )
@@ -497,21 +532,19 @@ class StoreSettings:
     """[store]"""
 
     path: str = key(
-        "", "Folder of the local log; empty: $STATE_DIRECTORY, else ~/.local/state/roomscribe."
+        "", "Folder of the local log. Empty: $STATE_DIRECTORY, else ~/.local/state/roomscribe."
     )
     retention_days: int = key(
-        30, "Transcripts older than this are deleted; 0 keeps them for ever.",
-        unit="days", low=0, high=3650,
-    )  # fmt: skip
+        30, "Older transcripts are deleted; 0: none.", unit="days", low=0, high=3650
+    )
     retention_count: int = key(
-        0,
-        "No more transcripts than this are kept, the oldest go first; 0: any number.",
+        0, "Most transcripts in the log; the oldest are deleted first. 0: any number.",
         low=0, high=100_000_000,
     )  # fmt: skip
     retention_mb: int = key(
         512,
-        "The log takes no more of the disk than this, about a kilobyte a transcript, the oldest go "
-        "first; 0: any size.",
+        "Most disk space for the log, about a kilobyte per transcript; the oldest are deleted "
+        "first. 0: any size.",
         unit="MB", low=0, high=1_000_000,
     )  # fmt: skip
 
@@ -522,18 +555,19 @@ class SpoolSettings:
 
     enabled: bool = key(
         True,
-        "Keep speech that is not transcribed yet in memory that outlives a crash of the daemon, "
-        "for its user alone, deleted once it is; never on a disk.",
+        "Keep speech that is not transcribed yet in memory that outlives a crash of the daemon. "
+        "Only the daemon's user can read it; it is deleted once it is transcribed, and never "
+        "written to a disk.",
     )
     limit_mb: int = key(
         64,
-        "Most of it that may wait; beyond it the oldest is dropped (10 s are 0.3 MB).",
+        "Most memory for waiting speech; beyond it the oldest is discarded (10 s take 0.3 MB).",
         unit="MB", low=1, high=4096,
     )  # fmt: skip
     path: str = key(
         "",
-        "Its folder, which must lie in memory (tmpfs); empty: $RUNTIME_DIRECTORY/spool, else one "
-        "below $XDG_RUNTIME_DIR or /dev/shm.",
+        "Folder of the spool, in memory (tmpfs). Empty: $RUNTIME_DIRECTORY/spool, else a folder "
+        "in $XDG_RUNTIME_DIR or /dev/shm.",
     )
 
 
@@ -545,61 +579,67 @@ class MqttSettings:
     host: str = key(
         "localhost",
         "Host name or address of the broker.",
-        pattern=_HOST,
-        form="a host name or an address alone (the port is mqtt.port)",
-        mend=_bare_host,
+        form=TextForm(
+            "a host name or an address alone (the port is mqtt.port)",
+            pattern=_HOST,
+            suggest=_bare_host,
+        ),
     )
     port: int = key(1883, "TCP port of the broker.", low=1, high=65535)
-    username: str = key("", "User name at the broker; empty: none.")
+    username: str = key("", "User name at the broker. Empty: none.")
     password_file: str = key(
-        "", "File holding the password; empty: the credential `roomscribe.mqtt-password`, if any."
+        "", "File with the password. Empty: the credential `roomscribe.mqtt-password`, if any."
     )
     client_id: str = key(
-        "", "MQTT client id, unique at the broker; empty: roomscribe-<node>.",
-        pattern=r"[0-9A-Za-z_-]{0,64}",
-        form="at most 64 of a-z, A-Z, 0-9, _ and -",
-        mend=lambda text: re.sub(r"[^0-9A-Za-z_-]+", "-", text)[:64],
-    )  # fmt: skip
+        "",
+        "MQTT client id, unique at the broker. Empty: roomscribe-<node>.",
+        form=TextForm(
+            "at most 64 of a-z, A-Z, 0-9, _ and -",
+            pattern=r"[0-9A-Za-z_-]{0,64}",
+            suggest=lambda text: re.sub(r"[^0-9A-Za-z_-]+", "-", text)[:64],
+        ),
+    )
     protocol: str = key(
         "5",
-        "Version of MQTT. 3.1.1 is for a broker that knows no better: it tells neither that nobody "
-        "subscribes nor why it refuses, and forgets no message by age.",
+        "Version of MQTT. Use 3.1.1 only if the broker does not support 5: then the broker reports "
+        "neither a lack of subscribers nor why it refuses, and never drops old messages.",
         choices=("5", "3.1.1"),
     )
     tls: bool = key(
-        False, "Encrypt the connection and check the broker's certificate; its port is mostly 8883."
+        False, "Encrypt the connection and verify the broker's certificate; the port is often 8883."
     )
     ca_file: str = key(
-        "", "The authority that signed the broker's certificate (PEM); empty: those of the system."
+        "", "Authority that signed the broker's certificate (PEM). Empty: those of the system."
     )
-    cert_file: str = key("", "Our own certificate (PEM), for a broker that asks for one.")
+    cert_file: str = key("", "Client certificate (PEM), for a broker that requires one.")
     key_file: str = key(
-        "", "Its private key (PEM); empty: the credential `roomscribe.mqtt-key`, else cert_file."
+        "", "Its private key (PEM). Empty: the credential `roomscribe.mqtt-key`, else cert_file."
     )
-    keepalive_s: int = key(30, "Longest silence towards the broker.", unit="s", low=5, high=3600)
+    keepalive_s: int = key(
+        30, "Longest time without a message to the broker.", unit="s", low=5, high=3600
+    )
     expiry_s: int = key(
-        3600, "The broker forgets an undelivered transcript after this.", unit="s", low=60,
-        high=604800,
+        3600, "The broker drops an undelivered transcript after this time.",
+        unit="s", low=60, high=604800,
     )  # fmt: skip
     outbox_limit: int = key(
         10_000,
-        "Most transcripts that wait for the broker; beyond it the oldest are passed over: they are "
-        "in the log alone then. 0: any number.",
+        "Most transcripts that wait for the broker. Beyond it the oldest stay in the log only. "
+        "0: any number.",
         low=0, high=10_000_000,
     )  # fmt: skip
     hold: bool = key(
         True,
-        "Keep transcripts, for expiry_s at most, while nobody subscribes to them; false: they are "
-        "in the log alone then.",
+        "Keep transcripts for up to expiry_s while nobody subscribes to them. false: they stay in "
+        "the log only.",
     )
     retain_last: bool = key(
-        False,
-        "Leave the last transcript on the broker, on the topic `last`, for whoever comes later.",
+        False, "Retain the last transcript on the topic `last`, for clients that connect later."
     )
     partials: bool = key(
         False,
-        "Tell on the topic `partial` what somebody says while it is said. Costs a transcription a "
-        "second of speech.",
+        "Publish partial results on the topic `partial` while someone speaks. Costs one "
+        "transcription per second of speech.",
     )
 
 
@@ -608,43 +648,40 @@ class HomeAssistantSettings:
     """[homeassistant]"""
 
     enabled: bool = key(True, "Announce the appliance to Home Assistant, which then shows it.")
-    prefix: str = key(
-        "homeassistant",
-        "Where Home Assistant looks for announcements (its discovery prefix).",
-        pattern=r"[0-9A-Za-z_-]+(/[0-9A-Za-z_-]+)*",
-        form=_TOPIC,
-        mend=lambda text: text.strip("/# "),
-    )
+    prefix: str = key("homeassistant", "Home Assistant's discovery prefix.", form=_TOPIC)
     status_topic: str = key(
         "homeassistant/status",
-        "Where Home Assistant says online and offline (its birth and will messages).",
-        pattern=r"[0-9A-Za-z_-]+(/[0-9A-Za-z_-]+)*",
+        "Topic of Home Assistant's birth and will messages (online, offline).",
         form=_TOPIC,
-        mend=lambda text: text.strip("/# "),
     )
     area: str = key(
-        "", "Room that Home Assistant puts the appliance into when it first sees it; empty: none.",
-        pattern=r"([^\s\x00-\x1f]([^\x00-\x1f]{0,62}[^\s\x00-\x1f])?)?",
-        form="a name of 64 letters at most, such as Kitchen",
-        mend=lambda text: " ".join(text.split())[:64].strip(),
-    )  # fmt: skip
+        "",
+        "Area that Home Assistant assigns when it first sees the appliance. Empty: none.",
+        form=TextForm(
+            "a name of 64 letters at most, such as Kitchen",
+            pattern=r"([^\s\x00-\x1f]([^\x00-\x1f]{0,62}[^\s\x00-\x1f])?)?",
+            suggest=lambda text: " ".join(text.split())[:64].strip(),
+        ),
+    )
     hold_s: int = key(
         600,
-        "Transcripts wait at most this long for a Home Assistant that was seen and is away, and "
-        "never longer than mqtt.expiry_s; 0: they do not wait.",
+        "Longest time that transcripts wait for a Home Assistant that was online before, but not "
+        "longer than mqtt.expiry_s. 0: they do not wait.",
         unit="s", low=0, high=86400,
     )  # fmt: skip
     url: str = key(
         "",
-        "Home Assistant's address, to ask it for the names of what it exposes to Assist, and of "
-        "rooms and floors: the words that are said in this home. Empty: it is not asked.",
-        form="an address such as http://homeassistant.local:8123",
-        mend=lambda text: "http://" + re.sub(r"^\w*:?//|[/?#].*$", "", text.strip()),
-        fits=is_home_url,
+        "Home Assistant's address. If you set it, Roomscribe reads the names of rooms, floors and "
+        "everything that is exposed to Assist, and prefers these words. Empty: no connection.",
+        form=TextForm(
+            "an address such as http://homeassistant.local:8123",
+            accepts=is_home_url,
+            suggest=lambda text: "http://" + re.sub(r"^\w*:?//|[/?#].*$", "", text.strip()),
+        ),
     )
     token_file: str = key(
         "",
-        "File holding a long-lived access token of Home Assistant; empty: the credential "
+        "File with a long-lived access token of Home Assistant. Empty: the credential "
         "`roomscribe.homeassistant-token`.",
     )
 
@@ -655,18 +692,18 @@ class AssistSettings:
 
     phrase: str = key(
         "",
-        'A sentence that begins with this phrase, such as "computer", is handed over to Home '
-        "Assistant's Assist, which acts in this appliance's room; it needs homeassistant.url. "
-        "Empty: nothing is handed over.",
-        pattern=r"([^\W\d_]{2,20}( [^\W\d_]{2,20}){0,3})?",
-        form="one to four words of letters, such as computer",
-        mend=lambda text: " ".join(re.findall(r"[^\W\d_]+", text)),
+        'Sentences that start with this phrase, such as "computer", are sent to Home Assistant\'s '
+        "Assist, which acts in this appliance's area. Needs homeassistant.url. Empty: none.",
+        form=TextForm(
+            "one to four words of letters, such as computer",
+            pattern=r"([^\W\d_]{2,20}( [^\W\d_]{2,20}){0,3})?",
+            suggest=lambda text: " ".join(re.findall(r"[^\W\d_]+", text)),
+        ),
     )
     confidence: float = key(
         0.8,
-        "Only sentences whose confidence is at least this are handed over, and none that is "
-        "doubtful otherwise. An expected sentence whose phrase_confidence is at least this goes in "
-        "place of the text.",
+        "Only sentences with at least this confidence, and without another doubt, are sent. If an "
+        "expected sentence has at least this phrase_confidence, it is sent instead of the text.",
         low=0.0, high=1.0,
     )  # fmt: skip
 
@@ -677,8 +714,8 @@ class HistorySettings:
 
     enabled: bool = key(
         False,
-        "Answer command/history: whoever may publish that at the broker reads what was said, as "
-        "far back as store.retention_days.",
+        "Answer command/history. Everyone who may publish that at your broker can then read "
+        "transcripts as far back as store.retention_days.",
     )
     limit: int = key(100, "Most transcripts in one answer.", low=1, high=1000)
 
@@ -688,43 +725,47 @@ class WebSettings:
     """[web]"""
 
     enabled: bool = key(
-        False,
-        "There is a page for browsers; `sudo roomscribe web enable` sets this and starts it.",
+        False, "Serve the local page; `sudo roomscribe web enable` sets this and starts it."
     )
     listen: str = key(
         "127.0.0.1",
-        "Address that the page listens on, or the path of a socket for a proxy; 0.0.0.0 is every "
+        "Address that the page listens on, or the path of a socket for a proxy. 0.0.0.0 is every "
         "IPv4 address of this machine, :: every address. Beyond 127.0.0.1 a password must be set.",
-        pattern=r"[0-9.]{7,15}|[0-9A-Fa-f]*(:[0-9A-Fa-f.]*){2,8}|/[^\s%]{1,100}",
-        form="an address such as 127.0.0.1 or 0.0.0.0, or the path of a socket",
-        mend=lambda text: {"localhost": "127.0.0.1", "*": "0.0.0.0"}.get(text, ""),
+        form=TextForm(
+            "an address such as 127.0.0.1 or 0.0.0.0, or the path of a socket",
+            pattern=_ADDRESS + r"|/[^\s%]{1,100}",
+            suggest=_listen_address,
+        ),
     )
     port: int = key(8099, "TCP port of the page.", low=1, high=65535)
     hosts: str = key(
         "",
-        "Names under which the page may be asked for, beside localhost, this machine's name and "
-        "its addresses: those of a proxy.",
-        pattern=r"[0-9A-Za-z.-]*([\s,]+[0-9A-Za-z.-]+)*",
-        form="host names with spaces between them",
+        "Host names that the page accepts besides localhost, this machine's name and its "
+        "addresses: those of a proxy.",
+        form=TextForm(
+            "host names with spaces between them",
+            pattern=r"[0-9A-Za-z.-]*([\s,]+[0-9A-Za-z.-]+)*",
+        ),
     )
     url: str = key(
         "",
-        "Address of the page for Home Assistant's link to it; empty: made from listen and port, "
-        "and none while only this machine may look.",
-        pattern=r"(https?://[^\s/?#@]+(/[^\s?#]*)?)?",
-        form="an address such as http://kitchen.local:8099/",
+        "Address of the page for the link in Home Assistant. Empty: made from listen and port, or "
+        "no link if only this machine can open the page.",
+        form=TextForm(
+            "an address such as http://kitchen.local:8099/",
+            pattern=r"(https?://[^\s/?#@]+(/[^\s?#]*)?)?",
+        ),
     )
     ingress: str = key(
         "",
-        "Address of Home Assistant's supervisor (172.30.32.2), whose users need no other login; "
-        "empty: none.",
-        pattern=r"([0-9.]{7,15}|[0-9A-Fa-f]*(:[0-9A-Fa-f.]*){2,8})?",
-        form="an address",
+        "Address of Home Assistant's supervisor (172.30.32.2), whose users need no other login. "
+        "Empty: none.",
+        form=TextForm("an address", pattern=f"({_ADDRESS})?"),
     )
     path: str = key(
         "",
-        "Folder of the page's password and sessions; empty: /var/lib/roomscribe-web where the "
-        "package is installed, else ~/.local/state/roomscribe-web.",
+        "Folder of the page's password and sessions. Empty: /var/lib/roomscribe-web if the package "
+        "is installed, else ~/.local/state/roomscribe-web.",
     )
 
 
@@ -734,51 +775,50 @@ class WyomingSettings:
 
     enabled: bool = key(
         False,
-        "Transcribe what Home Assistant and others send over the Wyoming protocol, which knows no "
-        "password; the room's own microphone goes first.",
+        "Transcribe for Home Assistant and other clients over the Wyoming protocol, which has no "
+        "password. The appliance's own microphone goes first.",
     )
     listen: str = key(
         "0.0.0.0",
-        "Address to listen on: 0.0.0.0 is every IPv4 address of this machine, :: those of IPv6, "
-        "too.",
-        form="an address of this machine such as 0.0.0.0, :: or 127.0.0.1",
-        mend=lambda text: {"localhost": "127.0.0.1", "*": "0.0.0.0"}.get(text, ""),
-        fits=is_address,
+        "Address to listen on. 0.0.0.0 is every IPv4 address of this machine, :: also IPv6.",
+        form=TextForm(
+            "an address of this machine such as 0.0.0.0, :: or 127.0.0.1",
+            accepts=is_address,
+            suggest=_listen_address,
+        ),
     )
     port: int = key(10300, "TCP port.", low=1, high=65535)
     allow: tuple[str, ...] = key(
         ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1", "fc00::/7",
          "fe80::/10"),
-        "Addresses, and ranges of them, from which others may connect.",
-        form="addresses or ranges such as 192.168.0.0/16",
-        fits=is_network,
+        "Addresses and ranges from which clients may connect.",
+        form=TextForm("addresses or ranges such as 192.168.0.0/16", accepts=is_network),
     )  # fmt: skip
     zeroconf: bool = key(
         True,
-        "Tell the network of it, so that Home Assistant finds it by itself: through avahi-daemon, "
-        "or the library zeroconf.",
+        "Announce the server to the network, so that Home Assistant finds it by itself: through "
+        "avahi-daemon or the library zeroconf.",
     )
     log: bool = key(
         False,
-        "Write these transcripts down and publish them as if they were said here, with the source "
-        "`wyoming`; false: only who sent the sound gets its text.",
+        "Store and publish these transcripts like your own, with the source `wyoming`. false: only "
+        "the client gets the text.",
     )
     confidence: float = key(
         -1.0,
-        "Texts whose confidence is below this are answered as empty, so that nothing acts on them; "
-        "0 is off, -1: the same limit as for low_confidence ([gates] low_confidence).",
-        low=-1.0,
-        high=1.0,
-    )
+        "If a text has a lower confidence, the client gets an empty text, so that nothing acts on "
+        "it. 0: off, -1: the same limit as [gates] low_confidence.",
+        low=-1.0, high=1.0,
+    )  # fmt: skip
     external_vad: bool = key(
         True,
-        "Home Assistant decides when a command has ended; false: Roomscribe does, as at its own "
-        "microphone, which only versions that know of it wait for.",
+        "Home Assistant decides when a command has ended. false: Roomscribe decides, as at its own "
+        "microphone; only clients that support this wait for it.",
     )
 
     @property
     def announced(self) -> bool:
-        """True when the network is to be told: not of what this machine alone can reach."""
+        """True if the network is to know of the server: not if only this machine can reach it."""
         return self.zeroconf and not self.listen.startswith(("127.", "::1"))
 
 
@@ -798,10 +838,12 @@ class FleetSettings:
         ("nats://127.0.0.1:4222",),
         "The NATS server that the rooms share, or a list of those of a cluster: tls://HOST:PORT, "
         "or nats:// for this machine alone.",
-        form="an address such as tls://192.168.1.10:4222, without a user or a path",
-        mend=lambda text: f"tls://{_bare_host(text)}:4222",
-        fits=is_fleet_server,
-        alone=True,
+        form=TextForm(
+            "an address such as tls://192.168.1.10:4222, without a user or a path",
+            accepts=is_fleet_server,
+            suggest=lambda text: f"tls://{_bare_host(text)}:4222",
+        ),
+        single=True,
     )
     credential: str = key(
         "",
@@ -814,9 +856,11 @@ class FleetSettings:
     model: str = key(
         "",
         "An ear asks only brains with this model; empty: any.",
-        pattern=r"[0-9A-Za-z_-]{0,100}",
-        form="the name of a model, of a-z, A-Z, 0-9, _ and -",
-        mend=lambda text: re.sub(r"[^0-9A-Za-z_-]+", "-", text)[:100],
+        form=TextForm(
+            "the name of a model, of a-z, A-Z, 0-9, _ and -",
+            pattern=r"[0-9A-Za-z_-]{0,100}",
+            suggest=lambda text: re.sub(r"[^0-9A-Za-z_-]+", "-", text)[:100],
+        ),
     )
     patience_s: float = key(
         5.0,
@@ -885,43 +929,41 @@ _MEANT = {"npu": "hailo"}
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a file says."""
+    """A configuration that was read, with its mistakes."""
 
     settings: Settings
-    """All that is right, and defaults."""
+    """The right values, and defaults for all others."""
     troubles: tuple[str, ...] = ()
     """One line for each mistake."""
     wrong: frozenset[str] = frozenset()
-    """Names of the sections in which there is a mistake; all of them for a file that says
-    nothing."""
+    """Sections with a mistake; all sections if the file cannot be read."""
     cause: OSError | None = None
     """Why the file cannot be read."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """The file that each key (section.key) comes from; the others have their defaults."""
+    """The file of each key (section.key) that has not its default."""
 
     def sure(self) -> Settings:
-        """The settings; raises ConfigError, holding one message for each mistake."""
+        """Return the settings. Raises ConfigError with one message for each mistake."""
         if self.troubles:
             raise ConfigError(*self.troubles) from self.cause
         return self.settings
 
 
 def load(path: Path | None) -> Settings:
-    """Settings from `path`; from the default path, if it is there, when None; else the defaults.
+    """Return the settings of `path`; None: of the default path, or the defaults without a file.
 
-    Over them lies what was chosen while the daemon runs (`overlay_file`). Raises ConfigError
-    holding one message for each mistake.
+    Values of the `overlay_file` go first. Raises ConfigError with one message for each mistake.
     """
     return read(path).sure()
 
 
 def parse(text: str, origin: str) -> Settings:
-    """Settings from TOML `text`; `origin` names it in messages. Raises ConfigError."""
+    """Return the settings in TOML `text`; `origin` names it in messages. Raises ConfigError."""
     return _read(text, origin).sure()
 
 
 def read(path: Path | None, chosen: Mapping[str, Mapping[str, Any]] | None = None) -> Reading:
-    """What `load` reads, with the mistakes in it; `chosen` stands for the overlay, if given."""
+    """Return what `load` reads, with its mistakes; `chosen` replaces the overlay, if given."""
     file = path or DEFAULT_PATH
     cause = None
     try:
@@ -933,17 +975,17 @@ def read(path: Path | None, chosen: Mapping[str, Mapping[str, Any]] | None = Non
     except FileNotFoundError:
         if path is None:
             return _laid_over("", str(file), chosen)
-        found = "no such file", "write one, or leave --config out to run on the defaults"
+        found = "no such file", "write one, or leave out --config to use the defaults"
     except IsADirectoryError:
         found = "a folder", "name the file in it"
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        found = f"a byte that is none in line {line}", "save it as UTF-8"
+        found = f"another byte in line {line}", "save it as UTF-8"
         return _nothing(f"{file}: expected text in UTF-8, found {'; '.join(found)}")
     except PermissionError:
-        found = "a file that this user may not read", "run this with sudo"
+        found = "a file that you may not read", "run this with sudo"
     except OSError as error:
-        found, cause = (f"{error.strerror}", "see its disk"), error
+        found, cause = (f"{error.strerror}", "check its disk"), error
     return _nothing(f"{file}: expected a configuration in TOML, found {'; '.join(found)}", cause)
 
 
@@ -954,9 +996,9 @@ def _nothing(trouble: str, cause: OSError | None = None) -> Reading:
 def _laid_over(
     text: str, origin: str, chosen: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Reading:
-    """What `text` says, and over it what was chosen: `chosen`, or the overlay's content.
+    """Read `text`, and over it `chosen`, or the overlay file.
 
-    An overlay that is not for this user is left out: so is the log beside it.
+    An overlay that this user may not read is ignored; neither may they read the log beside it.
     """
     below = _read(text, origin)
     if "store" in below.wrong:
@@ -970,7 +1012,7 @@ def _laid_over(
 
 
 def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Reading:
-    """The settings in `text` from `origin`, and over them those of another text and origin."""
+    """Read `text` from `origin`, and over it another text from another origin."""
     sections = get_type_hints(Settings)
     troubles: list[str] = []
     wrong: set[str] = set()
@@ -980,11 +1022,11 @@ def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Readin
         try:
             table = tomllib.loads(text)
         except RecursionError:
-            return _nothing(f"{origin}: not valid TOML: brackets within brackets without end")
+            return _nothing(f"{origin}: not valid TOML: too many nested brackets")
         except ValueError as error:  # TOMLDecodeError, and int's own for one of thousands of digits
-            said = shorten(str(error), 200)
-            fix = "; a text stands in quotes" if "Invalid value" in said else ""
-            return _nothing(f"{origin}: not valid TOML: {said}{fix}")
+            cause = shorten(str(error), 200)
+            fix = "; a text stands in quotes" if "Invalid value" in cause else ""
+            return _nothing(f"{origin}: not valid TOML: {cause}{fix}")
         for section, content in table.items():
             if section not in sections:
                 troubles.append(_unknown_section(origin, section, content, wrong))
@@ -1002,24 +1044,24 @@ def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Readin
         if not wrong.intersection(involved):
             troubles.append(f"{origin}: {trouble}")
             contradicted.update(involved)
-    named = frozenset(one.partition(".")[0] for one in wrong | contradicted)
+    named = frozenset(name.partition(".")[0] for name in wrong | contradicted)
     return Reading(settings, tuple(troubles), named, origins=origins)
 
 
 def overlay_file(settings: Settings) -> Path:
-    """Where keys lie that were chosen over the control socket: beside the log, for its user alone.
+    """Return the file of values chosen over the control socket: beside the log.
 
-    The daemon may not write to /etc. They go before those of the configuration's file.
+    The daemon may not write to /etc. These values go before those of the configuration.
     """
     return store_folder(settings.store) / "settings.toml"
 
 
 def as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Sections with their keys (texts, numbers, booleans, lists and tables of texts) as a file."""
+    """Return sections and keys (texts, numbers, booleans, lists, tables of texts) as TOML."""
     lines = [OVERLAY_HEAD]
     for section, content in tables.items():
         lines += ["", f"[{section}]"]
-        # a text of JSON is one of TOML but for a single letter, which no value may hold
+        # a JSON text is a TOML text, except for DEL, which no value may contain
         lines += [f"{name} = {_as_value(value)}" for name, value in content.items()]
     return "\n".join([*lines, ""])
 
@@ -1027,13 +1069,12 @@ def as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
 def _as_value(value: Any) -> str:
     if not isinstance(value, dict):
         return json.dumps(value)
-    pairs = (f"{json.dumps(name)} = {json.dumps(one)}" for name, one in value.items())
+    pairs = (f"{json.dumps(name)} = {json.dumps(text)}" for name, text in value.items())
     return f"{{ {', '.join(pairs)} }}"
 
 
 def mistake(name: str, value: Any) -> str:
-    """What is wrong with `value` for the key `name` (section.key), on one line; empty when
-    nothing is."""
+    """Return what is wrong with `value` for the key `name` (section.key); empty if nothing is."""
     for section, entry in keys():
         if f"{section}.{entry.name}" == name:
             return _trouble(
@@ -1044,7 +1085,7 @@ def mistake(name: str, value: Any) -> str:
 
 
 def store_folder(settings: StoreSettings) -> Path:
-    """Where the log lies: store.path, else systemd's state directory, else the user's own."""
+    """Return the log's folder: store.path, else systemd's state directory, else the user's."""
     if settings.path:
         return Path(settings.path).expanduser()
     given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
@@ -1052,14 +1093,14 @@ def store_folder(settings: StoreSettings) -> Path:
 
 
 def keys() -> Iterator[tuple[str, Field[Any]]]:
-    """(section, field) of every key, in the order of the shipped file."""
+    """Yield (section, field) of every key, in the order of config/roomscribe.toml."""
     for section, kind in get_type_hints(Settings).items():
         for entry in fields(kind):
             yield section, entry
 
 
 def page_url(web: WebSettings) -> str:
-    """The page's address for browsers in the house; empty while it is off, or local alone."""
+    """Return the page's address for other machines; empty if it is off or only local."""
     host = {"0.0.0.0": "", "::": ""}.get(web.listen, web.listen)
     host = host or f"{socket.gethostname().split('.')[0]}.local"
     if not web.enabled or web.url or host.startswith(("/", "127.", "::1")):
@@ -1068,7 +1109,7 @@ def page_url(web: WebSettings) -> str:
 
 
 def node_name(settings: Settings) -> str:
-    """The configured node, or a slug of the host name: [a-z0-9_], never empty."""
+    """Return the configured node, or a slug of the host name: [a-z0-9_], never empty."""
     host = socket.gethostname().split(".")[0]
     return settings.appliance.node or slug(host) or "roomscribe"
 
@@ -1076,10 +1117,10 @@ def node_name(settings: Settings) -> str:
 def _section(
     section: str, content: dict[str, Any], origin: str, troubles: list[str], wrong: set[str]
 ) -> dict[str, Any]:
-    """One section's keys that are right; what is wrong is appended to `troubles` and left out.
+    """Return the right keys of one section; append the mistakes in others to `troubles`.
 
-    `wrong` is given the keys (section.key) whose values nobody knows: those, and what unknown keys
-    may be meant to be.
+    `wrong` gets the keys (section.key) of unknown value: the mistaken ones, and those that an
+    unknown key may be meant to be.
     """
     kind = get_type_hints(Settings)[section]
     types = get_type_hints(kind)
@@ -1093,30 +1134,30 @@ def _section(
             troubles.append(f"{origin}: {section}.{name}: {trouble}")
             wrong.add(f"{section}.{name}")
         else:
-            lone = isinstance(value, str) and known[name].metadata["alone"]
+            lone = isinstance(value, str) and known[name].metadata["single"]
             right[name] = types[name]([value] if lone else value)
     return right
 
 
 def _trouble(entry: Field[Any], kind: type, value: Any) -> str:
-    """What is wrong with `value`; empty when nothing is."""
+    """Return what is wrong with `value`; empty if nothing is."""
     if kind == dict[str, str]:
         return _trouble_of_table(entry, value)
     if kind != tuple[str, ...]:
         return _trouble_of_one(entry, kind, value)
-    if isinstance(value, str) and entry.metadata["alone"]:
+    if isinstance(value, str) and entry.metadata["single"]:
         value = [value]
     if not isinstance(value, list):
         return f"expected a list of texts, found {_shown(value)}"
-    return next(filter(None, (_trouble_of_one(entry, str, one) for one in value)), "")
+    return next(filter(None, (_trouble_of_one(entry, str, text) for text in value)), "")
 
 
 def _trouble_of_table(entry: Field[Any], value: Any) -> str:
     if not isinstance(value, dict) or len(value) > WORDS_AT_MOST:
         found = f"{len(value)} of them" if isinstance(value, dict) else _shown(value)
-        return f"expected {entry.metadata['form']}, found {found}"
+        return f"expected {entry.metadata['form'].description}, found {found}"
     texts = (text for pair in value.items() for text in pair)
-    return next(filter(None, (_trouble_of_one(entry, str, one) for one in texts)), "")
+    return next(filter(None, (_trouble_of_one(entry, str, text) for text in texts)), "")
 
 
 def _trouble_of_one(entry: Field[Any], kind: type, value: Any) -> str:
@@ -1127,30 +1168,26 @@ def _trouble_of_one(entry: Field[Any], kind: type, value: Any) -> str:
     if kind is str and _CONTROL.search(value):
         return f"expected text without control characters, found {_shown(value)}"
     if limits["choices"] and value not in limits["choices"]:
-        meant = [_MEANT.get(value.lower(), ""), *_near(value, limits["choices"], 0.7)]
-        hint = next((f"; did you mean {one}?" for one in meant if one in limits["choices"]), "")
+        guesses = [_MEANT.get(value.lower(), ""), *_near(value, limits["choices"], 0.7)]
+        hint = next(
+            (f"; did you mean {name}?" for name in guesses if name in limits["choices"]), ""
+        )
         return f"expected one of {', '.join(limits['choices'])}, found {_shown(value)}{hint}"
     low, high, unit = limits["low"], limits["high"], limits["unit"]
     if low is not None and not low <= value <= high:
         return f"expected {low} to {high}{' ' + unit if unit else ''}, found {_shown(value)}"
-    if not _fits(entry, value):
-        mended = limits["mend"](value) if limits["mend"] else ""
-        fits = mended and _fits(entry, mended)
-        hint = f"; did you mean {shorten(mended)}?" if fits else ""
-        return f"expected {limits['form']}, found {_shown(value)}{hint}"
+    form: TextForm = limits["form"]
+    if kind is str and not form.fits(value):
+        meant = form.suggest(value)
+        hint = f"; did you mean {shorten(meant)}?" if meant and form.fits(meant) else ""
+        return f"expected {form.description}, found {_shown(value)}{hint}"
     return ""
 
 
-def _fits(entry: Field[Any], value: Any) -> bool:
-    """True for anything but a text that has not the key's form."""
-    pattern, fits = entry.metadata["pattern"], entry.metadata["fits"]
-    return not (pattern and not re.fullmatch(pattern, value)) and (fits is None or fits(value))
-
-
 def _quotes(entry: Field[Any], kind: type, value: Any) -> str:
-    """What to do about quotes, where they are all that is wrong."""
+    """Return how to mend quotes, if they are the only mistake."""
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
-        ruled = entry.metadata["choices"] or entry.metadata["pattern"]
+        ruled = entry.metadata["choices"] or entry.metadata["form"].pattern
         if ruled and not _trouble(entry, str, _shown(value)):
             return f'; write it in quotes: "{_shown(value)}"'
     if kind is not str and isinstance(value, str):
@@ -1162,7 +1199,7 @@ def _quotes(entry: Field[Any], kind: type, value: Any) -> str:
 
 
 def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Values that are right by themselves and wrong together: their keys, and what is wrong."""
+    """Yield the keys of values that contradict each other, and what is wrong with them."""
     voice, mqtt = settings.voice, settings.mqtt
     if settings.transcriber.backend == "wyoming" and not settings.transcriber.host:
         yield (
@@ -1214,19 +1251,19 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
 
 
 def _fleet_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What of [fleet] cannot be together, as `_contradictions`."""
+    """Yield what `_contradictions` yields, for [fleet]."""
     fleet = settings.fleet
     if fleet.role == "alone":
         return
     if not fleet.server:
         yield ("fleet.server",), "fleet.server: expected at least one server, found none"
-    for one in fleet.server:
-        scheme, host, port = fleet_server(one)
+    for address in fleet.server:
+        scheme, host, port = fleet_server(address)
         if scheme == "nats" and not is_loopback(host):
             yield (
                 ("fleet.role", "fleet.server"),
                 f"fleet.server: expected tls:// beyond this machine, as sound goes there, found "
-                f"{shorten(one)}; write tls://{host}:{port} and give it a certificate "
+                f"{shorten(address)}; write tls://{host}:{port} and give it a certificate "
                 "(`roomscribe fleet join --serve` does)",
             )
     if settings.transcriber.backend == "wyoming":
@@ -1243,34 +1280,34 @@ def _fleet_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...],
 
 
 def _near(name: str, known: Iterable[str], least: float = 0.6) -> list[str]:
-    """The one of `known` that is most like `name`, if one is."""
+    """Return the entry of `known` that is most like `name`, if one is."""
     return difflib.get_close_matches(name.lower(), list(known), 1, least)
 
 
 def _unknown_section(origin: str, name: str, content: Any, wrong: set[str]) -> str:
-    """Message for a section that does not exist, or for a key above all sections."""
+    """Return the message for an unknown section, or for a key above all sections."""
     sections = get_type_hints(Settings)
-    if not isinstance(content, dict) and (places := _places(name)):
-        wrong.update(f"{place}." for place in places)
-        return f"{origin}: {name} is a key: write it below {_bracketed(places)}"
+    if not isinstance(content, dict) and (owners := _sections_with(name)):
+        wrong.update(f"{owner}." for owner in owners)
+        return f"{origin}: {name} is a key: write it below {_bracketed(owners)}"
     near = _near(name, sections)
-    wrong.update(f"{one}." for one in near)
+    wrong.update(f"{name}." for name in near)
     fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(sections)}"
     return f"{origin}: unknown section [{shorten(name)}]; {fix}"
 
 
 def _unknown_key(where: str, name: str, known: Iterable[str]) -> str:
-    """Message for a key that does not exist: where it does, or the nearest one."""
-    if 0 < len(places := _places(name)) < 3:
-        fix = f"it belongs below {_bracketed(places)}"
+    """Return the message for an unknown key: its right section, or the nearest key."""
+    if 0 < len(owners := _sections_with(name)) < 3:
+        fix = f"it belongs below {_bracketed(owners)}"
     else:
         near = _near(name, known)
         fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
     return f"{where}: unknown key {shorten(name)}; {fix}"
 
 
-def _places(name: str) -> list[str]:
-    """The sections that have such a key."""
+def _sections_with(name: str) -> list[str]:
+    """Return the sections that have such a key."""
     return [section for section, entry in keys() if entry.name == name]
 
 
@@ -1279,7 +1316,7 @@ def _bracketed(sections: list[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """`value` as TOML would show it, cut short."""
+    """Return `value` as TOML shows it, shortened."""
     try:
         text = str(value).lower() if isinstance(value, bool) else repr(value)
     except (ValueError, RecursionError):

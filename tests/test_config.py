@@ -179,7 +179,7 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_text_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="found a byte that is none in line 1; save it as UTF-8"):
+    with pytest.raises(ConfigError, match="found another byte in line 1; save it as UTF-8"):
         config.load(tmp_path / "bad.toml")
 
 

@@ -14,10 +14,10 @@ from rigs.checkout import ROOT
 from appliance.config import keys
 
 HEAD = """\
-# Roomscribe's configuration. Every key is shown with its default; remove the '#' to change one.
-# The daemon reads /etc/roomscribe/roomscribe.toml (or --config FILE) at start, and again on SIGHUP
-# (systemctl reload roomscribe).
-# All mistakes in it are reported together; exit status 78.
+# Roomscribe's configuration. Every key is shown with its default. To change one, remove the '#'.
+# The daemon reads /etc/roomscribe/roomscribe.toml (or --config FILE) when it starts, and again on
+# SIGHUP (systemctl reload roomscribe).
+# All mistakes are reported together, with exit status 78.
 """
 
 
@@ -35,7 +35,7 @@ def default_config() -> str:
             notes.append("one of " + ", ".join(limits["choices"]))
         if limits["low"] is not None:
             notes.append(f"{limits['low']} to {limits['high']} {limits['unit']}".rstrip())
-        sentence = limits["sentence"] + (f" ({'; '.join(notes)})" if notes else "")
+        sentence = limits["description"] + (f" ({'; '.join(notes)})" if notes else "")
         lines.extend(textwrap.wrap(sentence, 96, initial_indent="# ", subsequent_indent="# "))
         default = {} if entry.default is MISSING else entry.default
         lines.append(f"#{entry.name} = {json.dumps(default)}")
