@@ -354,3 +354,16 @@ def test_a_class_name_means_one_thing() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert {name for name, count in defined.items() if count > 1} <= TWICE
+
+
+def test_every_module_is_in_the_table_of_contributing() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("| If you change")[2].partition("\n\n")[0]
+    named = set[str]()
+    for row in table.splitlines():
+        folder = ""
+        for path in re.findall(r"`([\w/]+\.py|[\w/]+/)", row):
+            folder = path.rpartition("/")[0] if "/" in path else folder
+            named.add(f"{folder}/{path.rpartition('/')[2]}".lstrip("/"))
+    modules = {module for module in MODULES if not module.endswith("__init__.py")}
+    assert not modules - named, "name them in CONTRIBUTING.md, in the table of places"

@@ -198,7 +198,7 @@ def test_every_page_of_docs_is_in_the_index_and_every_link_leads_somewhere() -> 
 
 def test_every_place_that_the_table_of_places_names_is_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    table = text.partition("| I want to change")[2].partition("\n\n")[0]
+    table = text.partition("| If you change")[2].partition("\n\n")[0]
     named = 0
     for cell in re.split(r"[|\n]", table):
         folder = ROOT
@@ -206,7 +206,7 @@ def test_every_place_that_the_table_of_places_names_is_there() -> None:
             if "/" not in place and not place.endswith(".py"):
                 continue
             found = [
-                one / place for one in (ROOT, ROOT / "appliance", folder) if (one / place).exists()
+                one / place for one in (folder, ROOT, ROOT / "appliance") if (one / place).exists()
             ]
             assert found, f"CONTRIBUTING.md: {place} is not there"
             folder = found[0] if found[0].is_dir() else found[0].parent
