@@ -172,9 +172,9 @@ class Transcription:
     """How likely the text is right word for word, 0..1, by the model's calibration; without one
     the geometric mean probability of the tokens."""
     flags: tuple[str, ...] = ()
-    finished: bool | None = None
+    complete: bool | None = None
     """Whether the text is a whole sentence, by what the decoder knows; None where that does not
-    tell, and where nobody asked (`Encoded.ahead`)."""
+    tell, and where nobody asked (`Encoded.speculative`)."""
     model: str = ""
     """What wrote it, where that may be another than the transcriber's bundle."""
     phrase: Phrase | None = None

@@ -2,10 +2,11 @@
 
 write_whole, replacing, sync_folder   a file is there whole, and outlasts a power cut, or not
 writing, require_writable             the same for what a user named; whether it may be written
-lock, acting_as_owner                 a file that one process may hold; root in another's folder
-find_credential, read_secret          what systemd or a file gives to this user alone
+lock, acting_as_owner                 one process's file; root in another's folder
+find_credential, read_secret          secrets, from systemd or a file
 Child                                 a function in a process of its own
-shorten, legible, one_line            text from outside, made fit for a message
+BackgroundTask                        a call that may hang
+shorten, legible, one_line            text from outside, fit for a message
 holders                               who has a device open
 boot_id, soc_temperature_c ...        what the kernel says
 
@@ -30,6 +31,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -252,6 +254,28 @@ def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
     if not text:
         raise ConfigError(f"{key}: expected {what} in {path}, found it empty; {fix}")
     return text
+
+
+class BackgroundTask(threading.Thread):
+    """A call that may take long or hang, in a thread that the end of the process does not wait for.
+
+    Once the thread has ended, `outcome` is what the call returned, or `error` what it raised.
+    """
+
+    def __init__(self, work: Callable[[], Any], name: str = "NPU") -> None:
+        """Starts the thread."""
+        super().__init__(name=name, daemon=True)
+        self.outcome: Any = None
+        self.error: Exception | None = None
+        self._work = work
+        self.start()
+
+    def run(self) -> None:
+        """Thread's body."""
+        try:
+            self.outcome = self._work()
+        except Exception as error:
+            self.error = error
 
 
 def shorten(text: object, most: int = 60) -> str:

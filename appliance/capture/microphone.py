@@ -70,8 +70,6 @@ class Microphone:
         self._levels = Levels(settings.silence_s)
         self.name = opened.name
         self.description = stable_name(opened.name)
-        self.overflows = 0
-        """How often samples were lost."""
 
     @property
     def silence(self) -> str:
@@ -108,7 +106,6 @@ class Microphone:
                 if lost is None:
                     continue
                 if lost:
-                    self.overflows += 1
                     stream.framer.gap()
                 yield from stream.push(waiting)
         except (StallError, EndError) as error:

@@ -77,8 +77,6 @@ class Recording:
         pipe is looked at by `frames`."""
         self.warnings: list[str] = []
         """What is wrong with the recording without making it useless."""
-        self.last_data_s = time.monotonic()
-        """When sound last came, on time.monotonic()'s clock."""
         self._real_time, self._patience_s = real_time, LATE_S if path == "-" else HELD_UP_S
         self._stopped = threading.Event()
         self._sound = _open(path, self)
@@ -97,7 +95,6 @@ class Recording:
         framer = Framer()
         given = 0
         for samples in self._sound.blocks(self._stopped):
-            self.last_data_s = time.monotonic()
             yield from self._paced(framer.push(samples, given / SAMPLE_RATE))
             given += len(samples)
         yield from self._paced(framer.rest(given / SAMPLE_RATE))

@@ -122,9 +122,9 @@ class Segmenter:
         """How many the open utterance has given so far."""
         self._repeated = 0
         """Frames in `_frames` that the window before has, too."""
-        self._guess: Window | None = None
-        self._guessed = False
-        """True when it was decided in this silence whether there is a guess."""
+        self._speculative: Window | None = None
+        self._speculated = False
+        """True when it was decided in this silence whether there is a speculative window."""
         self._early: tuple[str, float] | None = None
         """Id and end of speech of the utterance before, if it was closed early and nothing was
         said since."""
@@ -144,21 +144,21 @@ class Segmenter:
         return self._early is not None
 
     @property
-    def guess(self) -> Window | None:
+    def speculative_window(self) -> Window | None:
         """The window that ends the utterance if nobody says more: there once TAIL_MS of silence
         are, until speech comes back or the utterance ends. A window that ends with these samples
         has its id."""
-        return self._guess
+        return self._speculative
 
     def expect(self, window_id: str, silence_ms: float) -> None:
-        """The silence in which the guess of this id was made ends the utterance after so long, in
-        place of `hang_over_ms`; forgotten when speech comes back. Of any other id nothing.
+        """End the utterance after `silence_ms` in place of `hang_over_ms`, if the speculative
+        window has this id. This holds until speech resumes.
 
-        Of an utterance that ends earlier for it nothing is taken back. What would have kept it open
-        opens the next one, which `continues` it. Where there is talk without end (a television)
-        nothing ends early.
+        An utterance that was closed early stays closed: what would have kept it open opens the next
+        one, which `continues` it. Where somebody talks without end (a television), nothing ends
+        early.
         """
-        if self._guess and self._guess.id == window_id:
+        if self._speculative and self._speculative.id == window_id:
             least = _samples(TAIL_MS) if self._endpoint.stands_out() else self._hang_over
             self._wait = max(_samples(silence_ms), least)
 
@@ -203,11 +203,11 @@ class Segmenter:
             found.append(self._close())
         elif self._endpoint.steady():
             found.append(self._close())
-        elif not self._guessed and self._length - self._speech_until >= _samples(TAIL_MS):
-            self._guessed = True
+        elif not self._speculated and self._length - self._speech_until >= _samples(TAIL_MS):
+            self._speculated = True
             window = self._window(self._ending(), self._windows + 1, last=True)
             if window.index > 1 or not self._endpoint.verdict(window):
-                self._guess = window
+                self._speculative = window
         return found
 
     def so_far(self) -> Window | None:
@@ -254,7 +254,7 @@ class Segmenter:
         self._length += len(judged.frame.samples)
         if judged.judgement.speech:
             self._speech_until = self._length
-            self._guess, self._guessed, self._wait = None, False, self._hang_over
+            self._speculative, self._speculated, self._wait = None, False, self._hang_over
 
     def _keep_newest(self, samples: int) -> None:
         """Drops the oldest frames beyond so many samples."""
@@ -302,9 +302,9 @@ class Segmenter:
         frames = self._take(len(self._ending()))
         flags = (flag,) if flag else ()
         window = self._window(frames, self._windows + 1, last=True, flags=flags)
-        if self._guess and np.array_equal(self._guess.samples, window.samples):
-            window = replace(window, id=self._guess.id)
-        self._guess, self._guessed, self._wait = None, False, self._hang_over
+        if self._speculative and np.array_equal(self._speculative.samples, window.samples):
+            window = replace(window, id=self._speculative.id)
+        self._speculative, self._speculated, self._wait = None, False, self._hang_over
         reason = self._endpoint.verdict(window) if window.index == 1 else ""
         self._utterance_id, self._windows, self._speech_until, self._repeated = "", 0, 0, 0
         self._continues = ""

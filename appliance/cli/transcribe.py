@@ -191,7 +191,7 @@ def _transcribed(
         if isinstance(found, Discarded):
             yield found, None, found.reason
         else:
-            yield found, *gates.on(found, transcriber.transcribe(found))
+            yield found, *gates.apply(found, transcriber.transcribe(found))
 
 
 def _as_text(file: str, result: Transcription, options: argparse.Namespace) -> str:

@@ -186,7 +186,7 @@ class MicrophoneCommands(CommandGroup):
         """Answer with the text; None or an error: without it. Any thread."""
         text = None
         if isinstance(result, Transcription) and test.request:
-            accepted, reason = Gates(self._gates).on(test.request.window, result)
+            accepted, reason = Gates(self._gates).apply(test.request.window, result)
             text = "" if reason else accepted.text
         elif test.result.get("digital_silence"):
             text = ""

@@ -62,7 +62,7 @@ class Partials:
         if segmenter.speaking != self._speaking:
             self._speaking = segmenter.speaking
             self._next_s = now_s + EVERY_S if self._speaking else math.inf
-        if segmenter.guess:
+        if segmenter.speculative_window:
             self._cancel_pass()
             return
         due = now_s >= self._next_s and not self._is_waiting() and self._has_subscriber()

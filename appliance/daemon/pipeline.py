@@ -581,7 +581,7 @@ class Pipeline:
                 else:
                     self._tasks.discard(result)
             if self._settings.segmenter.speculate:
-                self._backlog.speculate(self._segmenter.guess, self._tasks.speculation)
+                self._backlog.speculate(self._segmenter.speculative_window, self._tasks.speculation)
             if isinstance(item, Frame):
                 self._partials.follow(self._segmenter, item.end_s)
         self._backlog.complete()
@@ -604,11 +604,11 @@ class Pipeline:
     def _encode(self, stage: Stage) -> bool:
         """Windows -> encoder states, one window ahead of the transcriber."""
 
-        def goes_on() -> bool:
+        def should_continue() -> bool:
             stage.moved()
             return not self._backlog.is_out_of_time
 
-        self._transcriber.goes_on = goes_on
+        self._transcriber.should_continue = should_continue
         if self._supervisor.listens:
             self.sounding.wait(LISTEN_FIRST_S)
         while not self._backlog.is_over:
@@ -619,7 +619,7 @@ class Pipeline:
             if task:
                 self._pass_on(task, stage)
             if not self._backlog:
-                self._encoder.look_after(time.monotonic())
+                self._encoder.poll(time.monotonic())
                 self._tell_encoder()
         self._states.mark(Sentinel.END)
         return True
@@ -662,9 +662,9 @@ class Pipeline:
 
         While nobody can transcribe, it waits here, and the windows behind it in the spool.
         """
-        task, goes_on = self._tasks.leased_task(lease), self._transcriber.goes_on
+        task, should_continue = self._tasks.leased_task(lease), self._transcriber.should_continue
         if not lease.in_process:
-            task.encoded = self._transcribe_apart(lease, self._settings, goes_on)
+            task.encoded = self._transcribe_apart(lease, self._settings, should_continue)
             if not lease.in_process:
                 return task if task.encoded else None
         while True:
@@ -676,7 +676,7 @@ class Pipeline:
             if not isinstance(task.encoded, ServerError):
                 return task
             self._tell_encoder()
-            if self._stopping or not goes_on():
+            if self._stopping or not should_continue():
                 lease.leave()
                 return None
             time.sleep(SERVER_LOOK_S)

@@ -124,7 +124,7 @@ class TaskTranscriber:
             encoded = self._with_memory(task, lambda: self._transcriber.encode(task.window))
             room = None if task.kind is Kind.REQUEST else ""
             task.encoded = replace(
-                encoded, ahead=task.ask_completeness, names=task.names, room=room
+                encoded, speculative=task.ask_completeness, names=task.names, room=room
             )
         except Exception as error:
             task.encoded = error
@@ -142,7 +142,7 @@ class TaskTranscriber:
                 return
             states, progress = result, Progress(task.decided, lambda: task.wanted)
             try:
-                result = self._with_memory(task, lambda: self._transcriber.write(states, progress))
+                result = self._with_memory(task, lambda: self._transcriber.decode(states, progress))
             except Exception as error:
                 result = error
         if not task.wanted or result is None:
@@ -194,7 +194,7 @@ class TaskTranscriber:
                 "restarting, what waits to be transcribed is kept"
             ) from result
         lease.mark_transcribed()
-        result, reason = self._gates.on(window, result, lambda: self._text_before(window))
+        result, reason = self._gates.apply(window, result, lambda: self._text_before(window))
         if reason:
             lease.discard(reason)
             return

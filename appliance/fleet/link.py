@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from appliance.config import FleetSettings, fleet_server, is_loopback
 from appliance.errors import ConfigError, ServerError
 from appliance.fleet.messages import NAME, Subjects, token
-from appliance.infer import Errand
-from appliance.system import find_credential, one_line, shorten
+from appliance.system import BackgroundTask, find_credential, one_line, shorten
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -138,7 +137,7 @@ class Link:
         self._tried = threading.Event()
         self._client: Client | None = None
         self._since_s = 0.0
-        self._errand: Errand | None = None
+        self._errand: BackgroundTask | None = None
         self._ended: asyncio.Event | None = None
         self._unwell = False
         """True when it was a worker that ended the connection before."""
@@ -168,7 +167,7 @@ class Link:
         """Begins to connect. Does not wait."""
         # it warns of each connection with TLS: "returning true from eof_received() has no effect"
         logging.getLogger("asyncio").setLevel(logging.ERROR)
-        self._errand = Errand(self._run, "fleet")
+        self._errand = BackgroundTask(self._run, "fleet")
 
     def settle(self, within_s: float) -> None:
         """Waits until the first attempts to connect have come to something."""
@@ -343,13 +342,13 @@ class _Loop(asyncio.SelectorEventLoop):
     def __init__(self, look_up: LookUp) -> None:
         super().__init__()
         self._look_up = look_up
-        self._looking: dict[object, Errand] = {}
+        self._looking: dict[object, BackgroundTask] = {}
 
     async def getaddrinfo(self, host: Any, port: Any, **more: Any) -> Any:
         """As socket.getaddrinfo. Raises OSError, at once while an earlier question hangs."""
         if (before := self._looking.get(host)) and before.is_alive():
             raise OSError(LOOKED_UP)
-        asked = self._looking[host] = Errand(
+        asked = self._looking[host] = BackgroundTask(
             lambda: self._look_up(host, port, **more), "fleet name"
         )
         while asked.is_alive():

@@ -282,7 +282,7 @@ def pack_answer(answer: Answer, recommended: Mapping[str, float] | None = None) 
         "decode_ms": _finite(result.decode_ms),
         "confidence": _finite(result.confidence),
         "flags": list(result.flags),
-        "finished": result.finished,
+        "finished": result.complete,
         "model": result.model,
         "gates": {name: _finite(value) for name, value in (recommended or {}).items()},
     }
@@ -397,7 +397,7 @@ def _transcription(found: Mapping[str, Any], ratio: Callable[[str], float]) -> T
         flags=tuple(one for one in flags[:8] if isinstance(one, str) and FLAG.fullmatch(one))
         if isinstance(flags, list)
         else (),
-        finished=finished if isinstance(finished, bool) else None,
+        complete=finished if isinstance(finished, bool) else None,
         model=_line(found.get("model"), 100) or "unnamed",
         phrase=_phrase(found.get("phrase")),
         recommended={name: value for name, value in limits.items() if math.isfinite(value)},

@@ -44,7 +44,7 @@ from appliance.fleet.messages import (
     window_headers,
 )
 from appliance.infer import (
-    FOLLOWED_BY_NOBODY,
+    IGNORE_PROGRESS,
     WINDOW_S,
     Answered,
     Encoded,
@@ -537,9 +537,9 @@ class EarTranscriber(RemoteTranscriber[Presence, Transcription]):
             self.encoder.stood_in()
         return encoded
 
-    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
+    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """The text of what `encode` gave, with what its model recommends for the gates."""
-        result = super().write(encoded, progress)
+        result = super().decode(encoded, progress)
         if isinstance(encoded, Answered) or not self._local:
             return result
         told = {name: getattr(self._local.gates, name) for name in RECOMMENDED}

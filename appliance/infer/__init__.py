@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from appliance.infer.decoder import Decoder as Decoder, preset_guards as preset_guards
     from appliance.infer.drafts import Drafts as Drafts
     from appliance.infer.encoder import Encoder as Encoder, Unit as Unit
-    from appliance.infer.errand import Errand as Errand
     from appliance.infer.gates import Gates as Gates, compression_ratio as compression_ratio
     from appliance.infer.hailo import device as device, errors as errors
     from appliance.infer.hailo.decoder import (
@@ -29,6 +28,11 @@ if TYPE_CHECKING:
     from appliance.infer.hailo.npu import open_npu as open_npu
     from appliance.infer.joining import is_unspaced as is_unspaced
     from appliance.infer.mel import log_mel as log_mel, window_mel as window_mel
+    from appliance.infer.opening import (
+        check_files as check_files,
+        open_encoder as open_encoder,
+        open_transcriber as open_transcriber,
+    )
     from appliance.infer.remote import (
         WINDOW_S as WINDOW_S,
         Answered as Answered,
@@ -45,15 +49,13 @@ if TYPE_CHECKING:
     from appliance.infer.sessions import Session as Session, onnxruntime as onnxruntime
     from appliance.infer.tokenizer import Tokenizer as Tokenizer
     from appliance.infer.transcriber import (
-        FOLLOWED_BY_NOBODY as FOLLOWED_BY_NOBODY,
+        IGNORE_PROGRESS as IGNORE_PROGRESS,
+        AnyDecoder as AnyDecoder,
         AnyTranscriber as AnyTranscriber,
         Encoded as Encoded,
         Model as Model,
         Progress as Progress,
         Transcriber as Transcriber,
-        check_files as check_files,
-        open_encoder as open_encoder,
-        open_transcriber as open_transcriber,
     )
 
 __getattr__ = lazily(__name__, __file__)

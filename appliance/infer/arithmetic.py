@@ -1,9 +1,9 @@
-"""Whether ONNX Runtime's products of 8- and 4-bit numbers are right on this processor.
+"""Checks ONNX Runtime's products of 8- and 4-bit numbers on this processor.
 
-arithmetic.onnx holds one product of each kind that INT8 models are made of, written by
+arithmetic.onnx has one product of each kind that INT8 models use, written by
 scripts/generate/arithmetic.py with the code that builds the models. Inputs and weights are whole
-numbers, so that each product has one exact value; half of them are the greatest that 8 bits hold,
-which is what instructions with too narrow an intermediate sum get wrong (x86 before VNNI).
+numbers, so that each product has one exact value. Half of them are the greatest that 8 bits hold:
+instructions with too narrow an intermediate sum get those wrong (x86 before VNNI).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger("roomscribe.infer")
 FILE = Path(__file__).with_name("arithmetic.onnx")
 ROWS, INNER, COLUMNS = 3, 128, 40
 LARGEST_ERROR = 0.01
-"""Of the greatest value. Right products are off by 0 on x86-64, and little where a processor rounds
-inputs in another way; saturating ones are off by 0.49."""
+"""Share of the greatest value. Right products have an error of 0 on x86-64, and a small one on
+processors that round inputs in another way; saturating ones have 0.49."""
 REBUILD = (
     "add the model again (`roomscribe model add`) on this machine, it was built by an older "
     "version or for another processor"
@@ -39,10 +39,10 @@ Values = NDArray[np.float32]
 
 
 class Products(Protocol):
-    """What computes arithmetic.onnx: a Session, or a stand-in for it."""
+    """Computes arithmetic.onnx: a Session, or a fake."""
 
     def run(self, feeds: Mapping[str, NDArray[np.generic]], /) -> list[Values]:
-        """The products in the order and of the shapes of `golden`."""
+        """Return the products, in the order and shapes of `golden`."""
         ...
 
 
@@ -55,11 +55,11 @@ class Trouble:
 
 
 def find_trouble(bundle: Bundle, products: Products | None = None) -> Trouble | None:
-    """What is wrong with this processor's integer products; None when they are right, or `bundle`
-    has none.
+    """Return what is wrong with this processor's integer products; None if they are right, or if
+    `bundle` has none.
 
-    `products` None: ONNX Runtime's, with the options that `bundle` is loaded with. Takes a few
-    milliseconds. Raises nothing: a graph that does not load or run is a trouble, too.
+    `products` None: ONNX Runtime's, with the options of `bundle`. Takes some milliseconds. Raises
+    nothing: a graph that does not load or run is a trouble, too.
     """
     if bundle.quantize == "none":
         return None
@@ -80,7 +80,7 @@ def find_trouble(bundle: Bundle, products: Products | None = None) -> Trouble | 
 
 
 def warn_of_trouble(bundle: Bundle, products: Products | None = None) -> str:
-    """`find_trouble` on one line, with its fix, which is also logged; empty when all is well."""
+    """Return `find_trouble` with its fix on one line, and log it; "" if there is none."""
     trouble = find_trouble(bundle, products)
     if trouble is None:
         return ""
@@ -90,14 +90,14 @@ def warn_of_trouble(bundle: Bundle, products: Products | None = None) -> str:
 
 
 def open_products(*, precise: bool = True, session: Callable[..., Session] = Session) -> Session:
-    """A session of arithmetic.onnx. Raises ModelError."""
+    """Return a session of arithmetic.onnx. Raises ModelError."""
     shapes = {"many": (1, ROWS, INNER), "one": (1, 1, INNER)}
     results = {name: values.shape for name, values in golden().items()}
     return session(FILE, 1, shapes, results, arena=False, precise=precise)
 
 
 def errors(found: list[Values]) -> dict[str, float]:
-    """The largest error of each product, as a part of its greatest right value."""
+    """Return the largest error of each product, as a share of its greatest right value."""
     return {
         name: float(np.abs(values - right).max() / np.abs(right).max())
         for values, (name, right) in zip(found, golden().items(), strict=True)
@@ -105,7 +105,7 @@ def errors(found: list[Values]) -> dict[str, float]:
 
 
 def golden() -> dict[str, Values]:
-    """The right values by the output's name, from numpy's integers of 64 bits; float32 holds them
+    """Return the right values by output name, from numpy's 64-bit integers; float32 holds them
     exactly."""
     rows = inputs().astype(np.int64)
     many = rows @ weights().astype(np.int64)
@@ -115,16 +115,15 @@ def golden() -> dict[str, Values]:
 
 
 def inputs() -> Values:
-    """(1, ROWS, INNER) whole numbers 0 to 255, which 8 unsigned bits hold as they are; the first
-    row is 255 everywhere."""
+    """Return whole numbers 0 to 255, (1, ROWS, INNER), the first row all 255."""
     rows = (np.arange(ROWS)[:, None] * 37 + np.arange(INNER) * 101) % 256
     rows[0] = 255
     return rows.astype(np.float32)[None]
 
 
 def weights() -> Values:
-    """(INNER, COLUMNS) whole numbers -127 to 127, each column with one of the greatest: two columns
-    of four are +-127 everywhere, of one sign or in turns of two."""
+    """Return whole numbers -127 to 127, (INNER, COLUMNS), each column with one of the greatest: two
+    columns of four are +-127 throughout, of one sign or alternating in pairs."""
     inner, column = np.arange(INNER)[:, None], np.arange(COLUMNS)[None]
     some = (inner * 67 + column * 29) % 255 - 127
     some[0] = 127
@@ -134,5 +133,5 @@ def weights() -> Values:
 
 
 def narrow_weights() -> Values:
-    """(INNER, COLUMNS) whole numbers -7 to 7, each column with one of the greatest."""
+    """Return whole numbers -7 to 7, (INNER, COLUMNS), each column with one of the greatest."""
     return np.rint(weights() * 7 / 127).astype(np.float32)

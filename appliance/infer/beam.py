@@ -1,6 +1,6 @@
-"""Beam search: the likeliest text among many, where a decode takes the likeliest token each time.
+"""Beam search: the likeliest text among many; a greedy decode takes the likeliest token each time.
 
-The texts share one KV cache: each in turn keeps what it has in common with the one before.
+The texts share one KV cache: each keeps the steps that it has in common with the one before it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Tokens = tuple[int, ...]
 
 
 class BeamSearch:
-    """Follows so many texts at once. One thread, the decoder's."""
+    """Follows `width` texts at once. One thread, the decoder's."""
 
     def __init__(self, bundle: Bundle, decoder: Decoder, width: int) -> None:
         self._decoder, self._width = decoder, width
@@ -26,9 +26,8 @@ class BeamSearch:
         self._barred_first = np.array(bundle.suppressed_first, np.intp)
 
     def best(self, cache: Cache, duration_s: float) -> tuple[Tokens, tuple[float, ...]] | None:
-        """The tokens of the likeliest text that was found for `duration_s` of sound, and the
-        natural log-probability of each, then of its end; None where no text but an empty one
-        ended.
+        """Return the tokens of the likeliest text for `duration_s` of sound, and their natural
+        log-probabilities, end-of-text's last; None if only the empty text ended.
 
         `cache` is the decoder's newest and has no tokens. Raises ModelError.
         """
@@ -37,7 +36,7 @@ class BeamSearch:
         alive: list[tuple[float, Tokens, tuple[float, ...]]] = [(0.0, (), ())]
         for length in range(decoder.token_limit(duration_s)):
             longer = []
-            for score, tokens, logprobs in sorted(alive, key=lambda one: one[1]):
+            for score, tokens, logprobs in sorted(alive, key=lambda text: text[1]):
                 odds = decoder.odds(cache, (*prompt, *tokens)).row(0)
                 if length == 0:
                     odds[self._barred_first] = -math.inf
@@ -48,9 +47,9 @@ class BeamSearch:
                 # Any: numpy before 2.3 declares a list or a single number
                 columns: Any = np.argpartition(odds, -self._width)[-self._width :]
                 for token in columns.tolist():
-                    one = float(odds[token])
-                    longer.append((score + one, (*tokens, token), (*logprobs, one)))
+                    chance = float(odds[token])
+                    longer.append((score + chance, (*tokens, token), (*logprobs, chance)))
             alive = heapq.nlargest(self._width, longer)
-            if alive[0][0] <= found[0]:  # what is longer is less likely still
+            if alive[0][0] <= found[0]:  # longer texts are only less likely
                 break
         return found[1:] if found[2] else None

@@ -1,8 +1,8 @@
-"""How long to wait in silence for more of a sentence: whether its text so far is a whole one.
+"""How much silence ends an utterance: depends on whether its text so far is a complete sentence.
 
-Four things tell: what the decoder knows (`is_finished`), how the text ends (`is_open`), which
-sentence was expected (`by_expectation`), and what this house has said before. All of it is about a
-guess, the window that ends the utterance if nobody says more. Pure functions.
+Four things decide: what the decoder knows (`is_complete`), how the text ends (`is_open`), which
+sentence was expected (`by_expectation`), and the utterance history. They are applied to the
+speculative window, which ends the utterance if nobody says more. Pure functions.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from appliance.model import Endings
 from appliance.records import Transcription, Window
 
 SURE_LOGPROB = math.log(0.9)
-"""Natural log-probability of end-of-text below which no text is surely whole."""
+"""Natural log-probability of end-of-text from which a text may be complete."""
 HOPELESS = 0.05
-"""A text that is less likely to be right, 0..1, is not known to be whole: it is of other words."""
+"""Confidence, 0..1, below which a text is never complete: other words were spoken."""
 LONGEST_MS, MORE_MS = 1000, 400
-"""What is plainly unfinished is waited for so long, or so much beyond the hang-over if that is
+"""Silence that ends an incomplete sentence: the first, or the hang-over plus the second if that is
 shorter."""
 MOSTLY = 4
-"""Said as a whole sentence so many times as often as it was the beginning of a longer one, a text
-is taken for a whole one."""
+"""A text in the utterance history is complete if it was a whole sentence this many times as often
+as the beginning of a longer one."""
 
 EXPECTED, SURELY = 0.7, 0.9
-"""Confidence from which an expected sentence counts as said, and from which its end is early."""
+"""Confidence from which an expected sentence counts, and from which it ends early."""
 
 OPEN_WORDS = {
     "en": "a an the these those my your his our their its of to for from with at by about into "
@@ -47,29 +47,29 @@ OPEN_WORDS = {
     "pt": "o a os as um uma uns umas de do da dos das em no na nos nas por pelo pela para pra com "
     "sem e ou mas que meu minha teu tua seu sua ao à é são",
 }
-"""Words that end hardly any sentence: articles, possessives, conjunctions, prepositions that do not
-end one ("lights on", "mach das Licht an" do)."""
+"""Words that hardly ever end a sentence: articles, possessives, conjunctions and some prepositions
+(not "on": "lights on"; not German "an": "mach das Licht an")."""
 _OPEN = {language: frozenset(words.split()) for language, words in OPEN_WORDS.items()}
 _WORD = re.compile(r"[\w'-]+")
-_GOES_ON = (*",;:-\u2013\u2014\u2026\u3001\u060c", "...")
+_CONTINUES = (*",;:-\u2013\u2014\u2026\u3001\u060c", "...")
 
 
 def is_open(text: str, language: str) -> bool:
-    """True where a text plainly goes on: it ends with a comma, a dash or dots, or with a word that
-    ends hardly any sentence of its language (none are known of most languages)."""
+    """True if a text is incomplete by its end: a comma, a dash, dots, or one of OPEN_WORDS of its
+    language."""
     text = text.rstrip()
-    if text.endswith(_GOES_ON):
+    if text.endswith(_CONTINUES):
         return True
     last = text.casefold().rpartition(" ")[2].strip(".!?¿¡\"'«»“”„")
     return last in _OPEN.get(language, ())
 
 
 def by_expectation(result: Transcription) -> bool | None:
-    """What an expected sentence that surely was said tells of the text.
+    """Return what a likely expected sentence says about the text.
 
-    True: the text is that sentence, and no longer one is expected that begins so. None: the text is
-    the sentence's beginning, such as "what time is" of "what time is it", or a longer one is
-    expected. False: the text is no beginning of it, or nothing sure is known.
+    True: the text is that sentence, and no longer one starts with it. None: the text is its
+    beginning, such as "what time is" of "what time is it", or a longer one starts with it. False:
+    the text is not its beginning, or no expected sentence is likely.
     """
     phrase = result.phrase
     if phrase is None or phrase.confidence < EXPECTED:
@@ -81,17 +81,17 @@ def by_expectation(result: Transcription) -> bool | None:
     return True if whole else None
 
 
-def is_finished(
+def is_complete(
     end_logprob: float, end_prior: float, endings: Endings, *, doubtful: bool
 ) -> bool | None:
-    """What the decoder knows of a text: True where it surely is whole, False where it plainly is
-    not, None between.
+    """Return what the decoder knows of a text: True if it is complete, False if not, None if that
+    is not sure.
 
-    `end_logprob` is the natural log-probability of end-of-text where the text ends, `end_prior`
-    the same where nothing is heard (`Decoder.end_prior`). Of a `doubtful` text it is not said that
-    it is unfinished: the language has nothing to say about words that were misheard.
+    `end_logprob` is the natural log-probability of end-of-text at the end of the text, `end_prior`
+    the same without sound (`Decoder.end_prior`). A `doubtful` text is never called incomplete: the
+    language model cannot judge misheard words.
     """
-    if math.isinf(end_prior):  # no text, or one that is too long to ask
+    if math.isinf(end_prior):  # no text, or one that is too long
         return None
     if end_logprob >= SURE_LOGPROB and end_prior >= endings.sure:
         return True
@@ -107,14 +107,14 @@ def silence_ms(
     whole: int = 0,
     longer: int = 0,
 ) -> int:
-    """So much silence ends an utterance whose guess is this window, with this transcription:
-    `early_ms` where it is surely whole, more than `hang_over_ms` where it plainly is not.
+    """Return the silence that ends the utterance of this speculative window with this result:
+    `early_ms` if the text is complete, more than `hang_over_ms` if it is incomplete.
 
-    `whole` and `longer` say how often the house has said this text and nothing more, and how often
-    it has gone on after it: what was whole once is not waited for any longer, what was only ever
-    the beginning is. A text that was expected (`by_expectation`) is never waited for longer than
-    the hang-over. A guess that would be discarded says nothing. Who has paused in this sentence
-    before, or speaks for long, is given the hang-over at least.
+    `whole` and `longer` count this text in the utterance history: as a whole sentence, and as the
+    beginning of a longer one. A text that was only ever a beginning is waited for; an expected
+    sentence never waits longer than the hang-over. A result that would be discarded decides
+    nothing. After a pause within the sentence, or from the second window on, the hang-over is the
+    least.
     """
     hang_over_ms = settings.hang_over_ms
     first = window.index == 1 and not window.continues
@@ -123,13 +123,13 @@ def silence_ms(
     if judge(result, gates, window.voiced_s):
         return hang_over_ms
     if whole and first:
-        likely = whole >= MOSTLY * longer or (result.finished and whole >= longer)
+        likely = whole >= MOSTLY * longer or (result.complete and whole >= longer)
         return early_ms if likely else hang_over_ms
     if longer and first:
         return late_ms
     expected = by_expectation(result)
-    unfinished = result.finished is False or is_open(result.text, result.language)
-    if unfinished and expected is False:
+    incomplete = result.complete is False or is_open(result.text, result.language)
+    if incomplete and expected is False:
         return late_ms
-    finished = result.finished and not unfinished and not result.confidence < HOPELESS
-    return early_ms if expected or finished else hang_over_ms
+    complete = result.complete and not incomplete and not result.confidence < HOPELESS
+    return early_ms if expected or complete else hang_over_ms

@@ -1,4 +1,4 @@
-"""Words that a model always hears wrongly, and what is to be written in their place."""
+"""Corrections: words that a model always gets wrong, and what to write instead."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from appliance.records import Transcription
 
 
 class Corrections:
-    """A table of what is heard and what is written. Immutable; any thread may use it."""
+    """A table of recognised words and their corrections. Immutable; any thread may use it."""
 
     def __init__(self, table: Mapping[str, str]) -> None:
-        """Whole words, whatever their case; of two that begin alike the longer goes first."""
+        """Matches whole words in any case; of two entries with the same beginning, the longer."""
         self._table = {" ".join(heard.lower().split()): text for heard, text in table.items()}
         heard = sorted(self._table, key=len, reverse=True)
         words = "|".join(r"\s+".join(map(re.escape, one.split())) for one in heard)
         self._pattern = re.compile(rf"(?<!\w)(?:{words})(?!\w)", re.IGNORECASE) if words else None
 
-    def on(self, text: str) -> str:
-        """The text corrected; what was written in capitals, or with one in front, is again."""
+    def correct(self, text: str) -> str:
+        """Return the corrected text; capitals are kept, at the beginning or throughout."""
         return self._pattern.sub(self._written, text) if self._pattern else text
 
-    def applied(self, heard: Transcription) -> Transcription:
-        """The transcription corrected, and flagged where that changed it."""
-        text = self.on(heard.text)
+    def apply(self, heard: Transcription) -> Transcription:
+        """Return the corrected transcription, with the flag `corrected` if that changed it."""
+        text = self.correct(heard.text)
         if text == heard.text:
             return heard
         return replace(heard, text=text, flags=(*heard.flags, "corrected"))

@@ -1,9 +1,9 @@
-"""Encoder states to tokens: step, guards in order, choose, stop; and which guards a decoder has.
+"""Encoder states to tokens: the decode loop, its guards, and what rescoring needs of its KV cache.
 
-The loop is the same for the network on the CPU and for the one on a Hailo. A column is where a
-token stands among the logits.
+The loop is the same for a network on the CPU and one on a Hailo. A column is a token's index among
+the logits; suppressed tokens have none.
 
-Over 500 lines because what looks at a text again needs the loop's own steps and offers.
+Over 500 lines because rescoring and expected sentences use the loop's own steps and candidates.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ log = logging.getLogger("roomscribe.infer")
 
 TOKENS_PER_SECOND = 15
 TOKENS_AT_LEAST = 24
-"""A decode ends after this many tokens, plus TOKENS_PER_SECOND of sound. Whisper's own limit is
-224 in 30 s, half as many; the fastest English speech gives about 8."""
+"""Most tokens of a text: this many, plus TOKENS_PER_SECOND of sound. Whisper's own limit is 224 in
+30 s, half as many; the fastest English speech has about 8 per second."""
 PRIOR_TOKENS, PRIOR_STEP = 64, 8
-"""`end_prior` is about texts of so many tokens at most, and makes so many at a time."""
+"""Most tokens, prompt included, for `end_prior`; and the multiple to which it pads them."""
 SEED = 0
-"""Of the draws at a temperature above 0, afresh for each decode: the same sound, the same text."""
+"""Of the random draws at temperatures above 0, for each decode: same sound, same text."""
 BALANCED_SHARE = 0.2
-"""Of the positions that the model was trained on and the window does not fill."""
+"""Share of the positions that the model was trained on and the window does not fill."""
 AHEAD = 8
-"""Tokens of a text that are scored in one pass."""
+"""Tokens of a text that `logprobs` scores in one pass."""
 PASSES, TRIES = (1, 2, 4, 8, JOINT), 5
-"""Tokens in the passes whose cost is measured, and how often each one is."""
+"""Tokens of the passes whose cost is measured, and how often each is measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,13 +50,13 @@ class Decoded:
     tokens: tuple[int, ...]
     """Without prompt and end-of-text."""
     logprobs: tuple[float, ...]
-    """Natural log-probability of each token, then end-of-text's if it came; after suppression,
-    before penalty, boost and temperature."""
+    """Natural log-probability of each token, then end-of-text's if it was reached; after
+    suppression, before penalty, boost and temperature."""
     no_speech_prob: float
     ended: bool
-    """True when end-of-text was reached."""
+    """True if end-of-text was reached."""
     language: str = ""
-    """What is spoken, where the decoder was to find out."""
+    """The language, if the decoder had to recognise it."""
     language_probability: float = math.nan
 
     @property
@@ -66,34 +66,34 @@ class Decoded:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Offer:
-    """Tokens that may be written next; minus infinity is impossible."""
+class Candidates:
+    """Tokens that may be written next; minus infinity: impossible."""
 
     columns: NDArray[np.intp]
     logits: Logits
-    """Exact, one for each of the columns."""
+    """Exact, one per column."""
     written: NDArray[np.intp]
-    """Places, among the columns, of tokens to be penalised."""
+    """Indices, into `columns`, of tokens to penalise."""
     end: int
-    """Place of end-of-text."""
+    """Index of end-of-text."""
     total: float
-    """Logarithm of the sum of exp(logit) of all tokens, those not offered too."""
+    """Logarithm of the sum of exp(logit) of all tokens, not only of these."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogOdds:
-    """Natural log-probabilities of what follows each of n tokens, minus infinity for what is
-    suppressed. Overwritten by the decoder's next step."""
+    """Natural log-probabilities of all tokens after each of n tokens, minus infinity for suppressed
+    ones. Overwritten by the decoder's next step."""
 
     logits: NDArray[np.float32]
-    """(n, K), of the tokens that may be written."""
+    """(n, K), of the tokens that are not suppressed."""
     totals: NDArray[np.float64]
     """(n,), logarithms of the sum of exp(logit)."""
     column_of: NDArray[np.intp]
-    """(vocabulary,), a token's column in the logits; K for a suppressed one."""
+    """(vocabulary,), each token's column; K for a suppressed one."""
 
     def at(self, row: int, tokens: Sequence[int]) -> list[float]:
-        """Those of some tokens after one of the n."""
+        """Return those of some tokens after one of the n."""
         columns = self.column_of[list(tokens)]
         kept = columns < self.logits.shape[1]
         found = np.full(len(columns), -math.inf)
@@ -102,7 +102,7 @@ class LogOdds:
         return chances
 
     def row(self, row: int) -> NDArray[np.float64]:
-        """(vocabulary,), those of all tokens after one of the n; a copy."""
+        """Return those of all tokens after one of the n, (vocabulary,); a copy."""
         every = np.append(self.logits[row], np.float32(-math.inf)).astype(np.float64)
         every -= self.totals[row]
         return every[self.column_of]
@@ -110,25 +110,25 @@ class LogOdds:
 
 @dataclass(slots=True)
 class Cache:
-    """A window that is being decoded; the decoder holds its keys and values until the next one."""
+    """Handle of the window being decoded, whose keys and values the decoder holds."""
 
     length: int = 0
     """Tokens so far."""
     tokens: tuple[int, ...] = ()
-    """Those of a text, prompt included, that others may be compared with."""
+    """The text, prompt included, whose steps are in the cache."""
 
 
 def suppress(logits: Logits, columns: NDArray[np.intp]) -> Logits:
-    """Logits (n,) with minus infinity at `columns`; a copy."""
+    """Return logits (n,) with minus infinity at `columns`; a copy."""
     result = logits.copy()
     result[columns] = -np.inf
     return result
 
 
 def penalise(logits: Logits, written: NDArray[np.intp], penalty: float) -> Logits:
-    """Logits with those at the columns already `written` made less, once for each distinct one.
+    """Return logits with a repetition penalty on the columns already `written`, once each.
 
-    Positive ones are divided by `penalty`, negative ones multiplied (Keskar et al. 2019, CTRL);
+    Positive logits are divided by `penalty`, negative ones multiplied (Keskar et al. 2019, CTRL);
     1 is off.
     """
     if penalty == 1.0 or not len(written):
@@ -140,7 +140,7 @@ def penalise(logits: Logits, written: NDArray[np.intp], penalty: float) -> Logit
 
 
 def boost_end(logits: Logits, end_of_text: int, boost: float) -> Logits:
-    """Logits with `boost` added to end-of-text's, so that it wins when it comes that close."""
+    """Return logits with `boost` added to end-of-text's, so that it wins if it is that close."""
     if boost == 0.0:
         return logits
     result = logits.copy()
@@ -149,16 +149,16 @@ def boost_end(logits: Logits, end_of_text: int, boost: float) -> Logits:
 
 
 def sample(logits: Logits, temperature: float, rng: np.random.Generator) -> int:
-    """A column drawn with the probabilities softmax(logits / temperature); the best one at 0."""
+    """Return a column drawn from softmax(logits / temperature); the best one at 0."""
     if temperature == 0.0:
         return int(np.argmax(logits))
-    # the greatest of logits with Gumbel noise is a draw from their softmax
+    # Gumbel-max: the greatest of logits with Gumbel noise is a draw from their softmax
     return int(np.argmax(logits / np.float32(temperature) + rng.gumbel(size=logits.shape)))
 
 
-def best_besides(logits: Logits, columns: NDArray[np.intp]) -> int:
-    """The column of the greatest logit that is not among `columns`. They are hidden for a moment:
-    copying 50,000 numbers for each token would take longer than all the rules."""
+def best_except(logits: Logits, columns: NDArray[np.intp]) -> int:
+    """Return the column of the greatest logit that is not among `columns`. They are overwritten
+    for a moment: copying 50,000 numbers per token would take longer than all the guards."""
     hidden = logits[columns]
     logits[columns] = -np.inf
     best = int(np.argmax(logits))
@@ -167,7 +167,7 @@ def best_besides(logits: Logits, columns: NDArray[np.intp]) -> int:
 
 
 def log_sum(logits: Logits) -> float:
-    """Logarithm of the sum of exp(logits)."""
+    """Return the logarithm of the sum of exp(logits)."""
     peak = float(np.max(logits))
     return peak + math.log(float(np.exp(logits - np.float32(peak)).sum()))
 
@@ -178,11 +178,11 @@ class Decoder:
     def __init__(
         self, bundle: Bundle, rules: Guards, threads: int, drafts: Drafts | None = None
     ) -> None:
-        """Loads the graphs; `threads` 0 is one for each core. `drafts` are used, where the bundle
-        has what verifies them, once `warm_up` has found that it does. Raises ModelError.
+        """Loads the graphs; `threads` 0: one per core. `drafts` are used if the bundle can verify
+        them and `warm_up` has found that it does so exactly. Raises ModelError.
         """
         self.rules = rules
-        """May be changed between windows: every choice costs the same time."""
+        """May be changed between windows; all cost the same time."""
         self._drafts = drafts if drafts and JOINT_FILE in bundle.files else None
         self._bundle, self._threads = bundle, threads
         self._network = Network(bundle, threads, joint=self._drafts is not None)
@@ -191,9 +191,9 @@ class Decoder:
         self._barred_first = self._columns_of(bundle.suppressed_first)
         self._start = bundle.prompt.index(bundle.tokens.start)
         self.prompt = bundle.prompt
-        """What a text begins with: the bundle's prompt, in the language of the window before."""
+        """The bundle's prompt, with the language of the last window."""
         self.languages: Languages | None = None
-        """What the CPU's network is to tell apart; None: the prompt's language is spoken."""
+        """The languages to recognise; None: the prompt's language is spoken."""
         self._every = np.arange(len(self._kept))
         self._column_of = np.full(bundle.vocabulary_size, len(self._kept))
         self._column_of[self._kept] = self._every
@@ -207,41 +207,44 @@ class Decoder:
         network: StepNetwork | None = None,
         language: str = "",
     ) -> Decoded:
-        """Tokens for states (P, d_model) of `duration_s` of sound, greedy at `temperature` 0.
+        """Return the tokens for states (P, d_model) of `duration_s` of sound; greedy at
+        temperature 0.
 
-        `network` is used in place of the CPU's; `language` was spoken in this room before. Raises
-        ModelError, and what `network` raises.
+        `network` replaces the CPU's; `language` is what this room spoke before. Raises ModelError,
+        and what `network` raises.
         """
         network = network or self._network
-        self._cache = Cache()  # whatever cache `start` gave is over
+        self._cache = Cache()  # invalidates the handle of the window before
         drafts = self._drafts if network is self._network and temperature == 0.0 else None
         rng = np.random.Generator(np.random.PCG64(SEED))
         network.begin(states, self.rules.positions)
         step, row = self._begin(network), 1
         no_speech_prob = self._no_speech_prob(step)
-        language, probability = self._spoken(step, language)
-        if self._speak(language):
+        language, probability = self._recognise(step, language)
+        if self._set_language(language):  # the prompt has changed: its steps are computed again
             self._network.rewind(0)
             step = self._begin(network)
         prompt = self.prompt
         columns: list[int] = []
         tokens: list[int] = []
         logprobs: list[float] = []
-        draft: tuple[int, ...] = ()
+        draft: tuple[
+            int, ...
+        ] = ()  # proposed tokens: their steps are the rows of `step` after `row`
         missed = 0
         limit = min(network.capacity - len(prompt), self.token_limit(duration_s))
         for _ in range(limit):
-            offer = self._offer(step, row, columns, everything=temperature > 0)
-            scores = penalise(offer.logits, offer.written, self.rules.repetition_penalty)
-            scores = boost_end(scores, offer.end, self.rules.eot_boost)
-            place = sample(scores, temperature, rng)
-            logprobs.append(self._finite(float(offer.logits[place]) - offer.total))
-            column = int(offer.columns[place])
+            found = self._candidates(step, row, columns, everything=temperature > 0)
+            scores = penalise(found.logits, found.written, self.rules.repetition_penalty)
+            scores = boost_end(scores, found.end, self.rules.eot_boost)
+            best = sample(scores, temperature, rng)
+            logprobs.append(self._finite(float(found.logits[best]) - found.total))
+            column = int(found.columns[best])
             if column == self._end:
                 break
             columns.append(column)
             tokens.append(int(self._kept[column]))
-            if draft and draft[0] == tokens[-1]:
+            if draft and draft[0] == tokens[-1]:  # the draft was right: its step is there
                 row, draft = row + 1, draft[1:]
             elif len(columns) < limit:
                 missed += len(draft) > 0
@@ -253,18 +256,18 @@ class Decoder:
         return Decoded(tuple(tokens), tuple(logprobs), no_speech_prob, ended, language, probability)
 
     def logprobs(self, tokens: Sequence[int], begin: int) -> tuple[float, ...]:
-        """Natural log-probabilities of the tokens of a text from index `begin` on, and then of its
-        end, as `Decoded` has them, for the states that `decode` or `start` had last on the CPU.
+        """Return the natural log-probabilities of a text's tokens from index `begin` on, then of
+        its end, as in `Decoded`, for the states of the last `decode` or `start` on the CPU.
 
-        Where 8-bit products of several tokens have one scale they differ a little from a decode's,
-        and in an int4 scan those that are not among the best. Raises ModelError.
+        They differ a little from a decode's if 8-bit products of several tokens share one scale,
+        and in an int4 scan for tokens that are not among the best. Raises ModelError.
         """
         written = (*self.prompt, *tokens)
-        first = len(self.prompt) + begin - 1
+        first = len(self.prompt) + begin - 1  # the token whose step gives the first wanted one
         known = self._known(written[:first])
         self._cache, found = Cache(tokens=written), list[float]()
         following = (*written[1:], self._bundle.tokens.end_of_text)
-        if known < len(self.prompt):
+        if known < len(self.prompt):  # prompt steps have a shape of their own
             known = len(self.prompt)
             self._network.rewind(0)
             step = self._begin(self._network)
@@ -277,7 +280,7 @@ class Decoder:
         return tuple(found)
 
     def _known(self, written: Sequence[int]) -> int:
-        """How many of a text's first tokens, prompt included, the cache has the steps of."""
+        """Count the first tokens of a text, prompt included, whose steps are in the cache."""
         known = 0
         for token, held in zip(written, self._cache.tokens, strict=False):
             if token != held:
@@ -286,64 +289,66 @@ class Decoder:
         return known
 
     def _steps(self, known: int, tokens: Sequence[int]) -> Step:
-        """The steps of at most AHEAD tokens behind the `known`, in one pass."""
+        """The steps of at most AHEAD tokens after the `known` ones, in one pass."""
         network = self._network
         network.rewind(known)
         if self._drafts:
             return network.verify(tokens)
-        # what follows the last one is not looked at: each length would have arrays of its own
+        # padded to one length, since each length would have its own arrays
         behind = min(AHEAD, network.capacity - known) - len(tokens)
         ahead = (*tokens, *[tokens[-1]] * behind)
         return network.advance(ahead, range(len(ahead)))
 
     def _begin(self, network: StepNetwork) -> Step:
-        """The steps of start-of-transcript and of the prompt's last token."""
+        """The steps of start-of-transcript and of the last token of the prompt."""
         return network.advance(self.prompt, (self._start, len(self.prompt) - 1), (0,))
 
     def _logprob(self, step: Step, row: int, token: int, *, first: bool = False) -> float:
-        """Of a token that may be written."""
-        offer = self._offer(step, row, () if first else (0,), everything=True)
+        """Log-probability of a token after the step's row."""
+        found = self._candidates(step, row, () if first else (0,), everything=True)
         column = int(self._columns_of([token])[0])
-        place = np.flatnonzero(offer.columns == column)
-        logit = offer.logits[place[0]] if len(place) else step.logits[row, column]
-        return float(logit) - offer.total
+        index = np.flatnonzero(found.columns == column)
+        logit = found.logits[index[0]] if len(index) else step.logits[row, column]
+        return float(logit) - found.total
 
-    def _spoken(self, step: Step, before: str) -> tuple[str, float]:
-        """What language is spoken, and its probability, by a step's first row; empty where that is
-        known."""
+    def _recognise(self, step: Step, before: str) -> tuple[str, float]:
+        """The language and its probability, by the first row of a step; "" and NaN if there is
+        nothing to recognise."""
         if self.languages is None:
             return "", math.nan
         logits = np.empty(self._bundle.vocabulary_size, np.float32)
         logits[self._kept], logits[self._left_out] = step.logits[0], step.left_out[0]
         return self.languages.choose(logits, before)
 
-    def _speak(self, language: str) -> bool:
-        """Puts a language into the prompt; False when it is there, and for none."""
+    def _set_language(self, language: str) -> bool:
+        """Put a language into the prompt; True if that changed it."""
         if self.languages is None:
             return False
-        before, place = self.prompt, self._start + 1
-        self.prompt = (*before[:place], self.languages.tokens[language], *before[place + 1 :])
+        before, index = self.prompt, self._start + 1
+        self.prompt = (*before[:index], self.languages.tokens[language], *before[index + 1 :])
         return self.prompt != before
 
     def end_prior(self, tokens: Sequence[int]) -> float:
-        """Natural log-probability of end-of-text after `tokens` where nothing is heard (states of
-        zeros): what the language alone says. Minus infinity for no tokens and for more than
-        PRIOR_TOKENS with the prompt. The window that was decoded stays. Raises ModelError.
+        """Return the natural log-probability of end-of-text after `tokens` without sound (states of
+        zeros): what the language alone says.
+
+        Minus infinity for no tokens, and for more than PRIOR_TOKENS with the prompt. The decoded
+        window stays in the cache. Raises ModelError.
         """
         written = (*self.prompt, *tokens)
         if not tokens or len(written) > min(PRIOR_TOKENS, self._network.capacity):
             return -math.inf
-        # the answer at the last token alone is used: few lengths, few arrays
+        # padded, because each length would have its own arrays; only the last token's row counts
         length = min(-(-len(written) // PRIOR_STEP) * PRIOR_STEP, self._network.capacity)
         behind = [written[-1]] * (length - len(written))
         with self._network.without_sound(length):
             step = self._network.advance((*written, *behind), (len(written) - 1,))
-        offer = self._offer(step, 0, [0], everything=True)
-        return self._finite(float(offer.logits[offer.end]) - offer.total)
+        found = self._candidates(step, 0, [0], everything=True)
+        return self._finite(float(found.logits[found.end]) - found.total)
 
     def warm_up(self) -> None:
-        """Finds what passes of several tokens cost, and that they give what single ones give, bit
-        by bit; without it, and where they do not, nothing is drafted. Raises ModelError.
+        """Measure passes of several tokens, and check that they give the same as single ones, bit
+        by bit. If not, or before this was called, nothing is drafted. Raises ModelError.
         """
         if not self._drafts:
             return
@@ -360,7 +365,7 @@ class Decoder:
         alone = [network.advance((token,), (0,)).logits[0].copy() for token in tokens]
         network.rewind(known)
         if not np.array_equal(network.verify(tokens).logits, np.array(alone)):
-            log.info("%s: does not give the same here: nothing is drafted", JOINT_FILE)
+            log.info("%s gives other results on this machine: drafts are off", JOINT_FILE)
             self._network, self._drafts = Network(bundle, self._threads), None
             return
         costs: dict[int, float] = {}
@@ -373,7 +378,7 @@ class Decoder:
         self._drafts.price(costs)
 
     def _pass(self, network: StepNetwork, known: int, token: int, draft: Sequence[int]) -> Step:
-        """The steps of a token, the one behind the `known`, and of a draft after it."""
+        """The steps of a token after the `known` ones, and of a draft after it."""
         if network is not self._network:
             return network.advance((token,), (0,))
         self._network.rewind(known)
@@ -382,38 +387,37 @@ class Decoder:
         return self._network.verify((token, *draft))
 
     def token_limit(self, duration_s: float) -> int:
-        """The most tokens that `duration_s` of sound may give."""
+        """Return the most tokens that a text of `duration_s` may have."""
         sane = TOKENS_AT_LEAST + math.ceil(TOKENS_PER_SECOND * duration_s)
         return min(self._bundle.max_tokens - len(self._bundle.prompt), sane)
 
     def start(self, states: States) -> Cache:
-        """A fresh cache for states (P, d_model) float32; the one before is over. Raises ModelError.
-
-        The logits are those of states with zeros behind, up to the rules' positions.
-        """
+        """Begin a window with states (P, d_model) float32, as if zeros made them as long as the
+        rules' positions; the last cache becomes invalid. Raises ModelError."""
         self._network.begin(states, self.rules.positions)
         self._cache = Cache()
         return self._cache
 
     @property
     def capacity(self) -> int:
-        """Tokens that a text can have, prompt included."""
+        """Most tokens of a text, prompt included."""
         return self._network.capacity
 
-    def again(self) -> Cache:
-        """A fresh cache for the states that `decode` or `start` had last on the CPU; the cache
-        before is over."""
+    def restart(self) -> Cache:
+        """Begin again with the states of the last `decode` or `start` on the CPU; the last cache
+        becomes invalid."""
         self._network.rewind(0)
         self._cache = Cache()
         return self._cache
 
     def step(self, cache: Cache, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits (n, vocabulary) float32 after each of n tokens; the cache grows by them.
+        """Return logits (n, vocabulary) float32 after each of n tokens, which are added to the
+        cache.
 
-        Those of an int4 scan are rough. Raises ValueError for the cache of an earlier window.
+        Those of an int4 scan are rough. Raises ValueError for an invalid cache.
         """
         if cache is not self._cache:
-            raise ValueError("expected the cache of the window begun last, found an earlier one")
+            raise ValueError("the cache is of an earlier window")
         every = range(len(tokens))
         step = self._network.advance(tokens, every, every)
         cache.length = self._network.length
@@ -423,13 +427,13 @@ class Decoder:
         return logits
 
     def odds(self, cache: Cache, tokens: tuple[int, ...], rows: int = 1) -> LogOdds:
-        """What follows each of the last `rows` of a text's tokens, prompt included.
+        """Return what may follow each of the last `rows` tokens of a text, prompt included.
 
-        The cache becomes that of this text; what it begins with as the text before is not computed
-        again. Those of an int4 scan are rough. Raises ValueError for an earlier window's cache.
+        The cache becomes that of this text; steps that it shares with the last one are not computed
+        again. Values of an int4 scan are rough. Raises ValueError for an invalid cache.
         """
         if cache is not self._cache:
-            raise ValueError("expected the cache of the window begun last, found an earlier one")
+            raise ValueError("the cache is of an earlier window")
         known = self._known(tokens[:-rows])
         self._network.rewind(known)
         new = len(tokens) - known
@@ -438,11 +442,13 @@ class Decoder:
         totals = np.array([_total(*each) for each in zip(step.logits, step.odds, strict=True)])
         return LogOdds(step.logits, totals, self._column_of)
 
-    def _offer(self, step: Step, row: int, columns: Sequence[int], *, everything: bool) -> Offer:
-        """What may follow the token of a step's `row`; `columns` are written already.
+    def _candidates(
+        self, step: Step, row: int, columns: Sequence[int], *, everything: bool
+    ) -> Candidates:
+        """The tokens that may follow that of a step's `row`; `columns` are written already.
 
-        Unless `everything` is wanted, only tokens that can be the best: those that the rules
-        change, and the best of the others; or, of a rough scan, the best and end-of-text.
+        Unless `everything` is wanted, only tokens that can be the best one: those that the guards
+        change, and the best of the others; or, in a rough scan, its best ones and end-of-text.
         """
         penalised = self.rules.repetition_penalty != 1.0
         written = np.unique(np.array(columns if penalised else (), np.intp))
@@ -452,28 +458,29 @@ class Decoder:
         if step.best.size:
             return self._rescored(logits, step, row, written, first=first)
         if everything:
-            return Offer(self._every, logits, written, self._end, log_sum(logits))
+            return Candidates(self._every, logits, written, self._end, log_sum(logits))
         changed = np.append(written, self._end)
-        offered = np.append(changed, best_besides(logits, changed))
-        values = logits[offered]
-        total = log_sum(logits) if first else _total(values, step.odds[row, offered])
-        return Offer(offered, values, np.arange(len(written)), len(written), total)
+        possible = np.append(changed, best_except(logits, changed))
+        values = logits[possible]
+        total = log_sum(logits) if first else _total(values, step.odds[row, possible])
+        return Candidates(possible, values, np.arange(len(written)), len(written), total)
 
     def _rescored(
         self, logits: Logits, step: Step, row: int, written: NDArray[np.intp], *, first: bool
-    ) -> Offer:
-        """The best of rough logits with what is right there."""
+    ) -> Candidates:
+        """The candidates of a rough scan: its best tokens, with their exact logits."""
+        # the total is of rough logits: correct it by what the exact ones add, each token once
         best, exact, rough = step.best[row], step.exact[row], logits[step.best[row]]
         total = log_sum(logits) if first else _total(rough, step.odds[row, best])
         exact = np.where(np.isneginf(rough), rough, exact)
         change = np.exp(exact - total) - np.exp(rough - total)
         once = change[:-1] if self._end in best[:-1] else change
-        places = np.flatnonzero(np.isin(best, written)) if len(written) else written
+        indices = np.flatnonzero(np.isin(best, written)) if len(written) else written
         total += math.log1p(float(once.sum()))
-        return Offer(best, exact, places, len(best) - 1, total)
+        return Candidates(best, exact, indices, len(best) - 1, total)
 
     def _no_speech_prob(self, step: Step) -> float:
-        """Probability of the no-speech token after start-of-transcript, 0 where there is none."""
+        """Probability of the no-speech token after start-of-transcript; 0 if the model has none."""
         token = self._bundle.tokens.no_speech
         if token is None:
             return 0.0
@@ -489,7 +496,7 @@ class Decoder:
         return math.exp(float(logit) - total)
 
     def _columns_of(self, tokens: Sequence[int]) -> NDArray[np.intp]:
-        """Where token ids stand among the kept ones; those left out are dropped."""
+        """Columns of token ids; suppressed ones are dropped."""
         wanted = np.array(tokens, np.intp)
         return np.searchsorted(self._kept, wanted[np.isin(wanted, self._kept)])
 
@@ -503,17 +510,17 @@ class Decoder:
 
 
 def _total(logits: Logits, odds: NDArray[np.float32]) -> float:
-    """Logarithm of the sum of exp(logit) of all tokens, from some with their softmax."""
+    """Logarithm of the sum of exp(logit) of all tokens, from some logits and their softmax."""
     best = int(np.argmax(logits))
     return float(logits[best]) - math.log(float(odds[best]) or math.nan)
 
 
 def preset_guards(bundle: Bundle, preset: str) -> Guards:
-    """The guards of a preset, made for the bundle's window.
+    """Return the guards of a preset for the bundle's window.
 
     For a 10 s window (500 positions) of a model trained on 30 s (1500):
 
-    conservative   1500 positions, no penalty, no boost: what the model was trained on
+    conservative   1500 positions, no penalty, no boost: as the model was trained
     balanced        700 positions, penalty 1.1, boost 0.2: a fifth of the missing positions
     aggressive      500 positions, penalty 1.2, boost 0.5: the window's own, nothing added
 
@@ -530,9 +537,9 @@ def preset_guards(bundle: Bundle, preset: str) -> Guards:
 
 
 def choose_guards(bundle: Bundle, settings: DecoderSettings) -> Guards:
-    """The configured guards: the preset's where the configuration leaves the choice to it.
+    """Return the configured guards, the preset's where the configuration leaves them to it.
 
-    Raises ConfigError when fewer positions are asked for than the encoder gives.
+    Raises ConfigError for fewer positions than the encoder gives.
     """
     if 0 < settings.positions < bundle.positions:
         raise ConfigError(

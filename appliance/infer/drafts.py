@@ -1,9 +1,9 @@
-"""Tokens that are likely to come next: the decoder verifies several in one pass, which costs less
-than a pass for each.
+"""Drafts: likely next tokens, of which the decoder verifies several in one pass (prompt lookup
+decoding). That costs less than a pass for each.
 
-They come from what the same window was said to be before speech went on, or from the sentences that
-this process has heard, by their beginnings. What is proposed never changes a text, only the time
-that it takes. Nothing of it leaves the process's memory.
+They come from the text of an earlier, speculative version of the window, or from sentences that
+this process has heard with the same beginning. A draft never changes a text, only the time that it
+takes. Nothing leaves the process's memory.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import numpy as np
 from appliance.model import JOINT
 
 MOST = JOINT - 1
-"""Tokens proposed at once: a pass verifies them behind one that is known."""
+"""Most tokens in a draft: a pass verifies them after one that is known."""
 SENTENCES = 400
-"""So many are remembered, the newest; at 10 tokens each about 1 MB where no two are alike."""
+"""Sentences remembered, the newest; about 1 MB at 10 tokens each if all differ."""
 LONGEST = 40
-"""Tokens of a sentence that are remembered."""
+"""Most tokens remembered of a sentence."""
 STAYS = 0.9
-"""Probability that a token of a guess is in the next one, too, if the one before it is."""
+"""Probability that the next version keeps a token of the earlier one if it kept the one before."""
 MISSED = 0.25
-"""By this a sentence is less likely to be one heard before, for each draft that was wrong."""
+"""Factor for each wrong draft on the probability that the sentence was heard before."""
 REMEMBERS = 16
-"""The share of sentences heard before is a mean over about so many."""
+"""Sentences over which the share of those heard before is averaged."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,26 +40,26 @@ class _Node:
 
 
 class Drafts:
-    """The sentences heard, and what to propose after a beginning. One thread."""
+    """The sentences heard, as a tree of tokens. One thread."""
 
     def __init__(self, sentences: int = SENTENCES) -> None:
         """Remembers the newest `sentences`."""
         self._root, self._heard, self._limit = _Node(), deque[tuple[int, ...]](), sentences
         self._repeated = 0.5
-        """Share of sentences that were heard before."""
+        """Share of sentences that had been heard before."""
         self._extra: list[float] = []
         self._owner: object = None
-        """What the newest sentence was heard in."""
-        self._guess: tuple[int, ...] = ()
+        """Window of the newest sentence."""
+        self._earlier: tuple[int, ...] = ()
 
     @property
     def worth_it(self) -> bool:
-        """True once it is known what a pass costs; before, nothing is proposed."""
+        """True once the cost of a pass is known; before that, nothing is proposed."""
         return bool(self._extra)
 
     def price(self, costs: Mapping[int, float]) -> None:
-        """`costs` are those of passes of so many tokens, 1 among them, in any unit; none: several
-        tokens cannot be had in one pass."""
+        """Set the cost of a pass by its number of tokens, 1 among them, in any unit. An empty
+        mapping: passes of several tokens are not possible."""
         self._extra = []
         if costs:
             sizes = sorted(costs)
@@ -68,15 +68,16 @@ class Drafts:
             self._extra = [float(np.interp(size, sizes, times)) - 1.0 for size in passes]
 
     def expect(self, owner: object) -> None:
-        """What is decoded next is `owner`'s: if the newest sentence is, too, it comes again."""
+        """Announce the window that is decoded next. If the newest sentence is of the same one, it
+        is likely to come again."""
         again = owner == self._owner and len(self._heard) > 0
-        self._owner, self._guess = owner, self._heard[-1] if again else ()
+        self._owner, self._earlier = owner, self._heard[-1] if again else ()
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Remembers what was decoded, in place of what its owner was said to be before, and forgets
-        the oldest of too many."""
+        """Remember a decoded sentence, in place of its window's earlier version; forget the oldest
+        of too many."""
         sentence = tuple(tokens[:LONGEST])
-        if self._guess:
+        if self._earlier:
             self._forget(self._heard.pop())
         else:
             known = self._find(sentence) is not None
@@ -90,19 +91,20 @@ class Drafts:
             self._forget(self._heard.popleft())
 
     def propose(self, written: Sequence[int], most: int = MOST, missed: int = 0) -> tuple[int, ...]:
-        """At most `most` tokens that may follow `written`, which is not empty, as many as are
-        likely to save time; `missed` drafts of this text were wrong so far.
+        """Return at most `most` tokens that may follow `written` (not empty): as many as are likely
+        to save time. `missed` drafts of this text were wrong so far.
 
-        Of the same window's text before, if it begins so, else of the sentences heard: each time
-        what followed most.
+        From the earlier version of this window if it begins so, otherwise what most often followed
+        in the sentences heard.
         """
         most = min(most, len(self._extra))
         done = len(written)
-        if len(self._guess) > done and self._guess[:done] == tuple(written):
-            tokens = list(self._guess[done : done + most])
+        if len(self._earlier) > done and self._earlier[:done] == tuple(written):
+            tokens = list(self._earlier[done : done + most])
             odds = [STAYS ** (place + 1) for place in range(len(tokens))]
         else:
             tokens, odds = self._commonest(written, most, self._repeated * MISSED**missed)
+        # stop where the tokens that are likely to be right no longer pay for the longer pass
         best = gain = 0.0
         length = 0
         for place, odd in enumerate(odds):
@@ -114,8 +116,8 @@ class Drafts:
     def _commonest(
         self, written: Sequence[int], most: int, share: float
     ) -> tuple[list[int], list[float]]:
-        """What followed `written` most often, and how likely each token is with those before, if a
-        sentence is one of those heard with the probability `share`."""
+        """What followed `written` most often, and the probability of each token with those before
+        it; `share` is the probability that the sentence was heard before."""
         tokens: list[int] = []
         odds: list[float] = []
         node = self._find(written)

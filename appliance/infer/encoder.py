@@ -1,4 +1,4 @@
-"""Log-mel to encoder states: what an encoder is, and the one on the CPU."""
+"""Log-mel spectrogram to encoder states: the interface of an encoder, and the CPU's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from appliance.records import Mel, States
 
 
 class Unit(Protocol):
-    """What windows are transcribed on, and how it is. Used from one thread; `name`, `trouble` and
-    `facts` may be read from any."""
+    """A device or server that transcribes, as the health report sees it. One thread; `name`,
+    `trouble` and `facts` may be read from any."""
 
     @property
     def name(self) -> str:
@@ -18,35 +18,35 @@ class Unit(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """Why it does not run on what it should, with the fix; None while all is well."""
+        """Why it does not run where it should, with the fix; None while it does."""
 
-    def look_after(self, now_s: float) -> None:
-        """Begins what may take its time, and does not wait for it; for when there is no window to
-        encode, about once a second (`now_s` is time.monotonic())."""
+    def poll(self, now_s: float) -> None:
+        """Begin slow maintenance work, such as a reconnect, without waiting for it. Called about
+        once a second while there is no window to encode (`now_s` is time.monotonic())."""
 
     def facts(self) -> dict[str, Any]:
-        """What is known of the chip in use, as last looked at. Does not wait."""
+        """Return the last readings of the chip in use. Does not wait."""
 
     def close(self) -> None:
-        """Frees the device."""
+        """Free the device."""
 
 
 class Encoder(Unit, Protocol):
-    """What every encoder is, whatever it runs on."""
+    """An encoder on any device."""
 
     def encode(self, mel: Mel) -> States:
-        """States (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P."""
+        """Return states (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P."""
 
 
 class CpuEncoder:
-    """encoder.onnx through ONNX Runtime. Interchangeable with the NPU's: same input and output, but
-    that several threads may `encode`."""
+    """encoder.onnx through ONNX Runtime. Same input and output as the NPU's, but several threads
+    may `encode`."""
 
     name = "cpu"
     trouble: str | None = None
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
-        """Loads the graph; `threads` 0 is one for each core. Raises ModelError."""
+        """Loads the graph; `threads` 0: one per core. Raises ModelError."""
         from appliance.infer.sessions import Session
 
         self._session = Session(
@@ -58,15 +58,15 @@ class CpuEncoder:
         )
 
     def encode(self, mel: Mel) -> States:
-        """States (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P. Raises ModelError."""
+        """Return states (P, d_model) float32 of `mel` (W, n_mels) float32. Raises ModelError."""
         states: States = self._session.run({"mel": mel[None]})[0][0]
         return states
 
-    def look_after(self, now_s: float) -> None:
-        """A CPU needs no looking after."""
+    def poll(self, now_s: float) -> None:
+        """Nothing to do for a CPU."""
 
     def facts(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return nothing: there is no chip."""
         return {}
 
     def close(self) -> None:

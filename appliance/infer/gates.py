@@ -1,10 +1,9 @@
-"""What becomes of a window's transcription: what it says that is new, its flags, or why it is
-discarded.
+"""Gates: rules that discard or flag a window's transcription, without what it repeats.
 
-The phrases are those that Whisper writes where nobody speaks, since it was trained on films'
-subtitles; collected from what its users report (openai/whisper discussions 679 and 928, and the
-trackers of programs that use it). They only flag a transcript: no list is ever complete, and every
-phrase in it is said by somebody some day.
+The phrases are those that Whisper invents where nobody speaks, because it was trained on films'
+subtitles; collected from its users' reports (openai/whisper discussions 679 and 928, and the
+trackers of programs that use it). They only flag a transcript: no list is ever complete, and people
+say every phrase in it now and then.
 """
 
 # ruff: noqa: RUF001 (letters of many scripts)
@@ -23,25 +22,25 @@ from appliance.records import Transcription, Window
 
 LOOP_REPEATS = 5
 LOOP_TOKENS = 12
-"""The same tokens so often in a row, and so many in all, are a loop. People do say "no no no no";
-they do not say it through 12 tokens, and a decoder that loops goes on for dozens."""
+"""A loop: the same tokens this many times in a row, and this many tokens in all. People do say "no
+no no no", but not for 12 tokens; a decoder that loops goes on for dozens."""
 STUTTER_REPEATS, STUTTER_TOKENS = 3, 6
-"""So much is no loop yet, and more than people repeat themselves: it is marked and kept."""
+"""Fewer repeats than a loop, but more than people make: flagged and kept."""
 LONE_LOGPROB = -0.25
-"""Mean log-probability (78 %) below which a lone word is doubted."""
+"""Mean log-probability (78 %) below which a single word is doubtful."""
 VOICED_S, VOICED_LOGPROB = 0.85, -0.5
-"""A window with so much voice and a text with at least this mean log-probability (61 %) is speech
-even if the model's no-speech probability is above the strict limits: those were set on chimes and
-knocks, which are shorter. Chosen on recorded noises mixed with each other, whose texts with so much
-voice have less than this log-probability."""
+"""A window with this much voice and a text of at least this mean log-probability (61 %) is speech
+even if the no-speech probability is above the strict limits: those were set on chimes and knocks,
+which are shorter. Chosen on mixtures of recorded noises, whose texts have less if they have this
+much voice."""
 HOPELESS_LOGPROB = 1.5
-"""So far below GateSettings.avg_logprob nothing is text any more: at the default -1, a mean
-probability of 8 % for each token."""
+"""This far below GateSettings.avg_logprob, nothing is text any more: at the default -1, a mean
+probability of 8 % per token."""
 CREDITS = re.compile(
     r"amaraorg|mooji|castingwords|steamteamextra|soustitreurcom|stephaniegeiges|dimatorzok"
     r"|qtss|soustitragest501|明镜与点点|明鏡與點點|优优独播|優優獨播"
 )
-"""Names of subtitle makers, without spaces and punctuation: nobody says them to a house."""
+"""Names of subtitle makers, without spaces and punctuation: nobody says them at home."""
 BROADCASTERS = re.compile(
     r"(untertitel(ung)?|copyright)(imauftrag)?(des|der|von)?"
     r"(zdf|wdr|swr|ndr|mdr|ard|br|deutschenwelle)(fürfunk)?(\d{4})?|(wdr|swr|zdf|ndr)\d{4}"
@@ -159,7 +158,7 @@ INVENTED = frozenset(
         "देखने के लिए धन्यवाद",
     )
 )
-SAID_TOO = frozenset(
+ALSO_SPOKEN = frozenset(
     plain(phrase)
     for phrase in (
         "you",
@@ -189,17 +188,17 @@ SAID_TOO = frozenset(
         "おやすみなさい",
     )
 )
-"""Just as often invented, and said in every house: known only where the model doubts."""
+"""Invented as often, but also said in every home: they count only if the text is doubtful."""
 
 
 def compression_ratio(text: str) -> float:
-    """Length of the UTF-8 text over its zlib size (Whisper's measure of repetition); 0 if empty."""
+    """Return the UTF-8 length over the zlib size (Whisper's measure of repetition); 0 if empty."""
     data = text.encode()
     return len(data) / len(zlib.compress(data)) if data else 0.0
 
 
 def is_loop(tokens: Sequence[int], least: int = LOOP_REPEATS, in_all: int = LOOP_TOKENS) -> bool:
-    """True when the same run of tokens comes `least` times in a row, `in_all` in all, anywhere.
+    """True if anywhere the same run of tokens comes `least` times in a row, `in_all` tokens in all.
 
     Tokens, not words: Chinese, Japanese and Thai have no spaces.
     """
@@ -214,23 +213,24 @@ def is_loop(tokens: Sequence[int], least: int = LOOP_REPEATS, in_all: int = LOOP
 
 
 def judge(transcription: Transcription, gates: GateSettings, voiced_s: float = 0.0) -> str | None:
-    """Why a transcription is discarded (no_speech, repetition, low_confidence); None: it is kept.
-    `voiced_s` is its window's: the first and the third test below are for windows of less than
-    VOICED_S, or of less sure text.
+    """Return why a transcription is discarded (no_speech, repetition, low_confidence); None: kept.
 
-    A false text acts on somebody's home and a lost "yes" annoys, so each test needs evidence that
-    real speech does not give:
+    A false text acts on a home, and a lost "yes" annoys, so each rule needs evidence that real
+    speech does not give:
     - empty text: the model itself found nothing;
-    - a no-speech probability above `no_speech_sure` counts alone: where its token is reliable;
-    - from `no_speech_prob` on it counts only with low confidence, as in Whisper: the token alone
-      is often wrong about short words in noise;
-    - from `no_speech_lone` on it counts against a single word that the model doubts: a chime is one
-      word to it, and a real "yes" has either a surer word or a lower probability;
-    - loops are discarded whatever their confidence: a looping decoder is very sure of itself;
-    - a low log-probability alone discards only far below the limit; a text of low confidence is
-      marked (`is_doubtful`) and the reader decides: short answers are often of low confidence.
+    - no-speech probability above `no_speech_sure`: counts alone, for models whose token is
+      reliable;
+    - from `no_speech_prob` on: only with low confidence, as in Whisper, because the token alone is
+      often wrong about short words in noise;
+    - from `no_speech_lone` on: against a single doubtful word; a chime is one word to the model,
+      and a real "yes" has a surer word or a lower probability;
+    - loops: always, because a looping decoder is very sure of itself;
+    - low log-probability alone: only far below the limit. Texts of low confidence are flagged
+      (`is_doubtful`) and the subscriber decides: short answers often have low confidence.
+    The second and the fourth rule do not apply to windows with at least VOICED_S of voice
+    (`voiced_s`) and a sure text.
     """
-    gates = settled(gates, transcription)
+    gates = resolve_gates(gates, transcription)
     if not transcription.text or _is_no_speech(transcription, gates, voiced_s):
         return "no_speech"
     if transcription.compression_ratio > gates.compression_ratio or is_loop(transcription.tokens):
@@ -240,9 +240,9 @@ def judge(transcription: Transcription, gates: GateSettings, voiced_s: float = 0
     return None
 
 
-def settled(gates: GateSettings, transcription: Transcription) -> GateSettings:
-    """The gates for a text that another machine's model wrote: what they leave to the model is as
-    that one recommends."""
+def resolve_gates(gates: GateSettings, transcription: Transcription) -> GateSettings:
+    """Return the gates for a text of another machine's model: limits that they leave to the model
+    are those that it recommends."""
     left = {
         name: value for name, value in transcription.recommended.items() if getattr(gates, name) < 0
     }
@@ -250,7 +250,7 @@ def settled(gates: GateSettings, transcription: Transcription) -> GateSettings:
 
 
 def _is_no_speech(transcription: Transcription, gates: GateSettings, voiced_s: float) -> bool:
-    """True when the no-speech probability counts, alone or with what else speaks against a text."""
+    """True if the no-speech probability discards the text, alone or with other evidence."""
     probability, logprob = transcription.no_speech_prob, transcription.avg_logprob
     strict = voiced_s < VOICED_S or not logprob >= VOICED_LOGPROB
     if strict and 0 <= gates.no_speech_sure < probability:
@@ -262,37 +262,37 @@ def _is_no_speech(transcription: Transcription, gates: GateSettings, voiced_s: f
 
 
 def is_doubtful(transcription: Transcription, gates: GateSettings) -> bool:
-    """True for a transcription to be marked low_confidence: kept, not to be acted on blindly."""
+    """True for a transcription to flag as low_confidence: kept, but not safe to act on."""
     return transcription.confidence < gates.low_confidence
 
 
-def is_known(text: str, *, doubtful: bool) -> bool:
-    """True when the whole text, without case and punctuation, is a phrase that Whisper invents;
-    `doubtful` when there is another sign that nobody spoke."""
+def is_invented(text: str, *, doubtful: bool) -> bool:
+    """True if the whole text, without case and punctuation, is a phrase that Whisper invents;
+    `doubtful` if something else shows that nobody spoke."""
     letters = plain(text)
     if letters in INVENTED or CREDITS.search(letters) or BROADCASTERS.fullmatch(letters):
         return True
-    return doubtful and letters in SAID_TOO
+    return doubtful and letters in ALSO_SPOKEN
 
 
-def marks(transcription: Transcription, gates: GateSettings) -> tuple[str, ...]:
-    """What is doubtful about a transcription that is kept: low_confidence, repetition (it says the
-    same several times over), known_hallucination (nothing but a phrase that Whisper invents)."""
-    gates = settled(gates, transcription)
+def find_flags(transcription: Transcription, gates: GateSettings) -> tuple[str, ...]:
+    """Return the flags of a transcription that is kept: low_confidence, repetition (it repeats
+    itself), known_hallucination (nothing but a phrase that Whisper invents)."""
+    gates = resolve_gates(gates, transcription)
     doubtful = is_doubtful(transcription, gates)
     silent = transcription.no_speech_prob >= gates.no_speech_prob
     found = {
         "low_confidence": doubtful,
         "repetition": is_loop(transcription.tokens, STUTTER_REPEATS, STUTTER_TOKENS),
-        "known_hallucination": is_known(transcription.text, doubtful=doubtful or silent),
+        "known_hallucination": is_invented(transcription.text, doubtful=doubtful or silent),
     }
-    return tuple(mark for mark, raised in found.items() if raised)
+    return tuple(flag for flag, raised in found.items() if raised)
 
 
 def is_failed(transcription: Transcription, gates: GateSettings) -> bool:
-    """True for a transcription to be tried again at a higher temperature, as Whisper does
-    (openai/whisper, transcribe.py, decode_with_fallback): a repetition, or of low confidence
-    where somebody seems to speak.
+    """True for a transcription to try again at a higher temperature, as in Whisper
+    (openai/whisper, transcribe.py, decode_with_fallback): a repetition, or low confidence although
+    somebody seems to speak.
     """
     if transcription.avg_logprob >= gates.avg_logprob:
         return transcription.compression_ratio > gates.compression_ratio
@@ -300,33 +300,32 @@ def is_failed(transcription: Transcription, gates: GateSettings) -> bool:
 
 
 class Gates:
-    """Judges the transcriptions of windows, in the order of the windows. One thread."""
+    """Applies the gates to the transcriptions of windows, in their order. One thread."""
 
     def __init__(self, gates: GateSettings) -> None:
         self._gates, self._joiner = gates, OverlapJoiner()
 
-    def on(
+    def apply(
         self, window: Window, result: Transcription, recall: Callable[[], str] = str
     ) -> tuple[Transcription, str | None]:
-        """The transcription with its flags and without what the window before says too; and why
-        it is discarded, if it is (`judge`).
+        """Return the transcription with its flags and without what it repeats of the window before;
+        and why it is discarded, if it is (`judge`).
 
-        A window that says nothing new is a `repetition`: its words are known already, and an empty
-        transcript would be a sentence that nobody said. `recall` gives the text of the window
-        before where this process has not seen it.
+        A window that says nothing new is a `repetition`. `recall` returns the text of the window
+        before if this process has not seen it.
         """
         if reason := judge(result, self._gates, window.voiced_s):
             return result, reason
-        text = self._joiner.fresh(window, result.text, recall)
-        flags = (*result.flags, *marks(result, self._gates))
+        text = self._joiner.remove_overlap(window, result.text, recall)
+        flags = (*result.flags, *find_flags(result, self._gates))
         return replace(result, text=text, flags=flags), None if text else "repetition"
 
     def preview(
         self, window: Window, result: Transcription, recall: Callable[[], str] = str
     ) -> str:
-        """The text that `on` would give, empty where it would discard it; of a window that is
-        perhaps not the next one: nothing is remembered of it."""
-        ahead = copy.copy(self)
-        ahead._joiner = copy.copy(self._joiner)
-        kept, reason = ahead.on(window, result, recall)
+        """Return the text that `apply` would give, "" if it would discard it, without remembering
+        it: the window may not be the next one."""
+        trial = copy.copy(self)
+        trial._joiner = copy.copy(self._joiner)
+        kept, reason = trial.apply(window, result, recall)
         return "" if reason else kept.text

@@ -1,8 +1,8 @@
-"""Joins the texts of windows that share a little sound: what one repeats of the other is left out.
+"""Joins the texts of windows that overlap: removes what the later one repeats.
 
-Speech without a pause is cut somewhere in a word, so the next window begins up to a second before
-the cut (`Window.overlap_s`) and has the last words again. A word lost is worse than one doubled:
-wherever the two texts do not agree, all of the later one stays.
+Speech without a pause is cut within a word, so the next window begins up to a second before the cut
+(`Window.overlap_s`) and has the last words again. A lost word is worse than a doubled one: where
+the two texts do not agree, the later one stays whole.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from appliance.records import Window
 
 WORDS_PER_S, LETTERS_PER_S = 5.0, 9.0
-"""Nobody talks faster for long: of so many words (of letters, where there are no spaces), and
-one that is cut, an overlap can consist at most."""
+"""Nobody talks faster for long: an overlap has at most this many words per second (letters in
+scripts without spaces), and one that is cut."""
 UTTERED_PER_S = 3.0
-"""What one says over and over ("no no no") comes at about this pace; where the texts alone cannot
-show how often it was repeated, so many are taken for the overlap's."""
+"""Pace of a repeated word ("no no no"): the texts alone do not show how many repetitions are in the
+overlap, so this many are assumed."""
 MISHEARD = 1
-"""So many of the repeated words may differ, and so many after them be cut off at the seam."""
+"""Repeated words that may differ, and words that may be cut off at the seam."""
 UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
 )
@@ -29,33 +29,33 @@ UNSPACED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """A word, or a letter where there are no spaces: how it compares, and where it ends."""
+class Piece:
+    """A word, or a letter in scripts without spaces: its letters for comparison, and its end."""
 
     letters: str
     end: int
 
 
 def without_overlap(before: str, after: str, overlap_s: float) -> str:
-    """`after` from the first word on that does not repeat the end of `before`.
+    """Return `after` without the words that repeat the end of `before`.
 
-    Compared without case and punctuation. Removed are the first words of `after` that are, in the
-    same order, the last of `before`; one of them but the last may differ (misheard, or cut off by
-    the window's edge), and `before` may have one more (cut off at the seam). Never more than
-    `overlap_s` can hold; with 0, nothing.
+    Compared without case and punctuation: the first words of `after` are removed if they are the
+    last of `before` in the same order. One of them, but not the last, may differ (misheard, or cut
+    off by the window's edge), and `before` may have one more (cut off at the seam). At most as many
+    as fit into `overlap_s`; with 0, none.
     """
     if overlap_s <= 0:
         return after
     unspaced = is_unspaced(after)
-    old, new = units(before, unspaced=unspaced), units(after, unspaced=unspaced)
+    old, new = split_pieces(before, unspaced=unspaced), split_pieces(after, unspaced=unspaced)
     pace = LETTERS_PER_S if unspaced else WORDS_PER_S
     most = min(len(new), int(overlap_s * pace) + 1)
     count = repeated(
-        [one.letters for one in old],
-        [one.letters for one in new[:most]],
+        [piece.letters for piece in old],
+        [piece.letters for piece in new[:most]],
         least=2 if unspaced else 1,
     )
-    if count > 1 and len({one.letters for one in new[:count]}) == 1:
+    if count > 1 and len({piece.letters for piece in new[:count]}) == 1:
         count = min(count, max(1, round(overlap_s * UTTERED_PER_S)))
     if not count:
         return after
@@ -85,17 +85,17 @@ def repeated(old: Sequence[str], new: Sequence[str], *, least: int) -> int:
     return found
 
 
-def units(text: str, *, unspaced: bool) -> list[Unit]:
-    """The words of a text, or its letters; punctuation alone is none."""
+def split_pieces(text: str, *, unspaced: bool) -> list[Piece]:
+    """Return the words of a text, or its letters; punctuation alone is none."""
     found = []
     for match in re.finditer(r"\S" if unspaced else r"\S+", text):
         if letters := plain(match[0]):
-            found.append(Unit(letters, match.end()))
+            found.append(Piece(letters, match.end()))
     return found
 
 
 def _from_next_word(text: str) -> str:
-    """The text without spaces, and without the last sentence's comma or full stop, before it."""
+    """The text without leading spaces and the punctuation of the removed words."""
     start = 0
     while start < len(text) and (
         text[start].isspace()
@@ -106,28 +106,28 @@ def _from_next_word(text: str) -> str:
 
 
 def plain(word: str) -> str:
-    """The letters and digits of a word, without case."""
+    """Return the letters and digits of a word, without case."""
     folded = unicodedata.normalize("NFKC", word).casefold()
     return "".join(letter for letter in folded if unicodedata.category(letter)[0] in "LMN")
 
 
 def is_unspaced(text: str) -> bool:
-    """True when most letters are of a script that puts no spaces between words."""
+    """True if most letters are of a script without spaces between words."""
     letters = sum(letter.isalpha() for letter in text)
     return 2 * len(UNSPACED.findall(text)) > letters
 
 
 class OverlapJoiner:
-    """Remembers the last window's text, to free the next one's of what it repeats. One thread."""
+    """Removes what a window's text repeats of the one before. One thread."""
 
     def __init__(self) -> None:
         self._utterance_id, self._index, self._text = "", 0, ""
 
-    def fresh(self, window: Window, text: str, recall: Callable[[], str] = str) -> str:
-        """What `text`, the window's, says beyond the window before; windows come in order, and
-        those that are discarded do not come.
+    def remove_overlap(self, window: Window, text: str, recall: Callable[[], str] = str) -> str:
+        """Return what the window's `text` says beyond the window before. Windows come in order,
+        without the discarded ones.
 
-        `recall` gives the text of the window before where this process has not seen it.
+        `recall` returns the text of the window before if this process has not seen it.
         """
         before = ""
         if window.overlap_s > 0:

@@ -1,4 +1,4 @@
-"""Which of a few languages is spoken, by the decoder's first step."""
+"""Recognises which of a few languages is spoken, by the decoder's first step."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from appliance.model import Bundle
 from appliance.records import Logits
 
 STAYS = 0.8
-"""Probability, before anything is heard, that a room goes on in the language that it spoke last."""
+"""Prior probability that a room keeps the language that it spoke last."""
 ROOMS = 64
-"""So many have theirs remembered, those that spoke last."""
+"""Most rooms whose language is remembered: those that spoke last."""
 SURE = 0.5
-"""A language that is less likely than this does not become a room's."""
+"""Probability from which a language is remembered for its room."""
 
 
 class Languages:
     """The languages that may be spoken, by their ISO 639 codes."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
-        """`tokens` are those behind start-of-transcript by which the model knows a language."""
+        """`tokens` are the model's language tokens, which follow start-of-transcript."""
         self.tokens = dict(tokens)
 
     def choose(self, logits: Logits, before: str = "") -> tuple[str, float]:
-        """The likeliest language and its probability among these, by the logits (vocabulary,) after
-        start-of-transcript; of a single one it is not a number. `before` is what the room spoke
-        last, if that is known."""
+        """Return the likeliest language and its probability among these (NaN if there is only one).
+
+        `logits` (vocabulary,) are those after start-of-transcript; `before` is the language that
+        the room spoke last, if known.
+        """
         names = list(self.tokens)
         if len(names) == 1:
             return names[0], math.nan
@@ -44,10 +46,10 @@ class Languages:
 
 
 def choose_languages(
-    bundle: Bundle, tokenizer: Tokenizer, language: str, allowed: Sequence[str], *, on_cpu: bool
+    bundle: Bundle, tokenizer: Tokenizer, language: str, allowed: Sequence[str]
 ) -> tuple[Languages | None, str]:
-    """What to tell apart, if anything, and the language to begin with, for the settings `language`
-    ("", "auto" or a code) and `allowed`. Raises ConfigError."""
+    """Return the languages to recognise, if any, and the language to begin with, for the settings
+    `language` ("", "auto" or a code) and `allowed`. Raises ConfigError."""
     if language in ("", bundle.language):
         return None, bundle.language
     tokens = {code: tokenizer.specials.get(f"<|{code}|>", -1) for code in bundle.languages}
@@ -67,11 +69,6 @@ def choose_languages(
             f"[decoder] {key}: expected languages of model {bundle.name} "
             f"({', '.join(list(tokens)[:8])}{' ...' if len(tokens) > 8 else ''}), found "
             f"{strange[0]!r}"
-        )
-    if not on_cpu:
-        raise ConfigError(
-            f"[decoder] language: expected the model's own ({bundle.language}) where [decoder] "
-            "backend is hailo, found another; backend = cpu, which is faster"
         )
     first = bundle.language if bundle.language in wanted else wanted[0]
     return Languages({code: tokens[code] for code in wanted}), first

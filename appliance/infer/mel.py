@@ -1,4 +1,4 @@
-"""Log-mel spectrogram of a window, exactly as Whisper was trained on it.
+"""Log-mel spectrogram of a window, exactly as in Whisper's training.
 
 Constants are OpenAI Whisper's (whisper/audio.py): 16 kHz, STFT of 400 samples, hop 160.
 """
@@ -16,22 +16,23 @@ from appliance.records import FULL_SCALE, HOP, SAMPLE_RATE, Mel, Samples
 
 N_FFT = 400
 BLOCK = 250
-"""Frames that are transformed at a time: few enough that the memory for them is used again, many
-enough that numpy's own cost per call does not count."""
+"""Frames transformed at a time: few enough to reuse their memory, many enough that numpy's cost per
+call does not matter."""
 FLOOR = 1e-10
 DYNAMIC_RANGE = 8.0
 
 
 def window_mel(samples: Samples, n_mels: int, frames: int) -> Mel:
-    """`log_mel` of samples (n,) int16, cut or zero-padded to a model's window."""
+    """Return `log_mel` of samples (n,) int16, cut or zero-padded to a model's window."""
     return log_mel(samples.astype(np.float32) / np.float32(FULL_SCALE), n_mels, frames)
 
 
 def log_mel(samples: NDArray[np.float32], n_mels: int = 80, frames: int | None = None) -> Mel:
-    """Log-mel of `samples`, (n,) float32 in -1..1, as (frames, n_mels) float32, C-contiguous.
+    """Return the log-mel spectrogram of `samples`, (n,) float32 in -1..1, as (frames, n_mels)
+    float32, C-contiguous.
 
-    `frames` cuts or zero-pads the samples to frames * 160 first; left out, it is n // 160.
-    Values lie within 2 of the window's maximum, scaled as (log10(power) + 4) / 4.
+    `frames` first cuts or zero-pads the samples to frames * 160; default n // 160. Values are
+    scaled as (log10(power) + 4) / 4 and lie within 2 of the window's maximum.
     """
     if frames is None:
         frames = len(samples) // HOP
@@ -51,14 +52,14 @@ def log_mel(samples: NDArray[np.float32], n_mels: int = 80, frames: int | None =
 
 
 def warp(mel: Mel, factor: float) -> Mel:
-    """`mel` (frames, n_mels) float32 with what was in band b * `factor` in band b, interpolated: as
-    a throat would have said it that is longer (`factor` above 1) or shorter."""
+    """Return `mel` (frames, n_mels) float32 with band b * `factor` in band b, interpolated: as
+    spoken by a longer (`factor` above 1) or a shorter vocal tract."""
     return at_bands(mel, np.arange(mel.shape[1]) * factor)
 
 
 def at_bands(mel: Mel, source: NDArray[np.floating]) -> Mel:
-    """`mel` (frames, n_mels) float32 as it is at the bands `source`, (frames, len(source)), between
-    two bands interpolated; beyond the last one it is as there."""
+    """Return `mel` (frames, n_mels) float32 at the fractional bands `source`, as (frames,
+    len(source)): interpolated, and beyond the last band the last one's value."""
     source = np.clip(source, 0, mel.shape[1] - 1)
     low = np.minimum(source.astype(np.intp), mel.shape[1] - 2)
     share = (source - low).astype(np.float32)
@@ -69,8 +70,8 @@ def at_bands(mel: Mel, source: NDArray[np.floating]) -> Mel:
 def _filter(power: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
     """Energies (n_mels, frames) of power spectra (frames, 201).
 
-    Band by band, for a filter is zero almost everywhere, and without BLAS: on two busy cores its
-    threads wait for each other up to 20 ms for a product that takes 0.2.
+    Band by band, because a filter is zero almost everywhere, and without BLAS: on two busy cores
+    its threads wait up to 20 ms for each other in a product that takes 0.2.
     """
     bins = np.ascontiguousarray(power.T)
     energies = np.empty((n_mels, len(power)), np.float32)
@@ -81,7 +82,7 @@ def _filter(power: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=4)
 def _bands(n_mels: int) -> tuple[tuple[slice, NDArray[np.float32]], ...]:
-    """The bins where each filter is not zero, and its weights there."""
+    """For each filter, the bins where it is not zero, and its weights there."""
     found = []
     for weights in mel_filters(n_mels).T:
         inside = np.flatnonzero(weights)

@@ -143,45 +143,12 @@ class Network:
         cross = _layered(bundle, "cross", (heads, size, virtual), (heads, virtual, size))
         known = _layered(bundle, "self", *2 * [(1, heads, bundle.max_tokens, size)])
         states = (1, virtual, bundle.d_model)
-
-        def load(file: str, inputs: dict[str, Shape], outputs: dict[str, Shape]) -> Session:
-            arena = file == WORDS_FILE  # of many rows at once: without one its peak is 20 MB more
-            precise = bundle.zero_points
-            return Session(
-                bundle.folder / file, threads, inputs, outputs, arena=arena, precise=precise
-            )
-
-        once = load(CROSS_FILE, {"states": states}, cross)
-        step: dict[str, Shape] = {
-            "embedded": (1, None, bundle.d_model),
-            "places": (None,),
-            "last": (1,),
-            "count": (),
-            "wanted": (None,),
-            "offsets": (virtual,),
-        }
-        step |= cross | known
-        grown = {f"grown_{name}": shape for name, shape in known.items()}
-        words: dict[str, Shape] = {
-            "logits": (None, self._kept),
-            "odds": (None, self._kept),
-            "left_out": (None, self._left_out),
-        }
-        final: dict[str, Shape] = {"final": (None, bundle.d_model)}
-        scales: dict[str, Shape] = {"steps": (None, 1), "zeros": (None, 1)}
+        once = self._load(CROSS_FILE, threads, {"states": states}, cross)
+        self._words: Session | None = None
         if joint:
-            self._first = load(LAYERS_FILE, step, final | grown)
-            for name in ("last", "count", "wanted"):
-                del step[name]
-            each = {f"{name}_{row}": grown[name] for name in grown for row in range(JOINT)}
-            self._joint = load(JOINT_FILE, step, final | scales | each)
-            inputs = final | scales | {"apart": (), "started": (None,)}
-            self._words: Session | None = load(WORDS_FILE, inputs, words)
+            self._load_joint(threads, cross | known, known)
         else:
-            rough: dict[str, Shape] = dict.fromkeys(("best", "exact"), (None, self._best))
-            step["started"] = (None,)
-            self._first = load(STEP_FILE, step, words | (rough if self._best else {}) | grown)
-            self._words = None
+            self._load_step(threads, cross | known, known)
         self._states = np.zeros(states, np.float32)
         crossed = {name: _zeros(shape) for name, shape in cross.items()}
         self._cross = once.bind({"states": self._states}, crossed)
@@ -193,6 +160,50 @@ class Network:
         self._answers = self._answers_of(JOINT if joint else SHARED_ROWS)
         self.length = 0
         """Tokens so far."""
+
+    def _load(
+        self, file: str, threads: int, inputs: dict[str, Shape], outputs: dict[str, Shape]
+    ) -> Session:
+        arena = file == WORDS_FILE  # of many rows at once: without one its peak is 20 MB more
+        precise, folder = self._bundle.zero_points, self._bundle.folder
+        return Session(folder / file, threads, inputs, outputs, arena=arena, precise=precise)
+
+    def _load_step(self, threads: int, cached: dict[str, Shape], known: dict[str, Shape]) -> None:
+        """Load step.onnx: tokens to logits in one graph."""
+        inputs = self._step_inputs() | {"started": (None,)} | cached
+        rough: dict[str, Shape] = dict.fromkeys(("best", "exact"), (None, self._best))
+        outputs = self._word_outputs() | (rough if self._best else {})
+        self._first = self._load(STEP_FILE, threads, inputs, outputs | _grown(known))
+
+    def _load_joint(self, threads: int, cached: dict[str, Shape], known: dict[str, Shape]) -> None:
+        """Load step.onnx's two halves, and joint.onnx, which verifies several tokens."""
+        inputs, grown = self._step_inputs() | cached, _grown(known)
+        final: dict[str, Shape] = {"final": (None, self._bundle.d_model)}
+        scales: dict[str, Shape] = {"steps": (None, 1), "zeros": (None, 1)}
+        self._first = self._load(LAYERS_FILE, threads, inputs, final | grown)
+        for name in ("last", "count", "wanted"):
+            del inputs[name]
+        each = {f"{name}_{row}": grown[name] for name in grown for row in range(JOINT)}
+        self._joint = self._load(JOINT_FILE, threads, inputs, final | scales | each)
+        inputs = final | scales | {"apart": (), "started": (None,)}
+        self._words = self._load(WORDS_FILE, threads, inputs, self._word_outputs())
+
+    def _step_inputs(self) -> dict[str, Shape]:
+        return {
+            "embedded": (1, None, self._bundle.d_model),
+            "places": (None,),
+            "last": (1,),
+            "count": (),
+            "wanted": (None,),
+            "offsets": (self._bundle.positions + 1,),
+        }
+
+    def _word_outputs(self) -> dict[str, Shape]:
+        return {
+            "logits": (None, self._kept),
+            "odds": (None, self._kept),
+            "left_out": (None, self._left_out),
+        }
 
     def begin(self, states: States, positions: int) -> None:
         """Begins a window: states (P, d_model) as if zeros made them `positions` long.
@@ -372,6 +383,11 @@ def _layered(bundle: Bundle, kind: str, keys: Shape, values: Shape) -> dict[str,
         for layer in range(bundle.decoder_layers)
         for part, shape in (("keys", keys), ("values", values))
     }
+
+
+def _grown(known: dict[str, Shape]) -> dict[str, Shape]:
+    """Names and shapes of the cache after a step."""
+    return {f"grown_{name}": shape for name, shape in known.items()}
 
 
 def _zeros(shape: Shape) -> NDArray[np.float32]:

@@ -1,19 +1,20 @@
-"""Sentences that a home expects: a file of them, and which of them a window says.
+"""Expected sentences: a file of templates, and which of them a window is likely to say.
 
-A sentence has optional parts, alternatives and slots, as Home Assistant's sentence templates:
-"turn (on|off) [the] {area} lights". All of them together are one network of words, so that a slot
-with a thousand values is there once. The decoder scores what may follow a beginning in one step;
-the likeliest beginning goes on first (best-first search), and what the network of words does not
-allow is never asked for. The probability of the best sentence is weighed against those of the
-others that were found and against the free text's: "none of them" is an answer, too.
+A template has optional parts, alternatives and slots, like Home Assistant's: "turn (on|off) [the]
+{area} lights". All templates together are one network of words, so that a slot with a thousand
+values exists once. The decoder scores what may follow a prefix in one step, and the likeliest
+prefix is continued first (best-first search). Words that the network does not allow are never
+scored. The probability of the best sentence is weighed against the other sentences found and
+against the free text: "none of them" is an answer, too.
 
-Over 500 lines because a sentence is written, followed and weighed in one network's terms.
+Over 500 lines because templates, search and confidence share one network.
 """
 
 from __future__ import annotations
 
 import functools
 import heapq
+import importlib
 import math
 import re
 import time
@@ -40,24 +41,24 @@ FILE_AT_MOST = 4 << 20
 """Bytes."""
 WITHIN_S = 0.1
 STEPS_AT_LEAST, STEPS_AT_MOST = 24, 48
-"""Steps of the decoder in a search; between these as many as fit into WITHIN_S of the thread's CPU
-time, which depends little on what else the machine does. On 72 recordings the built-in model finds
+"""Steps of the decoder in a search; between these, as many as fit into WITHIN_S of the thread's CPU
+time, which depends little on other work of the machine. On 72 recordings the built-in model finds
 the same sentences of at least 70 % with 24, 48 and 200 steps. `phrase_confidence` is fitted to
-searches of 48: with fewer the likeliest sentence meets fewer rivals and seems surer."""
+searches of 48: with fewer, the likeliest sentence meets fewer rivals and seems surer."""
 WORSE_BY = 15.0
-"""A beginning that is so much less likely (natural logarithm) than a whole sentence, or than what
-was written freely, is left."""
+"""A prefix that is so much less likely (natural logarithm) than a complete sentence, or than the
+free text, is dropped."""
 FLOOR = 0.02
-"""A sentence of less confidence is not spoken of."""
+"""A sentence of less confidence is not reported."""
 HOME_SLOTS = {
     "area": (Tier.USED_PLACE, Tier.PLACE),
     "name": (Tier.CALLED, Tier.OTHER, Tier.ALIAS),
 }
-"""Slots that Home Assistant's names fill where a file has none of that name: tiers of them."""
+"""Slots that Home Assistant's names of these tiers fill, unless the file defines them."""
 MARKS = {"percent": "%", "degrees": "°"}
-"""Words that models with punctuation may write as a mark behind the number."""
+"""Words that models with punctuation may write as a mark after the number."""
 ENDS = ("", ".", "?", "!")
-"""What models that write punctuation put behind a sentence."""
+"""What models with punctuation may put after a sentence."""
 
 _PIECE = re.compile(r"\s*(?:([\[\]()|])|\{([^{}]*)\}|([^\s\[\](){}|]+)|(\S))")
 _ONES = (
@@ -71,46 +72,46 @@ _TENS = (
 Value = str | int
 Tokens = tuple[int, ...]
 Items = frozenset[tuple[int, Tokens]]
-"""Places in the network of words, each with the tokens that are left of the word before it."""
+"""States of the network, each with the tokens that are left of the word that leads there."""
 
 
 @dataclass(slots=True)
-class Network:
-    """A network of words: a nondeterministic finite automaton. A path from `START` to `END` is a
+class WordNetwork:
+    """A nondeterministic finite automaton over words: each path from `START` to `END` is a
     sentence."""
 
     words: list[list[tuple[str, int]]] = field(default_factory=lambda: [[], []])
-    """Of each place, the words that may follow and where they lead."""
+    """Transitions of each state: a word, and the state that it leads to."""
     free: list[list[tuple[int, tuple[str, Value] | None]]] = field(default_factory=lambda: [[], []])
-    """Of each place, where one gets without a word, and the slot and its value (or the name of the
-    sentence, as the slot "") that this way means."""
+    """Transitions of each state without a word: the next state, and the slot with its value that
+    this path means (slot "" is the sentence's name)."""
     sentences: int = 0
     address: str = ""
-    """What may stand in front of every sentence, in lower case."""
-    again: Callable[[Mapping[str, Sequence[str]]], Network] | None = None
-    """Makes it anew with other names of the home; None where there are none."""
+    """What may precede every sentence, in lower case."""
+    rebuild: Callable[[Mapping[str, Sequence[str]]], WordNetwork] | None = None
+    """Builds it again with other names of the home; None if it uses none."""
 
-    def place(self) -> int:
-        """A new place."""
+    def add_state(self) -> int:
+        """Add a state and return it."""
         self.words.append([])
         self.free.append([])
         return len(self.words) - 1
 
-    def skip(self, begin: int, end: int, meaning: tuple[str, Value] | None = None) -> None:
-        """A way from `begin` to `end` without a word."""
+    def add_free(self, begin: int, end: int, meaning: tuple[str, Value] | None = None) -> None:
+        """Add a transition without a word."""
         self.free[begin].append((end, meaning))
 
-    def say(self, begin: int, text: str) -> int:
-        """A way from `begin` over each word of a text; where it ends."""
+    def add_words(self, begin: int, text: str) -> int:
+        """Add a path over each word of a text, and return where it ends."""
         for word in text.split():
-            end = self.place()
+            end = self.add_state()
             self.words[begin].append((word, end))
             begin = end
         return begin
 
-    def reach(self, places: Iterable[int]) -> frozenset[int]:
-        """These places and all that are reached from them without a word."""
-        found = set(places)
+    def closure(self, states: Iterable[int]) -> frozenset[int]:
+        """These states and all that are reached from them without a word."""
+        found = set(states)
         left = list(found)
         while left:
             for end, _ in self.free[left.pop()]:
@@ -119,43 +120,48 @@ class Network:
                     left.append(end)
         return frozenset(found)
 
-    def meaning(self, words: Sequence[str]) -> dict[str, Value] | None:
-        """The slots of a sentence and, as "", its name; None when it is none. Of several ways that
-        the sentence can be meant, the one that the file names first."""
-        ways: list[tuple[int, int, dict[str, Value]]] = [(START, 0, {})]
-        while ways:
-            place, at, slots = ways.pop()
-            if place == END and at == len(words):
+    def parse(self, words: Sequence[str]) -> dict[str, Value] | None:
+        """Return the slots of a sentence and, as "", its name; None if it is not a sentence. If it
+        can be read in several ways, the one that comes first in the file."""
+        paths: list[tuple[int, int, dict[str, Value]]] = [(START, 0, {})]
+        while paths:
+            state, at, slots = paths.pop()
+            if state == END and at == len(words):
                 return slots
-            for end, meaning in reversed(self.free[place]):
-                ways.append((end, at, slots | dict([meaning]) if meaning else slots))
-            for word, end in reversed(self.words[place]):
+            for end, meaning in reversed(self.free[state]):
+                paths.append((end, at, slots | dict([meaning]) if meaning else slots))
+            for word, end in reversed(self.words[state]):
                 if at < len(words) and word.lower() == words[at]:
-                    ways.append((end, at + 1, slots))
+                    paths.append((end, at + 1, slots))
         return None
 
     def is_beginning(self, words: Sequence[str]) -> bool:
-        """True where a sentence goes on after these words."""
-        places = self.reach([START])
-        for wanted in words:
-            ends = [end for at in places for word, end in self.words[at] if word.lower() == wanted]
-            places = self.reach(ends)
-        return any(self.words[at] for at in places)
+        """True if a longer sentence begins with these words."""
+        states = self.closure([START])
+        for spoken in words:
+            states = self.closure(
+                end for at in states for word, end in self.words[at] if word.lower() == spoken
+            )
+        return any(self.words[at] for at in states)
 
 
 START, END, OVER = 0, 1, -1
-"""The last is behind a sentence's full stop."""
+"""OVER is the state after a sentence's full stop."""
 
 
 def read_phrases(
-    path: Path, home: Mapping[str, Sequence[str]] | None = None, address: str = ""
-) -> Network:
-    """The network of words of a file; with `home`, names of the home are values of HOME_SLOTS.
-    `address` may stand in front of every sentence ([assist] phrase).
+    path: Path,
+    home: Mapping[str, Sequence[str]] | None = None,
+    address: str = "",
+    languages: Sequence[str] = ("en",),
+) -> WordNetwork:
+    """Return the network of a file of sentences.
 
-    The file is TOML: [phrases] has lists of sentences by a name of your choice, [slots] the values
-    of each slot: a list of texts, a table of values with the texts that mean them, or a range of
-    whole numbers {from = 0, to = 100, step = 5}. Raises ConfigError, which names file and place.
+    The file is TOML: [phrases] has lists of sentences under a name of your choice, [slots] the
+    values of each slot: a list of texts, a table of values with the texts that mean them, or a
+    range of whole numbers {from = 0, to = 100, step = 5}. With `home`, names of the home are values
+    of HOME_SLOTS. `address` may precede every sentence ([assist] phrase). Ranges are spoken in
+    `languages` (ISO 639). Raises ConfigError, which names file and key.
     """
     try:
         data = path.read_bytes()
@@ -173,52 +179,55 @@ def read_phrases(
     except ValueError as error:  # TOML or UTF-8
         raise ConfigError(f"{path}: expected TOML in UTF-8, found: {error}") from None
     try:
-        return _network(table, address, home)
+        return _network(table, address, languages, home)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
 def _network(
-    table: Mapping[str, Any], address: str, home: Mapping[str, Sequence[str]] | None
-) -> Network:
+    table: Mapping[str, Any],
+    address: str,
+    languages: Sequence[str],
+    home: Mapping[str, Sequence[str]] | None,
+) -> WordNetwork:
     if extra := sorted(table.keys() - {"phrases", "slots"}):
         raise ConfigError(f"expected the tables [phrases] and [slots], found [{extra[0]}]")
     phrases, slots = table.get("phrases", {}), table.get("slots", {})
     if not isinstance(phrases, dict) or not isinstance(slots, dict):
         raise ConfigError("expected the tables [phrases] and [slots], found other values")
-    values = {name: list(_values(name, given)) for name, given in slots.items()}
-    network = Network(address=address.lower())
-    first = network.place()
-    network.skip(START, first)
+    values = {name: list(_values(name, given, languages)) for name, given in slots.items()}
+    network = WordNetwork(address=address.lower())
+    first = network.add_state()
+    network.add_free(START, first)
     if address:
-        network.skip(network.say(START, address), first)
+        network.add_free(network.add_words(START, address), first)
     if home is not None:
-        network.again = functools.partial(_network, table, address)
+        network.rebuild = functools.partial(_network, table, address, languages)
         for slot in HOME_SLOTS.keys() - values.keys():
             values[slot] = [(name, spoken(name)) for name in home.get(slot, ())]
     for name, sentences in phrases.items():
-        place = f"phrases.{name}"
+        key = f"phrases.{name}"
         if not isinstance(sentences, list) or not all(isinstance(one, str) for one in sentences):
-            raise ConfigError(f'{place}: expected a list of sentences in "", found something else')
+            raise ConfigError(f'{key}: expected a list of sentences in "", found something else')
         network.sentences += len(sentences)
         if network.sentences > SENTENCES_AT_MOST:
             raise ConfigError(
-                f"{place}: expected at most {SENTENCES_AT_MOST} sentences in all, found more; "
+                f"{key}: expected at most {SENTENCES_AT_MOST} sentences in all, found more; "
                 "put what varies into a slot"
             )
         for number, sentence in enumerate(sentences, 1):
-            begin = network.place()
-            network.skip(first, begin, ("", name))
+            begin = network.add_state()
+            network.add_free(first, begin, ("", name))
             try:
-                network.skip(_Template(network, sentence, values).build(begin), END)
+                network.add_free(_Template(network, sentence, values).build(begin), END)
             except ConfigError as error:
-                raise ConfigError(f"{place}, sentence {number}: {error}") from None
+                raise ConfigError(f"{key}, sentence {number}: {error}") from None
     if not network.sentences:
         raise ConfigError(
             'expected sentences, found none; write for instance [phrases] light = ["turn on the '
             'light"]'
         )
-    if END in network.reach([first]):
+    if END in network.closure([first]):
         raise ConfigError(
             "expected sentences of at least one word, found one that is optional as a whole"
         )
@@ -226,62 +235,96 @@ def _network(
 
 
 def spoken(name: str) -> str:
-    """A name of the home as words of a sentence."""
+    """Return a name of the home as words of a sentence."""
     return " ".join(re.sub(r"[^\w'-]|_", " ", name).split())
 
 
-def _values(name: str, given: object) -> Iterator[tuple[Value, str]]:
+def _values(name: str, given: object, languages: Sequence[str]) -> Iterator[tuple[Value, str]]:
     """The values of a slot, each with a text that means it."""
-    place = f"slots.{name}"
+    key = f"slots.{name}"
     if isinstance(given, dict) and given.keys() & {"from", "to"}:
-        yield from _numbers(place, given)
+        yield from _numbers(key, given, languages)
         return
     texts: list[tuple[Value, object]] = []
     if isinstance(given, list):
-        texts = [(one, one) for one in given]
+        texts = [(text, text) for text in given]
     elif isinstance(given, dict):
         texts = [
-            (value, one)
+            (value, text)
             for value, more in given.items()
-            for one in (more if isinstance(more, list) else [more])
+            for text in (more if isinstance(more, list) else [more])
         ]
     if not texts:
         raise ConfigError(
-            f"{place}: expected values, as a list or a table, found "
+            f"{key}: expected values, as a list or a table, found "
             + ("none" if isinstance(given, list | dict) else "something else")
         )
     if len(texts) > VALUES_AT_MOST:
-        raise ConfigError(f"{place}: expected at most {VALUES_AT_MOST} values, found {len(texts)}")
+        raise ConfigError(f"{key}: expected at most {VALUES_AT_MOST} values, found {len(texts)}")
     for number, (value, text) in enumerate(texts, 1):
         if not isinstance(text, str) or not text.split():
-            raise ConfigError(f"{place}, value {number}: expected words in quotes, found {text!r}")
+            raise ConfigError(f"{key}, value {number}: expected words in quotes, found {text!r}")
         for word in text.split():
-            _check_word(word, f"{place}, value {number}: ")
+            _check_word(word, f"{key}, value {number}: ")
         yield value, text
 
 
-def _numbers(place: str, given: Mapping[str, object]) -> Iterator[tuple[Value, str]]:
+def _numbers(
+    key: str, given: Mapping[str, object], languages: Sequence[str]
+) -> Iterator[tuple[Value, str]]:
     """A range of whole numbers, in words and in digits."""
     first, last, step = given.get("from"), given.get("to"), given.get("step", 1)
     whole = all(isinstance(one, int) and not isinstance(one, bool) for one in (first, last, step))
     extra = given.keys() - {"from", "to", "step"}
     if extra or not whole:
-        raise ConfigError(
-            f"{place}: expected {{from = 0, to = 100, step = 1}}, found {dict(given)}"
-        )
+        raise ConfigError(f"{key}: expected {{from = 0, to = 100, step = 1}}, found {dict(given)}")
     assert isinstance(first, int) and isinstance(last, int) and isinstance(step, int)
     if not (0 <= first <= last <= 999 and step >= 1):
         raise ConfigError(
-            f"{place}: expected numbers from 0 to 999, the lesser first, and a step of at least 1, "
+            f"{key}: expected numbers from 0 to 999, the lesser first, and a step of at least 1, "
             f"found {dict(given)}"
         )
     for number in range(first, last + 1, step):
-        yield number, in_words(number)
-        yield number, str(number)
+        try:
+            spoken_forms = [form for code in languages for form in number_words(number, code)]
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from None
+        for text in dict.fromkeys([*spoken_forms, str(number)]):
+            yield number, text
+
+
+def number_words(number: int, language: str) -> list[str]:
+    """Return a number from 0 to 999 in words of a language (ISO 639), in each of its forms: "one"
+    is "eins", "ein", "eine" and so on in German. Raises ConfigError for unknown languages.
+
+    English is `in_words`. Other languages take 2.4 MB: the rules of the Unicode CLDR project.
+    """
+    if language == "en":
+        return [in_words(number)]
+    forms = _speller(language).format_number(number).text_by_ruleset.values()
+    plain_forms = {" ".join(form.replace("\u00ad", "").split()) for form in forms}
+    return sorted(form for form in plain_forms if not strange_letters(form))
+
+
+@functools.cache
+def _speller(language: str) -> Any:
+    """The library unicode-rbnf's engine for a language. Raises ConfigError."""
+    try:
+        return importlib.import_module("unicode_rbnf").RbnfEngine.for_language(language)
+    except ImportError:
+        raise ConfigError(
+            f"number words in the language {language!r} need the library unicode-rbnf, which is "
+            "not installed; sudo apt install python3-unicode-rbnf"
+        ) from None
+    except ValueError:
+        raise ConfigError(
+            f"number words in the language {language!r} are unknown; write the numbers as a table "
+            'of digits and words, such as {20 = "twenty", 21 = "twenty one"}'
+        ) from None
 
 
 def in_words(number: int) -> str:
-    """A number from 0 to 999 in English words, without "and"."""
+    """Return a number from 0 to 999 in English words, without "and"."""
     if number < 20:
         return _ONES[number]
     if number < 100:
@@ -290,38 +333,41 @@ def in_words(number: int) -> str:
     return f"{_ONES[number // 100]} hundred{rest}"
 
 
-def _check_word(word: str, place: str = "") -> None:
+def strange_letters(text: str) -> bool:
+    """True if a text has letters that no word may have: see `_check_word`."""
+    return not all(letter.isalnum() or letter in "'- " for letter in text)
+
+
+def _check_word(word: str, key: str = "") -> None:
     """Raises ConfigError for a word that no model writes as one."""
-    if not all(letter.isalnum() or letter in "'-" for letter in word):
-        raise ConfigError(
-            f"{place}expected letters, digits, ' and - in a word, found {word[:40]!r}"
-        )
+    if strange_letters(word):
+        raise ConfigError(f"{key}expected letters, digits, ' and - in a word, found {word[:40]!r}")
 
 
 class _Template:
-    """A sentence as it is written, becoming a part of a network."""
+    """Parses the template of a sentence and adds it to a network (recursive descent)."""
 
     def __init__(
-        self, network: Network, text: str, values: Mapping[str, list[tuple[Value, str]]]
+        self, network: WordNetwork, text: str, values: Mapping[str, list[tuple[Value, str]]]
     ) -> None:
         self._network, self._values = network, values
         self._pieces = [found.groups() for found in _PIECE.finditer(text)]
         self._at = 0
 
     def build(self, begin: int) -> int:
-        """Where the sentence ends that begins at a place."""
+        """Add the sentence from a state on, and return where it ends. Raises ConfigError."""
         end = self._alternatives(begin, "")
         if self._at < len(self._pieces):
             self._refuse("nothing to close")
         return end
 
     def _alternatives(self, begin: int, closing: str) -> int:
-        """What stands between | up to a closing bracket."""
-        end = self._network.place()
+        """Alternatives between |, up to a closing bracket."""
+        end = self._network.add_state()
         while True:
-            first = self._network.place()
-            self._network.skip(begin, first)
-            self._network.skip(self._sequence(first), end)
+            first = self._network.add_state()
+            self._network.add_free(begin, first)
+            self._network.add_free(self._sequence(first), end)
             if self._next() != "|":
                 break
             self._at += 1
@@ -331,38 +377,38 @@ class _Template:
             self._at += 1
         return end
 
-    def _sequence(self, place: int) -> int:
-        """What stands one after the other."""
+    def _sequence(self, state: int) -> int:
+        """Words, slots and brackets in a row."""
         while self._at < len(self._pieces) and self._next() not in ("|", "]", ")"):
             mark, slot, word, other = self._pieces[self._at]
             self._at += 1
             if mark:
-                end = self._alternatives(place, {"[": "]", "(": ")"}[mark])
+                end = self._alternatives(state, {"[": "]", "(": ")"}[mark])
                 if mark == "[":
-                    self._network.skip(place, end)
-                place = end
+                    self._network.add_free(state, end)
+                state = end
             elif slot is not None:
-                place = self._slot(place, slot.strip())
+                state = self._slot(state, slot.strip())
             elif word:
                 _check_word(word)
-                place = self._network.say(place, word)
+                state = self._network.add_words(state, word)
             else:
                 self._at -= 1
                 self._refuse("a slot as {area}", other)
-        return place
+        return state
 
-    def _slot(self, place: int, name: str) -> int:
+    def _slot(self, state: int, name: str) -> int:
         if name not in self._values:
             near = get_close_matches(name, self._values, 1)
-            fix = f"; {near[0]}?" if near else f"; add {name} to [slots]"
-            raise ConfigError(f"expected a slot that [slots] names, found {{{name}}}{fix}")
-        end = self._network.place()
+            hint = f"; {near[0]}?" if near else f"; add {name} to [slots]"
+            raise ConfigError(f"expected a slot that [slots] names, found {{{name}}}{hint}")
+        end = self._network.add_state()
         for value, text in self._values[name]:
-            self._network.skip(self._network.say(place, text), end, (name, value))
+            self._network.add_free(self._network.add_words(state, text), end, (name, value))
         return end
 
     def _next(self) -> str | None:
-        """The bracket or bar that comes next."""
+        """The next piece if it is a bracket or a bar."""
         return self._pieces[self._at][0] if self._at < len(self._pieces) else None
 
     def _refuse(self, expected: str, found: str = "") -> None:
@@ -371,7 +417,7 @@ class _Template:
 
 
 class Evidence(NamedTuple):
-    """What tells of the likeliest sentence whether it was said."""
+    """What the confidence of the likeliest sentence is made of."""
 
     sentence: str
     share: float
@@ -383,26 +429,26 @@ class Evidence(NamedTuple):
     confidence: float
 
 
-class _Beginning(NamedTuple):
-    """Of sentences, and what is known of it. The least goes first."""
+class _Prefix(NamedTuple):
+    """A beginning of sentences that waits to be continued. The least goes first."""
 
     rank: float
     number: int
-    """No two have the same."""
+    """Unique, to break ties."""
     score: float
-    """Natural log-probability up to the chain's first token."""
+    """Natural log-probability up to the first token of the chain."""
     tokens: Tokens
     chain: Tokens
-    """Those behind them, of which the decoder knows none."""
+    """Tokens behind them whose steps have not been computed."""
     items: Items
-    """Where the sentences go on."""
+    """Where the sentences continue."""
 
 
 class Phrases:
     """The sentences of a network in a bundle's tokens. One thread, the decoder's."""
 
     def __init__(
-        self, network: Network, bundle: Bundle, tokenizer: Tokenizer, decoder: Decoder
+        self, network: WordNetwork, bundle: Bundle, tokenizer: Tokenizer, decoder: Decoder
     ) -> None:
         """Raises ConfigError for a word that the bundle cannot write."""
         self._network, self._bundle, self._tokenizer = network, bundle, tokenizer
@@ -411,11 +457,11 @@ class Phrases:
         self._tokens: dict[tuple[str, bool], list[tuple[int, ...]]] = {}
         self._followers: dict[Items, tuple[dict[int, Items], bool]] = {}
         self.steps = STEPS_AT_MOST
-        """At most so many steps of the decoder for a window, each of one or several tokens."""
+        """Most steps of the decoder for a window, each of one or several tokens."""
         self.evidence: Evidence | None = None
-        """Of what the last `find` found, spoken of or not."""
+        """Of the sentence that the last `find` found, reported or not."""
         self._kept = set(map(int, bundle.kept))
-        self._renewed: Network | None = None
+        self._renewed: WordNetwork | None = None
         for word in {word for words in network.words for word, _ in words}:
             if not self._can_write(word):
                 key = "[phrases] file"
@@ -435,34 +481,36 @@ class Phrases:
         )
 
     def set_names(self, names: Sequence[Name]) -> None:
-        """The names of the home, for the slots of HOME_SLOTS; those that the bundle cannot write
-        are left out. Any thread; it holds from the next window on."""
-        if self._network.again is None:
+        """Set the names of the home for HOME_SLOTS, from the next window on. Names that the bundle
+        cannot write are left out. Any thread."""
+        if self._network.rebuild is None:
             return
         home: dict[str, list[str]] = {}
         for name, tier in names:
-            said = spoken(name).split()
-            if said and all(map(self._can_write, said)):
+            words = spoken(name).split()
+            if words and all(map(self._can_write, words)):
                 for slot in (slot for slot, tiers in HOME_SLOTS.items() if tier in tiers):
                     home.setdefault(slot, []).append(name)
-        self._renewed = self._network.again(home)
+        self._renewed = self._network.rebuild(home)
 
     def warm_up(self) -> None:
-        """Searches once: the first search is slower, because it allocates arrays."""
+        """Search once: the first search is slower, because it allocates arrays."""
         self._search(-math.inf)
 
     def find(
         self, written: Decoded, should_continue: Callable[[], bool] = lambda: True
     ) -> Phrase | None:
-        """The likeliest sentence for the states of which the decoder wrote `written` just before,
-        or None when none was found. Asked before each step, `should_continue` may end the search.
-        Raises ModelError.
+        """Return the likeliest sentence for the states of which the decoder just wrote `written`,
+        or None if none was found.
+
+        `should_continue` is called before each step and may end the search. Raises ModelError.
         """
         if renewed := self._renewed:
             self._network, self._renewed, self._followers = renewed, None, {}
         self.evidence = None
         free = sum(written.logprobs)
         scores = self._search(free, -free / len(written.logprobs), should_continue)
+        # add up the ways to write one sentence: case, punctuation
         sentences: dict[str, float] = {}
         lengths: dict[str, int] = {}
         for tokens, score in scores.items():
@@ -470,9 +518,10 @@ class Phrases:
             sentences[words] = float(np.logaddexp(sentences.get(words, -math.inf), score))
             lengths[words] = min(len(tokens), lengths.get(words, len(tokens)))
         best = max(sentences, key=sentences.__getitem__, default="")
-        slots = self._network.meaning(best.split())
+        slots = self._network.parse(best.split())
         if slots is None:
             return None
+        # its share among the sentences; and with the free text, if that is none of them
         total = float(np.logaddexp.reduce(list(sentences.values())))
         share = min(1.0, math.exp(sentences[best] - total))
         if plain(self._tokenizer.detokenize(written.tokens)) not in sentences:
@@ -495,17 +544,17 @@ class Phrases:
         hope: float = 0.0,
         should_continue: Callable[[], bool] = lambda: True,
     ) -> dict[Tokens, float]:
-        """Tokens of whole sentences with the logarithm of their probability, end-of-text's
-        included; `free` is that of the text, and `hope` what each of its tokens cost.
+        """Tokens of complete sentences with their natural log-probability, end-of-text's included.
 
-        The likeliest beginning is gone on with first (best-first search), longer ones before
-        shorter ones that are ahead by less than `hope` a token, to where sentences part.
+        `free` is the log-probability of the free text, and `hope` the cost of each of its tokens.
+        Best-first search: the likeliest prefix is continued first. `hope` for each token keeps
+        longer prefixes ahead of shorter ones that only look likelier because they are short.
         """
         decoder, prompt, end = self._decoder, self._decoder.prompt, self._bundle.tokens.end_of_text
-        cache = decoder.again()
+        cache = decoder.restart()
         found: dict[Tokens, float] = {}
-        waiting = [_Beginning(0.0, 0, 0.0, (), (), frozenset([(START, ())]))]
-        asked = steps = 0
+        waiting = [_Prefix(0.0, 0, 0.0, (), (), frozenset([(START, ())]))]
+        number = steps = 0
         until_s = time.thread_time() + WITHIN_S
         while waiting and steps < self.steps and should_continue():
             if steps >= STEPS_AT_LEAST and time.thread_time() >= until_s:
@@ -516,6 +565,7 @@ class Phrases:
             tokens = (*known, *chain)
             if len(prompt) + len(tokens) >= decoder.capacity:
                 continue
+            # one pass computes the whole chain: row n tells what follows its token n
             odds = decoder.odds(cache, (*prompt, *tokens), max(1, len(chain)))
             steps += 1
             for row, token in enumerate(chain[1:]):
@@ -525,15 +575,17 @@ class Phrases:
                 found[tokens] = score + odds.at(-1, (end,))[0]
             chances = odds.at(-1, tuple(followers))
             for (token, after), chance in zip(followers.items(), chances, strict=True):
-                asked += 1
-                one = score + chance
-                rank = -(one + hope * (len(tokens) + 1))
-                ahead = self._chain(token, after)
-                heapq.heappush(waiting, _Beginning(rank, asked, one, tokens, *ahead))
+                number += 1
+                following = score + chance
+                rank = -(following + hope * (len(tokens) + 1))
+                heapq.heappush(
+                    waiting, _Prefix(rank, number, following, tokens, *self._chain(token, after))
+                )
         return found
 
     def _chain(self, token: int, items: Items) -> tuple[Tokens, Items]:
-        """A token with those behind it up to where sentences part or end; and what comes then."""
+        """A token and those that must follow it, up to where sentences part or end; and the items
+        there."""
         chain = [token]
         while len(chain) < SHARED_ROWS:
             followers, whole = self._follow(items)
@@ -544,21 +596,22 @@ class Phrases:
         return tuple(chain), items
 
     def _follow(self, items: Items) -> tuple[dict[int, Items], bool]:
-        """The tokens that may come next, with where they lead; and whether a sentence may end."""
+        """The tokens that may come next, each with the items behind it; and whether a sentence may
+        end here."""
         if (known := self._followers.get(items)) is not None:
             return known
         after: dict[int, set[tuple[int, tuple[int, ...]]]] = {}
-        places = set()
-        for place, left in items:
-            if left:
-                after.setdefault(left[0], set()).add((place, left[1:]))
+        states = set()
+        for state, left in items:
+            if left:  # within a word
+                after.setdefault(left[0], set()).add((state, left[1:]))
             else:
-                places.add(place)
-        reached = self._network.reach(places - {OVER})
-        first = START in places
-        whole = END in reached or OVER in places
-        for place in reached:
-            for word, end in self._network.words[place]:
+                states.add(state)
+        reached = self._network.closure(states - {OVER})
+        first = START in states
+        whole = END in reached or OVER in states
+        for state in reached:
+            for word, end in self._network.words[state]:
                 for tokens in self._write(word, first):
                     after.setdefault(tokens[0], set()).add((end, tokens[1:]))
         if END in reached and self._cased:
@@ -573,13 +626,11 @@ class Phrases:
         """The tokens of a word, in each way that the model may write it."""
         known = self._tokens.get((word, first))
         if known is None:
-            forms = {word}
+            forms = {word.lower()}
             if self._cased:
-                forms |= {word.lower()} | ({word[:1].upper() + word[1:]} if first else set())
+                forms |= {word} | ({word[:1].upper() + word[1:]} if first else set())
                 if word.lower() == self._network.address.rpartition(" ")[2]:
                     forms |= {f"{form}," for form in forms}
-            else:
-                forms = {word.lower()}
             known = [self._tokenizer.tokenize(f" {form}") for form in sorted(forms)]
             if self._cased and (mark := MARKS.get(word.lower())):
                 known.append(self._tokenizer.tokenize(mark))
@@ -588,7 +639,7 @@ class Phrases:
 
 
 def plain(text: str) -> str:
-    """A text in lower case without punctuation, words between single spaces."""
+    """Return a text in lower case without punctuation, with single spaces between words."""
     text = text.lower()
     for word, mark in MARKS.items():
         text = text.replace(mark, f" {word} ")

@@ -20,9 +20,9 @@ from appliance.config import GateSettings
 from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.infer.corrections import Corrections
 from appliance.infer.encoder import Unit
-from appliance.infer.errand import Errand
-from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Model, Progress, Transcriber
+from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Model, Progress, Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
+from appliance.system import BackgroundTask
 
 WINDOW_S = 10.0
 """Longest window where no model on this machine has a say; the built-in one's length."""
@@ -87,15 +87,15 @@ class RemoteEncoder(ABC, Generic[Facts, Reply]):
         """What it last said of itself."""
         self.fault: str | None = None
         """Why the server is not in use, with the fix; None while it is."""
-        self.goes_on: Callable[[], bool] = lambda: True
+        self.should_continue: Callable[[], bool] = lambda: True
         """Called several times a second while an answer is awaited; False: not wanted any more."""
         self._local, self._clock = local, clock
         self._pause_s, self._look_s = self.pauses_s[0], clock() + WATCH_EVERY_S
         self._failed, self._failures = "", 0
         """The window that failed last, and how often in a row."""
-        self._left: Errand | None = None
+        self._left: BackgroundTask | None = None
         """A question that was given up and has not ended."""
-        self._looking: Errand | None = Errand(self.describe, "server")
+        self._looking: BackgroundTask | None = BackgroundTask(self.describe, "server")
 
     @abstractmethod
     def describe(self) -> Facts:
@@ -156,17 +156,17 @@ class RemoteEncoder(ABC, Generic[Facts, Reply]):
         self._look_s = self._clock() + WATCH_EVERY_S
         return reply
 
-    def look_after(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Begins what is due at `now_s` (time.monotonic()), and takes over what was begun before.
 
         Does not wait.
         """
         if self._local:
-            self._local.look_after(now_s)
+            self._local.poll(now_s)
         self._watch(now_s)
 
     def settle(self, within_s: float) -> None:
-        """Waits for what `look_after` began, and takes it over."""
+        """Waits for what `poll` began, and takes it over."""
         if self._looking:
             self._looking.join(within_s)
         self._collect()
@@ -182,27 +182,27 @@ class RemoteEncoder(ABC, Generic[Facts, Reply]):
     def _watch(self, now_s: float) -> None:
         self._collect()
         if self._looking is None and now_s >= self._look_s:
-            self._looking = Errand(self.prove if self.fault else self.describe, "server")
+            self._looking = BackgroundTask(self.prove if self.fault else self.describe, "server")
 
     def _reply(self, window: Window, within_s: float) -> Reply:
-        """The server's answer, waited for while `goes_on`. Raises ServerError."""
+        """The server's answer, waited for while `should_continue`. Raises ServerError."""
         if self._left and self._left.is_alive():
             raise ServerError(self.away)
-        errand = Errand(lambda: self.request(window, within_s), "server")
+        task = BackgroundTask(lambda: self.request(window, within_s), "server")
         deadline_s = time.monotonic() + within_s + 1.0
         wanted = True
-        while errand.is_alive() and wanted and time.monotonic() < deadline_s:
-            errand.join(LOOK_S)
-            wanted = self.goes_on()
-        if errand.is_alive():
+        while task.is_alive() and wanted and time.monotonic() < deadline_s:
+            task.join(LOOK_S)
+            wanted = self.should_continue()
+        if task.is_alive():
             self.hang_up()
-            self._left = errand
+            self._left = task
             if not wanted:
                 raise UnwantedError("nobody waits for the answer any more")
             return self._reply(window, within_s)  # says that it hangs
-        if errand.error:
-            raise errand.error
-        reply: Reply = errand.outcome
+        if task.error:
+            raise task.error
+        reply: Reply = task.outcome
         return reply
 
     def _collect(self) -> None:
@@ -254,18 +254,18 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
         """What an answer says."""
 
     @property
-    def goes_on(self) -> Callable[[], bool]:
+    def should_continue(self) -> Callable[[], bool]:
         """Called several times a second while `encode` waits for the server; False: it is to give
         up, with a ServerError."""
-        return self.encoder.goes_on
+        return self.encoder.should_continue
 
-    @goes_on.setter
-    def goes_on(self, goes_on: Callable[[], bool]) -> None:
-        self.encoder.goes_on = goes_on
+    @should_continue.setter
+    def should_continue(self, should_continue: Callable[[], bool]) -> None:
+        self.encoder.should_continue = should_continue
 
     def transcribe(self, window: Window) -> Transcription:
         """The transcription of a window. Raises as `encode` and `Transcriber.transcribe` do."""
-        return self.write(self.encode(window))
+        return self.decode(self.encode(window))
 
     def encode(self, window: Window) -> Encoded:
         """The server's transcription; states, where a model on this machine stands in.
@@ -281,18 +281,18 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
             if not self._local:
                 raise
             return self._local.encode(window)
-        told = self._corrections.applied(self.transcription(window, reply))
+        told = self._corrections.apply(self.transcription(window, reply))
         return Answered(
             NO_STATES, window.duration_s, told.encoder, told.encode_ms, transcription=told
         )
 
-    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
+    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """The text of what `encode` gave."""
         if isinstance(encoded, Answered):
             return encoded.transcription
         if not self._local:
             raise DeviceError("expected a transcription from elsewhere, found encoder states")
-        return replace(self._local.write(encoded, progress), model=self._local.bundle.name)
+        return replace(self._local.decode(encoded, progress), model=self._local.bundle.name)
 
     def warm_up(self) -> None:
         """Warms the model on this machine up, and gives the server a moment to say what it is."""

@@ -1,4 +1,4 @@
-"""Whether this machine has a model and what runs one: the package roomscribe-ear has neither."""
+"""Whether this machine has a model and can run it: the package roomscribe-ear has neither."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from appliance.config import Settings
 from appliance.model import BUILT_IN, chosen_model, installed_bundles
 
 LACKING = (
-    "transcribing on this machine: expected {}, found none; have a brain transcribe "
-    "(`sudo roomscribe fleet join CODE`), or take the package that brings it "
+    "this machine cannot transcribe: {} is missing; have a brain transcribe "
+    "(`sudo roomscribe fleet join CODE`), or install the package that contains it "
     "(`sudo apt install roomscribe`)"
 )
 
 
 def lacking_runtime() -> str:
-    """Why no model can be run here, with the fix, on one line; empty where one can."""
+    """Return why no model can run here, with the fix, on one line; "" if one can."""
     try:
         found = importlib.util.find_spec("onnxruntime")
     except ImportError:
@@ -24,8 +24,8 @@ def lacking_runtime() -> str:
 
 
 def lacking_model(settings: Settings) -> str:
-    """The same, and why there is none to run: onnxruntime stays behind when the package that asked
-    for it goes."""
+    """Return why no model can run here, or that none is installed; "" if one can. onnxruntime may
+    stay installed when the package that needed it is removed."""
     if lacking := lacking_runtime():
         return lacking
     found = settings.model.bundle or chosen_model() or BUILT_IN in installed_bundles()
@@ -33,5 +33,5 @@ def lacking_model(settings: Settings) -> str:
 
 
 def transcribed_elsewhere(settings: Settings) -> bool:
-    """True when another machine is to transcribe, and none has to be able to here."""
+    """True if another machine transcribes, so that this one need not be able to."""
     return settings.fleet.role == "ear" or settings.transcriber.backend == "wyoming"

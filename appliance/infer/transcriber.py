@@ -1,9 +1,7 @@
-"""The numeric chain: window -> mel -> encoder states -> tokens -> transcription. No threads.
+"""A window to its transcription: mel, encoder states, tokens, text. No threads.
 
-What computes is imported when a model is opened: whoever has windows transcribed elsewhere needs
-neither onnxruntime nor the memory that it takes.
-
-Over 500 lines because one place orders the steps of a transcription, and opens what each needs.
+`opening` makes a `Transcriber`. Modules that compute are imported when it does: a satellite, whose
+windows are transcribed elsewhere, has neither onnxruntime nor the memory that it takes.
 """
 
 from __future__ import annotations
@@ -11,29 +9,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 
-from appliance.config import EncoderSettings, GateSettings, Settings
-from appliance.errors import ConfigError, ModelError, RoomscribeError
+from appliance.config import GateSettings
+from appliance.infer.completeness import is_complete
 from appliance.infer.corrections import Corrections
 from appliance.infer.gates import compression_ratio, is_doubtful, is_failed
-from appliance.infer.runtime import lacking_runtime
+from appliance.infer.mel import window_mel
 from appliance.records import HOP, Mel, Name, States, Transcription, Window
 
 if TYPE_CHECKING:
-    from appliance.infer.arithmetic import Products
-    from appliance.infer.decoder import Decoded, Decoder
+    from appliance.infer.decoder import Decoded
     from appliance.infer.drafts import Drafts
     from appliance.infer.encoder import Encoder, Unit
-    from appliance.infer.hailo.decoder import HailoDecoder
     from appliance.infer.phrases import Phrases
     from appliance.infer.tokenizer import Tokenizer
-    from appliance.infer.vocabulary import SecondLook
-    from appliance.infer.vtln import OtherThroats
+    from appliance.infer.vocabulary import Rescorer
+    from appliance.infer.vtln import VtlnRescorer
     from appliance.model import Bundle
 
 log = logging.getLogger("roomscribe.infer")
@@ -44,53 +39,53 @@ TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """A window as the encoder left it, for the decoder."""
+    """The encoder's output for a window, with what the decoder needs to know of the window."""
 
     states: States
     duration_s: float
     encoder: str
-    """What encoded it."""
+    """What encoded it: `Transcription.encoder`."""
     encode_ms: float
-    ahead: bool = False
-    """True for a guess, of which it is asked, too, whether the text is whole."""
+    speculative: bool = False
+    """True for a speculative window: the decoder also decides whether its sentence is complete."""
     whole: bool = False
-    """True for an utterance of one window, in which an expected sentence is looked for."""
+    """True for an utterance of one window: only there are expected sentences searched for."""
     names: tuple[str, ...] = ()
-    """Words that are likely in this one, beside the home's."""
+    """Words that are likely in this window, in addition to the vocabulary."""
     room: str | None = ""
-    """Where it was said, "" here: a room is likely to go on in the language that it spoke last;
-    None where nobody knows."""
+    """The room it comes from ("" for this machine's): a room is likely to keep the language that it
+    spoke last. None: unknown."""
     owner: tuple[str, int] = ("", 0)
-    """Utterance and index of the window, whose text may have been guessed before."""
+    """Utterance and index of the window, to recognise a later version of a speculative one."""
     mel: Mel | None = None
-    """What was encoded, where it may be heard again."""
+    """The encoder's input, if a second pass may need it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How the caller of `write` follows the transcription while it is made."""
+    """How the caller of `decode` follows a transcription."""
 
     decided: Callable[[Transcription], object]
-    """Called with the first text and whether it is a whole sentence (`finished`), before anything
-    that this decision does not need, and again if the text changes after that."""
+    """Called with the first text and whether it is complete, before any work that this decision
+    does not need; called again if the text changes later."""
     should_continue: Callable[[], bool]
-    """False cancels: `write` returns soon, and the caller must discard its result."""
+    """False cancels: `decode` returns soon, and the caller must discard its result."""
+
+
+IGNORE_PROGRESS = Progress(lambda _: None, lambda: True)
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
-    """A transcription on its way from the first text to the final one."""
+class _Candidate:
+    """The best transcription of a window so far, and its tokens."""
 
     encoded: Encoded
     decoded: Decoded
-    heard: Transcription
-
-
-FOLLOWED_BY_NOBODY = Progress(lambda _: None, lambda: True)
+    result: Transcription
 
 
 class Model(Protocol):
-    """What is asked of a model while it is used; a bundle has it."""
+    """What the rest of the program reads of the model in use; a bundle has it."""
 
     @property
     def name(self) -> str:
@@ -98,11 +93,11 @@ class Model(Protocol):
 
     @property
     def language(self) -> str:
-        """ISO 639 code of what it writes."""
+        """ISO 639 code of the texts; "" if it varies."""
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The languages that it knows."""
+        """The languages that it may write."""
 
     @property
     def window_s(self) -> float:
@@ -110,19 +105,37 @@ class Model(Protocol):
 
     @property
     def demo_model(self) -> bool:
-        """True for one that is for demonstration alone."""
+        """True for a model that is for demonstration only."""
+
+
+class AnyDecoder(Protocol):
+    """A decoder on the CPU or on an NPU. One thread."""
+
+    def decode(
+        self, states: States, duration_s: float, temperature: float = 0.0, *, language: str = ""
+    ) -> Decoded:
+        """Return the tokens for states (P, d_model); `language` is what the room spoke before.
+
+        Raises ModelError.
+        """
+
+    def end_prior(self, tokens: Sequence[int]) -> float:
+        """Return the natural log-probability of end-of-text after `tokens` without any sound."""
+
+    def warm_up(self) -> None:
+        """Do what would make the first window slower. Raises ModelError."""
 
 
 class AnyTranscriber(Protocol):
-    """What makes transcriptions of windows, here or elsewhere: see `Transcriber`."""
+    """Transcribes windows, on this machine or on another: see `Transcriber`."""
 
     gates: GateSettings
     trouble: str
-    goes_on: Callable[[], bool]
-    """Called several times a second while `encode` waits for another machine; False: it is to give
-    up, with an error."""
+    should_continue: Callable[[], bool]
+    """Called several times a second while `encode` waits for another machine; False makes it give
+    up with an error."""
     in_process: bool
-    """True when windows are transcribed in this process, which may die of one."""
+    """True if windows are transcribed in this process, which a window may crash."""
 
     @property
     def bundle(self) -> Model:
@@ -135,14 +148,14 @@ class AnyTranscriber(Protocol):
     def encode(self, window: Window) -> Encoded:
         """The first half of `transcribe`."""
 
-    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
+    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """The second half of `transcribe`."""
 
     def transcribe(self, window: Window) -> Transcription:
-        """The transcription of a window."""
+        """Return the transcription of a window."""
 
     def warm_up(self) -> None:
-        """Does what would make the first window slower."""
+        """Do what would make the first window slower."""
 
     def __enter__(self) -> Self:
         pass
@@ -151,55 +164,58 @@ class AnyTranscriber(Protocol):
         pass
 
 
-class Transcriber:
-    """Makes text of windows; everything in it is sized by its bundle.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriberParts:
+    """What a `Transcriber` is made of; everything is sized by the bundle."""
 
-    One thread may `encode` a window while another writes the one before: they share nothing but
-    what may be shared, a CPU's encoder and, if asked for, a Hailo. Each of them is for one thread.
+    bundle: Bundle
+    encoder: Encoder
+    decoder: AnyDecoder
+    tokenizer: Tokenizer
+    gates: GateSettings
+    fallback: bool = False
+    """True: decode again at a higher temperature while a decode fails."""
+    language: str = ""
+    """What it writes if the decoder does not find out; "" for the bundle's."""
+    trouble: str = ""
+    """See `Transcriber.trouble`."""
+    drafts: Drafts | None = None
+    """The decoder's, if it verifies drafts."""
+    vtln: VtlnRescorer | None = None
+    rescorer: Rescorer | None = None
+    phrases: Phrases | None = None
+    corrections: Corrections = field(default_factory=lambda: Corrections({}))
+
+
+class Transcriber:
+    """Transcribes windows with a bundle on this machine.
+
+    One thread may `encode` a window while another decodes the one before. They share only what may
+    be shared: a CPU encoder and, if asked for, a Hailo. Each of the two methods is for one thread.
     """
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        encoder: Encoder,
-        decoder: Decoder | HailoDecoder,
-        tokenizer: Tokenizer,
-        gates: GateSettings,
-        *,
-        fallback: bool = False,
-        trouble: str = "",
-        phrases: Phrases | None = None,
-        drafts: Drafts | None = None,
-        look: SecondLook | None = None,
-        corrections: Corrections | None = None,
-        language: str = "",
-        throats: OtherThroats | None = None,
-    ) -> None:
-        """`drafts` are the decoder's; `language` is what it writes if it does not say, the bundle's
-        where it is empty."""
-        self.bundle, self.encoder = bundle, encoder
-        self._drafts = drafts
-        self.phrases = phrases
-        """The sentences that are expected; None without any."""
-        self._look, self._throats = look, throats
-        self._corrections = corrections or Corrections({})
-        self._language = language or bundle.language
-        self._spoken: dict[str, str] = {}
-        self._decoder, self._tokenizer = decoder, tokenizer
-        self._temperatures = TEMPERATURES if fallback else TEMPERATURES[:1]
-        self.gates = gates
-        """For `Gates`."""
-        self.goes_on: Callable[[], bool] = lambda: True
+    def __init__(self, parts: TranscriberParts) -> None:
+        self.bundle, self.encoder, self.gates = parts.bundle, parts.encoder, parts.gates
+        self.phrases = parts.phrases
+        """The expected sentences; None without any."""
+        self.trouble = parts.trouble
+        """Why texts are worse here than they should be, with the fix; "" if they are not."""
+        self.should_continue: Callable[[], bool] = lambda: True
         self.in_process = True
-        self.trouble = trouble
-        """Why texts are worse here than they should be, with the fix; mostly empty."""
+        self._decoder, self._tokenizer, self._drafts = parts.decoder, parts.tokenizer, parts.drafts
+        self._vtln, self._rescorer = parts.vtln, parts.rescorer
+        self._corrections = parts.corrections
+        self._language = parts.language or parts.bundle.language
+        self._temperatures = TEMPERATURES if parts.fallback else TEMPERATURES[:1]
+        self._spoken: dict[str, str] = {}
+        """The language that each room spoke last."""
 
     def transcribe(self, window: Window) -> Transcription:
-        """The transcription of a window of at most bundle.window_s.
+        """Return the transcription of a window of at most bundle.window_s.
 
         Raises ModelError when a graph fails and ValueError when the window is too long.
         """
-        return self.write(self.encode(window))
+        return self.decode(self.encode(window))
 
     def encode(self, window: Window) -> Encoded:
         """The first half of `transcribe`."""
@@ -208,172 +224,129 @@ class Transcriber:
                 f"expected a window of at most {self.bundle.window_s:g} s, "
                 f"found {window.duration_s:g} s; the segmenter cuts longer ones"
             )
-        from appliance.infer.mel import window_mel
-
         mel = window_mel(window.samples, self.bundle.n_mels, self.bundle.frames)
         begun_s = time.perf_counter()
         states = self.encoder.encode(mel)
-        encode_ms = 1000 * (time.perf_counter() - begun_s)
-        whole = window.index == 1 and window.last
-        owner = window.utterance_id, window.index
-        name = self.encoder.name
-        kept = mel if self._throats else None
         return Encoded(
-            states, window.duration_s, name, encode_ms, whole=whole, owner=owner, mel=kept
+            states,
+            window.duration_s,
+            self.encoder.name,
+            encode_ms=1000 * (time.perf_counter() - begun_s),
+            whole=window.index == 1 and window.last,
+            owner=(window.utterance_id, window.index),
+            mel=mel if self._vtln else None,
         )
 
-    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
+    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """The second half of `transcribe`.
 
-        Of a guess (`Encoded.ahead`) it is decided by the first text whether the sentence is whole,
-        and `progress` is told so. The second pass, the vocabulary and the expected sentences follow
-        that decision. If they change the text, it is decided again.
+        For a speculative window, the first text decides whether the sentence is complete, and
+        `progress.decided` is called. The second pass, contextual biasing and the expected sentences
+        follow that decision. If they change the text, it is decided again.
         """
-        first = draft = self._first(encoded)
-        if encoded.ahead:
-            draft = self._decide(draft, progress)
+        first = best = self._first_pass(encoded)
+        if encoded.speculative:
+            best = self._decide(best, progress)
         if progress.should_continue():
-            draft = self._second_pass(draft, progress)
+            best = self._second_pass(best, progress)
         if progress.should_continue():
-            draft = self._rescore(draft)
-        if encoded.ahead and draft.decoded is not first.decoded:
-            draft = self._decide(draft, progress)
+            best = self._apply_vocabulary(best)
+        if encoded.speculative and best.decoded is not first.decoded:
+            best = self._decide(best, progress)
         if progress.should_continue():
-            draft = self._find_phrase(draft, progress)
-        return draft.heard
+            best = self._find_phrase(best, progress)
+        return best.result
 
-    def _first(self, encoded: Encoded) -> _Draft:
-        """The text of one decode; of several at higher temperatures, where that is wanted."""
+    def _first_pass(self, encoded: Encoded) -> _Candidate:
+        """Decode once, or at rising temperatures until a decode does not fail."""
         decode_ms = 0.0
         drafts = self._drafts if self._drafts and self._drafts.worth_it else None
         if drafts:
             drafts.expect(encoded.owner)
+        before = self._spoken.get(encoded.room, "") if encoded.room is not None else ""
         for temperature in self._temperatures:
             begun_s = time.perf_counter()
-            decoded = self._decode(encoded, temperature)
+            decoded = self._decoder.decode(
+                encoded.states, encoded.duration_s, temperature, language=before
+            )
             decode_ms += 1000 * (time.perf_counter() - begun_s)
-            heard = self._describe(decoded, encoded, decode_ms)
-            if not is_failed(heard, self.gates):
+            result = self._describe(decoded, encoded, decode_ms)
+            if not is_failed(result, self.gates):
                 break
         if drafts:
             drafts.add(decoded.tokens)
-        self._remember(encoded.room, heard)
-        return _Draft(encoded, decoded, heard)
+        self._remember_language(encoded.room, result)
+        return _Candidate(encoded, decoded, result)
 
-    def _decide(self, draft: _Draft, progress: Progress) -> _Draft:
-        """Whether the text is a whole sentence, which `progress` is told."""
-        if self.bundle.endings and draft.decoded.ended:
-            finished = self._is_finished(draft.heard, draft.decoded)
-            draft = replace(draft, heard=replace(draft.heard, finished=finished))
-        progress.decided(draft.heard)
-        return draft
+    def _decide(self, best: _Candidate, progress: Progress) -> _Candidate:
+        """Decide whether the text is a complete sentence, and report it to `progress`."""
+        endings = self.bundle.endings
+        if endings and best.decoded.ended:
+            prior = self._decoder.end_prior(best.decoded.tokens)
+            doubtful = is_doubtful(best.result, self.gates)
+            complete = is_complete(best.decoded.logprobs[-1], prior, endings, doubtful=doubtful)
+            best = replace(best, result=replace(best.result, complete=complete))
+        progress.decided(best.result)
+        return best
 
-    def _second_pass(self, draft: _Draft, progress: Progress) -> _Draft:
-        """The likeliest text over several warp factors, where the first one is doubtful."""
-        encoded, mel = draft.encoded, draft.encoded.mel
-        if not self._throats or mel is None:
-            return draft
+    def _second_pass(self, best: _Candidate, progress: Progress) -> _Candidate:
+        """Decode a doubtful window again with other warp factors, and keep the likeliest text."""
+        encoded, mel = best.encoded, best.encoded.mel
+        if not self._vtln or mel is None:
+            return best
         begun_s = time.perf_counter()
-        decoded, more_ms = self._throats.best(
-            draft.decoded, mel, encoded.states, encoded.duration_s, progress.should_continue
+        decoded, more_ms = self._vtln.rescore(
+            best.decoded, mel, encoded.states, encoded.duration_s, progress.should_continue
         )
         if more_ms == 0.0:
-            return draft
+            return best
         encoded = replace(encoded, encode_ms=encoded.encode_ms + more_ms)
         took_ms = 1000 * (time.perf_counter() - begun_s) - more_ms
-        return self._rewritten(replace(draft, encoded=encoded), decoded, took_ms)
+        return self._rewritten(replace(best, encoded=encoded), decoded, took_ms)
 
-    def _rescore(self, draft: _Draft) -> _Draft:
-        """The text with words of the vocabulary in it, where that is likelier."""
-        if not self._look or not draft.heard.text:
-            return draft
+    def _apply_vocabulary(self, best: _Candidate) -> _Candidate:
+        """Put words of the vocabulary into the text where that is likelier."""
+        if not self._rescorer or not best.result.text:
+            return best
         begun_s = time.perf_counter()
-        decoded = self._look.at(draft.decoded, draft.encoded.names)
-        return self._rewritten(draft, decoded, 1000 * (time.perf_counter() - begun_s))
+        decoded = self._rescorer.rescore(best.decoded, best.encoded.names)
+        return self._rewritten(best, decoded, 1000 * (time.perf_counter() - begun_s))
 
-    def _find_phrase(self, draft: _Draft, progress: Progress) -> _Draft:
-        """The text with the expected sentence that it is likely to be."""
-        if not self.phrases or not draft.encoded.whole or not draft.heard.text:
-            return draft
+    def _find_phrase(self, best: _Candidate, progress: Progress) -> _Candidate:
+        """Add the expected sentence that the text is likely to be."""
+        if not self.phrases or not best.encoded.whole or not best.result.text:
+            return best
         begun_s = time.perf_counter()
-        phrase = self.phrases.find(draft.decoded, progress.should_continue)
-        heard = replace(
-            draft.heard,
+        phrase = self.phrases.find(best.decoded, progress.should_continue)
+        result = replace(
+            best.result,
             phrase=phrase,
             phrase_continues=phrase is None or self.phrases.continues(phrase),
-            decode_ms=draft.heard.decode_ms + 1000 * (time.perf_counter() - begun_s),
+            decode_ms=best.result.decode_ms + 1000 * (time.perf_counter() - begun_s),
         )
-        return replace(draft, heard=heard)
+        return replace(best, result=result)
 
-    def _rewritten(self, draft: _Draft, decoded: Decoded, took_ms: float) -> _Draft:
-        """What `decoded` says in place of the draft, after `took_ms` more of the decoder."""
-        heard = self._describe(decoded, draft.encoded, draft.heard.decode_ms + took_ms)
-        heard = replace(heard, finished=draft.heard.finished)
-        return replace(draft, decoded=decoded, heard=heard)
+    def _rewritten(self, best: _Candidate, decoded: Decoded, took_ms: float) -> _Candidate:
+        """The candidate with other tokens, which took `took_ms` more of the decoder."""
+        result = self._describe(decoded, best.encoded, best.result.decode_ms + took_ms)
+        result = replace(result, complete=best.result.complete)
+        return replace(best, decoded=decoded, result=result)
 
-    def _decode(self, encoded: Encoded, temperature: float) -> Decoded:
-        from appliance.infer.decoder import Decoder
-
-        states, duration_s = encoded.states, encoded.duration_s
-        if not isinstance(self._decoder, Decoder):
-            return self._decoder.decode(states, duration_s, temperature)
-        before = self._spoken.get(encoded.room, "") if encoded.room is not None else ""
-        return self._decoder.decode(states, duration_s, temperature, language=before)
-
-    def _remember(self, room: str | None, heard: Transcription) -> None:
-        """What language a room speaks, where that is sure."""
+    def _remember_language(self, room: str | None, result: Transcription) -> None:
+        """Remember which language a room speaks, if that is sure."""
         from appliance.infer.languages import ROOMS, SURE
 
-        if room is None or not heard.language_probability >= SURE or not heard.text:
+        if room is None or not result.language_probability >= SURE or not result.text:
             return
         self._spoken.pop(room, None)
-        self._spoken[room] = heard.language
+        self._spoken[room] = result.language
         if len(self._spoken) > ROOMS:
             del self._spoken[next(iter(self._spoken))]
-
-    def _is_finished(self, transcription: Transcription, decoded: Decoded) -> bool | None:
-        prior = self._decoder.end_prior(decoded.tokens)
-        doubtful = is_doubtful(transcription, self.gates)
-        from appliance.infer.completeness import is_finished
-
-        assert self.bundle.endings is not None
-        return is_finished(decoded.logprobs[-1], prior, self.bundle.endings, doubtful=doubtful)
-
-    def warm_up(self) -> None:
-        """Transcribes a window of silence, so that the first real one is not slower."""
-        from appliance.infer.decoder import Decoder
-
-        length = self.bundle.frames * HOP
-        self.transcribe(Window("", 1, True, np.zeros(length, np.int16), 0.0, 0.0, 0.0))
-        if isinstance(self._decoder, Decoder):
-            self._decoder.warm_up()
-        if self.phrases:
-            self.phrases.warm_up()
-        if self._look:
-            self._look.warm_up()
-
-    def set_names(self, names: Sequence[Name]) -> None:
-        """The names of the home, the likeliest first: words that may be said, and values of slots
-        in the expected sentences. Any thread."""
-        if self._look and (trouble := self._look.vocabulary.set_names(names)):
-            log.info("names of the home: %s", trouble)
-        if self.phrases:
-            self.phrases.set_names(names)
-
-    def close(self) -> None:
-        """Frees the encoder's device."""
-        self.encoder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _describe(self, decoded: Decoded, encoded: Encoded, decode_ms: float) -> Transcription:
         text = self._tokenizer.detokenize(decoded.tokens).strip()
         flags = {"demo_model": self.bundle.demo_model, "token_limit": not decoded.ended}
-        heard = Transcription(
+        result = Transcription(
             text=text,
             tokens=decoded.tokens,
             language=decoded.language or self._language,
@@ -388,174 +361,32 @@ class Transcriber:
             confidence=self.bundle.confidence(decoded.logprobs),
             flags=tuple(flag for flag, raised in flags.items() if raised),
         )
-        return self._corrections.applied(heard)
+        return self._corrections.apply(result)
 
+    def warm_up(self) -> None:
+        """Transcribe a window of silence, so that the first real one is not slower."""
+        length = self.bundle.frames * HOP
+        self.transcribe(Window("", 1, True, np.zeros(length, np.int16), 0.0, 0.0, 0.0))
+        self._decoder.warm_up()
+        if self.phrases:
+            self.phrases.warm_up()
+        if self._rescorer:
+            self._rescorer.warm_up()
 
-def open_transcriber(settings: Settings, products: Products | None = None) -> Transcriber:
-    """The transcriber that the configuration asks for, loaded and verified; the processor's integer
-    arithmetic is checked, too (`products`: see `find_trouble`).
+    def set_names(self, names: Sequence[Name]) -> None:
+        """Set the names of the home, the likeliest first: words that may be spoken, and values of
+        slots in the expected sentences. Any thread."""
+        if self._rescorer and (trouble := self._rescorer.vocabulary.set_names(names)):
+            log.info("names of the home: %s", trouble)
+        if self.phrases:
+            self.phrases.set_names(names)
 
-    Raises ModelError for the bundle, ConfigError for guards that do not fit it, and DeviceError for
-    a Hailo that must be there and cannot be used.
-    """
-    if lacking := lacking_runtime():
-        raise ModelError(lacking)
-    from appliance.infer.arithmetic import warn_of_trouble
-    from appliance.infer.decoder import Decoder, choose_guards
-    from appliance.infer.drafts import Drafts
-    from appliance.infer.hailo.decoder import open_on_npu
-    from appliance.infer.languages import choose_languages
-    from appliance.infer.tokenizer import Tokenizer
-    from appliance.model import load_bundle
+    def close(self) -> None:
+        """Free the encoder's device."""
+        self.encoder.close()
 
-    bundle = load_bundle(settings.model.bundle)
-    rules = choose_guards(bundle, settings.decoder)
-    tokenizer = Tokenizer.open(bundle)
-    encoder: Encoder
-    on_cpu = settings.decoder.backend == "cpu"
-    drafts = Drafts() if settings.decoder.drafts and on_cpu else None
-    cpu = Decoder(bundle, rules, settings.decoder.threads, drafts)
-    wanted = settings.decoder.language
-    cpu.languages, language = choose_languages(
-        bundle, tokenizer, wanted, settings.decoder.languages, on_cpu=on_cpu
-    )
-    phrases = _open_phrases(settings, bundle, tokenizer, cpu)
-    look = _open_look(settings, bundle, tokenizer, cpu)
-    decoder: Decoder | HailoDecoder = cpu
-    if settings.decoder.backend == "hailo":
-        encoder, decoder = open_on_npu(bundle, settings.encoder, cpu)
-    else:
-        encoder = open_encoder(bundle, settings.encoder)
-    gates = settings.gates
-    if gates.no_speech_sure < 0:
-        gates = replace(gates, no_speech_sure=bundle.no_speech_sure)
-    if gates.no_speech_lone < 0:
-        gates = replace(gates, no_speech_lone=bundle.no_speech_lone)
-    if gates.low_confidence < 0:
-        gates = replace(gates, low_confidence=bundle.low_confidence)
-    fallback = settings.decoder.temperature_fallback
-    trouble = warn_of_trouble(bundle, products)
-    if cpu.languages:  # others are told what may be spoken, and one language if it is one
-        one = "" if wanted == "auto" else language
-        bundle = replace(bundle, language=one, languages=tuple(cpu.languages.tokens))
-    return Transcriber(
-        bundle,
-        encoder,
-        decoder,
-        tokenizer,
-        gates,
-        fallback=fallback,
-        trouble=trouble,
-        phrases=phrases,
-        drafts=drafts,
-        look=look,
-        corrections=Corrections(settings.vocabulary.replace),
-        language=language,
-        throats=_open_throats(bundle, settings, encoder, cpu),
-    )
+    def __enter__(self) -> Self:
+        return self
 
-
-def check_files(settings: Settings) -> None:
-    """Reads the files of words and of sentences that the configuration names. Raises ConfigError
-    for those that `open_transcriber` would refuse, whatever the model."""
-    from appliance.infer.phrases import read_phrases
-    from appliance.infer.vocabulary import read_words
-
-    read_words(settings.vocabulary)
-    if settings.phrases.file not in ("", "bundle"):
-        read_phrases(Path(settings.phrases.file))
-
-
-def _open_look(
-    settings: Settings, bundle: Bundle, tokenizer: Tokenizer, decoder: Decoder
-) -> SecondLook | None:
-    """What puts words of the home into a text; None where that is off. Raises ConfigError."""
-    from appliance.infer.vocabulary import SecondLook, open_vocabulary
-
-    wanted = settings.vocabulary
-    boost = bundle.vocabulary_boost if wanted.boost < 0 else wanted.boost
-    if settings.decoder.backend == "hailo":
-        if wanted.words or wanted.file:
-            raise ConfigError(
-                "[vocabulary] words: expected [decoder] backend = cpu, found hailo, which has no "
-                "cache in which texts could be compared"
-            )
-        return None
-    vocabulary = open_vocabulary(wanted, bundle, tokenizer)
-    return SecondLook(bundle, tokenizer, decoder, vocabulary, boost) if boost else None
-
-
-def _open_phrases(
-    settings: Settings, bundle: Bundle, tokenizer: Tokenizer, decoder: Decoder
-) -> Phrases | None:
-    """The sentences that are expected; None without any. Raises ConfigError."""
-    from appliance.infer.phrases import Phrases, read_phrases
-    from appliance.model import PHRASES_FILE
-
-    name = settings.phrases.file
-    own = name == "bundle"
-    if not name or (own and PHRASES_FILE not in bundle.files):
-        return None
-    if settings.decoder.backend == "hailo":
-        if own:
-            return None
-        raise ConfigError(
-            "[phrases] file: expected [decoder] backend = cpu, found hailo, which has no cache in "
-            "which sentences could be compared"
-        )
-    file = bundle.folder / PHRASES_FILE if own else Path(name)
-    names: dict[str, list[str]] | None = {} if settings.homeassistant.url else None
-    network = read_phrases(file, names, settings.assist.phrase)
-    return Phrases(network, bundle, tokenizer, decoder)
-
-
-def _open_throats(
-    bundle: Bundle, settings: Settings, encoder: Encoder, decoder: Decoder
-) -> OtherThroats | None:
-    """What hears doubtful windows again, where the bundle says so. Raises ModelError."""
-    from appliance.infer.encoder import CpuEncoder
-    from appliance.infer.vtln import OtherThroats
-    from appliance.model import ENCODER_FILE
-
-    if not bundle.vtln or ENCODER_FILE not in bundle.files or settings.decoder.backend == "hailo":
-        return None
-    if not isinstance(encoder, CpuEncoder):  # a chip is for one thread
-        encoder = CpuEncoder(bundle, settings.encoder.threads)
-    return OtherThroats(bundle, bundle.vtln, encoder, decoder)
-
-
-def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
-    """The encoder that the settings ask for, open.
-
-    auto: the NPU if the bundle has a HEF and there is a chip; else the CPU, which stands in for a
-    chip that is there and cannot be used (see `trouble`). hailo: the same, but the NPU must be
-    usable at the start: raises DeviceError or ModelError when it is not. Raises ModelError.
-    """
-    from appliance.infer.encoder import CpuEncoder
-    from appliance.infer.hailo import errors
-    from appliance.infer.hailo.failover import FailoverEncoder
-    from appliance.infer.hailo.npu import open_npu
-    from appliance.model import ENCODER_FILE, HEF_FILE, bundled_hef
-
-    hef = bundled_hef(bundle)
-    must = settings.backend == "hailo"
-    if must and hef is None:
-        raise ModelError(
-            f"{bundle.folder}: expected {HEF_FILE} in the model, as [encoder] backend = hailo "
-            f"wants it, found none; roomscribe model add {bundle.name} --hef hailo8, "
-            "or backend = auto"
-        )
-    cpu = CpuEncoder(bundle, settings.threads) if ENCODER_FILE in bundle.files else None
-    if cpu and (hef is None or settings.backend == "cpu"):
-        return cpu
-    if hef is None or settings.backend == "cpu":
-        raise ModelError(f"{bundle.folder}: expected {ENCODER_FILE} in the model, found none")
-    file = hef
-    encoder = FailoverEncoder(lambda: open_npu(bundle, file, share=settings.share), cpu)
-    if must or cpu is None or errors.nodes():
-        try:
-            encoder.open()
-        except RoomscribeError:
-            if must or cpu is None:
-                raise
-    return encoder
+    def __exit__(self, *_: object) -> None:
+        self.close()

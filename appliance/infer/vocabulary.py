@@ -188,7 +188,7 @@ class Vocabulary:
         return Words(kept), "; ".join(said)
 
 
-class SecondLook:
+class Rescorer:
     """Puts words of the home into a text where that is what was said. One thread, the decoder's."""
 
     def __init__(
@@ -216,7 +216,7 @@ class SecondLook:
             taken.append(time.perf_counter() - begun_s)
         self._asked = max(ASKED_AT_LEAST, min(ASKED_AT_MOST, int(WITHIN_S / min(taken))))
 
-    def at(self, written: Decoded, names: Sequence[str] = ()) -> Decoded:
+    def rescore(self, written: Decoded, names: Sequence[str] = ()) -> Decoded:
         """The text that the decoder wrote just before, with words of the home in it where that is
         likelier; `names` are words for this text alone. Log-probabilities have no credit in them.
         Raises ModelError.

@@ -1,9 +1,9 @@
-"""Vocal tract length normalisation (VTLN): throats of other lengths, for a text that is not sure.
+"""Vocal tract length normalisation (VTLN): a second pass over windows with a doubtful text.
 
-A longer vocal tract has lower formants: the spectrum of a child is that of a man, stretched. Where
-a model has heard few throats, a text that it is not sure of is written anew, from the window as it
-is and as a longer and as a shorter throat would have said it, and the likeliest counts (maximum
-likelihood over warp factors: Lee and Rose, ICASSP 1996). Each time many texts are followed.
+A longer vocal tract has lower formants: a child's spectrum is a man's, stretched. A model that was
+trained on few voices decodes a doubtful window again: as it is, and with the spectrum of a longer
+and a shorter vocal tract. The likeliest text counts (maximum likelihood over warp factors: Lee and
+Rose, ICASSP 1996). Each decode is a beam search.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from appliance.model import Bundle, Vtln
 from appliance.records import Mel, States
 
 
-class OtherThroats:
-    """Hears a window again, as two others would have said it. One thread, the decoder's."""
+class VtlnRescorer:
+    """Decodes a doubtful window again with other warp factors. One thread, the decoder's."""
 
     def __init__(self, bundle: Bundle, vtln: Vtln, encoder: Encoder, decoder: Decoder) -> None:
         """`encoder` may be in use by another thread, as a CpuEncoder may."""
         self._vtln, self._encoder, self._decoder = vtln, encoder, decoder
         self._beam = BeamSearch(bundle, decoder, vtln.beam)
 
-    def best(
+    def rescore(
         self,
         first: Decoded,
         mel: Mel,
@@ -36,17 +36,17 @@ class OtherThroats:
         duration_s: float,
         should_continue: Callable[[], bool] = lambda: True,
     ) -> tuple[Decoded, float]:
-        """The likeliest text of a window with this `mel`, of whose `states` the decoder wrote
-        `first` just before, and the milliseconds that the encoder took for the others.
+        """Return the likeliest text of a window, and the milliseconds of the encoder for it.
 
-        The decoder is left with the states of what was chosen. An empty text is not heard again,
-        and none is chosen. Where it should not continue, no other warp factor is tried. Raises
+        `first` is what the decoder just wrote for `states`, the encoder's output for `mel`. Returns
+        `first` and 0 if that is sure or empty. Afterwards the decoder holds the states of the
+        chosen text. No further warp factor is tried once `should_continue` is False. Raises
         ModelError.
         """
         if not first.tokens or first.avg_logprob >= self._vtln.below:
             return first, 0.0
         likely, chosen, encode_ms = first, states, 0.0
-        cache = self._decoder.again()
+        cache = self._decoder.restart()
         for factor in (None, 1 - self._vtln.warp, 1 + self._vtln.warp):
             if not should_continue():
                 break

@@ -249,7 +249,7 @@ class Hearing:
 
     def _think_ahead(self) -> None:
         """Has the window transcribed that is likely to come, if there is one."""
-        window = self._segmenter.guess
+        window = self._segmenter.speculative_window
         if self._guess and self._guess.window is not window:
             self._guess.drop()
             self._guess = None
@@ -285,7 +285,7 @@ class Hearing:
         part.forget()
         if isinstance(result, Exception):
             raise RequestError("failed", "the sound could not be transcribed; see the journal")
-        result, reason = self._gates.on(part.window, result)
+        result, reason = self._gates.apply(part.window, result)
         if reason:
             return
         self.language = result.language

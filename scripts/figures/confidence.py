@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from appliance.config import Settings
 from appliance.infer.gates import judge
-from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.model.bundle import Calibration, enter_files
 from appliance.records import Window
 

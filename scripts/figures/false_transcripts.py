@@ -27,7 +27,8 @@ from rigs.recordings import SHARED_AUDIO, manifest
 
 from appliance.config import Settings
 from appliance.infer.gates import Gates
-from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE, Discarded, Samples
 
 GAINS_DB = (-20, -10, 0, 6)
@@ -70,7 +71,7 @@ def measure(samples: Samples, settings: Settings, transcriber: Transcriber) -> d
             reasons[f"{one.reason} before decoding"] += 1
             continue
         windows += 1
-        result, reason = gates.on(one, transcriber.transcribe(one))
+        result, reason = gates.apply(one, transcriber.transcribe(one))
         if reason:
             reasons[reason] += 1
         else:

@@ -44,7 +44,8 @@ from appliance.daemon.pipeline import STATES_WAITING, Pipeline
 from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
-from appliance.infer.transcriber import Encoded, Transcriber, open_transcriber
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import Encoded, Transcriber
 from appliance.model.bundle import HEF_FILE, Bundle, load_bundle
 from appliance.records import SAMPLE_RATE, Frame, Mel, States, Window
 from appliance.store.store import Store
@@ -167,7 +168,7 @@ def overlapped(transcriber: Transcriber, windows: list[Window]) -> tuple[float, 
     thread = threading.Thread(target=encode)
     thread.start()
     while (item := encoded.get()) is not None:
-        decode_ms += transcriber.write(item).decode_ms
+        decode_ms += transcriber.decode(item).decode_ms
     thread.join()
     return (time.perf_counter() - begun) * 1000 / len(windows), decode_ms / len(windows)
 
@@ -191,10 +192,10 @@ class Timed:
         self.encodes.append((begun_s, time.monotonic() - begun_s, self._encoder.name))
         return states
 
-    def look_after(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """The encoder's."""
         begun_s = time.monotonic()
-        self._encoder.look_after(now_s)
+        self._encoder.poll(now_s)
         self.looks_s.append(time.monotonic() - begun_s)
 
 
@@ -250,7 +251,7 @@ def deaf(simulator: Simulator, bundle: Bundle, folder: Path) -> None:
     row("a chip that hangs and cannot be given up: windows", str(len(latencies)))
     row("from the end of speech to the transcript", f"{spread(latencies)} s")
     row("from the first hanging job to `state`", f"{told_s - struck_s:.2f} s")
-    row("look_after", f"{spread(timed[0].looks_s)} s")
+    row("poll", f"{spread(timed[0].looks_s)} s")
     most = max(count for *_, count in seen)
     row("threads, and most of them while it hangs", f"{seen[len(seen) // 24][3]}, {most}")
     row("the chip (well after 10 sentences) in use again after", f"{back_s - struck_s:.1f} s")
@@ -366,7 +367,7 @@ class Disturbed:
         encoded = self.transcriber.encode(window)
         if self.kind and self.was != "cpu":
             self.late_ms[self.kind].append(encoded.encode_ms)
-        return self.transcriber.write(encoded).text
+        return self.transcriber.decode(encoded).text
 
     def repair(self) -> None:
         """Puts the chip right again, for some faults only after a while."""

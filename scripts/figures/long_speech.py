@@ -23,7 +23,8 @@ from rigs.word_errors import word_errors, words
 
 from appliance.config import Settings
 from appliance.infer.gates import Gates
-from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE, Discarded, Samples, Window
 
 GAP_MS = 60
@@ -88,7 +89,7 @@ def heard(found: list[Window | Discarded], transcriber: Transcriber, *, join: bo
     for one in found:
         if isinstance(one, Window):
             window = one if join else replace(one, overlap_s=0.0)
-            result, reason = gates.on(window, transcriber.transcribe(window))
+            result, reason = gates.apply(window, transcriber.transcribe(window))
             texts += [] if reason else [result.text]
     return " ".join(texts)
 

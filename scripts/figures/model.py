@@ -29,8 +29,9 @@ from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
 from appliance.infer.gates import judge
+from appliance.infer.opening import open_transcriber
 from appliance.infer.phrases import in_words
-from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.lab.recordings import listed_texts
 from appliance.records import SAMPLE_RATE, Discarded, Samples, Transcription, Window
 

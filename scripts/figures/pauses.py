@@ -48,7 +48,8 @@ from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import Settings, VoiceSettings
 from appliance.infer.completeness import silence_ms
 from appliance.infer.gates import Gates
-from appliance.infer.transcriber import Progress, Transcriber, open_transcriber
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import Progress, Transcriber
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Transcription, Window
 from appliance.store.utterance_history import Sentence, UtteranceHistory
 
@@ -148,8 +149,8 @@ class Reader:
             def decided(result: Transcription) -> None:
                 told.append((time.process_time() - begun_s, result))
 
-            encoded = replace(self.transcriber.encode(window), ahead=True)
-            written = self.transcriber.write(encoded, Progress(decided, lambda: True))
+            encoded = replace(self.transcriber.encode(window), speculative=True)
+            written = self.transcriber.decode(encoded, Progress(decided, lambda: True))
             decided(written)
             scale = self._decode_ms / 1000 / told[0][0] if self._decode_ms else 1.0
             decisions = tuple((scale * after_s, result) for after_s, result in told)
@@ -169,28 +170,28 @@ class Room:
         self._gates, self.heard = Gates(reader.transcriber.gates), Heard()
         self._ahead, self._ready_s = "", 0.0
         self._decisions: list[tuple[float, Window, Transcription]] = []
-        """That are still to be told: when, of which guess, and what."""
+        """That are still to be told: when, of which window, and what."""
 
     def push(self, frame: Frame) -> None:
         """Hears a frame, and what was decided while it lasted."""
         while self._decisions and self._decisions[0][0] <= frame.end_s:
-            when_s, guess, result = self._decisions.pop(0)
-            self._segmenter.expect(guess.id, self._silence_ms(guess, result))
+            when_s, speculation, result = self._decisions.pop(0)
+            self._segmenter.expect(speculation.id, self._silence_ms(speculation, result))
             self._close(self._segmenter.close_if_due(), when_s)
         self._close(self._segmenter.push(frame), frame.end_s)
-        guess_now = self._segmenter.guess
-        if self._settings.speculate and guess_now and guess_now.id != self._ahead:
-            reading = self._reader.read(guess_now)
-            self._ahead, self._ready_s = guess_now.id, frame.end_s + reading.took_s
+        window_now = self._segmenter.speculative_window
+        if self._settings.speculate and window_now and window_now.id != self._ahead:
+            reading = self._reader.read(window_now)
+            self._ahead, self._ready_s = window_now.id, frame.end_s + reading.took_s
             told = reading.decisions if self._settings.early_ms else ()
-            self._decisions = [(frame.end_s + after_s, guess_now, one) for after_s, one in told]
+            self._decisions = [(frame.end_s + after_s, window_now, one) for after_s, one in told]
             self.heard.guesses += 1
             self.heard.work_ms += _work_ms(reading)
 
-    def _silence_ms(self, guess: Window, result: Transcription) -> int:
+    def _silence_ms(self, speculation: Window, result: Transcription) -> int:
         whole, longer = self._history.count(result.text)
         gates = self._reader.transcriber.gates
-        return silence_ms(guess, result, self._settings, gates, whole=whole, longer=longer)
+        return silence_ms(speculation, result, self._settings, gates, whole=whole, longer=longer)
 
     def _close(self, found: list[Window | Discarded], when_s: float) -> None:
         """Takes in the windows that are there at that time."""
@@ -199,7 +200,7 @@ class Room:
                 continue
             reading, ahead = self._reader.read(one), one.id == self._ahead
             text_s = max(when_s, self._ready_s if ahead else when_s + reading.took_s)
-            result, reason = self._gates.on(one, reading.result)
+            result, reason = self._gates.apply(one, reading.result)
             self.heard.work_ms += 0.0 if ahead else _work_ms(reading)
             self.heard.windows.append(one)
             self.heard.texts.append("" if reason else result.text)

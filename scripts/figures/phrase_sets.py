@@ -73,14 +73,14 @@ def main() -> int:
     taken = {one.text for one in sentences()}
     people: dict[str, list[tuple[str, Samples]]] = {"fit": [], "report": []}
     for half, text, sound in readings(options.people):
-        if len(sound) <= LONGEST_S * SAMPLE_RATE and not own.meaning(text.split()):
+        if len(sound) <= LONGEST_S * SAMPLE_RATE and not own.parse(text.split()):
             people[half].append((text, sound))
     for half, seed in SEEDS.items():
         rng = random.Random(seed)
         found = (
             text
             for text in commands(seed, "test")
-            if 3 <= len(text.split()) <= 12 and text not in taken and not own.meaning(text.split())
+            if 3 <= len(text.split()) <= 12 and text not in taken and not own.parse(text.split())
         )
         texts = list(dict.fromkeys(islice(found, SAID + OTHERS)))
         folder = options.out / half

@@ -26,8 +26,9 @@ from figures.confidence import distance, logistic
 from figures.model import alike, cut, quiet, read, said_texts, to_int16
 
 from appliance.config import PhrasesSettings, Settings
+from appliance.infer.opening import open_transcriber
 from appliance.infer.phrases import Evidence
-from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.model.bundle import LEADS, PhraseCalibration, enter_files, log_odds
 from appliance.records import Window
 
@@ -109,9 +110,9 @@ def compare(
             continue
         encoded = free.encode(windows[0])
         begun_s = time.perf_counter()
-        plain = free.write(encoded)
+        plain = free.decode(encoded)
         between_s = time.perf_counter()
-        result = expecting.write(encoded)
+        result = expecting.decode(encoded)
         search_ms = 1000 * (time.perf_counter() + begun_s - 2 * between_s)
         group = f"{folder.name}/{name.split('/')[0]}" if "/" in name else folder.name
         found = expecting.phrases.evidence if expecting.phrases and result.text else None

@@ -34,7 +34,8 @@ from train.texts import commands
 from train.voices import Synthesizers
 
 from appliance.config import Settings, VocabularySettings
-from appliance.infer.transcriber import Encoded, open_transcriber
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import Encoded
 from appliance.infer.vocabulary import Span, Words
 from appliance.records import SAMPLE_RATE, Samples, Window
 
@@ -210,7 +211,7 @@ def show(
         with open_transcriber(replace(settings, vocabulary=vocabulary)) as transcriber:
             transcriber.warm_up()
             begun_s = time.process_time()
-            heard = [transcriber.write(one.encoded).text for one in (*listed, *others)]
+            heard = [transcriber.decode(one.encoded).text for one in (*listed, *others)]
             each_ms = 1000 * (time.process_time() - begun_s) / len(heard)
         free_ms = free_ms or each_ms
         named = [errors(one, text) for one, text in zip(listed, heard, strict=False)]

@@ -40,7 +40,7 @@ from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings, StoreSettings
 from appliance.infer.gates import Gates
-from appliance.infer.transcriber import open_transcriber
+from appliance.infer.opening import open_transcriber
 from appliance.records import HEARD_HERE, SAMPLE_RATE, Samples, Window
 from appliance.store.store import Store
 
@@ -213,7 +213,7 @@ def from_file(bundle: str, spoken: Sequence[Samples]) -> float:
             found = [one for frame in Framer().push(each, 0.0) for one in segmenter.push(frame)]
             for window in (*found, *segmenter.flush()):
                 if isinstance(window, Window):
-                    gates.on(window, transcriber.transcribe(window))
+                    gates.apply(window, transcriber.transcribe(window))
         return len(spoken) / (time.monotonic() - begun_s)
 
 

@@ -14,7 +14,8 @@ from appliance.cli import run
 from appliance.cli.main import main
 from appliance.config import Settings
 from appliance.daemon.pipeline import Pipeline
-from appliance.infer.transcriber import Encoded, Transcriber, open_transcriber
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import Encoded, Transcriber
 from appliance.records import Window
 
 LEAST_MS = float(os.environ.get("ROOMSCRIBE_TORTURE_LEAST_MS") or 0)

@@ -44,13 +44,8 @@ from rigs.recordings import manifest
 from appliance import config
 from appliance.capture.segmenter import Segmenter
 from appliance.daemon.pipeline import Pipeline
-from appliance.infer.transcriber import (
-    FOLLOWED_BY_NOBODY,
-    Encoded,
-    Progress,
-    Transcriber,
-    open_transcriber,
-)
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress, Transcriber
 from appliance.records import Discarded, Frame, Transcript, Transcription, Window
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
@@ -293,11 +288,11 @@ class TimedTranscriber(Transcriber):
         self._owners[id(encoded.states)] = window.id
         return encoded
 
-    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
+    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """As the transcriber does."""
         window_id = self._owners.pop(id(encoded.states), "")
         self._clock.note(window_id, "decoding")
-        written = super().write(encoded, progress)
+        written = super().decode(encoded, progress)
         time.sleep(max(0.0, self._least_ms[1] - written.decode_ms) / 1000)
         self._clock.note(window_id, "decoded")
         return written

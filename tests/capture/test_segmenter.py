@@ -90,14 +90,14 @@ def test_an_utterance_is_handed_on_as_soon_as_the_hang_over_is_over() -> None:
 
 def test_after_300_ms_of_silence_the_window_is_known_that_ends_the_utterance() -> None:
     room = Room().hear(silence(100), speech(30), silence(9))
-    assert room.segmenter.guess is None
-    guess = room.hear(silence(1)).segmenter.guess
-    assert guess
-    assert room.hear(silence(9)).segmenter.guess is guess
+    assert room.segmenter.speculative_window is None
+    speculation = room.hear(silence(1)).segmenter.speculative_window
+    assert speculation
+    assert room.hear(silence(9)).segmenter.speculative_window is speculation
     (window,) = room.hear(silence(1)).windows()
-    assert room.segmenter.guess is None
-    assert window.id == guess.id
-    assert not differences(window, guess)
+    assert room.segmenter.speculative_window is None
+    assert window.id == speculation.id
+    assert not differences(window, speculation)
 
 
 def test_the_window_so_far_is_what_was_heard_while_somebody_speaks() -> None:
@@ -130,10 +130,10 @@ def test_the_window_so_far_is_the_one_that_is_being_filled() -> None:
 
 def test_speech_that_comes_back_makes_the_guess_void() -> None:
     room = Room().hear(silence(30), speech(20), silence(15))
-    first = room.segmenter.guess
+    first = room.segmenter.speculative_window
     assert first
-    assert room.hear(speech(1)).segmenter.guess is None
-    second = room.hear(silence(10)).segmenter.guess
+    assert room.hear(speech(1)).segmenter.speculative_window is None
+    second = room.hear(silence(10)).segmenter.speculative_window
     assert second
     (window,) = room.hear(silence(10)).windows()
     assert second.id == window.id != first.id
@@ -143,11 +143,11 @@ def test_speech_that_comes_back_makes_the_guess_void() -> None:
 def closed_early(*, silent_frames: int = 11) -> tuple[Room, Window]:
     """A room in which an utterance was closed after so many frames of silence."""
     room = Room().hear(silence(30), speech(20), silence(silent_frames - 1))
-    guess = room.segmenter.guess
-    assert guess
-    room.segmenter.expect(guess.id, 320)
+    speculation = room.segmenter.speculative_window
+    assert speculation
+    room.segmenter.expect(speculation.id, 320)
     (window,) = room.hear(silence(1)).windows()
-    assert window.id == guess.id
+    assert window.id == speculation.id
     assert room.segmenter.closed_early
     return room, window
 
@@ -161,8 +161,8 @@ def test_a_guess_that_is_sure_ends_the_utterance_with_its_samples(silent_frames:
 
 def test_an_utterance_that_may_go_on_waits_for_longer() -> None:
     room = Room().hear(silence(30), speech(20), silence(12))
-    assert room.segmenter.guess
-    room.segmenter.expect(room.segmenter.guess.id, 1000)
+    assert room.segmenter.speculative_window
+    room.segmenter.expect(room.segmenter.speculative_window.id, 1000)
     assert room.hear(silence(21)).found == []
     assert len(room.hear(silence(1)).windows()) == 1
     assert not room.segmenter.closed_early
@@ -173,7 +173,7 @@ def test_an_utterance_that_may_go_on_waits_for_longer() -> None:
 
 def test_what_was_expected_of_a_guess_is_forgotten_with_it() -> None:
     room = Room().hear(silence(30), speech(20), silence(10))
-    first = room.segmenter.guess
+    first = room.segmenter.speculative_window
     assert first
     room.segmenter.expect(first.id, 320)
     room.hear(speech(1), silence(10))
@@ -205,11 +205,11 @@ def test_speech_that_comes_back_after_an_early_close_goes_on_in_the_next_utteran
 def test_an_utterance_that_is_due_closes_without_another_frame() -> None:
     room = Room()
     room.hear(silence(30), speech(20), silence(12))
-    guess = room.segmenter.guess
-    assert guess and room.segmenter.close_if_due() == []
-    room.segmenter.expect(guess.id, 350)
+    speculation = room.segmenter.speculative_window
+    assert speculation and room.segmenter.close_if_due() == []
+    room.segmenter.expect(speculation.id, 350)
     (window,) = room.segmenter.close_if_due()
-    assert isinstance(window, Window) and window.id == guess.id
+    assert isinstance(window, Window) and window.id == speculation.id
     assert room.segmenter.closed_early
     assert room.segmenter.close_if_due() == []
 
@@ -248,15 +248,15 @@ def test_where_there_is_talk_without_end_nothing_ends_early() -> None:
     room = Room()
     for _ in range(8):
         room.hear(speech(35), silence(11))
-        guess = room.segmenter.guess
-        assert guess
-        room.segmenter.expect(guess.id, 350)
+        speculation = room.segmenter.speculative_window
+        assert speculation
+        room.segmenter.expect(speculation.id, 350)
         room.hear(silence(3))
     assert 1 <= len(room.windows()) <= 2, "only in the first 3 s, of which nothing is known"
     room.hear(silence(150), speech(20), silence(11))
-    guess = room.segmenter.guess
-    assert guess
-    room.segmenter.expect(guess.id, 350)
+    speculation = room.segmenter.speculative_window
+    assert speculation
+    room.segmenter.expect(speculation.id, 350)
     before = len(room.windows())
     room.hear(silence(1))
     assert len(room.windows()) == before + 1
@@ -276,10 +276,10 @@ def test_however_speech_and_silence_alternate_each_frame_is_in_one_window(seed: 
         late = int(rng.integers(0, 6))
         for sound in (*speech(loud), *silence(quiet)):
             room.hear([sound])
-            guess = room.segmenter.guess
-            late -= guess is not None
-            if guess and answer and late < 0:
-                room.segmenter.expect(guess.id, answer)
+            speculation = room.segmenter.speculative_window
+            late -= speculation is not None
+            if speculation and answer and late < 0:
+                room.segmenter.expect(speculation.id, answer)
     room.found += room.segmenter.flush()
     windows = room.windows()
     spans = [(one.start_s, one.start_s + one.duration_s) for one in windows]
@@ -300,19 +300,19 @@ def test_however_speech_and_silence_alternate_each_frame_is_in_one_window(seed: 
 
 def test_what_is_too_short_for_an_utterance_is_no_guess() -> None:
     room = Room(settings=replace(SegmenterSettings(), min_speech_ms=300))
-    assert room.hear(silence(30), speech(5), silence(15)).segmenter.guess is None
+    assert room.hear(silence(30), speech(5), silence(15)).segmenter.speculative_window is None
     room.hear(silence(5))
     assert [type(one) for one in room.found] == [Discarded]
 
 
 def test_the_source_is_lost_after_the_guess() -> None:
     room = Room().hear(silence(30), speech(20), silence(12))
-    guess = room.segmenter.guess
-    assert guess
+    speculation = room.segmenter.speculative_window
+    assert speculation
     (window,) = room.segmenter.flush(interrupted=True)
     assert isinstance(window, Window)
-    assert (window.id, window.flags) == (guess.id, ("interrupted",))
-    assert room.segmenter.guess is None
+    assert (window.id, window.flags) == (speculation.id, ("interrupted",))
+    assert room.segmenter.speculative_window is None
 
 
 def test_a_pause_shorter_than_the_hang_over_is_part_of_the_utterance() -> None:

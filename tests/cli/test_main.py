@@ -274,12 +274,12 @@ def test_a_microphone_that_is_not_there_is_waited_for_and_told_of_once(tmp_path:
 def test_a_process_ends_without_waiting_for_a_chip_that_hangs_and_says_all_it_has_to() -> None:
     program = (
         "import atexit, sys, time; from appliance.cli import main; "
-        "from appliance.infer import Errand; "
+        "from appliance.system import BackgroundTask; "
         "atexit.register(print, 'the end'); "
         "sys.argv = ['roomscribe', 'model', 'info', 'home-en']; "
         "hangs = len(sys.stdin.read()); "
-        "errand = Errand(lambda: time.sleep(60 * hangs)); "
-        "hangs or errand.join(); "
+        "task = BackgroundTask(lambda: time.sleep(60 * hangs)); "
+        "hangs or task.join(); "
         "sys.exit(main.run_process())"
     )
     said = []

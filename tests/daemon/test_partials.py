@@ -22,7 +22,7 @@ class OpenUtterance:
 
     def __init__(self, utterance_id: str = "") -> None:
         self.speaking = True
-        self.guess: Window | None = None
+        self.speculative_window: Window | None = None
         self.window = a_window(utterance_id, last=False)
 
     def so_far(self) -> Window | None:
@@ -71,7 +71,7 @@ class Rig:
 
     def guess(self, text: str = "turn on the light") -> Task:
         """Silence, and what an utterance that ends there would say."""
-        self.segmenter.guess = window = replace(self.segmenter.window, last=True)
+        self.segmenter.speculative_window = window = replace(self.segmenter.window, last=True)
         self.hear()
         found = speculation(window, replace(HEARD, text=text))
         self.partials.publish_eager(found)
@@ -142,7 +142,7 @@ def test_an_eager_text_stands_when_the_utterance_ends_with_it(rig: Rig) -> None:
     rig.guess()
     rig.partials.close()
     rig.segmenter.speaking = False
-    rig.segmenter.guess = None
+    rig.segmenter.speculative_window = None
     rig.hear(EVERY_S)
     assert rig.told == [(1, "turn on the light", "eager")]
 
@@ -151,7 +151,7 @@ def test_an_eager_text_stands_when_the_utterance_ends_with_it(rig: Rig) -> None:
 def test_an_eager_text_is_withdrawn_when_it_does_not_hold(rig: Rig, close: bool) -> None:
     guess = rig.guess()
     guess.wanted = False
-    rig.segmenter.guess = None
+    rig.segmenter.speculative_window = None
     if close:
         rig.partials.close()
     rig.hear()
@@ -185,7 +185,7 @@ def test_a_pass_is_given_up_when_there_is_a_speculation_and_when_the_window_ends
     rig.guess()
     rig.answer("turn")
     assert rig.told == [(1, "turn on the light", "eager")]
-    rig.segmenter.guess = None
+    rig.segmenter.speculative_window = None
     rig.hear(EVERY_S)
     rig.partials.close()
     rig.answer("turn")

@@ -42,7 +42,7 @@ from appliance.daemon import service
 from appliance.daemon.backlog import Task
 from appliance.daemon.pipeline import FRAMES_WAITING, Pipeline, Sentinel, Stage, StageQueue
 from appliance.errors import DeviceError, RefusedError, ServerError
-from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Progress
+from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
 from appliance.records import Discarded, Frame, Partial, Transcription, Window
 
 STAGES = ("capture", "segmenter", "encoder", "transcriber", "publisher")
@@ -75,7 +75,7 @@ class Gate:
 class FakeSegmenter:
     """Makes a window of every frame, if it is to."""
 
-    speaking, guess, closed_early = False, None, False
+    speaking, speculative_window, closed_early = False, None, False
 
     def __init__(self, gate: Gate, windows: bool) -> None:
         self._gate, self._windows = gate, windows
@@ -104,9 +104,9 @@ class GatedTranscriber(FakeTranscriber):
         self._encoder.pass_through()
         return super().encode(window)
 
-    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
+    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         self._transcriber.pass_through()
-        return super().write(encoded, progress)
+        return super().decode(encoded, progress)
 
 
 class FakePublisher:

@@ -21,7 +21,7 @@ from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
 from appliance.daemon.transcription import UNSTORED_LIMIT, TaskTranscriber
 from appliance.errors import DeviceError, ModelError, StoreError
-from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Progress, Transcriber
+from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress, Transcriber
 from appliance.records import Discarded, Partial, Transcript, Transcription, Window
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
@@ -195,9 +195,9 @@ class ShortOfMemory(FakeTranscriber):
         self._allocate("encode")
         return super().encode(window)
 
-    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
+    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         self._allocate("write")
-        return super().write(encoded, progress)
+        return super().decode(encoded, progress)
 
     def _allocate(self, half: str) -> None:
         self.left[half] -= 1
@@ -277,8 +277,8 @@ class Deciding(FakeTranscriber):
         super().__init__()
         self.then = then
 
-    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
-        progress.decided(replace(HEARD, text="turn on the night", finished=True))
+    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
+        progress.decided(replace(HEARD, text="turn on the night", complete=True))
         self.then()
         assert progress.should_continue() == (self.then.__name__ != "cancel")
         return HEARD

@@ -22,7 +22,7 @@ from rigs.windows import a_window
 from appliance.config import GateSettings
 from appliance.fleet import messages
 from appliance.fleet.messages import Answer, Job, MessageError, Presence, Refusal
-from appliance.infer.gates import Gates, compression_ratio, settled
+from appliance.infer.gates import Gates, compression_ratio, resolve_gates
 from appliance.records import SAMPLE_RATE, Phrase
 
 SUBJECT = "roomscribe.window.any.kitchen"
@@ -61,7 +61,7 @@ def test_half_a_minute_of_noise_is_taken_by_a_server_that_takes_a_megabyte() -> 
 def test_an_answer_carries_all_that_an_ear_makes_of_a_text() -> None:
     phrase = Phrase("turn on the light", "lights", {"room": "kitchen", "percent": 40}, 0.9)
     flags = ("token_limit", "corrected")
-    heard = replace(HEARD, phrase=phrase, finished=True, model="base", flags=flags)
+    heard = replace(HEARD, phrase=phrase, complete=True, model="base", flags=flags)
     heard = replace(heard, language="de", language_probability=0.8)
     gates = {"no_speech_sure": 0.9, "no_speech_lone": -1.0, "low_confidence": 0.5}
     packed = messages.pack_answer(Answer("w", 2, "pi5", heard), gates)
@@ -75,14 +75,14 @@ def test_an_answer_carries_all_that_an_ear_makes_of_a_text() -> None:
 def test_the_gates_of_an_ear_are_what_it_says_and_else_what_the_brains_model_recommends() -> None:
     gates = GateSettings(low_confidence=0.2)
     heard = replace(HEARD, recommended={"low_confidence": 0.9, "no_speech_lone": 0.4})
-    assert settled(gates, heard).low_confidence == 0.2
-    assert settled(gates, heard).no_speech_lone == 0.4
-    kept, reason = Gates(GateSettings()).on(a_window(), heard)
+    assert resolve_gates(gates, heard).low_confidence == 0.2
+    assert resolve_gates(gates, heard).no_speech_lone == 0.4
+    kept, reason = Gates(GateSettings()).apply(a_window(), heard)
     assert ("low_confidence" in kept.flags, reason) == (True, None)
     unheard = replace(heard, no_speech_prob=0.95, recommended={"no_speech_sure": 0.9})
-    assert Gates(GateSettings()).on(a_window(), unheard)[1] == "no_speech"
-    assert Gates(GateSettings(no_speech_sure=0.99)).on(a_window(), unheard)[1] is None
-    assert "low_confidence" not in Gates(GateSettings()).on(a_window(), HEARD)[0].flags
+    assert Gates(GateSettings()).apply(a_window(), unheard)[1] == "no_speech"
+    assert Gates(GateSettings(no_speech_sure=0.99)).apply(a_window(), unheard)[1] is None
+    assert "low_confidence" not in Gates(GateSettings()).apply(a_window(), HEARD)[0].flags
 
 
 def test_what_is_not_known_stays_unknown() -> None:
@@ -91,7 +91,7 @@ def test_what_is_not_known_stays_unknown() -> None:
     assert not isinstance(found, Refusal)
     assert math.isnan(found.confidence)
     assert math.isnan(found.avg_logprob)
-    assert found.finished is None
+    assert found.complete is None
 
 
 def test_a_refusal_and_a_presence_arrive() -> None:
@@ -199,7 +199,7 @@ def test_what_is_wrong_in_an_answer_is_left_out() -> None:
     assert (found.text, found.tokens, found.language) == ("yes [2J no", (1, 2), "und")
     assert (found.encoder, found.encode_ms, found.flags) == ("fleet", 0.0, ("demo_model",))
     assert math.isnan(found.confidence)
-    assert (found.finished, found.model) == (None, "a\\nb")
+    assert (found.complete, found.model) == (None, "a\\nb")
     assert found.phrase
     assert found.phrase.slots == {}
     assert found.recommended == {"no_speech_sure": 0.5}

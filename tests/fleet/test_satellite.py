@@ -358,7 +358,7 @@ def test_while_a_window_waits_a_brain_is_looked_for_twice_a_second_and_seldom_el
         before = deserted.looks
         for _ in range(100):
             now_s += 0.1
-            encoder.look_after(now_s)
+            encoder.poll(now_s)
             encoder.settle(5.0)
         return deserted.looks - before
 
@@ -385,7 +385,7 @@ def test_not_a_byte_of_sound_leaves_an_ear_that_is_muted(
         for _ in range(3):
             with pytest.raises(ServerError, match="muted: what was said before is not sent"):
                 ear.encode(a_window())
-            ear.encoder.look_after(math.inf)
+            ear.encoder.poll(math.inf)
             ear.encoder.settle(2.0)
         assert ear.encoder.trouble is None
         assert with_model.transcribe(a_window()).model == "fake"
@@ -403,12 +403,12 @@ def test_who_stops_waiting_is_let_go_at_once(
         brain.settle()
         ear = ears(patience_s=60.0)
         brain.took_s = 1.0
-        ear.goes_on = lambda: False
+        ear.should_continue = lambda: False
         begun_s = time.monotonic()
         with pytest.raises(UnwantedError):
             ear.encode(a_window())
         assert time.monotonic() - begun_s < 0.9
-        ear.goes_on = lambda: True
+        ear.should_continue = lambda: True
         brain.took_s = 0.0
         assert patiently(ear, a_window()).text == HEARD.text
 
@@ -460,6 +460,6 @@ def test_an_idle_ear_without_brains_looks_for_them_seldom_once_its_own_model_has
 
     before = sent()
     for _ in range(70):
-        ear.encoder.look_after(time.monotonic())
+        ear.encoder.poll(time.monotonic())
         time.sleep(0.05)
     assert 1 <= sent() - before <= 4  # after 0.5, 1 and 2 s; not each half second

@@ -14,7 +14,7 @@ from rigs.fuzzing import ODD_TEXTS, damaged, examples, is_one_line
 
 from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, ModelError
-from appliance.infer.transcriber import open_transcriber
+from appliance.infer.opening import open_transcriber
 from appliance.model.bundle import Bundle, load_bundle
 
 HOME_EN = load_bundle("home-en").folder

@@ -77,7 +77,7 @@ class House:
                 else:
                     self.tasks.discard(result)
                 yield
-            self.backlog.speculate(self.segmenter.guess, self.tasks.speculation)
+            self.backlog.speculate(self.segmenter.speculative_window, self.tasks.speculation)
             yield
             self.partials.follow(self.segmenter, frame.end_s)
             yield

@@ -21,8 +21,9 @@ from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ModelError
 from appliance.infer import arithmetic
 from appliance.infer.arithmetic import Values, find_trouble, warn_of_trouble
+from appliance.infer.opening import open_transcriber
 from appliance.infer.sessions import Session
-from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.model.bundle import Bundle
 
 

@@ -38,7 +38,7 @@ def test_a_beam_of_one_is_at_least_as_likely_as_the_greedy_text(
     compared = 0
     for seed in range(8):
         greedy = decoder.decode(murmur(bundle, seed), DURATION_S)
-        found = BeamSearch(bundle, decoder, 1).best(decoder.again(), DURATION_S)
+        found = BeamSearch(bundle, decoder, 1).best(decoder.restart(), DURATION_S)
         assert found is not None
         if greedy.tokens and greedy.ended:
             assert greedy.tokens[: len(found[0])] == found[0], "it may end where that is likelier"
@@ -70,7 +70,7 @@ def test_its_numbers_are_those_of_the_text_scored_alone(bundle: Bundle, decoder:
         tokens, logprobs = found
         assert len(logprobs) == len(tokens) + 1
         assert np.allclose(decoder.logprobs(tokens, 0), logprobs, atol=1e-4)
-        again = BeamSearch(bundle, decoder, 4).best(decoder.again(), DURATION_S)
+        again = BeamSearch(bundle, decoder, 4).best(decoder.restart(), DURATION_S)
         assert again == found
 
 

@@ -10,7 +10,7 @@ from rigs.transcriber import HEARD
 from rigs.windows import a_window
 
 from appliance.config import GateSettings, SegmenterSettings
-from appliance.infer.completeness import OPEN_WORDS, is_finished, is_open, silence_ms
+from appliance.infer.completeness import OPEN_WORDS, is_complete, is_open, silence_ms
 from appliance.model.bundle import Endings
 from appliance.records import Phrase
 
@@ -81,11 +81,11 @@ def test_every_table_is_of_words_that_texts_are_compared_with() -> None:
 def test_the_decoders_numbers_have_limits(
     end: float, prior: float, doubtful: bool, expected: bool | None
 ) -> None:
-    assert is_finished(math.log(end), prior, ENDINGS, doubtful=doubtful) is expected
+    assert is_complete(math.log(end), prior, ENDINGS, doubtful=doubtful) is expected
 
 
 @pytest.mark.parametrize(
-    "text, finished, whole, longer, expected",
+    "text, complete, whole, longer, expected",
     [
         ("turn on the light", None, 0, 0, 600),
         ("turn on the light", True, 0, 0, 350),
@@ -104,9 +104,9 @@ def test_the_decoders_numbers_have_limits(
     ],
 )
 def test_what_was_said_before_goes_before_what_the_words_look_like(
-    text: str, finished: bool | None, whole: int, longer: int, expected: int
+    text: str, complete: bool | None, whole: int, longer: int, expected: int
 ) -> None:
-    result = replace(HEARD, text=text, finished=finished)
+    result = replace(HEARD, text=text, complete=complete)
     waited_ms = silence_ms(a_window(), result, EARLY, GateSettings(), whole=whole, longer=longer)
     assert waited_ms == expected
 
@@ -114,7 +114,7 @@ def test_what_was_said_before_goes_before_what_the_words_look_like(
 @pytest.mark.parametrize("paused", [{"index": 2}, {"continues": "01J0"}])
 def test_who_has_paused_before_is_given_the_hang_over(paused: dict[str, object]) -> None:
     window = a_window(**paused)  # type: ignore[arg-type]
-    for result in (replace(HEARD, finished=True), HEARD):
+    for result in (replace(HEARD, complete=True), HEARD):
         assert silence_ms(window, result, EARLY, GateSettings(), whole=9) == 600
         assert silence_ms(window, result, EARLY, GateSettings(), longer=9) == 600
     unfinished = replace(HEARD, text="and the")
@@ -124,7 +124,7 @@ def test_who_has_paused_before_is_given_the_hang_over(paused: dict[str, object])
 @pytest.mark.parametrize("text, no_speech_prob", [("", 0.0), ("turn on the", 0.99)])
 def test_a_guess_that_would_be_discarded_says_nothing(text: str, no_speech_prob: float) -> None:
     result = replace(
-        HEARD, text=text, no_speech_prob=no_speech_prob, avg_logprob=-2.0, finished=True
+        HEARD, text=text, no_speech_prob=no_speech_prob, avg_logprob=-2.0, complete=True
     )
     assert silence_ms(a_window(), result, EARLY, GateSettings(), whole=9) == 600
 
@@ -135,7 +135,7 @@ def test_a_guess_that_would_be_discarded_says_nothing(text: str, no_speech_prob:
 def test_the_limits_go_with_the_hang_over(hang_over_ms: int, early: int, late: int) -> None:
     settings = replace(EARLY, hang_over_ms=hang_over_ms)
     window, gates = a_window(), GateSettings()
-    assert silence_ms(window, replace(HEARD, finished=True), settings, gates) == early
+    assert silence_ms(window, replace(HEARD, complete=True), settings, gates) == early
     assert silence_ms(window, replace(HEARD, text="on the"), settings, gates) == late
 
 
@@ -154,14 +154,14 @@ def test_an_open_text_of_a_sentence_that_was_expected_is_not_waited_for(
     text: str, sentence: str, confidence: float, expected: int
 ) -> None:
     phrase = Phrase(sentence, "all", {}, confidence)
-    for finished in (False, None):
-        result = replace(HEARD, text=text, finished=finished, phrase=phrase)
+    for complete in (False, None):
+        result = replace(HEARD, text=text, complete=complete, phrase=phrase)
         assert silence_ms(a_window(), result, EARLY, GateSettings()) == expected
         assert silence_ms(a_window(), result, EARLY, GateSettings(), longer=1) == 1000
 
 
 @pytest.mark.parametrize(
-    "text, confidence, longer, finished, expected",
+    "text, confidence, longer, complete, expected",
     [
         ("What is the date?", 0.9, False, None, 350),
         ("what is the date", 0.9, False, False, 350),
@@ -174,10 +174,10 @@ def test_an_open_text_of_a_sentence_that_was_expected_is_not_waited_for(
     ],
 )
 def test_a_sentence_that_was_expected_and_that_none_goes_on_after_ends_early(
-    text: str, confidence: float, longer: bool, finished: bool | None, expected: int
+    text: str, confidence: float, longer: bool, complete: bool | None, expected: int
 ) -> None:
     phrase = Phrase("what is the date", "ask", {}, confidence)
-    result = replace(HEARD, text=text, finished=finished, phrase=phrase, phrase_continues=longer)
+    result = replace(HEARD, text=text, complete=complete, phrase=phrase, phrase_continues=longer)
     assert silence_ms(a_window(), result, EARLY, GateSettings()) == expected
     paused = a_window(continues="01J0")
     assert silence_ms(paused, result, EARLY, GateSettings()) >= 600
@@ -187,5 +187,5 @@ def test_a_sentence_that_was_expected_and_that_none_goes_on_after_ends_early(
 def test_a_text_that_is_surely_wrong_is_not_known_to_be_whole(
     confidence: float, expected: int
 ) -> None:
-    result = replace(HEARD, finished=True, confidence=confidence)
+    result = replace(HEARD, complete=True, confidence=confidence)
     assert silence_ms(a_window(), result, EARLY, GateSettings()) == expected

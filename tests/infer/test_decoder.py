@@ -21,7 +21,7 @@ from appliance.errors import ConfigError, ModelError
 from appliance.infer.decoder import (
     PRIOR_TOKENS,
     Decoder,
-    best_besides,
+    best_except,
     boost_end,
     choose_guards,
     log_sum,
@@ -366,10 +366,10 @@ def test_the_logarithm_of_the_sum_survives_large_and_impossible_logits() -> None
     assert log_sum(logits(0.0, 0.0, 0.0, 0.0, 0.0)) == pytest.approx(np.log(5))
 
 
-def test_the_best_besides_some_is_found_and_nothing_changes() -> None:
+def test_the_best_except_some_is_found_and_nothing_changes() -> None:
     given = logits(5, 4, 9, 1, 3)
-    assert best_besides(given, columns(2, 0)) == 1
-    assert best_besides(given, columns()) == 2
+    assert best_except(given, columns(2, 0)) == 1
+    assert best_except(given, columns()) == 2
     assert given.tolist() == [5, 4, 9, 1, 3]
 
 

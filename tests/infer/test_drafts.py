@@ -19,7 +19,8 @@ from appliance.convert.shapes import WhisperConfig
 from appliance.infer.decoder import Decoder, preset_guards
 from appliance.infer.drafts import LONGEST, MOST, Drafts
 from appliance.infer.network import Network
-from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.model.bundle import (
     JOINT,
     JOINT_FILE,

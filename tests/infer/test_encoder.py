@@ -21,7 +21,7 @@ from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.hailo import errors, failover
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import LIMITS, Limits, is_closing, open_npu
-from appliance.infer.transcriber import open_encoder
+from appliance.infer.opening import open_encoder
 from appliance.model.bundle import ENCODER_FILE, HEF_FILE, Bundle
 
 AUTO, HAILO, CPU = (EncoderSettings(backend=name, threads=1) for name in ("auto", "hailo", "cpu"))
@@ -213,7 +213,7 @@ def test_nobody_waits_for_a_chip_that_hangs_and_cannot_be_given_up(
     while time.monotonic() < begun_s + 5.0:  # it is closed, opened in vain, and closed again
         clock.now_s += 0.1
         encoding_s = seconds(encode, tried % len(mels))
-        longest_s = max(longest_s, encoding_s, seconds(encoder.look_after, clock.now_s))
+        longest_s = max(longest_s, encoding_s, seconds(encoder.poll, clock.now_s))
         assert encoder.name == "cpu" and encoder.trouble
         assert "did not answer in time" in encoder.trouble
         most = max(most, threading.active_count())
@@ -240,10 +240,10 @@ def test_closing_does_not_wait_for_a_chip_that_hangs(
     simulator.set(**DEAF)
     encoder.encode(mel_of(hef_bundle, 1))
     clock.now_s += 29.0
-    encoder.look_after(clock.now_s)
+    encoder.poll(clock.now_s)
     assert "did not answer in time" in str(encoder.trouble)
     clock.now_s += 2.0
-    encoder.look_after(clock.now_s)
+    encoder.poll(clock.now_s)
     assert "does not let go of it; sudo systemctl restart roomscribe" in str(encoder.trouble)
     assert seconds(encoder.close) < SOON_S
     with pytest.raises(DeviceError, match="not yet let go of a chip that hangs"):
@@ -276,7 +276,7 @@ def test_a_chip_that_is_opened_too_late_is_let_go_of(
     encoder.encode(mel_of(hef_bundle, 1))
     simulator.set(fail_jobs=[])
     assert isinstance(encoder, FailoverEncoder) and not is_closing(20.0)
-    encoder.look_after(1e9)
+    encoder.poll(1e9)
     assert seconds(encoder.close) < 1.4
     deadline_s = time.monotonic() + 8.0
     while threading.active_count() > before or errors.owners():

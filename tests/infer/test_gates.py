@@ -20,11 +20,11 @@ from appliance.infer.gates import (
     compression_ratio,
     is_doubtful,
     is_failed,
-    is_known,
+    is_invented,
     is_loop,
     judge,
 )
-from appliance.infer.transcriber import open_transcriber
+from appliance.infer.opening import open_transcriber
 from appliance.records import SAMPLE_RATE, Transcription, Window
 
 GATES = GateSettings(low_confidence=math.exp(-1))
@@ -75,7 +75,7 @@ def window(index: int, overlap_s: float = 0.0) -> Window:
     ],
 )
 def test_what_whisper_makes_of_silence_is_marked_and_kept(text: str) -> None:
-    heard, reason = Gates(GATES).on(window(1), result(text))
+    heard, reason = Gates(GATES).apply(window(1), result(text))
     assert reason is None
     assert heard.text == text
     assert heard.flags == ("known_hallucination",)
@@ -97,56 +97,56 @@ def test_what_whisper_makes_of_silence_is_marked_and_kept(text: str) -> None:
     ],
 )
 def test_what_people_say_is_not_marked(text: str) -> None:
-    heard, reason = Gates(GATES).on(window(1), result(text))
+    heard, reason = Gates(GATES).apply(window(1), result(text))
     assert (heard.text, heard.flags, reason) == (text, (), None)
 
 
 def test_thanks_that_the_model_doubts_are_marked() -> None:
-    assert is_known("Thank you.", doubtful=True)
-    heard, reason = Gates(GATES).on(window(1), result("thank you", no_speech_prob=0.7))
+    assert is_invented("Thank you.", doubtful=True)
+    heard, reason = Gates(GATES).apply(window(1), result("thank you", no_speech_prob=0.7))
     assert (heard.flags, reason) == (("known_hallucination",), None)
-    heard, reason = Gates(GATES).on(window(1), result("yes", no_speech_prob=0.7))
+    heard, reason = Gates(GATES).apply(window(1), result("yes", no_speech_prob=0.7))
     assert (heard.flags, reason) == ((), None)
 
 
 def test_a_suspicious_repetition_is_marked_and_kept() -> None:
     in_the_middle = (1, 2, 3, 7, 8, 7, 8, 7, 8, 4, 5)
-    heard, reason = Gates(GATES).on(window(1), result("turn it off", in_the_middle))
+    heard, reason = Gates(GATES).apply(window(1), result("turn it off", in_the_middle))
     assert (heard.flags, reason) == (("repetition",), None)
     for tokens in ((1, 1, 1, 1), (7, 8, 7, 8), (1, 2, 3, 1, 2, 4, 1, 2, 5)):
-        heard, reason = Gates(GATES).on(window(1), result("no no no no", tokens))
+        heard, reason = Gates(GATES).apply(window(1), result("no no no no", tokens))
         assert (heard.flags, reason) == ((), None)
 
 
 def test_a_loop_in_the_middle_of_a_text_is_discarded() -> None:
     looping = (1, 2, 3, *(7, 8, 9) * 5, 4, 5, 6)
-    assert Gates(GATES).on(window(1), result("well", looping))[1] == "repetition"
+    assert Gates(GATES).apply(window(1), result("well", looping))[1] == "repetition"
 
 
 def test_a_later_window_is_freed_of_what_it_repeats() -> None:
     verdicts = Gates(GATES)
-    verdicts.on(window(1), result("turn on the light"))
-    heard, reason = verdicts.on(window(2, 0.8), result("the light in the kitchen"))
+    verdicts.apply(window(1), result("turn on the light"))
+    heard, reason = verdicts.apply(window(2, 0.8), result("the light in the kitchen"))
     assert (heard.text, reason) == ("in the kitchen", None)
 
 
 def test_a_window_that_says_nothing_new_is_a_repetition() -> None:
     verdicts = Gates(GATES)
-    verdicts.on(window(1), result("turn on the light"))
-    assert verdicts.on(window(2, 0.8), result("the light"))[1] == "repetition"
-    heard, reason = verdicts.on(window(3, 0.8), result("the light please"))
+    verdicts.apply(window(1), result("turn on the light"))
+    assert verdicts.apply(window(2, 0.8), result("the light"))[1] == "repetition"
+    heard, reason = verdicts.apply(window(3, 0.8), result("the light please"))
     assert (heard.text, reason) == ("please", None)
 
 
 def test_the_words_of_a_window_that_was_discarded_are_not_taken_for_told() -> None:
     verdicts = Gates(GATES)
-    verdicts.on(window(1), result("the light", avg_logprob=-5.0))
-    heard, reason = verdicts.on(window(2, 0.8), result("the light please"))
+    verdicts.apply(window(1), result("the light", avg_logprob=-5.0))
+    heard, reason = verdicts.apply(window(2, 0.8), result("the light please"))
     assert (heard.text, reason) == ("the light please", None)
 
 
 def test_the_window_before_is_recalled_where_another_process_wrote_it_down() -> None:
-    heard, reason = Gates(GATES).on(
+    heard, reason = Gates(GATES).apply(
         window(2, 0.8), result("light please"), lambda: "turn on the light"
     )
     assert (heard.text, reason) == ("please", None)
@@ -154,10 +154,10 @@ def test_the_window_before_is_recalled_where_another_process_wrote_it_down() -> 
 
 def test_a_preview_is_what_follows_and_leaves_no_trace() -> None:
     verdicts = Gates(GATES)
-    verdicts.on(window(1), result("turn on the light in the"))
+    verdicts.apply(window(1), result("turn on the light in the"))
     for text in ("in the hall and", "in the hall and the kitchen"):
         assert verdicts.preview(window(2, 1.0), result(text)) == text.removeprefix("in the ")
-    heard, _ = verdicts.on(window(2, 1.0), result("in the hall and the kitchen"))
+    heard, _ = verdicts.apply(window(2, 1.0), result("in the hall and the kitchen"))
     assert heard.text == "hall and the kitchen"
     assert verdicts.preview(window(3, 1.0), result("the kitchen")) == ""
     assert verdicts.preview(window(3), result("")) == ""
@@ -165,7 +165,11 @@ def test_a_preview_is_what_follows_and_leaves_no_trace() -> None:
 
 def test_marks_follow_one_another() -> None:
     doubtful = result("thank you", (5,) * 7, avg_logprob=-1.2)
-    assert gates.marks(doubtful, GATES) == ("low_confidence", "repetition", "known_hallucination")
+    assert gates.find_flags(doubtful, GATES) == (
+        "low_confidence",
+        "repetition",
+        "known_hallucination",
+    )
 
 
 def transcription(
@@ -230,7 +234,7 @@ def test_the_strict_limits_are_for_windows_with_little_voice_or_a_doubted_text(
     heard = transcription(text, no_speech_prob=0.099, avg_logprob=logprob)
     assert judge(heard, gates, voiced_s) == reason
     window = Window("u", 1, True, np.zeros(16_000, np.int16), 0.0, 1.0, voiced_s)
-    assert Gates(gates).on(window, heard)[1] == reason
+    assert Gates(gates).apply(window, heard)[1] == reason
 
 
 def test_repetition_compresses_well_and_speech_does_not() -> None:
@@ -322,7 +326,7 @@ def test_what_the_built_in_model_gets_wrong_of_strangers_is_marked() -> None:
             samples = to_int16(np.concatenate((np.zeros(SAMPLE_RATE // 2), read(file))))
             heard = transcriber.transcribe(Window("u", 1, True, samples, 0.0, 1.0, 1.0))
             if heard.text and not judge(heard, transcriber.gates):
-                marked = "low_confidence" in gates.marks(heard, transcriber.gates)
+                marked = "low_confidence" in gates.find_flags(heard, transcriber.gates)
                 found.append((alike(heard.text) == alike(row["transcript"]), marked))
     wrong, good = ([mark for right, mark in found if right is wanted] for wanted in (False, True))
     assert len(wrong) > 40 and len(good) > 8

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from appliance.infer.joining import OverlapJoiner, is_unspaced, units, without_overlap
+from appliance.infer.joining import OverlapJoiner, is_unspaced, split_pieces, without_overlap
 from appliance.records import Window
 
 
@@ -101,20 +101,22 @@ def window(index: int, overlap_s: float, utterance_id: str = "u") -> Window:
 
 def test_the_text_before_is_that_of_the_window_before_whole() -> None:
     joiner = OverlapJoiner()
-    assert joiner.fresh(window(1, 0.0), "turn on the light") == "turn on the light"
-    assert joiner.fresh(window(2, 1.0), "the light") == ""
-    assert joiner.fresh(window(3, 1.0), "the light now") == "now"
-    assert joiner.fresh(window(4, 0.0), "now now") == "now now"
+    assert joiner.remove_overlap(window(1, 0.0), "turn on the light") == "turn on the light"
+    assert joiner.remove_overlap(window(2, 1.0), "the light") == ""
+    assert joiner.remove_overlap(window(3, 1.0), "the light now") == "now"
+    assert joiner.remove_overlap(window(4, 0.0), "now now") == "now now"
 
 
 def test_a_window_before_that_was_not_seen_is_recalled() -> None:
     joiner = OverlapJoiner()
-    assert joiner.fresh(window(3, 1.0), "light on", lambda: "the light") == "on"
-    joiner.fresh(window(1, 0.0, "v"), "the light")
-    assert joiner.fresh(window(2, 1.0, "w"), "light on") == "light on", "another utterance's"
+    assert joiner.remove_overlap(window(3, 1.0), "light on", lambda: "the light") == "on"
+    joiner.remove_overlap(window(1, 0.0, "v"), "the light")
+    assert joiner.remove_overlap(window(2, 1.0, "w"), "light on") == "light on", (
+        "another utterance's"
+    )
 
 
 def test_punctuation_alone_is_no_word() -> None:
-    assert [one.letters for one in units("Well - yes, it's 5 o'clock!", unspaced=False)] == [
+    assert [one.letters for one in split_pieces("Well - yes, it's 5 o'clock!", unspaced=False)] == [
         "well", "yes", "its", "5", "oclock",
     ]  # fmt: skip

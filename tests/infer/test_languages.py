@@ -16,8 +16,9 @@ from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Se
 from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoder
 from appliance.infer.languages import ROOMS, STAYS, Languages, choose_languages
+from appliance.infer.opening import open_transcriber
 from appliance.infer.tokenizer import Tokenizer
-from appliance.infer.transcriber import Encoded, open_transcriber
+from appliance.infer.transcriber import Encoded
 from appliance.model.bundle import VOCABULARY_FILE, Bundle, Guards, enter_files, load_bundle
 
 RULES = Guards(500, 1.0, 0.0)
@@ -61,7 +62,7 @@ def test_the_likeliest_language_is_chosen_and_the_last_one_is_likelier() -> None
 
 def test_a_decode_is_that_of_a_model_told_the_language(two: Bundle, tokenizer: Tokenizer) -> None:
     finding = Decoder(two, RULES, 1)
-    finding.languages, _ = choose_languages(two, tokenizer, "auto", ("de", "en"), on_cpu=True)
+    finding.languages, _ = choose_languages(two, tokenizer, "auto", ("de", "en"))
     german = tokenizer.specials["<|de|>"]
     english = tokenizer.specials["<|en|>"]
     prompts = {
@@ -87,7 +88,7 @@ def test_a_decode_is_that_of_a_model_told_the_language(two: Bundle, tokenizer: T
 def test_nothing_is_found_out_unless_it_is_wanted(two: Bundle, tokenizer: Tokenizer) -> None:
     decoder = Decoder(two, RULES, 1)
     for wanted in ("", "en"):
-        decoder.languages, first = choose_languages(two, tokenizer, wanted, ("de",), on_cpu=True)
+        decoder.languages, first = choose_languages(two, tokenizer, wanted, ("de",))
         assert (decoder.languages, first) == (None, "en")
     decoded = decoder.decode(sounds(two)[0], 1.0)
     assert decoded.language == "" and math.isnan(decoded.language_probability)
@@ -108,7 +109,7 @@ def test_a_language_that_the_model_lacks_is_refused_in_one_line(
     two: Bundle, tokenizer: Tokenizer, language: str, allowed: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        choose_languages(two, tokenizer, language, allowed, on_cpu=True)
+        choose_languages(two, tokenizer, language, allowed)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -117,8 +118,9 @@ def test_a_model_of_one_language_and_the_npu_decoder_say_so(
 ) -> None:
     with pytest.raises(ConfigError, match="expected a model of several languages, found home-en"):
         open_transcriber(Settings(decoder=DecoderSettings(language="auto")))
-    with pytest.raises(ConfigError, match="backend is hailo"):
-        choose_languages(two, tokenizer, "auto", (), on_cpu=False)
+    npu = DecoderSettings(language="auto", backend="hailo")
+    with pytest.raises(ConfigError, match=r"\[decoder\] language .*found hailo"):
+        open_transcriber(Settings(model=ModelSettings(bundle=str(two.folder)), decoder=npu))
 
 
 def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
@@ -131,7 +133,7 @@ def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
         assert (transcriber.bundle.language, transcriber.bundle.languages) == ("", ("de", "en"))
 
         def say(states: NDArray[np.float32], room: str | None) -> tuple[str, float]:
-            heard = transcriber.write(Encoded(states, 1.0, "cpu", 0.0, room=room))
+            heard = transcriber.decode(Encoded(states, 1.0, "cpu", 0.0, room=room))
             assert heard.text
             return heard.language, heard.language_probability
 
@@ -157,7 +159,7 @@ def test_one_language_is_spoken_from_the_first_window_on(two: Bundle) -> None:
     )
     with open_transcriber(settings) as transcriber:
         assert (transcriber.bundle.language, transcriber.bundle.languages) == ("de", ("de",))
-        heard = transcriber.write(Encoded(sounds(two)[0], 1.0, "cpu", 0.0))
+        heard = transcriber.decode(Encoded(sounds(two)[0], 1.0, "cpu", 0.0))
     assert heard.language == "de" and math.isnan(heard.language_probability)
     specials = Tokenizer.open(two).specials
     german = tuple(specials["<|de|>"] if one == specials["<|en|>"] else one for one in two.prompt)

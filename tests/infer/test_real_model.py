@@ -32,7 +32,8 @@ from appliance.config import Settings
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.mel import log_mel
-from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.model.bundle import CROSS_FILE, ENCODER_FILE, STEP_FILE, Bundle, load_bundle
 from appliance.records import SAMPLE_RATE, Logits, Transcription, Window
 

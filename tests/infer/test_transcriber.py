@@ -21,8 +21,9 @@ from appliance.convert.build import Recipe, build_bundle
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.gates import compression_ratio
+from appliance.infer.opening import open_transcriber
 from appliance.infer.tokenizer import Tokenizer
-from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.transcriber import Transcriber, TranscriberParts
 from appliance.model.bundle import Guards
 from appliance.records import SAMPLE_RATE, Window
 
@@ -141,7 +142,9 @@ class FailingDecoder:
         self.good_from = good_from
         self.tried: list[float] = []
 
-    def decode(self, _states: object, _duration_s: float, temperature: float = 0.0) -> Decoded:
+    def decode(
+        self, _states: object, _duration_s: float, temperature: float = 0.0, language: str = ""
+    ) -> Decoded:
         self.tried.append(temperature)
         tokens = (5, 6, 7) if temperature >= self.good_from else (5,) * 60
         return Decoded(tokens, (-0.1,) * (len(tokens) + 1), 0.1, ended=True)
@@ -150,12 +153,14 @@ class FailingDecoder:
 def with_decoder(plain: Transcriber, decoder: FailingDecoder, *, fallback: bool) -> Transcriber:
     tokenizer = Tokenizer.open(plain.bundle)
     return Transcriber(
-        plain.bundle,
-        plain.encoder,
-        cast(Decoder, decoder),
-        tokenizer,
-        plain.gates,
-        fallback=fallback,
+        TranscriberParts(
+            bundle=plain.bundle,
+            encoder=plain.encoder,
+            decoder=cast(Decoder, decoder),
+            tokenizer=tokenizer,
+            gates=plain.gates,
+            fallback=fallback,
+        )
     )
 
 
@@ -180,7 +185,7 @@ def test_a_failed_decode_is_tried_again_at_higher_temperatures_if_wanted(
 def test_the_two_halves_give_what_the_whole_gives(transcriber: Transcriber) -> None:
     halves = [transcriber.encode(window(2.0, seed)) for seed in (1, 2)]
     for seed, encoded in zip((1, 2), halves, strict=True):
-        half, whole = transcriber.write(encoded), transcriber.transcribe(window(2.0, seed))
+        half, whole = transcriber.decode(encoded), transcriber.transcribe(window(2.0, seed))
         assert (half.tokens, half.avg_logprob) == (whole.tokens, whole.avg_logprob)
 
 
@@ -191,7 +196,7 @@ def test_two_threads_may_encode_and_write_at_once(transcriber: Transcriber) -> N
     with ThreadPoolExecutor(1) as other:
         for seed in range(6):
             following = other.submit(transcriber.encode, window(2.0, seed + 1))
-            found.append(transcriber.write(encoded).tokens)
+            found.append(transcriber.decode(encoded).tokens)
             encoded = following.result()
     assert found == expected
 
@@ -200,7 +205,13 @@ def test_full_scale_noise_and_endless_repetition_end_within_the_limit(bundle_fol
     endless = open_transcriber(settings(bundle_folder))
     decoder = Decoder(endless.bundle, Guards(500, 1.0, -1e9), 1)
     endless = Transcriber(
-        endless.bundle, endless.encoder, decoder, Tokenizer.open(endless.bundle), endless.gates
+        TranscriberParts(
+            bundle=endless.bundle,
+            encoder=endless.encoder,
+            decoder=decoder,
+            tokenizer=Tokenizer.open(endless.bundle),
+            gates=endless.gates,
+        )
     )
     rng = np.random.Generator(np.random.PCG64(3))
     noise = np.where(rng.random(10 * SAMPLE_RATE) < 0.5, -32768, 32767).astype(np.int16)

@@ -31,14 +31,15 @@ from appliance.convert.build import Recipe, build_bundle
 from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.drafts import Drafts
+from appliance.infer.opening import open_transcriber
 from appliance.infer.tokenizer import Tokenizer
-from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.infer.vocabulary import (
     ASKED_AT_MOST,
     CREDIT,
     LEAST,
     UNLIKE,
-    SecondLook,
+    Rescorer,
     Span,
     Vocabulary,
     Words,
@@ -99,8 +100,8 @@ def looked(
     """What becomes of a text, and which others were asked about."""
     vocabulary = Vocabulary(words, lambda _: True)
     ear = Ear(tokenizer, likely)
-    look = SecondLook(home_en, tokenizer, cast(Decoder, ear), vocabulary, 1.0)
-    result = look.at(written(tokenizer, text))
+    rescorer = Rescorer(home_en, tokenizer, cast(Decoder, ear), vocabulary, 1.0)
+    result = rescorer.rescore(written(tokenizer, text))
     return tokenizer.detokenize(result.tokens).strip(), result, ear
 
 
@@ -157,10 +158,10 @@ def test_a_word_that_was_heard_well_is_not_replaced_by_a_short_name(
     text, other = "set the light to red", "set the light tom red"
     ear = Ear(tokenizer, {other: -4.0})
     vocabulary = Vocabulary(["Tom", "Theo"], lambda _: True)
-    look = SecondLook(home_en, tokenizer, cast(Decoder, ear), vocabulary, 2.0)
+    rescorer = Rescorer(home_en, tokenizer, cast(Decoder, ear), vocabulary, 2.0)
     sure = written(tokenizer, text, each=math.log(0.71))
-    assert look.at(sure) is sure and ear.asked == []
-    changed = look.at(written(tokenizer, text, each=math.log(0.69)))
+    assert rescorer.rescore(sure) is sure and ear.asked == []
+    changed = rescorer.rescore(written(tokenizer, text, each=math.log(0.69)))
     assert tokenizer.detokenize(changed.tokens).strip() == other
 
 
@@ -190,9 +191,9 @@ def test_words_of_one_text_are_forgotten_with_it(home_en: Bundle, tokenizer: Tok
 def test_a_text_that_did_not_end_is_left_as_it_is(home_en: Bundle, tokenizer: Tokenizer) -> None:
     ear = Ear(tokenizer, {"tell winston to come": 0.0})
     vocabulary = Vocabulary(["Winston"], lambda _: True)
-    look = SecondLook(home_en, tokenizer, cast(Decoder, ear), vocabulary, 4.0)
+    rescorer = Rescorer(home_en, tokenizer, cast(Decoder, ear), vocabulary, 4.0)
     endless = replace(written(tokenizer, "tell winson to come"), ended=False)
-    assert look.at(endless) is endless
+    assert rescorer.rescore(endless) is endless
 
 
 def test_names_of_others_are_bounded_whatever_they_are(caplog: pytest.LogCaptureFixture) -> None:
@@ -304,7 +305,7 @@ def test_words_are_taken_over_between_two_windows() -> None:
         transcriber.set_names([])
         assert transcriber.transcribe(fourteen()).text == before.text
         encoded = replace(transcriber.encode(fourteen()), names=("Fourteen",))
-        assert transcriber.write(encoded).text.endswith("by fourteen degrees")
+        assert transcriber.decode(encoded).text.endswith("by fourteen degrees")
         assert transcriber.transcribe(fourteen()).text == before.text
 
 

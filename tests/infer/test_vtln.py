@@ -20,8 +20,9 @@ from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Se
 from appliance.infer.decoder import Cache, Decoded, Decoder, LogOdds
 from appliance.infer.encoder import Encoder
 from appliance.infer.mel import warp
-from appliance.infer.transcriber import Progress, Transcriber, open_transcriber
-from appliance.infer.vtln import OtherThroats
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import Progress, Transcriber
+from appliance.infer.vtln import VtlnRescorer
 from appliance.model.bundle import Vtln, enter_files, load_bundle
 from appliance.records import Mel, States, Transcription, Window
 
@@ -51,13 +52,13 @@ class Hearing:
         self._left = list(texts)
         self.begun: States | None = None
 
-    def again(self) -> Cache:
+    def restart(self) -> Cache:
         self._text = self._left.pop(0)
         return Cache()
 
     def start(self, states: States) -> Cache:
         self.begun = states
-        return self.again() if self._left else Cache()
+        return self.restart() if self._left else Cache()
 
     def token_limit(self, duration_s: float) -> int:
         return 1 + int(10 * duration_s)
@@ -82,8 +83,8 @@ def best(*heard: Decoded, limit_s: float = 1.0) -> tuple[Decoded, list[Mel], Sta
     bundle = load_bundle(str(HOME_EN))
     tokens = replace(bundle.tokens, end_of_text=END)
     bundle = replace(bundle, tokens=tokens, suppressed_first=())
-    throats = OtherThroats(bundle, VTLN, cast(Encoder, encoder), cast(Decoder, decoder))
-    found, encode_ms = throats.best(heard[0], MEL, OWN, limit_s)
+    rescorer = VtlnRescorer(bundle, VTLN, cast(Encoder, encoder), cast(Decoder, decoder))
+    found, encode_ms = rescorer.rescore(heard[0], MEL, OWN, limit_s)
     assert (encode_ms > 0) == bool(encoder.heard)
     return found, encoder.heard, decoder.begun
 
@@ -156,8 +157,8 @@ def test_no_other_throat_is_tried_once_it_is_cancelled() -> None:
     encoder, decoder = Warping(), Hearing(first, likely)
     bundle = replace(load_bundle(str(HOME_EN)), suppressed_first=())
     bundle = replace(bundle, tokens=replace(bundle.tokens, end_of_text=END))
-    throats = OtherThroats(bundle, VTLN, cast(Encoder, encoder), cast(Decoder, decoder))
-    throats.best(first, MEL, OWN, 1.0, lambda: next(answers))
+    rescorer = VtlnRescorer(bundle, VTLN, cast(Encoder, encoder), cast(Decoder, decoder))
+    rescorer.rescore(first, MEL, OWN, 1.0, lambda: next(answers))
     assert len(encoder.heard) == 1
 
 
@@ -215,9 +216,9 @@ def test_a_window_is_heard_again_while_the_next_one_is_encoded(
     twice, _ = hearing_twice
     windows = [spoken(one.file.name) for one in sentences()[:8]]
     encoded = [twice.encode(window) for window in windows]
-    texts = [twice.write(one).text for one in encoded]
+    texts = [twice.decode(one).text for one in encoded]
     with ThreadPoolExecutor(1) as other:
-        writing = other.submit(lambda: [twice.write(one).text for one in encoded])
+        writing = other.submit(lambda: [twice.decode(one).text for one in encoded])
         states = [twice.encode(window).states for window in windows]
         assert writing.result(60) == texts
     assert all(
@@ -233,7 +234,7 @@ class Followed:
         self.told: list[Transcription] = []
         self.wanted = True
         self.transcriber, self.watch = transcriber, monkeypatch
-        self.note(transcriber._throats, "best", "second pass")
+        self.note(transcriber._vtln, "rescore", "second pass")
         self.note(transcriber.phrases, "find", "phrases")
         self.note(transcriber._decoder, "end_prior", "prior")
         self.note(transcriber._decoder, "decode", "decode")
@@ -251,12 +252,12 @@ class Followed:
         self.did.append("told")
         self.told.append(result)
 
-    def write(self, window: Window, cancelled_after: int = 99) -> Transcription:
+    def decode(self, window: Window, cancelled_after: int = 99) -> Transcription:
         self.did.clear()
         self.told.clear()
         progress = Progress(self.decided, lambda: len(self.did) <= cancelled_after)
-        encoded = replace(self.transcriber.encode(window), ahead=True)
-        return self.transcriber.write(encoded, progress)
+        encoded = replace(self.transcriber.encode(window), speculative=True)
+        return self.transcriber.decode(encoded, progress)
 
 
 @pytest.fixture
@@ -272,12 +273,12 @@ def test_whether_a_sentence_is_over_is_decided_before_what_that_does_not_need(
     changed = 0
     for one in sentences()[:16]:
         window = spoken(one.file.name)
-        result = followed.write(window)
+        result = followed.decode(window)
         assert followed.did[:4] == ["decode", "prior", "told", "second pass"]
         first, last = followed.told[0], followed.told[-1]
         again = ["prior", "told"] if len(followed.told) == 2 else []
         assert followed.did[4:] == [*again, "phrases"]
-        assert (last.text, last.finished) == (result.text, result.finished)
+        assert (last.text, last.complete) == (result.text, result.complete)
         assert len(followed.told) == 2 or first.text == result.text
         changed += first.text != result.text
         plain = followed.transcriber.transcribe(window)
@@ -290,5 +291,5 @@ def test_whether_a_sentence_is_over_is_decided_before_what_that_does_not_need(
 def test_a_guess_that_is_cancelled_does_no_more(followed: Followed, done: int) -> None:
     """After the decision, and after the second pass."""
     for one in sentences()[:4]:
-        followed.write(spoken(one.file.name), cancelled_after=done - 1)
+        followed.decode(spoken(one.file.name), cancelled_after=done - 1)
         assert followed.did == ["decode", "prior", "told", "second pass"][:done]

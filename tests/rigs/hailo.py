@@ -81,7 +81,7 @@ def looked_after(encoder: Encoder, now_s: float) -> RoomscribeError | None:
     """Looks after an encoder when nothing is being closed any more, and waits for what that began;
     its error, if it failed."""
     assert not is_closing(20.0)
-    encoder.look_after(now_s)
+    encoder.poll(now_s)
     return encoder.settle(20.0) if isinstance(encoder, FailoverEncoder) else None
 
 

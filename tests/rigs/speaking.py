@@ -31,7 +31,7 @@ from appliance.config import (
     TranscriberSettings,
 )
 from appliance.daemon.pipeline import Pipeline
-from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Progress
+from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
 from appliance.records import Discarded, Frame, Partial, Samples, Transcript, Transcription, Window
 from appliance.store.store import Store
 
@@ -109,13 +109,13 @@ class WordTranscriber(FakeTranscriber):
         ]
         return replace(super().encode(window), states=np.array([words], np.float32))
 
-    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
+    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         self._before_write()
         words = [f"w{int(word)}" if word else "uh" for word in encoded.states[0]]
-        finished = (None, True, False)[len(words) % 3 if self._sure else 0]
+        complete = (None, True, False)[len(words) % 3 if self._sure else 0]
         tokens = tuple(range(len(words)))
-        result = replace(HEARD, text=" ".join(words), tokens=tokens, finished=finished)
-        if encoded.ahead:
+        result = replace(HEARD, text=" ".join(words), tokens=tokens, complete=complete)
+        if encoded.speculative:
             progress.decided(result)
         return result
 

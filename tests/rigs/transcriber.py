@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from appliance.config import Settings
-from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Progress
+from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
 from appliance.records import Transcription, Window
 
 HEARD = Transcription(
@@ -37,7 +37,7 @@ class FakeEncoder:
     name = "cpu"
     trouble: str | None = None
 
-    def look_after(self, _now_s: float) -> None:
+    def poll(self, _now_s: float) -> None:
         pass
 
     def facts(self) -> dict[str, float]:
@@ -51,7 +51,7 @@ class FakeTranscriber:
     in_process = True
 
     def __init__(self) -> None:
-        self.goes_on: Callable[[], bool] = lambda: True
+        self.should_continue: Callable[[], bool] = lambda: True
         self.bundle = SimpleNamespace(
             name="fake", window_s=10.0, language="en", languages=("en",), demo_model=False
         )
@@ -68,15 +68,15 @@ class FakeTranscriber:
             raise self.fault
         return Encoded(np.zeros((1, 1), np.float32), window.duration_s, "cpu", 20.0)
 
-    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
+    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         if isinstance(self.answer, Exception):
             raise self.answer
-        if encoded.ahead:
+        if encoded.speculative:
             progress.decided(self.answer)
         return self.answer
 
     def transcribe(self, window: Window) -> Transcription:
-        return self.write(self.encode(window))
+        return self.decode(self.encode(window))
 
     def close(self) -> None:
         pass

@@ -16,7 +16,7 @@ from rigs.speaking import Account, WordTranscriber, broken_rules, hear, sound_of
 from appliance.capture.segmenter import Segmenter
 from appliance.config import SegmenterSettings
 from appliance.daemon.pipeline import Pipeline
-from appliance.infer.transcriber import FOLLOWED_BY_NOBODY, Encoded, Progress
+from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
 from appliance.records import Discarded, Frame, Transcript, Transcription, Window
 
 
@@ -35,11 +35,11 @@ class SureTranscriber(WordTranscriber):
         super().__init__(window_s, before_encode=before_encode, before_write=before_write)
         self._opinion = opinion
 
-    def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
-        result = super().write(encoded)
-        if encoded.ahead:
+    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
+        result = super().decode(encoded)
+        if encoded.speculative:
             finished = self._opinion(int(encoded.states[0][-1]))
-            progress.decided(result := replace(result, finished=finished))
+            progress.decided(result := replace(result, complete=finished))
         return result
 
 
@@ -170,8 +170,8 @@ def test_an_utterance_closes_while_the_rest_of_its_transcription_is_made(tmp_pat
     class Slow(SureTranscriber):
         """Decides at once; its second pass takes longer than any silence."""
 
-        def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
-            result = super().write(encoded, progress)
+        def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
+            result = super().decode(encoded, progress)
             until_s = time.monotonic() + 0.03  # 60 frames
             while time.monotonic() < until_s and progress.should_continue():
                 time.sleep(0.001)
@@ -230,9 +230,9 @@ def test_turned_off_every_utterance_waits_for_the_hang_over(tmp_path: Path) -> N
     asked: list[bool] = []
 
     class Watched(SureTranscriber):
-        def write(self, encoded: Encoded, progress: Progress = FOLLOWED_BY_NOBODY) -> Transcription:
-            asked.append(encoded.ahead)
-            return super().write(encoded, progress)
+        def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
+            asked.append(encoded.speculative)
+            return super().decode(encoded, progress)
 
     account, silences_ms = Account(wants_partials=False), list[float]()
     cutter = type("Cutter", (ClosedFrames,), {"silences_ms": silences_ms})

@@ -23,7 +23,7 @@ from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import SegmenterSettings, Settings
 from appliance.daemon.pipeline import Pipeline
-from appliance.infer.transcriber import open_transcriber
+from appliance.infer.opening import open_transcriber
 from appliance.records import Discarded, Frame, Samples, Window
 
 
@@ -49,10 +49,10 @@ class SlowSegmenter(Segmenter):
         return found
 
     @property
-    def guess(self) -> Window | None:
+    def speculative_window(self) -> Window | None:
         if self._given:
             time.sleep(0.1)
-        return super().guess
+        return super().speculative_window
 
 
 class Pace:

@@ -18,7 +18,8 @@ from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.backlog import Backlog
 from appliance.daemon.health import Health
 from appliance.daemon.transcription import TaskTranscriber
-from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.records import Samples, Transcript, Window
 from appliance.store.store import Store
 
@@ -66,7 +67,7 @@ def transcribed(
                     else:
                         tasks.discard(found)
                 if speculate:
-                    backlog.speculate(segmenter.guess, tasks.speculation)
+                    backlog.speculate(segmenter.speculative_window, tasks.speculation)
                 lease = backlog.take_window(0)
                 task = tasks.leased_task(lease) if lease else backlog.take_speculation()
                 if task:

@@ -12,7 +12,7 @@ from rigs.recordings import sentences
 from rigs.wyoming import RELEASES, Running, needs_library, running, say, sound_of
 
 from appliance.config import Settings
-from appliance.infer.transcriber import open_transcriber
+from appliance.infer.opening import open_transcriber
 from appliance.records import SAMPLE_RATE
 
 SENTENCE = sentences()[3]

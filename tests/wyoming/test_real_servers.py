@@ -17,7 +17,7 @@ from rigs.wyoming import LIBRARIES, RELEASES, needs_library, running, wait_for_p
 from appliance.capture.recording import Recording
 from appliance.config import Settings, TranscriberSettings
 from appliance.errors import ServerError
-from appliance.infer.transcriber import open_transcriber
+from appliance.infer.opening import open_transcriber
 from appliance.wyoming.client import Client, Info
 from appliance.wyoming.transcriber import ServedTranscriber
 

@@ -18,7 +18,8 @@ from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
-from appliance.infer.transcriber import Transcriber, open_transcriber
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.wyoming.request import LONGEST_S, Ask, Hearing, Keep, RequestError, SoundFormat
 

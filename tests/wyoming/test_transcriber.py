@@ -47,7 +47,7 @@ def served(server: SpeechServer, local: FakeTranscriber | None = None) -> Served
 
 def look_again(transcriber: ServedTranscriber, now_s: float = math.inf) -> None:
     """Has a look at the server that is due, and waits for it."""
-    transcriber.encoder.look_after(now_s)
+    transcriber.encoder.poll(now_s)
     transcriber.encoder.settle(WITHIN_S)
 
 
@@ -100,15 +100,15 @@ def test_that_a_server_is_gone_is_known_before_somebody_speaks(server: SpeechSer
     encoder = ServedEncoder(client, 1.0, None, lambda: now_s)
     encoder.settle(WITHIN_S)
     server.stop()
-    encoder.look_after(WATCH_EVERY_S / 2)
+    encoder.poll(WATCH_EVERY_S / 2)
     encoder.settle(WITHIN_S)
     assert encoder.trouble is None
-    encoder.look_after(WATCH_EVERY_S)
+    encoder.poll(WATCH_EVERY_S)
     encoder.settle(WITHIN_S)
     assert "refused" in str(encoder.trouble)
     server.start()
     now_s = WATCH_EVERY_S + LONGEST_PAUSE_S
-    encoder.look_after(now_s)
+    encoder.poll(now_s)
     encoder.settle(WITHIN_S)
     assert encoder.trouble is None
 
@@ -194,7 +194,7 @@ def test_a_slow_server_is_given_twice_the_time_for_the_same_window() -> None:
     for _ in range(2):
         with pytest.raises(ServerError, match="too slow"):
             encoder.ask(window)
-        encoder.look_after(math.inf)
+        encoder.poll(math.inf)
         encoder.settle(WITHIN_S)
     assert encoder.ask(window).text == "yes"
     assert client.deadlines_s == pytest.approx([15, 30, 60])
@@ -207,21 +207,21 @@ def test_whoever_stops_waiting_is_let_go_at_once_and_it_counts_against_nobody() 
     window = a_window()
     moves: list[int] = []
 
-    def goes_on() -> bool:
+    def should_continue() -> bool:
         moves.append(1)
         return len(moves) < 3
 
-    encoder.goes_on = goes_on
+    encoder.should_continue = should_continue
     with pytest.raises(UnwantedError):
         encoder.ask(window)
     assert len(moves) == 3
     assert encoder.trouble is None
-    encoder.goes_on = lambda: True
+    encoder.should_continue = lambda: True
     with pytest.raises(ServerError, match="still being looked up"):
         encoder.ask(window)
     client.found.set()
     encoder._left and encoder._left.join(WITHIN_S)  # type: ignore[func-returns-value]
-    encoder.look_after(math.inf)
+    encoder.poll(math.inf)
     encoder.settle(WITHIN_S)
     assert encoder.ask(window).text == "yes"
 
@@ -245,7 +245,7 @@ def test_a_foreign_text_passes_the_gates_that_need_no_probability(
     server.answer = says(text)
     window = a_window()
     with served(server) as transcriber:
-        found, why = Gates(transcriber.gates).on(window, transcriber.transcribe(window))
+        found, why = Gates(transcriber.gates).apply(window, transcriber.transcribe(window))
     assert why == reason
     assert found.flags == flags
 

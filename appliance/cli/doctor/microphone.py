@@ -19,8 +19,6 @@ from appliance.system import Holder, holders
 CAPTURE_NODES = "dev/snd/pcmC*D*c"
 SETTLE_S, LISTEN_S = 0.3, 1.0
 """A microphone clicks when it is opened; then it is listened to."""
-CLIPPED_SHARE = 0.001
-"""As the segmenter has it: more than this at full scale is distorted."""
 QUIET_S, QUIET_SEED, QUIET_LEVEL = 2.0, 5, 20
 """Noise at about -64 dBFS that must not open an utterance."""
 
@@ -108,6 +106,8 @@ def _samples(frames: Iterable[Frame], skip_s: float, length_s: float) -> Samples
 
 def judge_sound(which: str, sound: Samples) -> Outcome:
     """The outcome for (n,) samples that the microphone `which` gave."""
+    from appliance.capture import CLIPPED_SHARE, measure_loudness
+
     if not len(sound):
         return failed(f"{which} gave no sound", "plug it in again")
     if np.ptp(sound) == 0:
@@ -115,14 +115,11 @@ def judge_sound(which: str, sound: Samples) -> Outcome:
             f"{which}: digital silence (every sample is the same)",
             "unmute it and turn it up (`alsamixer`, F4, space), see its own switch and its plug",
         )
-    scaled = sound.astype(np.float64) / 32768
-    level_db = 20 * np.log10(np.sqrt(np.mean(scaled**2)))
-    peak_db = 20 * np.log10(np.max(np.abs(scaled)))
-    found = f"{which}: {level_db:.0f} dBFS, peak {peak_db:.0f} dBFS"
-    clipped = float(np.mean((sound >= 32767) | (sound <= -32768)))
-    if clipped > CLIPPED_SHARE:
+    rms_db, peak_db, clipped_share = measure_loudness(sound)
+    found = f"{which}: {rms_db:.0f} dBFS, peak {peak_db:.0f} dBFS"
+    if clipped_share > CLIPPED_SHARE:
         return failed(
-            f"{found}, {clipped:.1%} of it clipped", "turn its gain down (`alsamixer`, F4)"
+            f"{found}, {clipped_share:.1%} of it clipped", "turn its gain down (`alsamixer`, F4)"
         )
     return ok(found)
 

@@ -289,7 +289,7 @@ def compare(around: Surroundings, folder: Path | None) -> list[Compared]:
             states = npu.encode(mel)
             npu_ms = 1000 * (time.perf_counter() - begun_s)
             both = transcriber.encode(window), Encoded(states, window.duration_s, npu.chip, npu_ms)
-            cpu_text, npu_text = (words(transcriber.write(encoded).text) for encoded in both)
+            cpu_text, npu_text = (words(transcriber.decode(encoded).text) for encoded in both)
             found.append(_one(*both, cpu_text, npu_text, words(text)))
     finally:
         npu.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -105,5 +104,7 @@ def loudest(data: bytes) -> tuple[float | None, bool]:
     """Return the peak of int16 samples in dB of full scale (None: zeros), and whether it clips."""
     import numpy as np
 
-    peak = int(np.abs(np.frombuffer(data, np.int16).astype(np.int32)).max(initial=0))
-    return (20 * math.log10(peak / 32768) if peak else None), peak >= 32767
+    from appliance.capture import measure_loudness
+
+    _, peak_db, clipped_share = measure_loudness(np.frombuffer(data, np.int16))
+    return peak_db, clipped_share > 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from appliance.config import EncoderSettings
+from appliance.config import EncoderSettings, Settings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.encoder import CpuEncoder
@@ -16,6 +16,7 @@ from appliance.infer.hailo.decoder_network import DecoderFiles
 from appliance.infer.hailo.errors import NpuError
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import LIMITS, Limits, open_npu
+from appliance.infer.languages import Languages
 from appliance.model import HEF_FILE, Bundle, bundled_hef
 from appliance.records import States
 
@@ -31,10 +32,12 @@ class HailoDecoder:
     def __init__(self, cpu: Decoder, encoder: FailoverEncoder) -> None:
         self._cpu, self._encoder = cpu, encoder
 
-    def decode(self, states: States, duration_s: float, temperature: float = 0.0) -> Decoded:
+    def decode(
+        self, states: States, duration_s: float, temperature: float = 0.0, *, language: str = ""
+    ) -> Decoded:
         """Tokens for states (P, d_model) of `duration_s` of sound, greedy at `temperature` 0.
 
-        Raises ModelError.
+        The language is the prompt's: see `refuse_settings`. Raises ModelError.
         """
         npu = self._encoder.npu
         if npu and npu.decoder:
@@ -48,6 +51,24 @@ class HailoDecoder:
         """Natural log-probability of end-of-text after `tokens` where nothing is heard; the CPU's,
         in any case. Raises ModelError."""
         return self._cpu.end_prior(tokens)
+
+    def warm_up(self) -> None:
+        """Nothing to do: nothing is drafted here."""
+
+
+def refuse_settings(settings: Settings, bundle: Bundle, languages: Languages | None) -> None:
+    """Raises ConfigError for settings that need the CPU decoder: another language than the
+    bundle's, and what compares texts in its KV cache."""
+    refused = {
+        f"[decoder] language (other than {bundle.language}, the model's)": languages is not None,
+        "[vocabulary] words": settings.vocabulary.words or settings.vocabulary.file,
+        "[phrases] file": settings.phrases.file not in ("", "bundle"),
+    }
+    for key, used in refused.items():
+        if used:
+            raise ConfigError(
+                f"{key}: expected [decoder] backend = cpu, which is also faster, found hailo"
+            )
 
 
 def open_on_npu(

@@ -3,7 +3,7 @@
 An NPU that fails is left alone at once, and the same window goes to the CPU. What may take long is
 never done by the encoder's thread: one thread closes what failed (10 s and more where a job hangs),
 another one opens the chip again (seconds where it hangs, else some hundred ms, in which the
-interpreter's lock is held; inferred) or looks at it. `look_after` begins that and takes over what
+interpreter's lock is held; inferred) or looks at it. `poll` begins that and takes over what
 has come of it; its caller should call it while nobody speaks and no window waits.
 """
 
@@ -17,11 +17,11 @@ from typing import Any
 
 from appliance.errors import DeviceError, RoomscribeError
 from appliance.infer.encoder import CpuEncoder
-from appliance.infer.errand import Errand
 from appliance.infer.hailo import device, errors
 from appliance.infer.hailo.errors import REPEATED, NpuError
 from appliance.infer.hailo.npu import CLOSE_WITHIN_S, Npu, is_closing
 from appliance.records import Mel, States
+from appliance.system import BackgroundTask
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 STEADY_AFTER = 20
@@ -90,7 +90,7 @@ class FailoverEncoder:
         self._open_npu, self._cpu, self._clock = open_npu, cpu, clock
         self._instead = instead
         self._npu: Npu | None = None
-        self._errand: Errand | None = None
+        self._task: BackgroundTask | None = None
         """What is being done by a thread of its own, and who takes its outcome over."""
         self._then: Callable[[Any], None] = self._take
         self._backoff = Backoff()
@@ -105,7 +105,7 @@ class FailoverEncoder:
         too long; the CPU then encodes, if there is one, and the NPU is tried again."""
         self._begin(self._open, self._take)
         error = self.settle(OPEN_WITHIN_S)
-        if self._errand:
+        if self._task:
             error = NpuError("timeout", f"opening the chip has not ended in time; {REPEATED}")
             self._fail(error)
         if error:
@@ -137,14 +137,14 @@ class FailoverEncoder:
             raise DeviceError(f"{self.trouble}; the model has no encoder for the CPU")
         return self._cpu.encode(mel)
 
-    def look_after(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Begins what is due at `now_s` (time.monotonic()), and takes over what was begun before.
 
         Does not wait.
         """
         self._collect()
         self._heed_decoder()
-        if self._errand:
+        if self._task:
             return
         if self._npu:
             if now_s >= self._watch_s:
@@ -163,9 +163,9 @@ class FailoverEncoder:
             self._begin(self._open, self._take)
 
     def settle(self, within_s: float) -> RoomscribeError | None:
-        """Waits for what `look_after` began, and takes it over; its error, if it failed."""
-        if self._errand:
-            self._errand.join(within_s)
+        """Waits for what `poll` began, and takes it over; its error, if it failed."""
+        if self._task:
+            self._task.join(within_s)
         return self._collect()
 
     def facts(self) -> dict[str, Any]:
@@ -183,24 +183,24 @@ class FailoverEncoder:
         is_closing(CLOSE_WITHIN_S)
 
     def _begin(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        self._errand, self._then = Errand(work), then
+        self._task, self._then = BackgroundTask(work), then
 
     def _collect(self) -> RoomscribeError | None:
-        """Takes over what has come of the errand, if it is over; its error, if it failed."""
-        errand = self._errand
-        if errand is None or errand.is_alive():
+        """Takes over what has come of the task, if it is over; its error, if it failed."""
+        task = self._task
+        if task is None or task.is_alive():
             return None
-        self._errand = None
-        if errand.error is None:
-            self._then(errand.outcome)
+        self._task = None
+        if task.error is None:
+            self._then(task.outcome)
             return None
-        if not isinstance(errand.error, RoomscribeError):
-            raise errand.error
-        self._fail(errand.error)
-        return errand.error
+        if not isinstance(task.error, RoomscribeError):
+            raise task.error
+        self._fail(task.error)
+        return task.error
 
     def _open(self) -> tuple[Npu, device.Readings]:
-        """An open NPU, and a first look at it. The errand's thread."""
+        """An open NPU, and a first look at it. The task's thread."""
         npu = self._open_npu()
         readings = _look_at(npu)
         with self._lock:

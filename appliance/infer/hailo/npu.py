@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from appliance.errors import RoomscribeError
-from appliance.infer.errand import Errand
 from appliance.infer.hailo.decoder_network import STEP_WITHIN_MS, DecoderFiles, NpuDecoder
 from appliance.infer.hailo.device import (
     RED,
@@ -32,6 +31,7 @@ from appliance.infer.hailo.device import (
 from appliance.infer.hailo.errors import REPEATED, UPGRADE, NpuError, explain, status_of
 from appliance.model import Bundle, Hef, verify_hef
 from appliance.records import Mel, States
+from appliance.system import BackgroundTask
 
 log = logging.getLogger("roomscribe.infer")
 
@@ -45,7 +45,7 @@ OTHER_SOUND = 0.1
 about 0.01, and within some of these equal states would be right."""
 
 
-_closing: list[Errand] = []
+_closing: list[BackgroundTask] = []
 """At most one is alive: no chip is opened meanwhile."""
 
 
@@ -95,9 +95,9 @@ def open_npu(
 
 def is_closing(within_s: float = 0.0) -> bool:
     """True while HailoRT still lets go of a chip that this process had; waits `within_s` for it."""
-    for errand in tuple(_closing):
-        errand.join(within_s)
-    _closing[:] = [errand for errand in _closing if errand.is_alive()]
+    for task in tuple(_closing):
+        task.join(within_s)
+    _closing[:] = [task for task in _closing if task.is_alive()]
     return bool(_closing)
 
 
@@ -183,7 +183,7 @@ class Npu:
     def close(self, within_s: float = CLOSE_WITHIN_S) -> None:
         """Frees the chip, in a thread of its own for which it waits at most `within_s`; see
         `is_closing`."""
-        _closing.append(Errand(self._close))
+        _closing.append(BackgroundTask(self._close))
         is_closing(within_s)
 
     def _close(self) -> None:

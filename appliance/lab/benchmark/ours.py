@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from appliance.config import EncoderSettings
 from appliance.errors import DeviceError, RoomscribeError
 from appliance.infer import (
+    AnyDecoder,
     Decoder,
     Drafts,
     Encoder,
-    HailoDecoder,
     log_mel,
     open_encoder,
     open_on_npu,
@@ -77,7 +77,7 @@ class OurRunner:
         if encoder:
             self._encoder = open_encoder(self._bundle, EncoderSettings(threads=threads))
         self._decoder = FixedLength(self._bundle, self._rules, threads, drafts)
-        self._writer: FixedLength | HailoDecoder = self._decoder
+        self._writer: AnyDecoder = self._decoder
         """What decodes; its rules and its limit are the CPU decoder's in any case."""
 
     def mel(self, samples: NDArray[np.float32]) -> Mel:
@@ -192,7 +192,7 @@ class NpuRunner(OurRunner):
         self._encoder = encoder
         try:
             yield
-            encoder.look_after(0.0)
+            encoder.poll(0.0)
             if encoder.trouble or encoder.name == "cpu":
                 raise DeviceError(f"the NPU did not do it: {encoder.trouble}")
         finally:

@@ -16,7 +16,7 @@ from appliance.cli.doctor.main import look
 from appliance.cli.doctor.model import TEXT
 from appliance.cli.doctor.outcome import Check, Surroundings
 from appliance.config import Settings, TranscriberSettings, WyomingSettings
-from appliance.infer.transcriber import open_transcriber
+from appliance.infer.opening import open_transcriber
 
 DAEMON = Daemon(os.getpid(), "roomscribe", service=False)
 

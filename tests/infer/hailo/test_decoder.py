@@ -25,7 +25,7 @@ from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
 from appliance.infer.hailo.decoder_network import DecoderFiles
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import LIMITS, Limits, open_npu
-from appliance.infer.transcriber import open_transcriber
+from appliance.infer.opening import open_transcriber
 from appliance.model.bundle import HEF_FILE, PLACE_TABLE, TOKEN_TABLE, Bundle, Guards
 from appliance.model.hef import read_hef
 from appliance.records import States, Window

@@ -235,7 +235,7 @@ MUTANTS = {
         r"AssertionError: assert \(\d.* < 1.0",
     ),
     "begins anew while the last attempt hangs": Mutant(
-        "infer.hailo.failover", "        if self._errand:\n            return\n",
+        "infer.hailo.failover", "        if self._task:\n            return\n",
         "",
         ENCODER, DEAF,
         r"AssertionError: ",

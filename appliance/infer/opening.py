@@ -1,0 +1,193 @@
+"""Opens what the configuration asks for: the transcriber of this machine, or its encoder alone.
+
+Modules that compute are imported when a model is opened, see `transcriber`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from appliance.config import EncoderSettings, GateSettings, Settings
+from appliance.errors import ModelError, RoomscribeError
+from appliance.infer.corrections import Corrections
+from appliance.infer.runtime import lacking_runtime
+from appliance.infer.transcriber import AnyDecoder, Transcriber, TranscriberParts
+
+if TYPE_CHECKING:
+    from appliance.infer.arithmetic import Products
+    from appliance.infer.decoder import Decoder
+    from appliance.infer.encoder import Encoder
+    from appliance.infer.phrases import Phrases
+    from appliance.infer.tokenizer import Tokenizer
+    from appliance.infer.vocabulary import Rescorer
+    from appliance.infer.vtln import VtlnRescorer
+    from appliance.model import Bundle
+
+
+def open_transcriber(settings: Settings, products: Products | None = None) -> Transcriber:
+    """Return the transcriber that the configuration asks for, loaded and verified.
+
+    Checks the processor's integer arithmetic, too (`products`: see `find_trouble`). Raises
+    ModelError for the bundle, ConfigError for settings that do not fit it, and DeviceError for a
+    Hailo that must be there and cannot be used.
+    """
+    if lacking := lacking_runtime():
+        raise ModelError(lacking)
+    from appliance.infer.arithmetic import warn_of_trouble
+    from appliance.infer.decoder import Decoder, choose_guards
+    from appliance.infer.drafts import Drafts
+    from appliance.infer.hailo.decoder import open_on_npu, refuse_settings
+    from appliance.infer.languages import choose_languages
+    from appliance.infer.tokenizer import Tokenizer
+    from appliance.model import load_bundle
+
+    bundle = load_bundle(settings.model.bundle)
+    chosen, on_npu = settings.decoder, settings.decoder.backend == "hailo"
+    rules = choose_guards(bundle, chosen)
+    tokenizer = Tokenizer.open(bundle)
+    drafts = Drafts() if chosen.drafts and not on_npu else None
+    cpu = Decoder(bundle, rules, chosen.threads, drafts)
+    languages, language = choose_languages(bundle, tokenizer, chosen.language, chosen.languages)
+    cpu.languages = languages
+    phrases, rescorer, vtln = None, None, None
+    encoder: Encoder
+    decoder: AnyDecoder = cpu
+    if on_npu:
+        refuse_settings(settings, bundle, languages)
+        encoder, decoder = open_on_npu(bundle, settings.encoder, cpu)
+    else:
+        spoken = chosen.languages if chosen.language == "auto" and chosen.languages else (language,)
+        phrases = _open_phrases(settings, bundle, tokenizer, cpu, spoken)
+        rescorer = _open_rescorer(settings, bundle, tokenizer, cpu)
+        encoder = open_encoder(bundle, settings.encoder)
+        vtln = _open_vtln(settings, bundle, encoder, cpu)
+    trouble = warn_of_trouble(bundle, products)
+    gates = _gates_of(settings.gates, bundle)
+    if languages:  # others read here which languages may be spoken, and which one if it is one
+        single = "" if chosen.language == "auto" else language
+        bundle = replace(bundle, language=single, languages=tuple(languages.tokens))
+    return Transcriber(
+        TranscriberParts(
+            bundle=bundle,
+            encoder=encoder,
+            decoder=decoder,
+            tokenizer=tokenizer,
+            gates=gates,
+            fallback=chosen.temperature_fallback,
+            language=language,
+            trouble=trouble,
+            drafts=drafts,
+            vtln=vtln,
+            rescorer=rescorer,
+            phrases=phrases,
+            corrections=Corrections(settings.vocabulary.replace),
+        )
+    )
+
+
+def check_files(settings: Settings) -> None:
+    """Read the files of words and sentences that the configuration names. Raises ConfigError for
+    those that `open_transcriber` would refuse, whatever the model."""
+    from appliance.infer.phrases import read_phrases
+    from appliance.infer.vocabulary import read_words
+
+    read_words(settings.vocabulary)
+    if settings.phrases.file not in ("", "bundle"):
+        read_phrases(Path(settings.phrases.file))
+
+
+def _gates_of(gates: GateSettings, bundle: Bundle) -> GateSettings:
+    """The gates with the bundle's limits where the configuration leaves them to it."""
+    left = {
+        name: getattr(bundle, name)
+        for name in ("no_speech_sure", "no_speech_lone", "low_confidence")
+        if getattr(gates, name) < 0
+    }
+    return replace(gates, **left)
+
+
+def _open_rescorer(
+    settings: Settings, bundle: Bundle, tokenizer: Tokenizer, decoder: Decoder
+) -> Rescorer | None:
+    """The contextual biasing; None if it is off. Raises ConfigError."""
+    from appliance.infer.vocabulary import Rescorer, open_vocabulary
+
+    boost = settings.vocabulary.boost
+    boost = bundle.vocabulary_boost if boost < 0 else boost
+    vocabulary = open_vocabulary(settings.vocabulary, bundle, tokenizer)
+    return Rescorer(bundle, tokenizer, decoder, vocabulary, boost) if boost else None
+
+
+def _open_phrases(
+    settings: Settings,
+    bundle: Bundle,
+    tokenizer: Tokenizer,
+    decoder: Decoder,
+    languages: Sequence[str],
+) -> Phrases | None:
+    """The expected sentences, with numbers in `languages`; None without any. Raises ConfigError."""
+    from appliance.infer.phrases import Phrases, read_phrases
+    from appliance.model import PHRASES_FILE
+
+    name = settings.phrases.file
+    own = name == "bundle"
+    if not name or (own and PHRASES_FILE not in bundle.files):
+        return None
+    file = bundle.folder / PHRASES_FILE if own else Path(name)
+    names: dict[str, list[str]] | None = {} if settings.homeassistant.url else None
+    network = read_phrases(file, names, settings.assist.phrase, languages)
+    return Phrases(network, bundle, tokenizer, decoder)
+
+
+def _open_vtln(
+    settings: Settings, bundle: Bundle, encoder: Encoder, decoder: Decoder
+) -> VtlnRescorer | None:
+    """The second pass for doubtful windows, if the bundle asks for it. Raises ModelError."""
+    from appliance.infer.encoder import CpuEncoder
+    from appliance.infer.vtln import VtlnRescorer
+    from appliance.model import ENCODER_FILE
+
+    if not bundle.vtln or ENCODER_FILE not in bundle.files:
+        return None
+    if not isinstance(encoder, CpuEncoder):  # a chip is for one thread
+        encoder = CpuEncoder(bundle, settings.encoder.threads)
+    return VtlnRescorer(bundle, bundle.vtln, encoder, decoder)
+
+
+def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
+    """Return the encoder that the settings ask for, open.
+
+    auto: the NPU if the bundle has a HEF and there is a chip, otherwise the CPU, which also stands
+    in for a chip that cannot be used (see `trouble`). hailo: the same, but the NPU must work at the
+    start: raises DeviceError or ModelError if it does not. Raises ModelError.
+    """
+    from appliance.infer.encoder import CpuEncoder
+    from appliance.infer.hailo import errors
+    from appliance.infer.hailo.failover import FailoverEncoder
+    from appliance.infer.hailo.npu import open_npu
+    from appliance.model import ENCODER_FILE, HEF_FILE, bundled_hef
+
+    hef = bundled_hef(bundle)
+    must = settings.backend == "hailo"
+    if must and hef is None:
+        raise ModelError(
+            f"{bundle.folder}: the model has no {HEF_FILE}, which [encoder] backend = hailo needs; "
+            f"run roomscribe model add {bundle.name} --hef hailo8, or set backend = auto"
+        )
+    cpu = CpuEncoder(bundle, settings.threads) if ENCODER_FILE in bundle.files else None
+    if cpu and (hef is None or settings.backend == "cpu"):
+        return cpu
+    if hef is None or settings.backend == "cpu":
+        raise ModelError(f"{bundle.folder}: the model has no {ENCODER_FILE}; add it again")
+    file = hef
+    encoder = FailoverEncoder(lambda: open_npu(bundle, file, share=settings.share), cpu)
+    if must or cpu is None or errors.nodes():
+        try:
+            encoder.open()
+        except RoomscribeError:
+            if must or cpu is None:
+                raise
+    return encoder
