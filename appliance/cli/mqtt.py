@@ -52,13 +52,13 @@ def add_mqtt(
 
 def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe mqtt watch`, until Ctrl-C; raises BrokerError when the broker refuses."""
-    from appliance.mqtt import Probe
+    from appliance.mqtt import BrokerProbe
 
     settings = _with_password(options, settings)
     node = _present_node(settings)
     wanted = "roomscribe/+/#" if options.all else f"roomscribe/{node}/#"
     while True:
-        with Probe(settings.mqtt, node) as probe:
+        with BrokerProbe(settings.mqtt, node) as probe:
             if probe.subscribe([wanted]):
                 raise BrokerError(
                     f"the broker refuses to let us read {wanted}; allow it in its access list"
@@ -77,7 +77,7 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
 
     Raises BrokerError when the broker refuses, or while the appliance is online.
     """
-    from appliance.mqtt import Probe
+    from appliance.mqtt import BrokerProbe
 
     settings = _with_password(options, settings)
     node = options.node or node_name(settings)
@@ -86,7 +86,7 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
         raise ConfigError(f"--node: expected a name of a-z, 0-9 and _, found {node!r}{hint}")
     discovery = f"{settings.homeassistant.prefix}/device/{node}/config"
     own = f"roomscribe/{node}/"
-    with Probe(settings.mqtt, node) as probe:
+    with BrokerProbe(settings.mqtt, node) as probe:
         if probe.subscribe([discovery, f"{own}#"]):
             raise BrokerError(
                 f"the broker refuses to let us read {discovery} and {own}#; see its access list"

@@ -28,7 +28,7 @@ from appliance.daemon.setting_commands import (
     is_text,
 )
 from appliance.errors import BrokerError, ConfigError, RoomscribeError, StoreError
-from appliance.mqtt import Probe
+from appliance.mqtt import BrokerProbe
 from appliance.system import Child, ChildDiedError, ChildFailedError, shorten, write_whole
 
 TRIAL_S = 15.0
@@ -84,7 +84,7 @@ def log_in(
         os.write(memory, password.encode())
         mqtt = replace(mqtt, password_file=f"/proc/self/fd/{memory}")
     try:
-        with Probe(mqtt, node, CONNECT_S):
+        with BrokerProbe(mqtt, node, CONNECT_S):
             return {}
     except BrokerError as error:
         login = "mqtt.password" if mqtt.username else "mqtt.username"

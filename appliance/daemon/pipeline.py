@@ -41,9 +41,9 @@ from appliance.daemon.single_instance import claims
 from appliance.daemon.transcription import TaskTranscriber, open_transcriber
 from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.fleet import Brain, EarTranscriber, Link
-from appliance.homeassistant import NAMES_FILE, Home
+from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient
 from appliance.infer import AnyTranscriber, Transcriber, transcribed_elsewhere
-from appliance.mqtt import ANNOUNCED_FILE, Publisher, subscriptions
+from appliance.mqtt import ANNOUNCED_FILE, Announcement, Publisher, Sources, subscriptions
 from appliance.records import (
     ApplianceState,
     ApplianceStats,
@@ -53,7 +53,7 @@ from appliance.records import (
     Window,
 )
 from appliance.store import Store, remove_empty, runtime_folder
-from appliance.wyoming import Answer, Server as WyomingServer, advertise
+from appliance.wyoming import Answer, Hooks, WyomingServer, advertise
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -182,7 +182,7 @@ class Pipeline:
         """Set once sound has come from the source."""
         self._settings, self._machine = settings, system.machine()
         self._unannounced = ""
-        self._home: Home | None = None
+        self._home: HomeAssistantClient | None = None
         self._idle_s = idle_s
         self._transcribe_apart = functools.partial(
             transcribe_apart, within_s=retry_within_s, transcriber=transcriber
@@ -210,12 +210,13 @@ class Pipeline:
                     settings.mqtt,
                     node,
                     self._store,
-                    self.state,
-                    home_assistant=settings.homeassistant,
-                    page=page_url(settings.web),
-                    on_birth=self._wake_home,
-                    announced=store_folder(settings.store) / ANNOUNCED_FILE,
-                    stats_source=self.stats,
+                    Sources(self.state, self.stats),
+                    announcement=Announcement(
+                        settings.homeassistant,
+                        page_url(settings.web),
+                        store_folder(settings.store) / ANNOUNCED_FILE,
+                        self._wake_home,
+                    ),
                     subscriptions=subscriptions(settings.history, node, self._store, self.mute),
                 )
                 if settings.mqtt.enabled
@@ -227,7 +228,7 @@ class Pipeline:
             opened.callback(self._controls.close)
             listeners = (*([self._publisher] if self._publisher else ()), self._controls)
             self._home = self._open_home(model, node)
-            said = self._home.said if self._home else lambda _: None
+            said = self._home.handle_transcript if self._home else lambda _: None
             self._tasks = TaskTranscriber(
                 settings,
                 model,
@@ -426,21 +427,23 @@ class Pipeline:
             self._controls.server.run(stage.moved)
         return self._stopping
 
-    def _open_home(self, model: AnyTranscriber, node: str) -> Home | None:
+    def _open_home(self, model: AnyTranscriber, node: str) -> HomeAssistantClient | None:
         """What asks Home Assistant, if that is wanted."""
         state = store_folder(self._settings.store)
         if not self._settings.homeassistant.url:
             with contextlib.suppress(OSError):
                 (state / NAMES_FILE).unlink(missing_ok=True)
             return None
-        return Home(
+        return HomeAssistantClient(
             self._settings,
             node,
             state=state,
             runtime=runtime_folder(self._settings),
-            names=model.set_names if isinstance(model, Transcriber) else lambda _: None,
-            reply=self._publisher.assist if self._publisher else lambda _: None,
-            on_change=self._tell_change,
+            callbacks=Callbacks(
+                on_names=model.set_names if isinstance(model, Transcriber) else lambda _: None,
+                on_reply=self._publisher.assist if self._publisher else lambda _: None,
+                on_change=self._tell_change,
+            ),
         )
 
     def _wake_home(self) -> None:
@@ -473,14 +476,16 @@ class Pipeline:
         return WyomingServer(
             self._settings,
             node,
-            lambda: model.bundle,
-            model.gates,
-            ask,
-            keep=keep if self._settings.wyoming.log else None,
-            count=self.health.count,
-            trouble=functools.partial(self.health.trouble, "wyoming"),
-            advertise=announce if self._settings.wyoming.announced else None,
-            room_busy=self._is_room_busy,
+            Hooks(
+                lambda: model.bundle,
+                model.gates,
+                ask,
+                keep=keep if self._settings.wyoming.log else None,
+                count=self.health.count,
+                report=functools.partial(self.health.trouble, "wyoming"),
+                advertise=announce if self._settings.wyoming.announced else None,
+                is_room_busy=self._is_room_busy,
+            ),
         )
 
     def _open_fleet(

@@ -15,7 +15,7 @@ from appliance.control import RefusalError
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
 from appliance.errors import RoomscribeError, StoreError
 from appliance.model import installed_bundles
-from appliance.mqtt import password
+from appliance.mqtt import read_password
 from appliance.system import shorten, write_whole
 
 Overlay = dict[str, dict[str, Any]]
@@ -142,7 +142,7 @@ class SettingCommands(CommandGroup):
 def has_password(mqtt: MqttSettings) -> bool:
     """Return True if there is a password for the broker, or should be: its file is unreadable."""
     try:
-        return password(mqtt) is not None
+        return read_password(mqtt) is not None
     except RoomscribeError:
         return True
 

@@ -1,4 +1,4 @@
-"""Home Assistant's websocket: the names of the home, and sentences handed to Assist."""
+"""Home Assistant's websocket: reads the names of the home, hands sentences to Assist."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.homeassistant.client import TOKEN_CREDENTIAL as TOKEN_CREDENTIAL, Home as Home
+    from appliance.homeassistant.client import (
+        TOKEN_CREDENTIAL as TOKEN_CREDENTIAL,
+        Callbacks as Callbacks,
+        HomeAssistantClient as HomeAssistantClient,
+    )
     from appliance.homeassistant.names import NAMES_FILE as NAMES_FILE
-    from appliance.homeassistant.probe import Look as Look, look as look
+    from appliance.homeassistant.probe import ProbeResult as ProbeResult, probe as probe
 
 __getattr__ = lazily(__name__, __file__)

@@ -1,8 +1,8 @@
-"""Sentences that are meant for Home Assistant's Assist: which, and how they are handed over.
+"""Which sentences are handed to Home Assistant's Assist, and how.
 
-A sentence is acted upon once at most, so everything here is in doubt against it: it begins with the
-phrase, was said just now, is sure enough, and its id is remembered before it goes. If one of the
-expected sentences is sure enough, its words go in place of the free text. After the phrase alone
+A sentence must never act twice, so in doubt it is not handed over: it begins with the address
+phrase, was said just now, has enough confidence, and its id is saved before it is sent. If an
+expected sentence has enough confidence, its words replace the free text. After the phrase alone
 ("computer"), the next sentence is the command if it begins soon.
 
 Home Assistant acts on what it understands of a sentence: with an area that it does not have, "turn
@@ -25,34 +25,34 @@ from pathlib import Path
 from typing import Any
 
 from appliance.config import AssistSettings
-from appliance.homeassistant.connection import CommandError, HouseError, Link
+from appliance.homeassistant.connection import CommandError, HomeAssistantError, WebsocketLink
 from appliance.records import HEARD_HERE, AssistReply, Transcript
 from appliance.system import shorten, write_whole
 
 log = logging.getLogger("roomscribe.homeassistant")
 
 FILE_NAME = "assist-sent.json"
-"""In the runtime folder: in memory, and there after a restart, as the windows are from which a
-transcript might be made again."""
+"""In the runtime folder: in memory, but kept over a restart, like the spooled windows that may be
+transcribed again."""
 REMEMBERED = 200
 LATE_S = 10.0
-"""A sentence whose speech ended longer ago is not acted upon."""
+"""A sentence whose speech ended longer ago is not handed over."""
 AHEAD_S = 2.0
-"""Nor one that ends so far in the future: the clock was set meanwhile."""
+"""Nor one that ends this far in the future: the clock was set in between."""
 COMMAND_WITHIN = timedelta(seconds=5)
 """Longest pause between the address phrase, said alone, and the beginning of its command."""
 OVERLAP = timedelta(seconds=1)
-"""A window begins a little before its speech, maybe before the end of the window before it."""
+"""A window begins a little before its speech, possibly before the previous window ends."""
 CONVERSATION_S = 60.0
-"""So long after a reply the next sentence belongs to the same conversation."""
+"""A sentence within this time of a reply belongs to the same conversation."""
 UNDERSTOOD_S = 2.0
-"""Longest wait for what Home Assistant makes of a text; it takes some 10 ms."""
+"""Longest wait for Home Assistant's interpretation of a text; it takes about 10 ms."""
 ANSWER_S = 30.0
-"""An agent that asks a language model takes its time."""
+"""Longest wait for a reply; an agent that uses a language model takes its time."""
 SPEECH_AT_MOST = 4000
-"""Letters of a reply: it goes to MQTT, in payloads of 64 KiB at most."""
+"""Letters of a reply: it is published in a payload of at most 64 KiB."""
 TYPO_FROM = 5
-"""A phrase of fewer letters has to be written exactly."""
+"""A phrase of fewer letters must match exactly."""
 PLACE_SLOTS = ("area", "floor")
 """Slots of expected sentences, and of Home Assistant's, that name a place."""
 OWN_AGENTS = ("homeassistant", "conversation.home_assistant")
@@ -82,12 +82,12 @@ def after_phrase(text: str, phrase: str) -> str | None:
         return None
     words = list(_WORD.finditer(text))
     count = wanted.count(" ") + 1
-    # the exact number of words goes first, so that none of the command's is taken for the phrase's
+    # try the exact number of words first, so that no word of the command is taken for the phrase's
     for taken in (count, count + 1, count - 1):
         if not 0 < taken <= len(words):
             continue
-        said = " ".join(word[0].casefold() for word in words[:taken])
-        if said == wanted or (len(wanted) >= TYPO_FROM and _one_apart(said, wanted)):
+        beginning = " ".join(word[0].casefold() for word in words[:taken])
+        if beginning == wanted or (len(wanted) >= TYPO_FROM and _one_apart(beginning, wanted)):
             rest = text[words[taken - 1].end() :]
             found = _WORD.search(rest)
             return rest[found.start() :].strip() if found else ""
@@ -95,7 +95,7 @@ def after_phrase(text: str, phrase: str) -> str | None:
 
 
 def _one_apart(one: str, other: str) -> bool:
-    """True when a letter replaced, put in or taken out makes `other` of `one`."""
+    """Return True if replacing, inserting or removing one letter turns `one` into `other`."""
     if abs(len(one) - len(other)) > 1 or one == other:
         return False
     same = 0
@@ -125,9 +125,9 @@ def unknown_place(transcript: Transcript, names: Collection[str]) -> str:
         return ""
     sentence = f" {_words(expected.sentence)} "
     for place in (str(expected.slots[slot]) for slot in PLACE_SLOTS if slot in expected.slots):
-        said = _words(place)
-        is_id = f" {said} " not in sentence
-        if said not in known and not (is_id and any(f" {one} " in sentence for one in known)):
+        name = _words(place)
+        is_id = f" {name} " not in sentence
+        if name not in known and not (is_id and any(f" {one} " in sentence for one in known)):
             return place
     return ""
 
@@ -137,8 +137,10 @@ def _words(text: str) -> str:
 
 
 def why_not(transcript: Transcript, settings: AssistSettings, now: datetime) -> str:
-    """Why a transcript that begins with the phrase is not acted upon, in a word of the contract;
-    "" when it is. The confidence of an expected sentence counts in place of the free text's."""
+    """Return why a transcript that begins with the phrase is not handed over; "" if it is.
+
+    The confidence of an expected sentence counts instead of the free text's.
+    """
     if transcript.source != HEARD_HERE:
         return "source"
     if (transcript.window, transcript.windows) != (1, 1):
@@ -147,9 +149,7 @@ def why_not(transcript: Transcript, settings: AssistSettings, now: datetime) -> 
     flags = set(transcript.flags) - ({"low_confidence"} if expected else set())
     if doubtful := next((flag for flag in DOUBTFUL if flag in flags), ""):
         return doubtful
-    if (
-        not expected and not transcript.confidence >= settings.confidence
-    ):  # not a number for one that nobody knows
+    if not expected and not transcript.confidence >= settings.confidence:  # NaN if it is unknown
         return "confidence"
     age_s = (now - transcript.end).total_seconds()
     return "" if -AHEAD_S <= age_s <= LATE_S else "late"
@@ -163,8 +163,8 @@ def with_phrase(transcript: Transcript, phrase: str) -> Transcript:
     return replace(transcript, text=f"{phrase} {transcript.text}", phrase=expected)
 
 
-class Sent:
-    """The ids that were handed over, over restarts, too."""
+class SentIds:
+    """The ids that were handed over, also before a restart."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE_NAME
@@ -175,17 +175,17 @@ class Sent:
         except (OSError, ValueError, TypeError, RecursionError):
             pass
 
-    def take(self, one: str) -> bool:
-        """Remembers an id; False for one that is known, or that cannot be written down."""
-        if one in self._ids:
+    def add(self, new_id: str) -> bool:
+        """Save an id; return False if it is known, or cannot be saved."""
+        if new_id in self._ids:
             return False
-        ids = [*self._ids, one][-REMEMBERED:]
+        ids = [*self._ids, new_id][-REMEMBERED:]
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self._file, json.dumps(ids), 0o600)
         except OSError as error:
             log.error(
-                "%s: a sentence for Assist is not handed over, as it could be twice: %s",
+                "%s: a sentence for Assist is not handed over, because it could act twice: %s",
                 self._file,
                 error.strerror,
             )
@@ -195,18 +195,18 @@ class Sent:
 
 
 class Assist:
-    """Hands sentences over. asyncio's thread, but for `addressed` and `wants`."""
+    """Hands sentences over. The thread of asyncio, except for `addressed` and `wants`."""
 
     def __init__(
         self, settings: AssistSettings, folder: Path, *, answer_s: float = ANSWER_S
     ) -> None:
         """`folder` is in memory and outlives the process."""
-        self._settings, self._sent, self._answer_s = settings, Sent(folder), answer_s
+        self._settings, self._sent, self._answer_s = settings, SentIds(folder), answer_s
         self._conversation, self._until_s = "", 0.0
         self._called: datetime | None = None
-        """When the address phrase was said alone, if the next sentence is its command."""
+        """When the address phrase was said alone, if the next sentence may be its command."""
         self.pipeline: dict[str, Any] | None = None
-        """Home Assistant's preferred pipeline, as it was told last; None while it is unknown."""
+        """Home Assistant's preferred pipeline; None while it is unknown."""
         self.names: Collection[str] = ()
         """Names of Home Assistant's entities, areas and floors; empty while they are unknown."""
 
@@ -228,11 +228,11 @@ class Assist:
             return with_phrase(transcript, self._settings.phrase) if is_soon else transcript
         if rest == "" and not why_not(transcript, self._settings, datetime.now(UTC)):
             self._called = transcript.end
-            log.info("the phrase for Assist was said alone: the next sentence is its command")
+            log.info("the phrase for Assist was said alone; the next sentence is its command")
         return transcript
 
     def wants(self, transcript: Transcript) -> str:
-        """The command in a transcript that is to be acted upon; else "". Any thread."""
+        """Return the command in a transcript that is to be handed over; else "". Any thread."""
         text = expected_command(transcript, self._settings) or command(
             transcript.text, self._settings.phrase
         )
@@ -244,17 +244,19 @@ class Assist:
         return text
 
     async def run(
-        self, link: Link, device: str, transcript: Transcript, text: str
+        self, link: WebsocketLink, device: str, transcript: Transcript, text: str
     ) -> AssistReply | None:
-        """Hands a command over and waits for the answer; None for one that was handed over before.
-        Never raises but when it is cancelled."""
+        """Hand a command over and return the reply; None if it was handed over before.
+
+        Raises only if it is cancelled.
+        """
         begun_s = time.monotonic()
         if why := await self._why_unclear(link, device, transcript, text):
             log.info("a sentence for Assist is not handed over: %s", why)
             return refused(transcript, text, why)
         if why_not(transcript, self._settings, datetime.now(UTC)):
             return refused(transcript, text, "late")
-        if not self._sent.take(transcript.id):
+        if not self._sent.add(transcript.id):
             return None
         done: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         found: dict[str, Any] = {}
@@ -272,7 +274,7 @@ class Assist:
         number = 0
         try:
             async with asyncio.timeout(self._answer_s):
-                number, _ = await link.ask(
+                number, _ = await link.send_command(
                     "assist_pipeline/run",
                     take,
                     start_stage="intent",
@@ -283,7 +285,7 @@ class Assist:
                     **({"conversation_id": talking} if talking else {}),
                 )
                 await done
-        except (CommandError, HouseError) as error:
+        except (CommandError, HomeAssistantError) as error:
             return refused(transcript, text, shorten(error, 200))
         except TimeoutError:
             return refused(transcript, text, f"no answer within {self._answer_s:.0f} s")
@@ -295,12 +297,14 @@ class Assist:
             self._until_s = time.monotonic() + CONVERSATION_S
         return reply
 
-    async def _why_unclear(self, link: Link, device: str, transcript: Transcript, text: str) -> str:
+    async def _why_unclear(
+        self, link: WebsocketLink, device: str, transcript: Transcript, text: str
+    ) -> str:
         """Return why Home Assistant would act on more than was said, or ""."""
         if expected_command(transcript, self._settings):
             place = unknown_place(transcript, self.names)
             return f"Home Assistant has no area or floor named {place}" if place else ""
-        with suppress(CommandError, HouseError, TimeoutError):
+        with suppress(CommandError, HomeAssistantError, TimeoutError):
             async with asyncio.timeout(UNDERSTOOD_S):
                 if self.pipeline is None:
                     self.pipeline = await preferred_pipeline(link)
@@ -309,12 +313,12 @@ class Assist:
         return ""
 
 
-async def preferred_pipeline(link: Link) -> dict[str, Any]:
+async def preferred_pipeline(link: WebsocketLink) -> dict[str, Any]:
     """Return Home Assistant's preferred Assist pipeline, as it describes it; empty without one.
 
-    Raises CommandError where the release knows no such command, and HouseError.
+    Raises CommandError where the release knows no such command, and HomeAssistantError.
     """
-    listed = _table((await link.ask("assist_pipeline/pipeline/list"))[1])
+    listed = _table((await link.send_command("assist_pipeline/pipeline/list"))[1])
     pipelines = listed.get("pipelines")
     return next(
         (
@@ -327,12 +331,12 @@ async def preferred_pipeline(link: Link) -> dict[str, Any]:
 
 
 async def _understood(
-    link: Link, device: str, text: str, pipeline: dict[str, Any]
+    link: WebsocketLink, device: str, text: str, pipeline: dict[str, Any]
 ) -> dict[str, Any]:
     """Return what Home Assistant's own agent would make of a text; empty if another agent answers
     in `pipeline`.
 
-    Raises CommandError where the release knows no such command, and HouseError.
+    Raises CommandError where the release knows no such command, and HomeAssistantError.
     """
     if pipeline.get("conversation_engine") not in OWN_AGENTS:
         return {}
@@ -342,7 +346,7 @@ async def _understood(
         given["language"] = language
     found = _table(
         (
-            await link.ask(
+            await link.send_command(
                 "conversation/agent/homeassistant/debug",
                 sentences=[text],
                 device_id=device,
@@ -364,12 +368,12 @@ def is_guess(text: str, understood: dict[str, Any]) -> bool:
 
 
 def refused(transcript: Transcript, text: str, why: str) -> AssistReply:
-    """The reply where Home Assistant gave none."""
+    """Return the reply in place of Home Assistant's."""
     return AssistReply(transcript.id, text, "failed", error=why)
 
 
 def _reply(transcript: Transcript, text: str, found: dict[str, Any], took_ms: float) -> AssistReply:
-    """What the agent answered; its form is that of Home Assistant's IntentResponse."""
+    """Return the agent's reply; `found` has the form of Home Assistant's IntentResponse."""
     if error := found.get("error"):
         return AssistReply(transcript.id, text, "failed", error=error, took_ms=took_ms)
     response = _table(found.get("response"))
@@ -381,7 +385,7 @@ def _reply(transcript: Transcript, text: str, found: dict[str, Any], took_ms: fl
         transcript.id,
         text,
         kind if kind in ("action_done", "query_answer", "error") else "failed",
-        speech=_sound(speech)[:SPEECH_AT_MOST] if isinstance(speech, str) else "",
+        speech=_as_utf8(speech)[:SPEECH_AT_MOST] if isinstance(speech, str) else "",
         language=shorten(response.get("language") or "", 20),
         error=shorten(code, 60) if kind == "error" and isinstance(code, str) else "",
         conversation_id=talking if isinstance(talking, str) and _is_id(talking) else "",
@@ -389,8 +393,8 @@ def _reply(transcript: Transcript, text: str, found: dict[str, Any], took_ms: fl
     )
 
 
-def _sound(text: str) -> str:
-    """A text as UTF-8 can hold it."""
+def _as_utf8(text: str) -> str:
+    """Return the text without what UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 

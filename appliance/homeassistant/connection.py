@@ -1,8 +1,8 @@
-"""A connection to Home Assistant's websocket: opened, let in, asked.
+"""A connection to Home Assistant's websocket: open, authenticate, send commands.
 
-asyncio's, and in one task's hands. The protocol: developers.home-assistant.io/docs/api/websocket
-(auth_required, auth, auth_ok or auth_invalid; then commands with a number each, which their results
-and events carry). Nothing that comes is trusted to have its form.
+For one asyncio task. The protocol: developers.home-assistant.io/docs/api/websocket (auth_required,
+auth, auth_ok or auth_invalid; then numbered commands, whose results and events carry the number).
+The form of everything received is checked.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from appliance.errors import DeviceError
 from appliance.system import one_line, shorten
 
 LARGEST = 8 << 20
-"""Bytes of a message: the list of what is exposed among 100,000 entities has 6 MB. A longer one
-would take hundreds of megabytes once it is read."""
+"""Longest message in bytes. The list of exposed entities takes 6 MB for 100,000 entities; a longer
+message would need hundreds of megabytes once it is parsed."""
 OPEN_WITHIN_S = 10.0
 ANSWER_WITHIN_S = 20.0
 CLOSE_WITHIN_S = 1.0
 
 quiet = logging.getLogger("roomscribe.homeassistant.websocket")
-quiet.setLevel(logging.WARNING)  # below that the library writes down what it sends: the token, too
+quiet.setLevel(logging.WARNING)  # below that, the library logs what it sends, including the token
 
 Event = Callable[[dict[str, Any]], object]
 T = TypeVar("T")
 Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
-class HouseError(DeviceError):
-    """Home Assistant is out of reach, or is none; the text has the fix behind its semicolon."""
+class HomeAssistantError(DeviceError):
+    """Home Assistant cannot be reached or used; the text ends with what to do."""
 
 
-class RefusedTokenError(HouseError):
-    """It does not take the token."""
+class RefusedTokenError(HomeAssistantError):
+    """Home Assistant refuses the token."""
 
 
 class CommandError(Exception):
-    """It refuses a command."""
+    """Home Assistant refuses a command."""
 
     def __init__(self, command: str, code: str, message: str) -> None:
         super().__init__(f"{command}: {message or code}")
         self.code = code
-        """unauthorized, unknown_command, invalid_format, not_found... (its own words)"""
+        """Home Assistant's: unauthorized, unknown_command, invalid_format, not_found ..."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where Home Assistant is."""
+class HomeAssistantUrl:
+    """Address of Home Assistant's websocket."""
 
     host: str
     port: int
@@ -65,8 +65,8 @@ class Place:
     port_given: bool
 
     @classmethod
-    def of(cls, url: str) -> Place:
-        """The place of a valid http, https, ws or wss address; the websocket's path is added."""
+    def parse(cls, url: str) -> HomeAssistantUrl:
+        """Parse a valid http, https, ws or wss address; adds the websocket's path."""
         parts = urlsplit(url)
         secure = parts.scheme in ("https", "wss")
         path = parts.path.rstrip("/")
@@ -77,7 +77,7 @@ class Place:
 
     @property
     def uri(self) -> str:
-        """The websocket's address."""
+        """The address as text."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'wss' if self.secure else 'ws'}://{host}:{self.port}{self.path}"
 
@@ -85,34 +85,36 @@ class Place:
         return f"Home Assistant at {self.host}:{self.port}"
 
     def resolve(self) -> Sequence[Address]:
-        """Its addresses; waits for the resolver, however long that takes. Raises HouseError."""
+        """Return its IP addresses; may wait for the resolver. Raises HomeAssistantError."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or one_line(error)
-            raise HouseError(f"{self}: no such host ({why}); see homeassistant.url") from error
+            raise HomeAssistantError(
+                f"{self}: no such host ({why}); check homeassistant.url"
+            ) from error
         return [(family, address) for family, _, _, _, address in found]
 
 
-class Link:
-    """A connection that was let in; who asks does so in `during`."""
+class WebsocketLink:
+    """An authenticated connection; send commands within `during`."""
 
-    def __init__(self, websocket: Any, place: Place, version: str) -> None:
-        self._websocket, self._place = websocket, place
+    def __init__(self, websocket: Any, url: HomeAssistantUrl, version: str) -> None:
+        self._websocket, self._url = websocket, url
         self.barred = frozenset[str]()
-        """Commands that are not asked: their answers are too long."""
+        """Commands that are not sent because their answers are too long."""
         self.version = version
-        """Home Assistant's."""
+        """Home Assistant's version."""
         self._number = 0
         self._results: dict[int, tuple[str, asyncio.Future[Any]]] = {}
         self._events: dict[int, Event] = {}
 
-    async def ask(
+    async def send_command(
         self, command: str, on_event: Event | None = None, **arguments: Any
     ) -> tuple[int, Any]:
-        """The number and the result of a command; `on_event` is given its events from now on.
+        """Send a command; return its number and result. `on_event` gets its events from now on.
 
-        Raises CommandError when it is refused, HouseError when the connection is of no use.
+        Raises CommandError if it is refused, HomeAssistantError if the connection fails.
         """
         if command in self.barred:
             raise CommandError(command, "too_long", f"an answer of more than {LARGEST >> 20} MB")
@@ -128,9 +130,8 @@ class Link:
                 return number, await answer
         except TimeoutError:
             self.forget(number)
-            raise HouseError(
-                f"{self._place} leaves {command} unanswered for {ANSWER_WITHIN_S:.0f} s; see its "
-                "log"
+            raise HomeAssistantError(
+                f"{self._url} did not answer {command} within {ANSWER_WITHIN_S:.0f} s; see its log"
             ) from None
         except BaseException:
             self.forget(number)
@@ -139,42 +140,42 @@ class Link:
             self._results.pop(number, None)
 
     def forget(self, number: int) -> None:
-        """No more events of that command are wanted."""
+        """Ignore further events of that command."""
         self._events.pop(number, None)
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs `work`, which may ask; its result. Raises what it raises, and HouseError when the
-        connection ends before it does."""
+        """Run `work`, which may send commands, and return its result. Raises what it raises, and
+        HomeAssistantError if the connection ends first."""
         task = asyncio.ensure_future(work)
         await first(task, self._read())
         return task.result()
 
     async def _read(self) -> None:
-        """Takes messages until the connection ends, which is a HouseError."""
+        """Handle messages until the connection ends, which raises HomeAssistantError."""
         from websockets.exceptions import ConnectionClosed
 
         try:
             async for message in self._websocket:
-                self._take(message)
-            why = "it leaves"
+                self._handle(message)
+            why = "closed"
         except ConnectionClosed as error:
             why = one_line(error)
             if error.sent and error.sent.code == 1009:
-                raise TooLongError(self._waiting(), self._place) from error
-        raise HouseError(f"{self._place} has ended the connection: {shorten(why, 80)}")
+                raise TooLongError(self._oldest_command(), self._url) from error
+        raise HomeAssistantError(f"{self._url} has ended the connection: {shorten(why, 80)}")
 
-    def _waiting(self) -> str:
-        """The command that was asked longest ago."""
+    def _oldest_command(self) -> str:
+        """Return the command whose answer is outstanding for the longest time."""
         return next((command for command, _ in self._results.values()), "")
 
     async def _send(self, message: dict[str, Any]) -> None:
         from websockets.exceptions import ConnectionClosed
 
-        with suppress(ConnectionClosed):  # `_read` says so
+        with suppress(ConnectionClosed):  # `_read` raises it
             await self._websocket.send(json.dumps(message))
 
-    def _take(self, message: str | bytes) -> None:
-        """Gives a message to who waits for it; what nobody waits for, or is none, is left."""
+    def _handle(self, message: str | bytes) -> None:
+        """Pass a message to the command that waits for it; ignore any other one."""
         try:
             found = json.loads(message)
         except (ValueError, RecursionError):
@@ -195,13 +196,13 @@ class Link:
                 return
             error = found.get("error")
             error = error if isinstance(error, dict) else {}
-            code, said = (shorten(error.get(name) or "", 100) for name in ("code", "message"))
-            answer.set_exception(CommandError(command, code, said))
+            code, text = (shorten(error.get(name) or "", 100) for name in ("code", "message"))
+            answer.set_exception(CommandError(command, code, text))
 
 
 async def first(*works: Awaitable[object]) -> None:
-    """Runs works until one of them ends, and ends the others; raises what one has raised, the last
-    of them first."""
+    """Run `works` until one of them ends, then cancel the others. Raises what they raised; of
+    several errors, the last work's."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -214,20 +215,22 @@ async def first(*works: Awaitable[object]) -> None:
             raise one
 
 
-class TooLongError(HouseError):
-    """An answer was longer than LARGEST."""
+class TooLongError(HomeAssistantError):
+    """An answer is longer than LARGEST."""
 
-    def __init__(self, command: str, place: Place) -> None:
+    def __init__(self, command: str, url: HomeAssistantUrl) -> None:
         super().__init__(
-            f"{place}: expected an answer to {command} of at most {LARGEST >> 20} MB, found a "
+            f"{url}: expected an answer to {command} of at most {LARGEST >> 20} MB, found a "
             "longer one; expose fewer entities, and make the token as an administrator"
         )
         self.command = command
 
 
 @asynccontextmanager
-async def connect(place: Place, addresses: Sequence[Address], token: str) -> AsyncIterator[Link]:
-    """A link to Home Assistant, closed at the end. Raises HouseError."""
+async def connect(
+    url: HomeAssistantUrl, addresses: Sequence[Address], token: str
+) -> AsyncIterator[WebsocketLink]:
+    """A link to Home Assistant, closed at the end. Raises HomeAssistantError."""
     from websockets.asyncio.client import connect as open_websocket
     from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 
@@ -235,7 +238,7 @@ async def connect(place: Place, addresses: Sequence[Address], token: str) -> Asy
         async with asyncio.timeout(OPEN_WITHIN_S):
             opened = await _open(addresses)
             websocket = await open_websocket(
-                place.uri,
+                url.uri,
                 sock=opened,
                 max_size=LARGEST,
                 max_queue=4,
@@ -245,26 +248,26 @@ async def connect(place: Place, addresses: Sequence[Address], token: str) -> Asy
                 logger=quiet,
             )
     except InvalidStatus as error:
-        raise _no_websocket(place, error.response.status_code) from error
+        raise _no_websocket(url, error.response.status_code) from error
     except ssl.SSLCertVerificationError as error:
-        raise HouseError(
-            f"{place} shows a certificate that is not to be trusted ({error.verify_message}); let "
-            "homeassistant.url have the name in it, or http:// within the house"
+        raise HomeAssistantError(
+            f"{url} shows a certificate that is not trusted ({error.verify_message}); use a "
+            "name from the certificate in homeassistant.url, or http:// within your network"
         ) from error
     except (InvalidURI, ValueError) as error:  # a redirect, which this socket cannot follow
-        raise HouseError(
-            f"{place} sends us elsewhere; homeassistant.url: https:// for http://, perhaps"
+        raise HomeAssistantError(
+            f"{url} redirects to another address; in homeassistant.url, try https:// instead of http://"
         ) from error
     except (OSError, TimeoutError, WebSocketException, EOFError) as error:
-        raise _unreachable(place, error) from error
+        raise _unreachable(url, error) from error
     try:
-        yield Link(websocket, place, await _let_in(websocket, place, token))
+        yield WebsocketLink(websocket, url, await _authenticate(websocket, url, token))
     finally:
         await websocket.close()
 
 
 async def _open(addresses: Sequence[Address]) -> socket.socket:
-    """The first address that takes a connection. Raises OSError."""
+    """Return a socket connected to the first address that accepts it. Raises OSError."""
     failed: OSError = OSError("no address")
     for family, address in addresses:
         one = socket.socket(family, socket.SOCK_STREAM)
@@ -282,8 +285,8 @@ async def _open(addresses: Sequence[Address]) -> socket.socket:
     raise failed
 
 
-async def _let_in(websocket: Any, place: Place, token: str) -> str:
-    """Home Assistant's version. Raises HouseError, of which RefusedTokenError is one."""
+async def _authenticate(websocket: Any, url: HomeAssistantUrl, token: str) -> str:
+    """Log in and return Home Assistant's version. Raises HomeAssistantError."""
     from websockets.exceptions import ConnectionClosed
 
     async def receive() -> dict[str, Any]:
@@ -297,39 +300,41 @@ async def _let_in(websocket: Any, place: Place, token: str) -> str:
             await websocket.send(json.dumps({"type": "auth", "access_token": token}))
             found = await receive()
     except (ConnectionClosed, TimeoutError, ValueError, RecursionError) as error:
-        raise HouseError(
-            f"{place}: expected Home Assistant's websocket, found something else; see "
+        raise HomeAssistantError(
+            f"{url}: expected Home Assistant's websocket, found something else; see "
             "homeassistant.url"
         ) from error
     if found.get("type") == "auth_invalid":
         raise RefusedTokenError(
-            f"{place} does not take the token; make a long-lived access token in your profile "
-            "there, Security, and write it where homeassistant.token_file says"
+            f"{url} refuses the token; create a long-lived access token in your profile "
+            "there (Security), and save it in homeassistant.token_file"
         )
     if found.get("type") != "auth_ok":
-        raise HouseError(f"{place}: expected auth_ok, found something else; see homeassistant.url")
+        raise HomeAssistantError(
+            f"{url}: expected auth_ok, found something else; see homeassistant.url"
+        )
     return shorten(found.get("ha_version") or "of an unknown version", 40)
 
 
-def _no_websocket(place: Place, status: int) -> HouseError:
+def _no_websocket(url: HomeAssistantUrl, status: int) -> HomeAssistantError:
     if status == 403:
-        fix = "it bans addresses after wrong tokens: see ip_bans.yaml there"
+        fix = "it bans addresses after wrong tokens; see ip_bans.yaml there"
     elif status >= 500:
-        fix = "it starts, perhaps, or see its log"
+        fix = "it may still be starting; else see its log"
     else:
         fix = "see homeassistant.url"
-    return HouseError(f"{place}: expected its websocket, found status {status}; {fix}")
+    return HomeAssistantError(f"{url}: expected its websocket, found status {status}; {fix}")
 
 
-def _unreachable(place: Place, error: BaseException) -> HouseError:
+def _unreachable(url: HomeAssistantUrl, error: BaseException) -> HomeAssistantError:
     why = one_line(error)
     if isinstance(error, ssl.SSLError):
-        why = "no TLS is spoken there: write http:// for https://"
+        why = "it does not use TLS: write http:// instead of https://"
     elif isinstance(error, OSError) and error.errno:
         why = os.strerror(error.errno)
     if isinstance(error, TimeoutError):
         why = f"no answer within {OPEN_WITHIN_S:.0f} s"
-    hint = "" if place.port_given else f" (its port is mostly 8123: http://{place.host}:8123)"
-    return HouseError(
-        f"{place} cannot be reached: {shorten(why, 100)}; see homeassistant.url{hint}"
+    hint = "" if url.port_given else f" (its usual port is 8123: http://{url.host}:8123)"
+    return HomeAssistantError(
+        f"{url} cannot be reached: {shorten(why, 100)}; see homeassistant.url{hint}"
     )

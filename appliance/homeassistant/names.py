@@ -1,7 +1,8 @@
 """The names of a home: of what Home Assistant exposes to its voice assistants, and of its places.
 
-The tiers are those of wyoming-faster-whisper (3.8.1, hass_api.py). A name is taken as it is shown
-(`friendly_name`): the registries' own lack their device's. Whatever comes is bounded and cleaned.
+The tiers are those of wyoming-faster-whisper (3.8.1, hass_api.py). Names are those that Home
+Assistant shows (`friendly_name`), because the registries' own lack the device's name. All that is
+received is limited and cleaned.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.homeassistant.connection import ANSWER_WITHIN_S, CommandError, HouseError, Link
+from appliance.homeassistant.connection import (
+    ANSWER_WITHIN_S,
+    CommandError,
+    HomeAssistantError,
+    WebsocketLink,
+)
 from appliance.records import Name, Tier
 from appliance.system import write_whole
 
 NAMES_FILE = "homeassistant-names.json"
-"""In the state folder, for the daemon's user alone."""
+"""In the state folder; only the daemon's user may read it."""
 FILE_AT_MOST = 1 << 20
 CALLED_DOMAINS = frozenset(
     {
@@ -31,51 +37,56 @@ CALLED_DOMAINS = frozenset(
 )
 NAMES_AT_MOST = 1000
 ENTITIES_AT_MOST = 3000
-"""Of so many entities the names are asked for; those that are called by name go first."""
+"""Entities whose names are requested; those that are called by name go first."""
 LETTERS_AT_MOST, WORDS_AT_MOST = 64, 6
-"""A longer name is none that anybody says."""
+"""Longest names; nobody says longer ones."""
 EXPOSED, REGISTRY = "homeassistant/expose_entity/list", "config/entity_registry/list"
 ASSISTANT = "conversation"
 INNER = "'\u2019.&+-/"
-"""May stand within a word, and not at its ends."""
+"""Characters that are allowed within a word, but not at its ends."""
 _ENTITY = re.compile(r"[a-z0-9_]{1,64}\.[a-z0-9_]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a home calls its things."""
+    """The names of a home."""
 
     names: tuple[Name, ...]
-    """By tier, NAMES_AT_MOST; no two that differ in capitals alone."""
+    """By tier, at most NAMES_AT_MOST; no two differ only in case."""
     left_out: int = 0
-    """Names and entities that are there and not among them."""
+    """Names and entities that were left out."""
     entities: int = 0
-    """That are exposed."""
+    """Exposed entities."""
     registry: bool = False
-    """True when the token is no administrator's: what is exposed comes from the registry, which
-    lacks entities without a unique id."""
+    """True if the token is no administrator's: the exposed entities come from the registry then,
+    which lacks entities without a unique id."""
 
 
-async def fetch(link: Link, devices: Sequence[Mapping[str, Any]]) -> Names:
-    """The names now; `devices` is the device registry. Raises CommandError and HouseError."""
+async def fetch(link: WebsocketLink, devices: Sequence[Mapping[str, Any]]) -> Names:
+    """Read the names. `devices` is the device registry.
+
+    Raises CommandError and HomeAssistantError.
+    """
     exposed, registry = await _exposed(link)
     exposed.sort(key=lambda one: (one.partition(".")[0] not in CALLED_DOMAINS, one))
     wanted = exposed[:ENTITIES_AT_MOST]
     entries: dict[str, Any] = {}
     shown: dict[str, Any] = {}
     if wanted:
-        entries = _table(await _ask(link, "config/entity_registry/get_entries", entity_ids=wanted))
+        entries = _table(
+            await _request(link, "config/entity_registry/get_entries", entity_ids=wanted)
+        )
         shown = await _shown(link, wanted)
-    areas = _list(await _ask(link, "config/area_registry/list"))
+    areas = _list(await _request(link, "config/area_registry/list"))
     floors: list[dict[str, Any]] = []
     with suppress(CommandError):  # older than 2024.4
-        floors = _list(await _ask(link, "config/floor_registry/list"))
+        floors = _list(await _request(link, "config/floor_registry/list"))
     area_of = {_text(one.get("id")): _text(one.get("area_id")) for one in devices}
     found: list[Name] = []
     used: set[str] = set()
     for entity in wanted:
         entry = _table(entries.get(entity))
-        if entry.get("disabled_by") or _is_appliances(entry):
+        if entry.get("disabled_by") or _is_ours(entry):
             continue
         used.add(_text(entry.get("area_id")) or area_of.get(_text(entry.get("device_id")), ""))
         name = shown.get(entity) or entry.get("name") or entry.get("original_name")
@@ -95,8 +106,7 @@ async def fetch(link: Link, devices: Sequence[Mapping[str, Any]]) -> Names:
 
 
 def cleaned(found: Iterable[Name]) -> tuple[tuple[Name, ...], int]:
-    """The names that can be said, by tier, each once, and how many are left out for their form or
-    their number."""
+    """Return the names that can be said, by tier, each once, and how many were left out."""
     kept: dict[str, Name] = {}
     left_out = 0
     for text, tier in sorted(found, key=lambda one: one[1]):
@@ -108,14 +118,16 @@ def cleaned(found: Iterable[Name]) -> tuple[tuple[Name, ...], int]:
 
 
 def clean(text: str) -> str:
-    """A name in letters, digits and what stands within words, single spaces between; "" for one
-    that nobody says (nothing of that in it, or too long)."""
+    """Return a name reduced to letters, digits and INNER, with single spaces.
+
+    It is "" if nothing is left, or too much.
+    """
     if len(text) > 4 * LETTERS_AT_MOST:
         return ""
     kept = ""
     for letter in unicodedata.normalize("NFC", text):
         kind = unicodedata.category(letter)
-        # a mark that stands on no letter is what is left of an emoji
+        # a combining mark without a letter is the rest of an emoji
         if kind[0] in "LN" or letter in INNER or (kind[0] == "M" and kept[-1:] not in ("", " ")):
             kept += letter
         elif kind != "Cf":
@@ -127,7 +139,7 @@ def clean(text: str) -> str:
 
 
 def read(folder: Path) -> tuple[Name, ...]:
-    """The names kept in a folder; none where there are none, or none that can be read."""
+    """Return the names saved in a folder; none if the file is missing or damaged."""
     try:
         with (folder / NAMES_FILE).open("rb") as opened:
             data = opened.read(FILE_AT_MOST + 1)
@@ -138,54 +150,54 @@ def read(folder: Path) -> tuple[Name, ...]:
 
 
 def write(folder: Path, names: Sequence[Name]) -> None:
-    """Keeps the names in a folder. Raises OSError."""
+    """Save the names in a folder. Raises OSError."""
     content = json.dumps({"schema": 1, "names": names}, ensure_ascii=False, indent=0)
     write_whole(folder / NAMES_FILE, content, 0o600)
 
 
-async def _exposed(link: Link) -> tuple[list[str], bool]:
-    """The entities that are exposed to Assist, and whether the registry had to say so."""
+async def _exposed(link: WebsocketLink) -> tuple[list[str], bool]:
+    """Return the entities exposed to Assist, and whether they come from the registry."""
     try:
-        found = _table(_table(await _ask(link, EXPOSED)).get("exposed_entities"))
+        found = _table(_table(await _request(link, EXPOSED)).get("exposed_entities"))
         chosen = {name for name, how in found.items() if _table(how).get(ASSISTANT) is True}
         registry = False
     except CommandError as error:
         if error.code not in ("unauthorized", "unknown_command"):
             raise
         chosen, registry = set(), True
-        for entry in _list(await _ask(link, REGISTRY)):
+        for entry in _list(await _request(link, REGISTRY)):
             how = _table(_table(entry.get("options")).get(ASSISTANT))
             if how.get("should_expose") is True:
                 chosen.add(_text(entry.get("entity_id")))
     return [name for name in chosen if _ENTITY.fullmatch(name)], registry
 
 
-async def _shown(link: Link, entities: Sequence[str]) -> dict[str, Any]:
-    """The names of entities as Home Assistant shows them; of those that have a state."""
+async def _shown(link: WebsocketLink, entities: Sequence[str]) -> dict[str, Any]:
+    """Return the names of entities as Home Assistant shows them, if they have a state."""
     first: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
     def take(event: dict[str, Any]) -> None:
         if not first.done():
             first.set_result(_table(event.get("a")))
 
-    number, _ = await link.ask("subscribe_entities", take, entity_ids=entities)
+    number, _ = await link.send_command("subscribe_entities", take, entity_ids=entities)
     try:
         async with asyncio.timeout(ANSWER_WITHIN_S):
             states = await first
     except TimeoutError:
-        raise HouseError("Home Assistant tells no states; see its log") from None
+        raise HomeAssistantError("Home Assistant sent no states; see its log") from None
     link.forget(number)
-    await link.ask("unsubscribe_events", subscription=number)
+    await link.send_command("unsubscribe_events", subscription=number)
     found = ((entity, _table(_table(state).get("a"))) for entity, state in states.items())
     return {entity: _text(attributes.get("friendly_name")) for entity, attributes in found}
 
 
-async def _ask(link: Link, command: str, **arguments: Any) -> Any:
-    return (await link.ask(command, **arguments))[1]
+async def _request(link: WebsocketLink, command: str, **arguments: Any) -> Any:
+    return (await link.send_command(command, **arguments))[1]
 
 
-def _is_appliances(entry: Mapping[str, Any]) -> bool:
-    """True for an entity of a Roomscribe: nobody says "Roomscribe mute" of the things at home."""
+def _is_ours(entry: Mapping[str, Any]) -> bool:
+    """Return True for an entity of a Roomscribe: nobody says "Roomscribe mute"."""
     ours = _text(entry.get("unique_id")).startswith("roomscribe_")
     return ours and entry.get("platform") == "mqtt"
 
@@ -203,5 +215,5 @@ def _text(value: object) -> str:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """The texts of a list; an alias may be null, which stands for the name itself."""
+    """Return the texts of a list; an alias may be null, which means the name itself."""
     return (one for one in value if isinstance(one, str)) if isinstance(value, list) else iter(())

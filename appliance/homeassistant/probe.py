@@ -1,4 +1,4 @@
-"""One look at Home Assistant's websocket, for the doctor."""
+"""Checks Home Assistant's websocket, for the doctor."""
 
 from __future__ import annotations
 
@@ -11,40 +11,45 @@ from appliance.config import HomeAssistantSettings
 from appliance.homeassistant import names as naming
 from appliance.homeassistant.assist import preferred_pipeline
 from appliance.homeassistant.client import describe, devices_of, own_device, token
-from appliance.homeassistant.connection import CommandError, Link, Place, connect
+from appliance.homeassistant.connection import (
+    CommandError,
+    HomeAssistantUrl,
+    WebsocketLink,
+    connect,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What was found."""
+class ProbeResult:
+    """What the check found."""
 
     where: str
-    """Home Assistant's place and version."""
+    """Home Assistant's address and version."""
     names: str
-    """How many names came; "" when they were refused."""
+    """How many names were read; "" if they were refused."""
     refusal: str
-    """Why, then."""
+    """Why they were refused; "" otherwise."""
     device: bool
-    """This appliance is among its devices."""
+    """True if this appliance is among its devices."""
     area: str
     """The area that the device is in; "" without one."""
     pipeline: str
-    """Name of the Assist pipeline that is preferred; "" when there is none."""
+    """Name of the preferred Assist pipeline; "" without one."""
 
 
-def look(settings: HomeAssistantSettings, node: str) -> Look:
-    """Connects, asks and leaves. Raises HouseError, and ConfigError without a token."""
-    chosen, place = token(settings), Place.of(settings.url)
-    addresses = place.resolve()
+def probe(settings: HomeAssistantSettings, node: str) -> ProbeResult:
+    """Connect, read and disconnect. Raises HomeAssistantError, and ConfigError without a token."""
+    chosen, url = token(settings), HomeAssistantUrl.parse(settings.url)
+    addresses = url.resolve()
 
-    async def visit() -> Look:
-        async with connect(place, addresses, chosen) as link:
-            return await link.during(_ask(link, place, node))
+    async def visit() -> ProbeResult:
+        async with connect(url, addresses, chosen) as link:
+            return await link.during(_request_probe(link, url, node))
 
     return asyncio.run(visit())
 
 
-async def _ask(link: Link, place: Place, node: str) -> Look:
+async def _request_probe(link: WebsocketLink, url: HomeAssistantUrl, node: str) -> ProbeResult:
     devices = await devices_of(link)
     names = refusal = ""
     try:
@@ -52,8 +57,8 @@ async def _ask(link: Link, place: Place, node: str) -> Look:
     except CommandError as error:
         refusal = str(error)
     device = own_device(devices, node)
-    return Look(
-        f"{place}, version {link.version}",
+    return ProbeResult(
+        f"{url}, version {link.version}",
         names,
         refusal,
         bool(device),
@@ -62,14 +67,14 @@ async def _ask(link: Link, place: Place, node: str) -> Look:
     )
 
 
-async def _area(link: Link, device: Mapping[str, Any]) -> str:
+async def _area(link: WebsocketLink, device: Mapping[str, Any]) -> str:
     """Return the name of the area of a device, or its id where the names are refused; "" if the
     device is in none."""
     area = device.get("area_id")
     if not area:
         return ""
     try:
-        _, areas = await link.ask("config/area_registry/list")
+        _, areas = await link.send_command("config/area_registry/list")
     except CommandError:
         return str(area)
     for one in areas if isinstance(areas, list) else ():
@@ -78,7 +83,7 @@ async def _area(link: Link, device: Mapping[str, Any]) -> str:
     return str(area)
 
 
-async def _pipeline(link: Link) -> str:
+async def _pipeline(link: WebsocketLink) -> str:
     """Return the name of the preferred Assist pipeline; "" without one."""
     try:
         found = await preferred_pipeline(link)

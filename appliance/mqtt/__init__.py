@@ -1,4 +1,4 @@
-"""From the store to the broker, and commands from there."""
+"""Publishes the store's transcripts to the broker, and handles commands from there."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from appliance.mqtt.credentials import (
         KEY_CREDENTIAL as KEY_CREDENTIAL,
         PASSWORD_CREDENTIAL as PASSWORD_CREDENTIAL,
-        password as password,
+        read_password as read_password,
     )
     from appliance.mqtt.former import ANNOUNCED_FILE as ANNOUNCED_FILE
-    from appliance.mqtt.probe import Probe as Probe
-    from appliance.mqtt.publisher import Publisher as Publisher
+    from appliance.mqtt.probe import BrokerProbe as BrokerProbe
+    from appliance.mqtt.publisher import (
+        Announcement as Announcement,
+        Publisher as Publisher,
+        Sources as Sources,
+    )
 
 __getattr__ = lazily(__name__, __file__)

@@ -24,7 +24,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from appliance.config import MqttSettings
-from appliance.mqtt import credentials as tls, events
+from appliance.mqtt import credentials, events
 
 PACKET_BYTES = 65536
 """The broker is told to keep larger messages to itself."""
@@ -32,7 +32,7 @@ RECEIVED_WAITING = 100
 """Messages received and not looked at yet; beyond it the oldest are dropped."""
 CONNECT_S = 5.0
 """Longest wait for the broker's host to accept the connection."""
-THERE_S = 0.15
+PROBE_S = 0.15
 """A broker that is there takes a connection within this, and one that ends drops it."""
 FIRST_FAILURE = 128
 """Reason codes from here on say no."""
@@ -90,7 +90,7 @@ class Subscribed:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ReceivedMessage:
     """What somebody published on a topic that we listen on; nothing in it is to be trusted."""
 
     topic: str
@@ -104,7 +104,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingMessage:
     """A message to publish."""
 
     topic: str
@@ -117,7 +117,7 @@ class Outgoing:
     correlation: bytes | None = None
 
 
-News = Connected | Refused | Untrusted | Lost | Acknowledged | Subscribed
+BrokerEvent = Connected | Refused | Untrusted | Lost | Acknowledged | Subscribed
 
 
 def matches(pattern: str, topic: str) -> bool:
@@ -138,11 +138,11 @@ class Mailbox:
     def __init__(self, settings: MqttSettings, wake: threading.Event, *, bounded: bool) -> None:
         """`bounded` keeps to PACKET_BYTES and RECEIVED_WAITING."""
         self._settings = settings
-        self._hint = tls.hint(settings)
+        self._hint = credentials.tls_hint(settings)
         self._bounded = bounded
         self._met = False
-        self.news: deque[News] = deque()
-        self.received: deque[Message] = deque(maxlen=RECEIVED_WAITING if bounded else None)
+        self.news: deque[BrokerEvent] = deque()
+        self.received: deque[ReceivedMessage] = deque(maxlen=RECEIVED_WAITING if bounded else None)
         self.ended = threading.Event()
         self.dropped = False
         self._wake = wake
@@ -154,44 +154,44 @@ class Mailbox:
         if self.dropped:  # while the attempt was under way; it must not live on beside a new one
             client.disconnect()
         elif reason.is_failure:
-            self._tell(Refused(reason.value, str(reason)))
+            self._put_event(Refused(reason.value, str(reason)))
         else:
             self._met = True
-            self._tell(Connected(getattr(properties, "ReceiveMaximum", 65535)))
+            self._put_event(Connected(getattr(properties, "ReceiveMaximum", 65535)))
 
     def on_connect_fail(self, _client: Any, _data: Any) -> None:
         """No connection: paho calls this while it handles the error, and says no more about it."""
         error = sys.exc_info()[1]
-        if trouble := tls.trouble(self._settings, error):
-            self._tell(Untrusted(trouble))
+        if trouble := credentials.explain_tls_error(self._settings, error):
+            self._put_event(Untrusted(trouble))
         else:
             reason = getattr(error, "strerror", None) or error  # without the number of an OSError
-            self._tell(Lost(0, str(reason or "no connection")))
+            self._put_event(Lost(0, str(reason or "no connection")))
 
     def on_disconnect(self, _client: Any, _data: Any, flags: Any, reason: Any, _: Any) -> None:
         """The end, by the broker's DISCONNECT, by ours, or by the network."""
         self.ended.set()
         if flags.is_disconnect_packet_from_server:
-            self._tell(Lost(reason.value, str(reason)))
+            self._put_event(Lost(reason.value, str(reason)))
         elif reason == "Unspecified error":
-            self._tell(Lost(0, f"the connection broke{'' if self._met else self._hint}"))
+            self._put_event(Lost(0, f"the connection broke{'' if self._met else self._hint}"))
         else:
-            self._tell(Lost(0, str(reason)))
+            self._put_event(Lost(0, str(reason)))
 
     def on_failure(self, error: Exception) -> None:
         """paho's thread has ended with an error: of what the broker sent, or of the host's name."""
         self.ended.set()
         why = "what it says cannot be read" if self._met else "no connection"
-        self._tell(Lost(0, f"{why} ({type(error).__name__}: {str(error)[:80]!r})"))
+        self._put_event(Lost(0, f"{why} ({type(error).__name__}: {str(error)[:80]!r})"))
 
     def on_publish(self, _client: Any, _data: Any, message: int, reason: Any, _: Any) -> None:
         """A PUBACK, or a message of QoS 0 that has left."""
-        self._tell(Acknowledged(message, reason.value, str(reason)))
+        self._put_event(Acknowledged(message, reason.value, str(reason)))
 
     def on_subscribe(self, _client: Any, _data: Any, message: int, reasons: Any, _: Any) -> None:
         """A SUBACK."""
         for reason in reasons:
-            self._tell(Subscribed(message, reason.value, str(reason)))
+            self._put_event(Subscribed(message, reason.value, str(reason)))
 
     def on_message(self, _client: Any, _data: Any, message: Any) -> None:
         """A message on a subscribed topic."""
@@ -201,15 +201,17 @@ class Mailbox:
         correlation = getattr(properties, "CorrelationData", None)
         response = getattr(properties, "ResponseTopic", "")
         payload, retained = bytes(message.payload), bool(message.retain)
-        self.received.append(Message(message.topic, payload, retained, response, correlation))
+        self.received.append(
+            ReceivedMessage(message.topic, payload, retained, response, correlation)
+        )
         self._wake.set()
 
-    def _tell(self, news: News) -> None:
+    def _put_event(self, news: BrokerEvent) -> None:
         self.news.append(news)
         self._wake.set()
 
 
-def is_there(settings: MqttSettings, within_s: float = THERE_S) -> bool:
+def accepts_connections(settings: MqttSettings, within_s: float = PROBE_S) -> bool:
     """True when the broker takes a connection and waits for us to speak; takes 0.3 s at most.
 
     One that is going down closes it, or takes none.
@@ -226,7 +228,7 @@ def is_there(settings: MqttSettings, within_s: float = THERE_S) -> bool:
     return False
 
 
-class _Client(Client):
+class _PahoClient(Client):
     """paho's, which neither ends the connection for a message nor its thread without a word."""
 
     def __init__(self, settings: MqttSettings, client_id: str, failed: Callable[[Exception], None]):
@@ -258,7 +260,7 @@ class _Client(Client):
             return MQTTErrorCode.MQTT_ERR_SUCCESS
 
 
-class Link:
+class BrokerLink:
     """An attempt to connect and, if it succeeds, the connection. Owned by one thread."""
 
     def __init__(
@@ -277,13 +279,13 @@ class Link:
 
         Raises ConfigError when a file of the password or of TLS cannot be read.
         """
-        password, secure = tls.password(settings), tls.context(settings)
+        password, secure = credentials.read_password(settings), credentials.tls_context(settings)
         self._mailbox = box = Mailbox(settings, wake, bounded=bool(node))
         self.news, self.received = box.news, box.received
         """What has happened, and messages on subscribed topics, oldest first, for the owner to take
         out. News are bounded by the protocol: a few on the connection, one a message in flight."""
         self._old = settings.protocol != "5"
-        self._client = _Client(settings, client_id, box.on_failure)
+        self._client = _PahoClient(settings, client_id, box.on_failure)
         self._client.connect_timeout = CONNECT_S
         if settings.username:
             self._client.username_pw_set(settings.username, password)
@@ -322,7 +324,7 @@ class Link:
             _, message = self._client.subscribe(topic, options=options)
         return message or 0
 
-    def publish(self, message: Outgoing) -> int:
+    def publish(self, message: OutgoingMessage) -> int:
         """Sends it and returns its number, which Acknowledged repeats when its QoS is 1.
 
         On a connection that has just ended it is dropped; Lost is among the news then.

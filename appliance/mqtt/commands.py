@@ -23,7 +23,7 @@ from typing import Protocol
 from appliance.config import HistorySettings
 from appliance.errors import StoreError
 from appliance.mqtt import events
-from appliance.mqtt.client import Message, Outgoing
+from appliance.mqtt.client import OutgoingMessage, ReceivedMessage
 from appliance.store import Store
 
 log = logging.getLogger("roomscribe.mqtt")
@@ -40,12 +40,12 @@ REQUEST_BYTES = 1024
 _ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 
 
-class RequestError(ValueError):
+class HistoryRequestError(ValueError):
     """A malformed request; the message says what was expected, never what was found."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HistoryRequest:
     """A well-formed request for the history."""
 
     since: str | datetime
@@ -53,54 +53,58 @@ class Request:
     limit: int
 
 
-def parse(payload: bytes, most: int) -> Request:
+def parse_request(payload: bytes, most: int) -> HistoryRequest:
     """The request in `payload`, for at most `most` transcripts. Raises RequestError."""
     if len(payload) > REQUEST_BYTES:
-        raise RequestError(f"expected at most {REQUEST_BYTES} bytes, found {len(payload)}")
+        raise HistoryRequestError(f"expected at most {REQUEST_BYTES} bytes, found {len(payload)}")
     try:
         request = json.loads(payload)
     except (ValueError, RecursionError):
         request = None
     if not isinstance(request, dict):
-        raise RequestError('expected a JSON object such as {"since": "2026-11-21T08:00:00Z"}')
+        raise HistoryRequestError(
+            'expected a JSON object such as {"since": "2026-11-21T08:00:00Z"}'
+        )
     if request.keys() - {"since", "since_id", "limit"}:
-        raise RequestError("expected no other keys than since, since_id and limit")
+        raise HistoryRequestError("expected no other keys than since, since_id and limit")
     if ("since" in request) == ("since_id" in request):
-        raise RequestError("expected one of since and since_id")
+        raise HistoryRequestError("expected one of since and since_id")
     limit = request.get("limit", most)
     if type(limit) is not int or limit < 1:
-        raise RequestError("limit: expected a whole number of 1 or more")
-    since = _time(request["since"]) if "since" in request else _id(request["since_id"])
-    return Request(since, min(limit, most))
+        raise HistoryRequestError("limit: expected a whole number of 1 or more")
+    since = _parse_time(request["since"]) if "since" in request else _parse_id(request["since_id"])
+    return HistoryRequest(since, min(limit, most))
 
 
-def answer(store: Store, node: str, request: Request) -> bytes:
+def answer_request(store: Store, node: str, request: HistoryRequest) -> bytes:
     """The transcripts that were asked for, as far as they fit. Raises StoreError."""
     found = store.read_since(request.since, request.limit + 1)
-    shown, more = events.fit_transcripts(found, node, request.limit, datetime.now(UTC))
+    preview, more = events.fit_transcripts(found, node, request.limit, datetime.now(UTC))
     head = {"schema": events.SCHEMA, "node": node, "status": "ok"}
-    return events.encode(head | {"transcripts": shown, "more": more})
+    return events.encode(head | {"transcripts": preview, "more": more})
 
 
-def refusal(node: str, why: str) -> bytes:
+def encode_refusal(node: str, why: str) -> bytes:
     """The answer to a request that is refused, with the reason."""
     return events.encode({"schema": events.SCHEMA, "node": node, "status": "error", "error": why})
 
 
-def _time(text: object) -> datetime:
+def _parse_time(text: object) -> datetime:
     try:
         return events.parse_time(text)
     except ValueError as error:
-        raise RequestError(f"since: {error}") from None
+        raise HistoryRequestError(f"since: {error}") from None
 
 
-def _id(text: object) -> str:
+def _parse_id(text: object) -> str:
     if not isinstance(text, str) or not _ID.fullmatch(text):
-        raise RequestError("since_id: expected the id of a transcript, 26 letters and digits")
+        raise HistoryRequestError(
+            "since_id: expected the id of a transcript, 26 letters and digits"
+        )
     return text
 
 
-class Switch(Protocol):
+class MuteSwitch(Protocol):
     """The mute."""
 
     def set(self, on: bool, who: str = "") -> None:
@@ -111,26 +115,26 @@ def subscriptions(
     settings: HistorySettings,
     node: str,
     store: Store,
-    mute: Switch,
+    mute: MuteSwitch,
     *,
     burst: float = BURST,
     answers_per_s: float = ANSWERS_PER_S,
-) -> Mapping[str, Callable[[Message], Outgoing | None]]:
+) -> Mapping[str, Callable[[ReceivedMessage], OutgoingMessage | None]]:
     """Topics of the node to listen on, with what is done about their messages."""
     warn = LimitedWarnings()
 
-    def turn_mute(message: Message) -> None:
+    def turn_mute(message: ReceivedMessage) -> None:
         """ON or OFF, and not a retained one."""
         if warn.refuse_retained(message):
             return
         if message.payload in (events.ON, events.OFF):
             mute.set(message.payload == events.ON, "MQTT")
         else:
-            warn(message, f"expected ON or OFF, found {shown(message.payload)}")
+            warn(message, f"expected ON or OFF, found {preview(message.payload)}")
 
-    wanted: dict[str, Callable[[Message], Outgoing | None]] = {MUTE_SET: turn_mute}
+    wanted: dict[str, Callable[[ReceivedMessage], OutgoingMessage | None]] = {MUTE_SET: turn_mute}
     if settings.enabled:
-        wanted[COMMANDS] = Commands(
+        wanted[COMMANDS] = HistoryCommand(
             settings, node, store, warn=warn, burst=burst, answers_per_s=answers_per_s
         )
     return wanted
@@ -143,7 +147,7 @@ class LimitedWarnings:
         self._next_s = 0.0
         self._left_out = 0
 
-    def __call__(self, message: Message, text: str) -> None:
+    def __call__(self, message: ReceivedMessage, text: str) -> None:
         """One line in the log, or one more that is left out."""
         now_s = time.monotonic()
         if now_s < self._next_s:
@@ -153,14 +157,14 @@ class LimitedWarnings:
         log.warning("%s: %s%s", message.topic, text, more)
         self._next_s, self._left_out = now_s + WARN_EVERY_S, 0
 
-    def refuse_retained(self, message: Message) -> bool:
+    def refuse_retained(self, message: ReceivedMessage) -> bool:
         """True, with a warning, for a command that was retained at the broker."""
         if message.retained:
             self(message, "a retained command is ignored; send it unretained")
         return message.retained
 
 
-class Commands:
+class HistoryCommand:
     """`command/...`: a request and its answer, with the correlation data of MQTT 5."""
 
     def __init__(
@@ -180,7 +184,7 @@ class Commands:
         self._burst, self._answers_per_s = burst, answers_per_s
         self._allowed, self._counted_s = burst, time.monotonic()
 
-    def __call__(self, message: Message) -> Outgoing | None:
+    def __call__(self, message: ReceivedMessage) -> OutgoingMessage | None:
         """The answer; None when there is to be none: for what was retained, and for a flood."""
         if self._warn.refuse_retained(message):
             return None
@@ -191,18 +195,18 @@ class Commands:
         try:
             if not self._pattern.fullmatch(topic):
                 topic = self._home
-                raise RequestError(f"expected a response topic below {self._home}")
+                raise HistoryRequestError(f"expected a response topic below {self._home}")
             if message.topic != events.topic(self._node, "command/history"):
-                raise RequestError("unknown command; expected command/history")
-            request = parse(message.payload, self._settings.limit)
-            payload = answer(self._store, self._node, request)
-        except RequestError as error:
+                raise HistoryRequestError("unknown command; expected command/history")
+            request = parse_request(message.payload, self._settings.limit)
+            payload = answer_request(self._store, self._node, request)
+        except HistoryRequestError as error:
             self._warn(message, str(error))
-            payload = refusal(self._node, str(error))
+            payload = encode_refusal(self._node, str(error))
         except StoreError as error:
             self._warn(message, str(error))
-            payload = refusal(self._node, "the log cannot be read now")
-        return Outgoing(topic, payload, correlation=message.correlation)
+            payload = encode_refusal(self._node, "the log cannot be read now")
+        return OutgoingMessage(topic, payload, correlation=message.correlation)
 
     def _may_answer(self, now_s: float) -> bool:
         """Takes one of the answers that are allowed by now; False when there is none."""
@@ -214,6 +218,6 @@ class Commands:
         return True
 
 
-def shown(payload: bytes) -> str:
+def preview(payload: bytes) -> str:
     """The beginning of a payload, harmless to a terminal."""
     return repr(payload[:24]) + ("..." if len(payload) > 24 else "")

@@ -1,7 +1,8 @@
-"""A connection to the broker that is kept: attempts, the delays between them, and its troubles."""
+"""The connection to the broker: attempts, the pauses between them, and problems on the way."""
 
 from __future__ import annotations
 
+import enum
 import logging
 import math
 import random
@@ -12,87 +13,99 @@ from dataclasses import dataclass
 
 from appliance.config import MqttSettings
 from appliance.errors import BrokerError, ConfigError
-from appliance.mqtt import credentials as tls, events, troubles
+from appliance.mqtt import credentials, events, troubles
 from appliance.mqtt.client import (
     FIRST_FAILURE,
-    THERE_S,
+    PROBE_S,
     Acknowledged,
+    BrokerLink,
     Connected,
-    Link,
     Lost,
-    Message,
-    Outgoing,
+    OutgoingMessage,
+    ReceivedMessage,
     Refused,
     Subscribed,
     Untrusted,
-    is_there,
+    accepts_connections,
 )
 from appliance.mqtt.troubles import Troubles
 
 log = logging.getLogger("roomscribe.mqtt")
 
 SPREAD = (0.5, 1.0)
-"""Every pause is cut at random to this share: all clients of a home lose the broker at the same
-moment, and are not to come back at the same moment."""
+"""Each pause is multiplied by a random number in this range, so that the clients of a home, which
+all lose the broker at the same moment, do not all return at the same moment."""
 STEADY_S = 10.0
-"""A connection that stood this long ends a series of outages."""
-BRIEF = 3
-"""So many connections that broke soon, one after another, beside a broker that was there all the
-time, are no outage: it throws us out."""
+"""A connection that lasted this long ends a series of outages."""
+SHORT_CONNECTIONS = 3
+"""After so many short connections in a row to a broker that was online all the time, we assume that
+the broker disconnects us on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """How long the publisher waits, in seconds."""
+    """Timing of the publisher, in seconds."""
 
     outages_s: tuple[float, ...] = (1.0, 2.0, 4.0)
-    """Longest pauses between attempts at a broker that is away; short, as what was said meanwhile
-    waits for it: it is published within 5 s of the broker's return."""
+    """Longest pauses between attempts while the broker is offline. They are short, so that waiting
+    transcripts are published within 5 s of the broker's return."""
     refusal_s: float = 60.0
-    """Between attempts at a broker that says no: a wrong password does not heal by hammering."""
+    """Pause after the broker refused us: a wrong password does not become right by trying often."""
     attempt_s: float = 15.0
-    """An attempt without an answer is given up after this: more than a slow resolver needs, and no
-    longer than the shortest keep-alive with `answer_s`."""
-    there_s: float = THERE_S
-    """A broker that ended our connection is there when it takes another within this."""
+    """Longest attempt: more than a slow resolver needs, and no longer than the shortest keep-alive
+    with `answer_s`."""
+    probe_s: float = PROBE_S
+    """A broker that ended our connection is online if it accepts another one within this time."""
     answer_s: float = 10.0
-    """With the keep-alive on top: how long the broker may leave a message unacknowledged."""
+    """Longest time for which a message may stay unacknowledged, beyond the keep-alive."""
     idle_answer_s: float = 10.0
     """The same for an idle connection."""
     store_s: float = 5.0
     """Pause after the store failed."""
     announce_s: tuple[float, float] = (1.0, 10.0)
-    """After its birth message Home Assistant is sent everything again, at a random moment between
-    these: all its devices receive that message at once."""
+    """Range of the random delay between Home Assistant's birth message and our announcement: all
+    devices get that message at once."""
     leave_s: float = 1.0
-    """Home Assistant's will that comes because the broker goes down is followed by the end of our
-    connection within this."""
+    """If the broker stops, our connection ends within this time after Home Assistant's will."""
     subscribe_s: float = 5.0
-    """After the broker's return Home Assistant has all its subscriptions within this, once it has
-    the one to the announcements."""
+    """After the broker's return, Home Assistant has all its subscriptions within this time of the
+    one to the announcements."""
     birth_s: float = 20.0
-    """Home Assistant's birth message comes within this after the broker's return: it tries to
-    connect every 10 s, and says so 6 to 9 s later (seen with 2024.12 and 2026.2)."""
+    """Home Assistant's birth message comes within this time of the broker's return: it tries to
+    connect every 10 s and publishes it 6 to 9 s later (seen with 2024.12 and 2026.2)."""
 
 
 DELAYS = Delays()
 
 
+class ConnectionState(enum.Enum):
+    """State of the connection to the broker."""
+
+    WAITING = "waiting"
+    """No link. The next attempt begins when its pause is over."""
+    CONNECTING = "connecting"
+    """An attempt is under way."""
+    CONNECTED = "connected"
+    """The broker let us in."""
+    CLOSED = "closed"
+    """Closed for good by `close`."""
+
+
 def client_id(settings: MqttSettings, node: str) -> str:
-    """The configured client id, or one made from the node; the same at every start."""
+    """Return the configured client id, or one made from the node: the same at every start."""
     return settings.client_id or f"roomscribe-{node}"
 
 
 def ping_s(settings: MqttSettings, delays: Delays = DELAYS) -> int:
-    """How long the connection may be silent before paho asks whether the broker is there.
+    """Return paho's keep-alive: seconds of silence before it asks whether the broker is online.
 
-    paho gives an idle connection up after twice that: keepalive_s + idle_answer_s at most.
+    paho gives up an idle connection after twice that: keepalive_s + idle_answer_s at most.
     """
     return min(settings.keepalive_s, int(settings.keepalive_s + delays.idle_answer_s) // 2)
 
 
-class Connection:
-    """One link at a time, and another one when it ends. Owned by one thread."""
+class BrokerConnection:
+    """One link at a time, and a new one when it ends. Owned by one thread."""
 
     def __init__(
         self,
@@ -101,99 +114,96 @@ class Connection:
         wake: threading.Event,
         found: Troubles,
         *,
-        listens_on: tuple[str, ...] = (),
+        topics: tuple[str, ...] = (),
         delays: Delays = DELAYS,
     ) -> None:
-        """Connects nowhere yet; `listens_on` are whole topics.
+        """Check the credentials; `poll` makes the first attempt. `topics` are subscribed to.
 
-        Raises ConfigError when a file of the password or of TLS cannot be read.
+        Raises ConfigError if a file with the password or for TLS cannot be read.
         """
-        tls.password(settings)
-        tls.context(settings)
-        self._delays = delays
+        credentials.read_password(settings)
+        credentials.tls_context(settings)
+        self._settings, self._node, self._delays = settings, node, delays
         self._client_id = client_id(settings, node)
-        self._listens_on = listens_on
+        self._wake, self._troubles, self._topics = wake, found, topics
+        self.state = ConnectionState.WAITING
+        self.connected_s = 0.0
+        """When CONNECTED began, on time.monotonic()'s clock."""
+        self._link: BrokerLink | None = None
+        """Set while CONNECTING or CONNECTED."""
+        self._attempt_s = 0.0
+        """WAITING: when the next attempt begins. CONNECTING: when this one began."""
+        self._outages = 0
+        """Failures since the last steady connection; they choose the pause."""
+        self._short_connections = 0
+        self._id_conflict = ""
+        """Why another client seems to use our id; it, too, returns after refusal_s."""
         self._unacknowledged: dict[int, tuple[str, float]] = {}
         """Topic and time of each message and subscription that the broker has not answered."""
         self._denials: dict[str, set[str]] = {}
-        self.connected_s: float | None = None
-        """Since when it stands, on time.monotonic()'s clock; None while it does not."""
-        self._settings = settings
-        self._node = node
-        self._wake = wake
-        self._troubles = found
-        self._link: Link | None = None
-        self._attempt_s = 0.0
-        self._outages = self._brief = 0
-        self._rival = ""
-        """Why there seems to be another client with our id; it, too, comes back after refusal_s."""
+        """Topics that the access list refuses, by what we wanted to do."""
 
     @property
-    def trying(self) -> bool:
-        """True while it stands or an attempt is under way."""
+    def is_open(self) -> bool:
+        """True while there is a connection or an attempt."""
         return self._link is not None
 
     @property
-    def due_s(self) -> float:
-        """When `news` has something to do of its own accord, on time.monotonic()'s clock."""
-        if self.connected_s is not None:
-            return self._silent_s
-        return self._attempt_s + (self._delays.attempt_s if self._link else 0.0)
+    def is_connected(self) -> bool:
+        """True while messages can be published."""
+        return self.state is ConnectionState.CONNECTED
 
-    def news(self, now_s: float) -> Iterator[Connected | Acknowledged | Lost]:
-        """What has happened since the last call, in order; tries to connect when it is time."""
-        if self._link is None and now_s >= self._attempt_s:
-            self._attempt(now_s)
+    @property
+    def due_s(self) -> float:
+        """When `poll` has to be called even if nothing arrives, on time.monotonic()'s clock."""
+        match self.state:
+            case ConnectionState.CONNECTED:
+                return self._answer_due_s
+            case ConnectionState.CONNECTING:
+                return self._attempt_s + self._delays.attempt_s
+            case ConnectionState.WAITING:
+                return self._attempt_s
+            case ConnectionState.CLOSED:
+                return math.inf
+
+    def poll(self, now_s: float) -> Iterator[Connected | Acknowledged | Lost]:
+        """Yield what happened since the last call, in order; begin an attempt when it is due."""
+        if self.state is ConnectionState.WAITING and now_s >= self._attempt_s:
+            self._begin_attempt(now_s)
         while self._link and self._link.news:
             item = self._link.news.popleft()
             match item:
                 case Connected():
-                    self._welcome(now_s)
+                    self._on_connected(now_s)
                     yield item
                 case Acknowledged(message, code, reason):
-                    self._answered(self._pop_topic(message), code, reason)
+                    self._on_puback(self._pop_topic(message), code, reason)
                     yield item
                 case Subscribed(message, code, reason):
                     topic = self._pop_topic(message)
                     if topic and code >= FIRST_FAILURE:
-                        self._denied("listen on", topic, reason)
+                        self._report_denied("listen on", topic, reason)
                 case Refused(code, reason) if code not in troubles.PASSING:
                     why = troubles.refused(self._settings, self._client_id, code, reason)
-                    yield self._part(now_s, self._delays.refusal_s, why)
+                    yield self._disconnect(now_s, self._delays.refusal_s, why)
                 case Untrusted(reason):
-                    yield self._part(now_s, self._delays.refusal_s, reason)
+                    yield self._disconnect(now_s, self._delays.refusal_s, reason)
                 case Lost(troubles.TAKEN_OVER, _):
-                    self._rival = troubles.taken_over(self._client_id)
-                    yield self._part(now_s, self._delays.refusal_s, self._rival)
+                    self._id_conflict = troubles.taken_over(self._client_id)
+                    yield self._disconnect(now_s, self._delays.refusal_s, self._id_conflict)
                 case Lost(_, reason) | Refused(_, reason):
-                    yield self._give_up(now_s, reason)
-        alone_s = self._delays.refusal_s + STEADY_S
-        if self._rival and self.connected_s is not None and now_s > self.connected_s + alone_s:
-            self._rival = ""
+                    yield self._on_outage(now_s, reason)
+        undisturbed_s = self._delays.refusal_s + STEADY_S
+        if self._id_conflict and self.is_connected and now_s > self.connected_s + undisturbed_s:
+            self._id_conflict = ""
             self._troubles.clear(troubles.CLIENT_ID)
-        if overdue := self._overdue(now_s):
-            yield self._give_up(now_s, overdue)
+        if timeout := self._find_timeout(now_s):
+            yield self._on_outage(now_s, timeout)
 
-    def received(self) -> Iterator[Message]:
-        """What came on the topics listened on since the last call, in order."""
+    def take_messages(self) -> Iterator[ReceivedMessage]:
+        """Yield the messages received on subscribed topics since the last call, in order."""
         while self._link and self._link.received:
             yield self._link.received.popleft()
-
-    def _give_up(self, now_s: float, detail: str) -> Lost:
-        """Treat the broker as away: drop the link and schedule the next attempt."""
-        steady = self.connected_s is not None and now_s - self.connected_s > STEADY_S
-        brief = self.connected_s is not None and not steady
-        there = brief and is_there(self._settings, self._delays.there_s)
-        self._brief = self._brief + 1 if there else 0
-        if self._brief >= BRIEF:
-            self._rival = troubles.thrown_out(self._client_id)
-            return self._part(now_s, self._delays.refusal_s, self._rival)
-        if steady:
-            self._outages = 0
-        pauses_s = self._delays.outages_s
-        pause_s = pauses_s[min(self._outages, len(pauses_s) - 1)]
-        self._outages += 1
-        return self._part(now_s, pause_s, *troubles.away(self._settings, detail))
 
     def publish(
         self,
@@ -204,76 +214,101 @@ class Connection:
         retain: bool = False,
         expiry_s: int | None = None,
     ) -> int:
-        """Sends on one of the node's topics and returns the message's number.
+        """Send on one of the node's topics and return the message's number.
 
-        Raises BrokerError when no connection stands.
+        Raises BrokerError without a connection.
         """
-        return self.send(Outgoing(events.topic(self._node, name), payload, qos, retain, expiry_s))
+        topic = events.topic(self._node, name)
+        return self.send(OutgoingMessage(topic, payload, qos, retain, expiry_s))
 
-    def send(self, message: Outgoing) -> int:
-        """Sends on any topic and returns the message's number. Raises BrokerError as above."""
-        if self._link is None or self.connected_s is None:
-            raise BrokerError(f"cannot publish {message.topic}: expected a connection, found none")
-        number = self._link.publish(message)
+    def send(self, message: OutgoingMessage) -> int:
+        """Send on any topic and return the message's number. Raises BrokerError as above."""
+        number = self._connected_link(f"publish {message.topic}").publish(message)
         if message.qos:
             self._unacknowledged[number] = (message.topic, time.monotonic())
         return number
 
     def subscribe_retained(self, topic: str) -> None:
-        """Listen on a topic, with what is retained there; a refusal is no trouble.
+        """Subscribe to a topic and its retained message; a refusal is not reported.
 
-        Raises BrokerError when no connection stands.
+        Raises BrokerError without a connection.
         """
-        if self._link is None or self.connected_s is None:
-            raise BrokerError(f"cannot listen on {topic}: there is no connection to the broker")
-        self._link.subscribe(topic, retained=True)
+        self._connected_link(f"listen on {topic}").subscribe(topic, retained=True)
 
     def close(self) -> None:
-        """Publishes offline and ends the connection; takes 0.3 s at most."""
-        if self._link and self.connected_s is not None:
+        """Publish `offline` and end the connection for good; takes at most 0.3 s."""
+        if self._link and self.is_connected:
             self.publish(events.AVAILABILITY, events.OFFLINE, retain=True)
             self._link.close(timeout_s=0.3)
         elif self._link:
             self._link.drop()
-        self._link = self.connected_s = None
+        self._link, self.state = None, ConnectionState.CLOSED
 
-    def _attempt(self, now_s: float) -> None:
-        """Begins to connect, with the password as its file has it now."""
+    def _connected_link(self, doing: str) -> BrokerLink:
+        if self._link is None or not self.is_connected:
+            raise BrokerError(f"cannot {doing}: there is no connection to the broker")
+        return self._link
+
+    def _begin_attempt(self, now_s: float) -> None:
+        """Begin to connect; the password is read from its file again."""
         self._attempt_s = now_s
         try:
-            self._link = Link(
+            self._link = BrokerLink(
                 self._settings,
                 self._client_id,
                 self._wake,
                 keepalive_s=ping_s(self._settings, self._delays),
                 node=self._node,
             )
+            self.state = ConnectionState.CONNECTING
         except ConfigError as error:
-            self._part(now_s, self._delays.refusal_s, str(error))
+            self._disconnect(now_s, self._delays.refusal_s, str(error))
 
-    def _welcome(self, now_s: float) -> None:
-        """The broker let us in: subscribes, then publishes online before anything else."""
-        self.connected_s = now_s
+    def _on_connected(self, now_s: float) -> None:
+        """Subscribe, then publish `online` before anything else."""
+        self.state, self.connected_s = ConnectionState.CONNECTED, now_s
         self._troubles.clear("listen on")
         if self._link:
-            for topic in self._listens_on:
+            for topic in self._topics:
                 self._unacknowledged[self._link.subscribe(topic)] = (topic, time.monotonic())
         self.publish(events.AVAILABILITY, events.ONLINE, retain=True)
-        if self._rival:  # told at the broker, too, as long as the other is to be expected
-            self._troubles.set(troubles.CLIENT_ID, self._rival)
+        if self._id_conflict:  # the broker's subscribers see it until the conflict is over
+            self._troubles.set(troubles.CLIENT_ID, self._id_conflict)
         self._troubles.clear("broker")
         log.info("connected to the broker %s:%d", self._settings.host, self._settings.port)
 
-    def _overdue(self, now_s: float) -> str:
-        """Return what the broker has left unanswered for too long; empty if nothing."""
-        attempting = self._link is not None and self.connected_s is None
-        if attempting and now_s >= self._attempt_s + self._delays.attempt_s:
-            return "no answer"
-        return "messages stay unacknowledged" if now_s >= self._silent_s else ""
+    def _on_outage(self, now_s: float, detail: str) -> Lost:
+        """Treat the broker as offline: end the link and schedule the next attempt.
+
+        A broker that ends several short connections in a row, and accepts a new one at once, is
+        online and disconnects us, most likely because another client uses our id. Attempts follow
+        each other slowly then.
+        """
+        steady = self.is_connected and now_s - self.connected_s > STEADY_S
+        short = self.is_connected and not steady
+        if short and accepts_connections(self._settings, self._delays.probe_s):
+            self._short_connections += 1
+        else:
+            self._short_connections = 0
+        if self._short_connections >= SHORT_CONNECTIONS:
+            self._id_conflict = troubles.thrown_out(self._client_id)
+            return self._disconnect(now_s, self._delays.refusal_s, self._id_conflict)
+        if steady:
+            self._outages = 0
+        pauses_s = self._delays.outages_s
+        pause_s = pauses_s[min(self._outages, len(pauses_s) - 1)]
+        self._outages += 1
+        return self._disconnect(now_s, pause_s, *troubles.away(self._settings, detail))
+
+    def _find_timeout(self, now_s: float) -> str:
+        """Return what the broker has left unanswered for too long; "" for nothing."""
+        if now_s < self.due_s or self.state is ConnectionState.WAITING:
+            return ""
+        return "messages stay unacknowledged" if self.is_connected else "no answer"
 
     @property
-    def _silent_s(self) -> float:
-        """When the broker has left the oldest message unacknowledged for too long.
+    def _answer_due_s(self) -> float:
+        """When the oldest unacknowledged message is overdue.
 
         The oldest one counts, not the last answer: a connection can lose one message and answer
         all others.
@@ -282,30 +317,30 @@ class Connection:
         return oldest_s + self._settings.keepalive_s + self._delays.answer_s
 
     def _pop_topic(self, message: int) -> str:
-        """Return the topic of the message that the broker answers; empty if it is not known."""
+        """Return the topic of the message that the broker answers; "" if it is unknown."""
         topic, _ = self._unacknowledged.pop(message, ("", 0.0))
         return topic
 
-    def _answered(self, topic: str, code: int, reason: str) -> None:
-        """A PUBACK; one that refuses the topic is a trouble until the topic is taken again."""
+    def _on_puback(self, topic: str, code: int, reason: str) -> None:
+        """Report a topic that the broker refuses, until it accepts the topic again."""
         if code >= FIRST_FAILURE:
-            self._denied("write to", topic, reason)
+            self._report_denied("write to", topic, reason)
         elif topic in self._denials.get("write to", ()):
             self._denials["write to"].discard(topic)
             if not self._denials["write to"]:
                 self._troubles.clear("write to")
 
-    def _denied(self, doing: str, topic: str, reason: str) -> None:
+    def _report_denied(self, doing: str, topic: str, reason: str) -> None:
         topics = self._denials.setdefault(doing, set())
         topics.add(topic)
         why = troubles.denied(self._settings, doing, reason)
         self._troubles.set(doing, why, f": {', '.join(sorted(topics))}")
 
-    def _part(self, now_s: float, delay_s: float, reason: str, detail: str = "") -> Lost:
-        """Gives the link up; the next attempt begins after `delay_s` at most."""
+    def _disconnect(self, now_s: float, delay_s: float, reason: str, detail: str = "") -> Lost:
+        """Drop the link; the next attempt begins after at most `delay_s`."""
         if self._link:
             self._link.drop()
-        self._link = self.connected_s = None
+        self._link, self.state = None, ConnectionState.WAITING
         self._unacknowledged.clear()
         self._denials.clear()
         self._attempt_s = now_s + delay_s * random.SystemRandom().uniform(*SPREAD)

@@ -18,7 +18,7 @@ KEY_CREDENTIAL = "roomscribe.mqtt-key"
 """Names, among systemd's credentials, of the password and of our certificate's private key."""
 
 
-def password(settings: MqttSettings) -> str | None:
+def read_password(settings: MqttSettings) -> str | None:
     """The broker's password: of mqtt.password_file, else of systemd's credential, else None.
 
     A line end behind it does not belong to it. Raises ConfigError when the file that was asked for
@@ -29,7 +29,7 @@ def password(settings: MqttSettings) -> str | None:
     )
 
 
-def context(settings: MqttSettings) -> ssl.SSLContext | None:
+def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     """How to encrypt, None for not at all: TLS 1.2 or newer, certificate and host name checked.
 
     Reads the files anew at every call, so that a renewed certificate is used by the next
@@ -48,7 +48,7 @@ def context(settings: MqttSettings) -> ssl.SSLContext | None:
     return secure
 
 
-def trouble(settings: MqttSettings, error: BaseException | None) -> str:
+def explain_tls_error(settings: MqttSettings, error: BaseException | None) -> str:
     """One line about a connection that failed for its encryption; empty for any other failure."""
     where = f"broker {settings.host}:{settings.port}"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -65,7 +65,7 @@ def trouble(settings: MqttSettings, error: BaseException | None) -> str:
     return ""
 
 
-def hint(settings: MqttSettings) -> str:
+def tls_hint(settings: MqttSettings) -> str:
     """What may be behind a connection that breaks before the broker has answered.
 
     With TLS 1.3 a broker refuses our certificate only when the connection stands.

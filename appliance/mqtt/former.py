@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from appliance.mqtt import events
-from appliance.mqtt.client import Message, Outgoing
-from appliance.mqtt.home_assistant import topic as discovery_topic
+from appliance.mqtt.client import OutgoingMessage, ReceivedMessage
+from appliance.mqtt.home_assistant import discovery_topic
 from appliance.system import write_whole
 
 log = logging.getLogger("roomscribe.mqtt")
@@ -48,7 +48,7 @@ class Broker(Protocol):
     def subscribe_retained(self, topic: str) -> None:
         """Listen on a topic, with what is retained there. Raises BrokerError."""
 
-    def send(self, message: Outgoing) -> int:
+    def send(self, message: OutgoingMessage) -> int:
         """Send a message and return its number. Raises BrokerError."""
 
 
@@ -85,7 +85,7 @@ class FormerNames:
         """The connection ended: all begins anew with the next one."""
         self._steps.clear()
 
-    def take(self, message: Message) -> bool:
+    def take(self, message: ReceivedMessage) -> bool:
         """Return True if the message is the availability of a former name; it is noted."""
         for one in self._renamed():
             if message.topic == _availability(one):
@@ -143,8 +143,8 @@ def _availability(name: Name) -> str:
     return events.topic(name.node, events.AVAILABILITY)
 
 
-def _empty(topic: str) -> Outgoing:
-    return Outgoing(topic, b"", qos=0, retain=True)
+def _empty(topic: str) -> OutgoingMessage:
+    return OutgoingMessage(topic, b"", qos=0, retain=True)
 
 
 def _read(file: Path | None) -> list[Name]:

@@ -34,12 +34,12 @@ TEXT_LETTERS = 255
 """Home Assistant takes no longer state; the whole text is in the attributes."""
 
 
-def topic(prefix: str, node: str) -> str:
-    """Where the message belongs, under Home Assistant's discovery prefix."""
+def discovery_topic(prefix: str, node: str) -> str:
+    """Return the topic of the message, under Home Assistant's discovery prefix."""
     return f"{prefix}/device/{node}/config"
 
 
-def discovery(
+def discovery_message(
     node: str,
     state: ApplianceState,
     former: Mapping[str, str] = FORMER,
@@ -60,7 +60,7 @@ def discovery(
             "identifiers": [f"roomscribe_{node}"],
             "name": f"Roomscribe {node}",
             "manufacturer": "Roomscribe",
-            "model": model(state),
+            "model": device_model(state),
             "sw_version": state.version,
             "serial_number": node,
             **({"suggested_area": area} if area else {}),
@@ -80,13 +80,13 @@ def discovery(
     }
 
 
-def model(state: ApplianceState) -> str:
-    """What the device is called: the machine and, where one is in use, the NPU."""
+def device_model(state: ApplianceState) -> str:
+    """Return the machine and, if one is in use, the NPU: the model of the device."""
     parts = (state.machine, NPUS.get(state.encoder, ""))
     return " + ".join(part for part in parts if part) or "Computer"
 
 
-def temperatures(state: ApplianceState, stats: ApplianceStats | None) -> frozenset[str]:
+def available_temperatures(state: ApplianceState, stats: ApplianceStats | None) -> frozenset[str]:
     """Return the keys of TEMPERATURES that this machine has: a Hailo's while one is in use, the
     processor's if it can be read."""
     has_soc = stats is not None and stats.soc_temperature_c is not None

@@ -16,11 +16,11 @@ from appliance.mqtt.client import (
     CONNECT_S,
     FIRST_FAILURE,
     Acknowledged,
+    BrokerLink,
     Connected,
-    Link,
     Lost,
-    Message,
-    Outgoing,
+    OutgoingMessage,
+    ReceivedMessage,
     Refused,
     Subscribed,
     Untrusted,
@@ -31,7 +31,7 @@ ANSWER_S = 3.0
 """Longest wait for an answer of a broker that let us in."""
 
 
-class Probe:
+class BrokerProbe:
     """A connection with an id that is never the daemon's, and without a last will.
 
     Nothing that it does is told to the daemon's subscribers. Owned by one thread.
@@ -46,7 +46,7 @@ class Probe:
         self._connected = False
         self._answers: dict[int, int] = {}
         self._wake = threading.Event()
-        self._link = Link(settings, self._client_id, self._wake, keepalive_s=30)
+        self._link = BrokerLink(settings, self._client_id, self._wake, keepalive_s=30)
         try:
             self._wait(lambda: self._connected, connect_s)
         except BaseException:
@@ -67,7 +67,7 @@ class Probe:
 
         Raises BrokerError.
         """
-        number = self._link.publish(Outgoing(topic, payload, retain=retain))
+        number = self._link.publish(OutgoingMessage(topic, payload, retain=retain))
         self._wait(lambda: number in self._answers)
         code = self._answers[number]
         return code if code >= FIRST_FAILURE else 0
@@ -75,11 +75,11 @@ class Probe:
     def reaches(self, topic: str) -> bool:
         """True when somebody subscribes to `topic`, or the broker does not say: an empty message
         goes there. Raises BrokerError."""
-        number = self._link.publish(Outgoing(topic, b""))
+        number = self._link.publish(OutgoingMessage(topic, b""))
         self._wait(lambda: number in self._answers)
         return self._answers[number] != NOBODY_SUBSCRIBES
 
-    def receive(self, within_s: float = ANSWER_S, count: float = math.inf) -> list[Message]:
+    def receive(self, within_s: float = ANSWER_S, count: float = math.inf) -> list[ReceivedMessage]:
         """Messages on the topics listened on: all that come within the time, or once `count` have.
 
         Returns early when the connection ends. Raises BrokerError.

@@ -1,11 +1,11 @@
 """The publisher: reads the store from its cursor and publishes each transcript, in order.
 
-One thread does everything in `run`; the other methods only leave a note and wake it. Trouble with
-broker or store never leaves this module: it is a line in the log, a reason in `status`, and another
-try. Beside the transcripts go what is published live or not at all (LiveTopics), and an
-announcement for Home Assistant, for which transcripts wait while it is away (Presence).
+One thread does everything in `run`; the other methods only store something and wake that thread.
+Problems with broker or store stay inside this module: a line in the log, a reason in `status`, and
+another attempt. Besides transcripts it publishes live topics (LiveTopics) and the announcement for
+Home Assistant, for which transcripts wait while it is offline (HomeAssistantPresence).
 
-Over 500 lines because all three are one thread's, and know each other.
+Over 500 lines because one thread owns all three, and they use each other's state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
@@ -25,10 +25,21 @@ from typing import Protocol
 from appliance.config import HomeAssistantSettings, MqttSettings
 from appliance.errors import BrokerError, StoreError
 from appliance.mqtt import events, troubles
-from appliance.mqtt.client import Acknowledged, Connected, Lost, Message, Outgoing, matches
-from appliance.mqtt.connection import DELAYS, Connection, Delays
+from appliance.mqtt.client import (
+    Acknowledged,
+    Connected,
+    Lost,
+    OutgoingMessage,
+    ReceivedMessage,
+    matches,
+)
+from appliance.mqtt.connection import DELAYS, BrokerConnection, Delays
 from appliance.mqtt.former import FormerNames, Name
-from appliance.mqtt.home_assistant import discovery, temperatures, topic as discovery_topic
+from appliance.mqtt.home_assistant import (
+    available_temperatures,
+    discovery_message,
+    discovery_topic,
+)
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, RECENT_S, Delivery, Outbox
 from appliance.mqtt.troubles import Troubles
 from appliance.records import ApplianceState, ApplianceStats, AssistReply, Discarded, Partial
@@ -37,139 +48,156 @@ from appliance.store import Store
 log = logging.getLogger("roomscribe.mqtt")
 
 PROGRESS_S = 5.0
-"""Looks around this often though nobody woke it."""
+"""Longest sleep of the publisher's thread."""
 STATE_S = STATS_S = 60.0
-"""State and statistics are published this often though nothing changed."""
+"""State and statistics are published at least this often."""
 LATENCIES_FROM = timedelta(hours=1)
 LATENCIES = 1000
-"""The statistics know the latencies of so many transcripts at most, and none older."""
-Subscription = Callable[[Message], Outgoing | None]
-"""Is given each message on a topic; its answer is published."""
+"""Age and number of the transcripts whose latencies the statistics contain, at most."""
+Subscription = Callable[[ReceivedMessage], OutgoingMessage | None]
+"""Handles a message on a topic and returns the answer to publish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the publisher reads what it publishes besides transcripts. They must not wait."""
+
+    state: Callable[[], ApplianceState]
+    stats: Callable[[], ApplianceStats] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """How the appliance announces itself."""
+
+    settings: HomeAssistantSettings = field(default_factory=HomeAssistantSettings)
+    page: str = ""
+    """Address that the device's page in Home Assistant links to."""
+    names_file: Path | None = None
+    """File with the names that this appliance had."""
+    on_birth: Callable[[], object] = lambda: None
+    """Called in the publisher's thread when Home Assistant has started."""
+
+
+_ANNOUNCEMENT = Announcement()
 
 
 class Publish(Protocol):
     """Sends a payload on one of the node's topics."""
 
     def __call__(self, name: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> object:
-        """Returns nothing of interest here. Raises BrokerError."""
+        """Raises BrokerError."""
 
 
 class LiveTopics:
-    """State, microphone, voice, discarded speech: published live, and only what is new.
+    """State, microphone, speech, discarded speech: published live, and only what is new.
 
     `speech`, `discarded`, `partial` and `assist`: any thread.
     """
 
-    def __init__(
-        self,
-        state_source: Callable[[], ApplianceState],
-        stats_source: Callable[[], ApplianceStats] | None,
-        store: Store,
-        outbox: Outbox,
-        found: Troubles,
-    ) -> None:
-        """The sources are called by the thread of `publish`; statistics need theirs."""
-        self._state_source, self._stats_source = state_source, stats_source
-        self._store, self._outbox, self._troubles = store, outbox, found
-        self._passing: deque[tuple[str, bytes]] = deque(maxlen=100)
+    def __init__(self, sources: Sources, store: Store, outbox: Outbox, found: Troubles) -> None:
+        """The sources are called by the thread of `publish`."""
+        self._sources, self._store, self._outbox = sources, store, outbox
+        self._troubles = found
+        self._queue: deque[tuple[str, bytes]] = deque(maxlen=100)
         self._speech = events.OFF
         self._last: bytes | None = None
         self._retained: dict[str, bytes] = {}
-        self._news: tuple[object, ...] = ()
+        self._published: tuple[object, ...] = ()
+        """The state that was published last, with its reasons."""
         self._state_s = self._stats_s = -math.inf
 
     def speech(self, on: bool) -> None:
-        """Voice begins or ends."""
+        """Queue that speech begins or ends."""
         self._speech = events.ON if on else events.OFF
-        self._passing.append((events.SPEECH, self._speech))
+        self._queue.append((events.SPEECH, self._speech))
 
     def discarded(self, speech: Discarded) -> None:
-        """Speech gave no transcript."""
-        payload = events.encode(events.discarded(speech))
-        self._passing.append((events.DISCARDED, payload))
+        """Queue that speech gave no transcript."""
+        self._queue.append((events.DISCARDED, events.encode(events.discarded(speech))))
 
-    def partial(self, said: Partial) -> None:
-        """What somebody says, so far."""
-        self._passing.append((events.PARTIAL, events.encode(events.partial(said))))
+    def partial(self, partial: Partial) -> None:
+        """Queue a partial text."""
+        self._queue.append((events.PARTIAL, events.encode(events.partial(partial))))
 
     def assist(self, reply: AssistReply) -> None:
-        """A sentence for Assist was answered."""
-        self._passing.append((events.ASSIST_REPLY, events.encode(events.assist_reply(reply))))
+        """Queue Assist's reply to a sentence."""
+        self._queue.append((events.ASSIST_REPLY, events.encode(events.assist_reply(reply))))
 
-    def last(self, event: bytes) -> None:
-        """The broker has this event: it is the one to retain there. The thread of `publish`."""
+    def set_last(self, event: bytes) -> None:
+        """Set the event to retain as `last`. The thread of `publish`."""
         self._last = event
 
-    def begin_anew(self) -> None:
-        """A new connection: what was missed meanwhile is of no use, what holds is repeated."""
-        self._passing.clear()
+    def on_connected(self) -> None:
+        """Drop what was missed during the outage, and publish the present state again."""
+        self._queue.clear()
         self.repeat()
 
     def repeat(self) -> None:
-        """What holds is published once more."""
-        self._passing.append((events.SPEECH, self._speech))
+        """Publish the present state once more."""
+        self._queue.append((events.SPEECH, self._speech))
         self._retained.clear()
-        self._news = ()
+        self._published = ()
         self._state_s = self._stats_s = -math.inf
 
     def publish(self, now_s: float, publish: Publish) -> None:
-        """Publishes what is new, state and statistics once a minute as well. Raises BrokerError.
+        """Publish what is new; state and statistics once a minute in any case. Raises BrokerError.
 
-        In this order: state, mute, microphone, statistics, what passes, the last transcript.
+        The order is: state, mute, microphone, statistics, queued messages, the last transcript.
         """
-        state = self._state_source()
+        state = self._sources.state()
         found, waits = self._troubles.reasons(waits=False), self._troubles.reasons(waits=True)
-        news = (*state.news(), found, waits)
-        if news != self._news or now_s >= self._state_s + STATE_S:
+        published = (*state.news(), found, waits)
+        if published != self._published or now_s >= self._state_s + STATE_S:
             message = events.state(state, self._store.depth(), found, waits)
             publish(events.STATE, events.encode(message), retain=True)
-            self._news, self._state_s = news, now_s
-        if state.muted is not None:  # else the broker keeps what was last known
-            self._keep(events.MUTE, events.ON if state.muted else events.OFF, publish)
+            self._published, self._state_s = published, now_s
+        if state.muted is not None:  # else the broker keeps the last known value
+            self._retain(events.MUTE, events.ON if state.muted else events.OFF, publish)
         online = events.ONLINE if state.microphone_online else events.OFFLINE
-        self._keep(events.MICROPHONE, online, publish)
-        if self._stats_source and now_s >= self._stats_s + STATS_S:
+        self._retain(events.MICROPHONE, online, publish)
+        if self._sources.stats and now_s >= self._stats_s + STATS_S:
             undelivered = {
                 "expired": self._outbox.expired,
                 "passed_over": self._outbox.passed_over,
                 "refused": self._outbox.refused_for_good,
             }
-            latencies_ms = self._store.read_latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
-            message = events.stats(self._stats_source(), latencies_ms, undelivered)
+            since = datetime.now(UTC) - LATENCIES_FROM
+            latencies_ms = self._store.read_latencies(since, LATENCIES)
+            message = events.stats(self._sources.stats(), latencies_ms, undelivered)
             publish(events.STATS, events.encode(message), qos=0)
             self._stats_s = now_s
-        self.pass_on(publish)
+        self.publish_queued(publish)
         if self._last is not None:
             publish(events.LAST, self._last, retain=True)
             self._last = None
 
-    def pass_on(self, publish: Publish) -> None:
-        """Publishes what is live alone. Raises BrokerError."""
-        while self._passing:
-            name, payload = self._passing.popleft()
+    def publish_queued(self, publish: Publish) -> None:
+        """Publish the queued messages. Raises BrokerError."""
+        while self._queue:
+            name, payload = self._queue.popleft()
             publish(name, payload, qos=0)
 
     @property
     def due_s(self) -> float:
-        """When something is to be published again, on time.monotonic()'s clock."""
-        return min(
-            self._state_s + STATE_S, self._stats_s + STATS_S if self._stats_source else math.inf
-        )
+        """When state or statistics are due again, on time.monotonic()'s clock."""
+        stats_s = self._stats_s + STATS_S if self._sources.stats else math.inf
+        return min(self._state_s + STATE_S, stats_s)
 
-    def _keep(self, name: str, payload: bytes, publish: Publish) -> None:
-        """Publishes a retained payload unless it is there already."""
+    def _retain(self, name: str, payload: bytes, publish: Publish) -> None:
+        """Publish a retained payload unless the broker has it."""
         if self._retained.get(name) != payload:
             publish(name, payload, retain=True)
             self._retained[name] = payload
 
 
-class Presence:
-    """Whether Home Assistant is there, as far as its birth and will messages say so.
+class HomeAssistantPresence:
+    """Whether Home Assistant is online, as far as its birth and will messages say.
 
-    A PUBACK means that the broker has a message, not that Home Assistant has: after a restart of
-    either it subscribes seconds later than we connect, and any other subscriber hides that from us;
-    and when it stops, it is subscribed for seconds in which it reads nothing. Owned by one thread;
-    times are time.monotonic()'s, given by the caller.
+    A PUBACK means that the broker has a message, not that Home Assistant has it. After a restart of
+    either one, Home Assistant subscribes seconds later than we connect, and any other subscriber
+    hides that from us. When it stops, it stays subscribed for seconds in which it reads nothing.
+    Owned by one thread; times are time.monotonic()'s, given by the caller.
     """
 
     def __init__(
@@ -178,36 +206,39 @@ class Presence:
         longest_s: float = math.inf,
         delays: Delays = DELAYS,
     ) -> None:
-        """Holds are no longer than `longest_s`, nor than the configuration allows."""
+        """Transcripts wait at most `longest_s`, and no longer than the configuration allows."""
         self._delays = delays
         self.announce_s = math.inf
-        """When it is to be sent everything again."""
+        """When everything is to be published again for it."""
         self.held_until_s = 0.0
         """Until when transcripts wait for it."""
-        self._settings = settings
         self._hold_s = min(settings.hold_s, longest_s)
         self._seen = False
+        """True once it was online: a home without one is not waited for."""
         self._connected_s = 0.0
         self._unheard_s = self._sure_s = math.inf
+        """Since when it may have missed acknowledged transcripts, and from when that is certain."""
         self._away_s: float | None = None
+        """Since when it is offline; None while it is online."""
         self._discovery: int | None = None
+        """Number of the announcement whose PUBACK is expected."""
 
-    def connected(self, now_s: float, discovery: int) -> None:
-        """A connection stands, and the announcement has gone out as message `discovery`.
+    def on_connected(self, now_s: float, discovery: int) -> None:
+        """Hold transcripts after a new connection, over which message `discovery` announced us.
 
-        It lost its connection with ours, perhaps; if it was ever there, it has to say that it is.
+        Home Assistant may have lost its connection, too. If it was ever online, it has to say so.
         """
         self.announce_s = self._sure_s = math.inf
         self._discovery, self._connected_s = discovery, now_s
         if self._seen:
-            # also when its last word was offline: the broker says that for it while it goes down,
-            # and it may be back before us
+            # even if its last message was `offline`: the broker publishes that on its behalf while
+            # it stops, and Home Assistant may be back before us
             self.held_until_s = now_s + min(self._delays.birth_s, self._hold_s)
 
-    def acknowledged(self, now_s: float, message: int, *, nobody: bool) -> None:
-        """A PUBACK came; `nobody` subscribes to the announcement: Home Assistant is not there.
+    def on_puback(self, now_s: float, message: int, *, nobody: bool) -> None:
+        """Use the answer to the announcement: without a subscriber, Home Assistant is offline.
 
-        Where somebody does, only our connection was broken, or it subscribes just now.
+        With one, only our connection was broken, or it is subscribing just now.
         """
         if message != self._discovery:
             return
@@ -217,63 +248,62 @@ class Presence:
             soon_s = self._connected_s + self._delays.subscribe_s
             self.held_until_s = min(self.held_until_s, soon_s)
         elif self._seen:
-            self._leave(now_s)
+            self._mark_offline(now_s)
 
-    def on_status(self, now_s: float, message: Message) -> None:
-        """A message on its status topic; what is neither birth nor will is ignored.
+    def on_status(self, now_s: float, message: ReceivedMessage) -> None:
+        """Use a message on its status topic, if that is a birth or will message.
 
-        So is what was retained there: nobody knows how old that is.
+        Retained messages are ignored: nobody knows how old they are.
         """
         if message.retained or message.payload not in (events.ONLINE, events.OFFLINE):
             return
-        seen, was_there = self._seen, self._away_s is None
+        seen, was_online = self._seen, self._away_s is None
         self._seen = True
         if message.payload == events.OFFLINE:
-            self._leave(now_s)
-            if was_there and self._hold_s:
+            self._mark_offline(now_s)
+            if was_online and self._hold_s:
                 self._unheard_s = now_s - RECENT_S
                 self._sure_s = now_s + self._delays.leave_s
             return
-        if seen and was_there and self._hold_s:
-            # it begins anew and did not say before that it goes: after the broker's restart
-            # somebody else, who subscribes to everything, has answered for it
+        if seen and was_online and self._hold_s:
+            # it starts without having said that it stops: after the broker's restart another
+            # client, which subscribes to everything, may have answered in its place
             self._unheard_s, self._sure_s = max(now_s - RECENT_S, self._connected_s), now_s
         self._away_s = None
         self.announce_s = now_s + random.SystemRandom().uniform(*self._delays.announce_s)
         if self.held_until_s > now_s:
             self.held_until_s = self.announce_s
-        log.info("Home Assistant is there")
+        log.info("Home Assistant is online")
 
-    def unheard_s(self, now_s: float) -> float | None:
-        """Since when what the broker acknowledged may have passed it by, once that is sure; told
-        once, else None."""
+    def pop_unheard_s(self, now_s: float) -> float | None:
+        """Return once since when it may have missed acknowledged transcripts; None otherwise."""
         if now_s < self._sure_s:
             return None
         self._sure_s = math.inf
         return self._unheard_s
 
-    def announced(self) -> None:
-        """It was sent everything again; transcripts may follow."""
+    def on_announced(self) -> None:
+        """Stop holding: everything was published again for it."""
         self.announce_s = math.inf
         self.held_until_s = 0.0
 
-    def holds(self, now_s: float) -> bool:
-        """True while transcripts wait for it."""
+    def is_holding(self, now_s: float) -> bool:
+        """Return True while transcripts wait for it."""
         return now_s < self.held_until_s
 
     @property
-    def why(self) -> str:
-        """Why they wait."""
+    def reason(self) -> str:
+        """Why transcripts wait."""
         away = self._away_s is not None
         return troubles.HOME_ASSISTANT_AWAY if away else troubles.HOME_ASSISTANT_RETURNS
 
     def due_s(self, now_s: float) -> float:
-        """When something is to be done though nothing arrives."""
-        held_s = self.held_until_s if self.holds(now_s) else math.inf
+        """Return when something is due even if nothing arrives."""
+        held_s = self.held_until_s if self.is_holding(now_s) else math.inf
         return min(self.announce_s, held_s, self._sure_s)
 
-    def _leave(self, now_s: float) -> None:
-        """It is away; the wait for it is counted from when that was first known."""
+    def _mark_offline(self, now_s: float) -> None:
+        """Hold transcripts from when it was first known to be offline."""
         if self._away_s is None:
             self._away_s = now_s
         self.announce_s = math.inf
@@ -282,7 +312,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class PublisherStatus:
-    """How it stands with the broker."""
+    """State of the connection and of the outbox."""
 
     connected: bool
     reasons: tuple[str, ...]
@@ -290,124 +320,115 @@ class PublisherStatus:
     outbox_depth: int
     """Transcripts stored and not yet acknowledged by the broker."""
     expired: int
-    """Transcripts passed over as too old since the start; they are in the log."""
+    """Transcripts not published because they were too old, since the start; the log has them."""
     passed_over: int = 0
     """The same for those beyond mqtt.outbox_limit."""
 
 
 class Publisher:
-    """Publishes the store's transcripts from its cursor on, the state, and what is only live."""
+    """Publishes the store's transcripts from its cursor on, the state, and live messages."""
 
     def __init__(
         self,
         settings: MqttSettings,
         node: str,
         store: Store,
-        state_source: Callable[[], ApplianceState],
+        sources: Sources,
         *,
         subscriptions: Mapping[str, Subscription] | None = None,
-        stats_source: Callable[[], ApplianceStats] | None = None,
-        home_assistant: HomeAssistantSettings | None = None,
-        page: str = "",
-        on_birth: Callable[[], object] = lambda: None,
-        announced: Path | None = None,
+        announcement: Announcement = _ANNOUNCEMENT,
         delays: Delays = DELAYS,
     ) -> None:
-        """Connects nowhere yet. The sources are called in the thread of `run`; they must not wait.
+        """Prepare everything; `run` connects and calls the sources, in its thread.
 
-        `subscriptions` are topics below the node's, such as mute/set, with what is called for
-        their messages, in the same thread; what it returns is published as the answer. `on_birth`
-        is called there when Home Assistant has started.
-        their messages, in the same thread; what it returns is published as the answer.
-        `announced` is the file that keeps the names which this appliance had.
+        `subscriptions` maps topics below the node's, such as mute/set, to their handlers.
 
-        Raises ConfigError when the password's file cannot be read, StoreError for the store.
+        Raises ConfigError if the password's file cannot be read, StoreError for the store.
         """
-        self._node = node
+        self._node, self._store, self._sources = node, store, sources
         self._partials = settings.partials
-        self._store = store
-        self._state_source, self._stats_source = state_source, stats_source
-        self._delays, self._on_birth = delays, on_birth
+        self._delays, self._announcement = delays, announcement
         self._temperatures = frozenset[str]()
-        """Temperatures that were announced; one that the machine had once stays."""
-        self._home_assistant = home_assistant or HomeAssistantSettings()
-        self._page = page
+        """Temperatures that were announced; they stay announced."""
+        self._home_assistant = announcement.settings
         self._knows_subscribers = settings.protocol == "5"
-        self._presence = Presence(self._home_assistant, settings.expiry_s, delays)
+        self._presence = HomeAssistantPresence(self._home_assistant, settings.expiry_s, delays)
         self._wake = threading.Event()
         self._troubles = Troubles()
         self._subscriptions = {
-            events.topic(node, name): answer for name, answer in (subscriptions or {}).items()
+            events.topic(node, name): handle for name, handle in (subscriptions or {}).items()
         }
-        listens_on = list(self._subscriptions)
+        topics = list(self._subscriptions)
         if self._home_assistant.enabled:
-            listens_on.append(self._home_assistant.status_topic)
-        self._connection = Connection(
-            settings, node, self._wake, self._troubles, listens_on=tuple(listens_on), delays=delays
+            topics.append(self._home_assistant.status_topic)
+        self._connection = BrokerConnection(
+            settings, node, self._wake, self._troubles, topics=tuple(topics), delays=delays
         )
         self._outbox = Outbox(store, settings.expiry_s, settings.outbox_limit)
-        self._live = LiveTopics(state_source, stats_source, store, self._outbox, self._troubles)
+        self._live = LiveTopics(sources, store, self._outbox, self._troubles)
         self._delivery = Delivery(
             settings,
             node,
             self._outbox,
             self._connection,
             found=self._troubles,
-            last=self._live.last,
+            set_last=self._live.set_last,
             delays=delays,
         )
-        where = f"{settings.host}:{settings.port}"
-        self._former = FormerNames(announced, Name(where, node, self._home_assistant.prefix))
+        name = Name(f"{settings.host}:{settings.port}", node, self._home_assistant.prefix)
+        self._former = FormerNames(announcement.names_file, name)
         self._stopping = threading.Event()
         self._stop_s = math.inf
 
     # any thread
 
     def notify(self) -> None:
-        """There is something new in the store or in the state."""
+        """Wake the publisher: the store or the state has changed."""
         self._wake.set()
 
     def speech(self, on: bool) -> None:
-        """Voice begins or ends; published if the broker is there."""
+        """Publish that speech begins or ends, if the broker is online."""
         self._live.speech(on)
         self._wake.set()
 
     def discarded(self, speech: Discarded) -> None:
-        """Speech gave no transcript; published, without text, if the broker is there."""
+        """Publish, without text, that speech gave no transcript, if the broker is online."""
         self._live.discarded(speech)
         self._wake.set()
 
     @property
     def wants_partials(self) -> bool:
-        """True while partial texts are asked for and the broker is there."""
-        return self._partials and self._connection.connected_s is not None
+        """True while partial texts are enabled and the broker is online."""
+        return self._partials and self._connection.is_connected
 
     def partial(self, partial: Partial) -> None:
-        """What somebody says, so far; published if that is asked for and the broker is there."""
+        """Publish a partial text, if that is enabled and the broker is online."""
         if self._partials:
             self._live.partial(partial)
             self._wake.set()
 
     def assist(self, reply: AssistReply) -> None:
-        """A sentence for Assist was answered; published if the broker is there."""
+        """Publish Assist's reply to a sentence, if the broker is online."""
         self._live.assist(reply)
         self._wake.set()
 
     def stop(self, flush_s: float = 2.0) -> None:
-        """Makes `run` return when all is delivered, at the latest `flush_s` + 0.5 s from now."""
+        """Make `run` return when all is delivered, at the latest `flush_s` + 0.5 s from now."""
         self._stop_s = time.monotonic() + flush_s
         self._stopping.set()
         self._wake.set()
 
     def reasons(self, *, waits: bool | None = None) -> tuple[str, ...]:
-        """What is wrong and what to do, in plain words; does not wait. With `waits`, only those for
-        whom transcripts wait (True), or only the others (False)."""
+        """Return what is wrong and what to do, in plain words; does not wait.
+
+        With `waits`, only what transcripts wait for (True), or only the other reasons (False).
+        """
         return self._troubles.reasons(waits=waits)
 
     def status(self) -> PublisherStatus:
-        """How it stands now. Raises StoreError when the store cannot be read."""
+        """Return the present status. Raises StoreError if the store cannot be read."""
         return PublisherStatus(
-            connected=self._connection.connected_s is not None,
+            connected=self._connection.is_connected,
             reasons=self._troubles.reasons(),
             outbox_depth=self._store.depth(),
             expired=self._outbox.expired,
@@ -416,129 +437,136 @@ class Publisher:
 
     # the publisher's thread
 
-    def run(self, moved: Callable[[], None] = lambda: None) -> None:
-        """Delivers until `stop`, then publishes offline. Blocks; for a thread of its own.
+    def run(self, heartbeat: Callable[[], None] = lambda: None) -> None:
+        """Publish until `stop`, then publish `offline`. Blocks; for a thread of its own.
 
-        Calls `moved` at least every PROGRESS_S + `delays.store_s` while it is not stuck.
+        Calls `heartbeat` at least every PROGRESS_S + `delays.store_s` unless it is stuck.
         """
         while True:
-            moved()
+            heartbeat()
+            # Sleep until the next deadline, or until another thread or the network wakes us. Clear
+            # the event before the work, so that whatever is added during the work wakes us again.
             self._wake.wait(self._idle_s())
             self._wake.clear()
             stopping = self._stopping.is_set()
-            if stopping and not self._connection.trying:
-                break
+            if stopping and not self._connection.is_open:
+                break  # no connection and no attempt: nothing can be delivered any more
             try:
                 self._step(time.monotonic())
                 self._troubles.clear("store")
             except (BrokerError, StoreError) as error:
+                # Nothing is lost: the cursor has not moved past what was not acknowledged.
                 self._troubles.set("store", str(error))
                 self._stopping.wait(self._delays.store_s)
-            if stopping and self._drained():
+            if stopping and self._is_drained():
                 break
         self._connection.close()
 
     def _step(self, now_s: float) -> None:
-        """Everything that is due. Raises BrokerError and StoreError."""
-        for news in self._connection.news(now_s):
+        """Do everything that is due. Raises BrokerError and StoreError."""
+        # What the broker answered comes first: it frees places in flight, and a lost connection
+        # makes its transcripts due again.
+        for news in self._connection.poll(now_s):
             match news:
                 case Connected(receive_maximum):
-                    self._begin_anew(now_s, receive_maximum)
+                    self._on_connected(now_s, receive_maximum)
                 case Acknowledged(number, code, _):
                     if self._knows_subscribers:
                         nobody = code == NOBODY_SUBSCRIBES
-                        self._presence.acknowledged(now_s, number, nobody=nobody)
-                    self._delivery.acknowledged(now_s, number, code)
+                        self._presence.on_puback(now_s, number, nobody=nobody)
+                    self._delivery.on_puback(now_s, number, code)
                 case Lost():
-                    self._delivery.lost()
+                    self._delivery.on_lost()
                     self._former.lost()
-        for message in self._connection.received():
-            self._take(now_s, message)
-        self._delivery.bound(now_s)
-        if self._connection.connected_s is not None:
+        for message in self._connection.take_messages():
+            self._handle_message(now_s, message)
+        self._delivery.limit_outbox(now_s)
+        if self._connection.is_connected:
             self._publish_due(now_s)
-        self._outbox.commit()
+        # The cursor is stored last, once a step, and never passes an unacknowledged transcript.
+        self._outbox.save_cursor()
 
     def _publish_due(self, now_s: float) -> None:
-        """What there is to publish; transcripts last. Raises BrokerError and StoreError."""
+        """Publish what is due, transcripts last. Raises BrokerError and StoreError."""
         self._former.poll(now_s, self._connection)
-        unheard_s = self._presence.unheard_s(now_s)
+        unheard_s = self._presence.pop_unheard_s(now_s)
         if unheard_s is not None:
-            self._outbox.repeat(unheard_s)
+            self._outbox.resend_since(unheard_s)
         if now_s >= self._presence.announce_s:
             self._announce_again()
         elif self._home_assistant.enabled and self._has_new_temperature():
             self._announce()
-        held = self._presence.holds(now_s)
+        held = self._presence.is_holding(now_s)
         if held and self._store.depth():
-            self._troubles.set(troubles.AWAY, self._presence.why)
+            self._troubles.set(troubles.AWAY, self._presence.reason)
         else:
             self._troubles.clear(troubles.AWAY)
         self._live.publish(now_s, self._connection.publish)
         if not held:
-            self._delivery.send(now_s, lambda: self._live.pass_on(self._connection.publish))
+            self._delivery.send_due(
+                now_s, lambda: self._live.publish_queued(self._connection.publish)
+            )
 
     def _idle_s(self) -> float:
-        """Seconds until something is due though nobody wakes us."""
+        """Return the seconds until something is due even if nobody wakes us."""
         now_s = time.monotonic()
         due_s = self._connection.due_s
-        if self._connection.connected_s is not None:
+        if self._connection.is_connected:
             due_s = min(due_s, self._live.due_s, self._delivery.due_s(now_s))
             due_s = min(due_s, self._presence.due_s(now_s), self._former.due_s)
         return max(0.0, min(due_s, self._stop_s, now_s + PROGRESS_S) - now_s)
 
-    def _drained(self) -> bool:
-        """Nothing more can be delivered before the deadline."""
-        if self._connection.connected_s is not None and not self._outbox.waiting:
+    def _is_drained(self) -> bool:
+        """Return True if nothing more can be delivered before the deadline."""
+        if self._connection.is_connected and not self._outbox.has_in_flight:
             return True
-        return not self._connection.trying or time.monotonic() >= self._stop_s
+        return not self._connection.is_open or time.monotonic() >= self._stop_s
 
-    def _begin_anew(self, now_s: float, receive_maximum: int) -> None:
-        """A connection stands and is known to be online."""
-        self._delivery.begin_anew(receive_maximum)
-        self._live.begin_anew()
+    def _on_connected(self, now_s: float, receive_maximum: int) -> None:
+        """Prepare everything for a new connection, over which `online` was published."""
+        self._delivery.on_connected(receive_maximum)
+        self._live.on_connected()
         if self._home_assistant.enabled:
-            self._presence.connected(now_s, self._announce())
+            self._presence.on_connected(now_s, self._announce())
         self._former.connected(now_s, self._connection)
 
     def _announce(self) -> int:
-        """Publishes the discovery message; its number. Raises BrokerError."""
-        state = self._state_source()
-        self._temperatures |= temperatures(
-            state, self._stats_source() if self._stats_source else None
-        )
-        message = discovery(
+        """Publish the discovery message and return its number. Raises BrokerError."""
+        state = self._sources.state()
+        stats = self._sources.stats() if self._sources.stats else None
+        self._temperatures |= available_temperatures(state, stats)
+        message = discovery_message(
             self._node,
             state,
             area=self._home_assistant.area,
-            page=self._page,
+            page=self._announcement.page,
             temperatures=self._temperatures,
         )
         topic = discovery_topic(self._home_assistant.prefix, self._node)
-        return self._connection.send(Outgoing(topic, events.encode(message), retain=True))
+        return self._connection.send(OutgoingMessage(topic, events.encode(message), retain=True))
 
     def _has_new_temperature(self) -> bool:
-        """True if a Hailo is in use that was not when the device was announced."""
-        return not temperatures(self._state_source(), None) <= self._temperatures
+        """Return True if a Hailo is in use that was not when the device was announced."""
+        return not available_temperatures(self._sources.state(), None) <= self._temperatures
 
     def _announce_again(self) -> None:
-        """Home Assistant has started: it is sent everything again. Raises BrokerError."""
+        """Publish everything again for a Home Assistant that has started. Raises BrokerError."""
         self._announce()
         self._connection.publish(events.AVAILABILITY, events.ONLINE, retain=True)
         self._live.repeat()
-        self._presence.announced()
+        self._presence.on_announced()
 
-    def _take(self, now_s: float, message: Message) -> None:
-        """Gives a message to its subscription, and sends the answer. Raises BrokerError."""
+    def _handle_message(self, now_s: float, message: ReceivedMessage) -> None:
+        """Pass a message to its handler and send the answer. Raises BrokerError."""
         if self._former.take(message):
             return
         if message.topic == self._home_assistant.status_topic:
             self._presence.on_status(now_s, message)
             if message.payload == events.ONLINE and not message.retained:
-                self._on_birth()
+                self._announcement.on_birth()
             return
-        for pattern, subscription in self._subscriptions.items():
+        for pattern, handle in self._subscriptions.items():
             if matches(pattern, message.topic):
-                if reply := subscription(message):
+                if reply := handle(message):
                     self._connection.send(reply)
                 return

@@ -54,7 +54,7 @@ class Reply:
     took_ms: float
 
 
-class Client:
+class WyomingClient:
     """Asks a server. Every question may be asked by any thread, takes `within_s` at most, but
     for looking up the host's name, and raises ServerError."""
 

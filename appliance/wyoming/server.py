@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import itertools
 import logging
 import math
@@ -19,146 +18,120 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
 from appliance import HOMEPAGE, __version__
 from appliance.capture import VoiceDetector
-from appliance.config import WORDS_AT_MOST, GateSettings, Settings
+from appliance.config import WORDS_AT_MOST, Settings
 from appliance.infer import Model
 from appliance.system import one_line
 from appliance.wyoming.protocol import LARGEST, Event, Header, ProtocolError, pack
-from appliance.wyoming.request import Ask, Hearing, Keep, RequestError, SoundFormat
+from appliance.wyoming.request import Hooks, RequestError, SoundFormat, TranscriptionRequest
 
 log = logging.getLogger("roomscribe.wyoming")
 
 REQUESTS = 8
-"""So many may send sound at once."""
+"""Requests that may send sound at once."""
 CONNECTIONS = 16
-"""Open at once; for one more, an idle one is closed. Besides the requests there must be room for
-those who only ask what we are, as Home Assistant does every 30 s: it takes a service without an
-answer for gone."""
+"""Open at once; for one more, an idle one is closed. There must be room for clients that only send
+`describe`, as Home Assistant does every 30 s: without an answer, it treats the service as gone."""
 CROWDED_EVERY_S = 60.0
-"""Least time between two lines in the log that say so."""
+"""Least time between two log lines about too many connections."""
 SEGMENTED_AT_ONCE = 3
 """A voice detector takes 2.5 MB; the sound of further requests waits in the network."""
-IDLE_S = 15.0
-"""A connection from which no whole event comes, or that takes none from us, for so long is over."""
-REQUEST_WITHIN_S = 120.0
-"""So long a request may send sound, and so long, again, its text may take; the microphone's own
-windows go first."""
 LINGER_S = 1.0
-"""So long what is still on its way to us is read before a connection is closed: unread, it would
-take our last words with it (a reset)."""
-LOOK_S = 1.0
-"""The thread shows that it moves, and looks whether it is to end."""
-LISTEN_AGAIN_S = 5.0
-"""After the port could not be had."""
-TOLD = 64
-"""So many refused addresses are logged, each once."""
+"""Before a connection is closed, incoming data is read for this long: if it stayed unread, the
+kernel would reset the connection and drop our last answer."""
+HEARTBEAT_S = 1.0
+"""Longest time between two heartbeats of the thread."""
+REPORTED_ADDRESSES = 64
+"""Refused addresses that are logged, each once."""
 
 Address = IPv4Address | IPv6Address
 
 
-class Server:
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Time limits of the server, in seconds."""
+
+    idle_s: float = 15.0
+    """A connection is closed if no whole event arrives, or none is taken, for this long."""
+    request_s: float = 120.0
+    """Longest time for a request's sound, and again for its text: the microphone goes first."""
+    listen_again_s: float = 5.0
+    """Pause after the port could not be opened."""
+
+
+TIMEOUTS = Timeouts()
+
+
+class WyomingServer:
     """Answers requests from `run` until `stop`."""
 
     def __init__(
-        self,
-        settings: Settings,
-        node: str,
-        model: Callable[[], Model],
-        gates: GateSettings,
-        ask: Ask,
-        *,
-        keep: Keep | None = None,
-        count: Callable[[str], None] = lambda _name: None,
-        trouble: Callable[[str | None], object] = lambda _text: None,
-        advertise: Callable[[int], Coroutine[None, None, None]] | None = None,
-        room_busy: Callable[[], bool] = lambda: False,
-        idle_s: float = IDLE_S,
-        within_s: float = REQUEST_WITHIN_S,
-        listen_again_s: float = LISTEN_AGAIN_S,
+        self, settings: Settings, node: str, hooks: Hooks, timeouts: Timeouts = TIMEOUTS
     ) -> None:
-        """`model` is the one in use, which may change. `ask` has a window transcribed, `keep` is
-        given the texts that are to be written down, `count` is told what becomes of each request,
-        `trouble` why nobody can connect, or None. `advertise` tells the house of the port, as long
-        as it is not cancelled. While `room_busy`, sound is heard no faster than it was spoken."""
-        self.idle_s, self.within_s, self._listen_again_s = idle_s, within_s, listen_again_s
-        self._settings, self.external_vad = settings.wyoming, settings.wyoming.external_vad
-        self.count, self._trouble = count, trouble
-        self._allowed = [ip_network(one, strict=False) for one in self._settings.allow]
-        self.model, self.node, self._advertise = model, node, advertise
-        self._hear = functools.partial(
-            Hearing,
-            segmenter=settings.segmenter,
-            gates=gates,
-            ask=ask,
-            keep=keep,
-            confidence=settings.wyoming.confidence,
-            room_busy=room_busy,
-        )
-        self._asked_to_stop = threading.Event()
+        """Open nothing yet; `run` listens and calls the hooks."""
+        self.settings, self.node, self.hooks, self.timeouts = settings, node, hooks, timeouts
+        self._allowed = [ip_network(one, strict=False) for one in settings.wyoming.allow]
+        self._stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.address: str | None = None
         """Where it listens; None while it does not."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """Connections, and those that are refused or closed."""
-        self._open: dict[asyncio.Task[None], Connection] = {}
-        """Connections, the oldest first."""
+        """All connections, also those that are refused or being closed."""
+        self._open: dict[asyncio.Task[None], ClientConnection] = {}
+        """Accepted connections, the oldest first."""
         self._crowded_s = -math.inf
-        """When it was last logged that an idle connection was closed for another."""
+        """When it was last logged that an idle connection was closed for another one."""
         self._advertising: asyncio.Task[None] | None = None
-        self._voice, self._detectors = settings.voice, list[VoiceDetector]()
+        self._detectors = list[VoiceDetector]()
         self.requests = 0
-        """How many send sound or wait for its text."""
-        self._told: set[Address] = set()
+        """Requests that send sound or wait for its text."""
+        self._reported: set[Address] = set()
+        """Refused addresses that were logged."""
 
-    def run(self, moved: Callable[[], None]) -> None:
-        """The thread's body; `moved` is called at least every LOOK_S, unless something hangs."""
-        asyncio.run(self._serve(moved))
+    def run(self, heartbeat: Callable[[], None]) -> None:
+        """Serve until `stop`; `heartbeat` is called at least every HEARTBEAT_S unless it hangs."""
+        asyncio.run(self._serve(heartbeat))
 
-    async def detector(self) -> VoiceDetector:
-        """A voice detector for one request, as soon as there is one; see `give_back`.
+    async def acquire_detector(self) -> VoiceDetector:
+        """Wait for a voice detector for one request and return it; see `release_detector`.
 
-        They are kept: making and dropping them again and again leaves holes in the memory.
+        Detectors are reused, because creating them again and again fragments the memory.
         """
         await self._free.acquire()
-        return self._detectors.pop() if self._detectors else VoiceDetector(self._voice)
+        return self._detectors.pop() if self._detectors else VoiceDetector(self.settings.voice)
 
-    def give_back(self, detector: VoiceDetector) -> None:
-        """The request's sound is segmented."""
+    def release_detector(self, detector: VoiceDetector) -> None:
+        """Take back a detector whose request is segmented."""
         detector.reset()
         self._detectors.append(detector)
         self._free.release()
 
-    def hear(
-        self, form: SoundFormat, detector: VoiceDetector, names: tuple[str, ...] = ()
-    ) -> Hearing:
-        """What takes a request's sound; `names` are words that are likely in it."""
-        return self._hear(form, detector, window_s=self.model().window_s, names=names)
-
     def stop(self) -> None:
-        """Any thread. Who waits for a text is told that there will be none."""
-        self._asked_to_stop.set()
+        """Make `run` return; clients that wait for a text get an error. Any thread."""
+        self._stopping.set()
         if self._loop:
             with suppress(RuntimeError):  # it has ended
                 self._loop.call_soon_threadsafe(self._woken.set)
 
-    async def _serve(self, moved: Callable[[], None]) -> None:
+    async def _serve(self, heartbeat: Callable[[], None]) -> None:
         self._free, self._woken = asyncio.Semaphore(SEGMENTED_AT_ONCE), asyncio.Event()
         self._loop = asyncio.get_running_loop()
         server: asyncio.Server | None = None
         try_s = 0.0
-        while not self._asked_to_stop.is_set():
-            moved()
+        while not self._stopping.is_set():
+            heartbeat()
             if server is None and time.monotonic() >= try_s:
                 server = await self._listen()
-                try_s = time.monotonic() + self._listen_again_s
+                try_s = time.monotonic() + self.timeouts.listen_again_s
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(LOOK_S, self._listen_again_s)):
+                async with asyncio.timeout(min(HEARTBEAT_S, self.timeouts.listen_again_s)):
                     await self._woken.wait()
         if server:
             server.close()
@@ -170,51 +143,51 @@ class Server:
             await asyncio.wait(tasks, timeout=LINGER_S)
 
     async def _listen(self) -> asyncio.Server | None:
-        """The open port; None, and why, when it cannot be had."""
-        host, port = self._settings.listen, self._settings.port
+        """Open the port; report why and return None if that fails."""
+        host, port = self.settings.wyoming.listen, self.settings.wyoming.port
         try:
             opened = _open(host, port)
-            server = await asyncio.start_server(self._connected, sock=opened, limit=LARGEST)
+            server = await asyncio.start_server(self._on_connect, sock=opened, limit=LARGEST)
         except OSError as error:
             why = {
-                errno.EADDRINUSE: "another program has that port: give it another wyoming.port",
-                errno.EADDRNOTAVAIL: "this machine has no such address: see wyoming.listen",
-                errno.EPERM: "systemd forbids it: `sudo systemctl daemon-reload && sudo systemctl "
-                "restart roomscribe` opens the port for the unit",
-                errno.EACCES: "this user may not listen there: wyoming.port from 1024 on",
+                errno.EADDRINUSE: "another program uses that port. Choose another wyoming.port",
+                errno.EADDRNOTAVAIL: "this machine has no such address. Check wyoming.listen",
+                errno.EPERM: "systemd forbids it. To open the port, run `sudo systemctl "
+                "daemon-reload && sudo systemctl restart roomscribe`",
+                errno.EACCES: "this user may not use that port. Choose a wyoming.port from 1024 on",
             }.get(error.errno or 0, one_line(error))
-            self._say(f"nobody can connect to {host} port {port} for speech to text: {why}")
+            self._report(f"nobody can connect to {host} port {port} for speech to text: {why}")
             return None
         port = opened.getsockname()[1]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._say(None)
+        self._report(None)
         log.info("speech to text (Wyoming) on %s", self.address)
-        if self._advertise:
-            self._advertising = asyncio.create_task(self._advertise(port))
+        if self.hooks.advertise:
+            self._advertising = asyncio.create_task(self.hooks.advertise(port))
         return server
 
-    def _say(self, trouble: str | None) -> None:
-        if self._trouble(trouble) and trouble:
+    def _report(self, trouble: str | None) -> None:
+        if self.hooks.report(trouble) and trouble:
             log.warning("%s", trouble)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from its beginning to its end; never raises."""
+    async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Handle one connection to its end. Raises nothing."""
         task = asyncio.current_task()
         peer = _address(writer)
-        if task is None or peer is None or not self._may(peer):
+        if task is None or peer is None or not self._is_allowed(peer):
             writer.transport.abort()
             return
         self._tasks.add(task)
         try:
             if len(self._open) < CONNECTIONS or self._make_room():
-                self._open[task] = connection = Connection(self, reader, writer, peer)
+                self._open[task] = connection = ClientConnection(self, reader, writer, peer)
                 await connection.serve()
             else:
-                self.count("wyoming_refused")
-                await _tell(writer, CROWDED)
+                self.hooks.count("wyoming_refused")
+                await _send(writer, CROWDED, self.timeouts.idle_s)
             await _linger(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # it has gone, or we go
+            pass  # the client has left, or the server stops
         except Exception as error:
             log.error("a connection from %s failed: %s", peer, error, exc_info=error)
         finally:
@@ -223,10 +196,10 @@ class Server:
             writer.transport.abort()
 
     def _make_room(self) -> bool:
-        """Closes an idle connection, and returns True; False if every one is busy.
+        """Close an idle connection and return True; return False if every one is busy.
 
-        It is the oldest idle one of the address that has the most connections, so that a client
-        that keeps many open takes none from others.
+        It is the oldest idle one of the address with the most connections, so that a client that
+        keeps many open does not lock out others.
         """
         count = Counter(one.peer for one in self._open.values())
         idle = [task for task, one in self._open.items() if one.is_idle]
@@ -237,35 +210,35 @@ class Server:
         peer = closed.peer
         closed.dismiss()
         task.cancel()
-        self.count("wyoming_refused")
+        self.hooks.count("wyoming_refused")
         if time.monotonic() >= self._crowded_s + CROWDED_EVERY_S:
             self._crowded_s = time.monotonic()
             log.warning(
-                "%d connections, %d of them from %s: idle ones are closed for new ones; if that "
-                "is no device of yours, leave it out of wyoming.allow",
+                "%d connections, %d of them from %s. Idle ones are closed for new ones. If that "
+                "is no device of yours, remove it from wyoming.allow",
                 CONNECTIONS,
                 count[peer],
                 peer,
             )
         return True
 
-    def _may(self, peer: Address) -> bool:
-        """True for an address that is allowed; another one is logged, once."""
+    def _is_allowed(self, peer: Address) -> bool:
+        """Return True for an allowed address; log any other one, once."""
         if any(peer in network for network in self._allowed):
             return True
-        self.count("wyoming_refused")
-        if peer not in self._told and len(self._told) < TOLD:
-            self._told.add(peer)
-            log.warning("refused %s, which is not among wyoming.allow", peer)
+        self.hooks.count("wyoming_refused")
+        if peer not in self._reported and len(self._reported) < REPORTED_ADDRESSES:
+            self._reported.add(peer)
+            log.warning("refused %s, which is not in wyoming.allow", peer)
         return False
 
 
-class Connection:
-    """One client's events and our answers. One task."""
+class ClientConnection:
+    """One client's events and our answers. Owned by one task."""
 
     def __init__(
         self,
-        server: Server,
+        server: WyomingServer,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         peer: Address,
@@ -273,31 +246,34 @@ class Connection:
         self._server, self._reader, self._writer = server, reader, writer
         self.peer = peer
         self._is_reading = False
-        self._hearing: Hearing | None = None
+        self._request: TranscriptionRequest | None = None
         self._detector: VoiceDetector | None = None
-        self._begun = self._told = self._answered = False
-        """There is a request; a part of its text was told; all of it was, and what still comes of
-        its sound counts for nothing."""
+        self._begun = False
+        """True while there is a request."""
+        self._text_begun = False
+        """True once part of its text was sent."""
+        self._answered = False
+        """True once all of its text was sent; further sound of it is ignored."""
         self._names: tuple[str, ...] = ()
-        """Words that are likely in the next request's sound, as who asks says."""
+        """Words that are likely in the next request's sound, as the client says."""
         self._until_s = 0.0
-        """When the request's sound must have come, on the loop's clock."""
+        """When the request's sound must be complete, on the loop's clock."""
 
     @property
     def is_idle(self) -> bool:
-        """True while there is no request, and no answer on its way."""
+        """True while there is no request and no answer is being sent."""
         return self._is_reading and not self._begun
 
     def dismiss(self) -> None:
-        """Says that the connection is closed for another one; does not wait."""
+        """Tell the client that its connection is closed for another one; does not wait."""
         self._writer.write(CROWDED)
 
     async def serve(self) -> None:
-        """Answers event after event until the client goes, or makes a mistake."""
+        """Answer events until the client leaves, or makes a mistake."""
         try:
             while event := await self._next():
-                await self._on(event)
-                await asyncio.sleep(0)  # the turn of the others, whatever waits here
+                await self._handle(event)
+                await asyncio.sleep(0)  # other connections take their turn, whatever waits here
         except ProtocolError as error:
             await self._fail("bad_event", str(error))
         except RequestError as error:
@@ -305,7 +281,7 @@ class Connection:
         except asyncio.CancelledError:
             if self._begun:
                 with suppress(OSError, TimeoutError):
-                    await self._fail("failed", "roomscribe is being stopped; try again")
+                    await self._fail("failed", "Roomscribe is stopping; try again")
             raise
         finally:
             self._end()
@@ -320,7 +296,7 @@ class Connection:
 
     async def _read(self) -> Event | None:
         """The next event; None at the end. Raises ProtocolError."""
-        async with asyncio.timeout(self._server.idle_s):
+        async with asyncio.timeout(self._server.timeouts.idle_s):
             try:
                 line = await self._reader.readuntil(b"\n")
             except asyncio.LimitOverrunError:
@@ -334,25 +310,26 @@ class Connection:
             payload = await self._reader.readexactly(header.payload_length)
         return header.event(data, payload)
 
-    async def _on(self, event: Event) -> None:
-        """Answers an event; one that nobody here knows is left alone, as the protocol wants it."""
+    async def _handle(self, event: Event) -> None:
+        """Answer an event; unknown ones are ignored, as the protocol demands."""
         match event.type:
             case "describe":
                 server = self._server
-                found = info(server.node, server.model(), external_vad=server.external_vad)
-                await self._tell(pack(Event("info", found)))
+                external_vad = server.settings.wyoming.external_vad
+                found = info(server.node, server.hooks.model(), external_vad=external_vad)
+                await self._send(pack(Event("info", found)))
             case "ping":
                 text = event.data.get("text")
                 text = text if isinstance(text, str) else None
-                await self._tell(pack(Event("pong", {"text": text})))
+                await self._send(pack(Event("pong", {"text": text})))
             case "transcribe":
                 self._end()
-                self._names = _names(event.data)
+                self._names = _read_names(event.data)
             case "audio-start":
                 self._end()
-                await self._begin(SoundFormat.of(event.data))
+                await self._begin(SoundFormat.parse(event.data))
             case "audio-chunk" if not self._answered:
-                await self._hear(event)
+                await self._add_sound(event)
             case "audio-chunk" if asyncio.get_running_loop().time() > self._until_s:
                 raise RequestError("bad_sound", "expected the sound to end, found more of it")
             case "audio-stop":
@@ -360,93 +337,98 @@ class Connection:
                     await self._answer()
                 self._end()
 
-    async def _begin(self, form: SoundFormat) -> Hearing:
-        """A request of its own, as soon as there is room to segment its sound."""
+    async def _begin(self, form: SoundFormat) -> TranscriptionRequest:
+        """Wait until there is room to segment more sound, and begin a request."""
         server = self._server
         if server.requests >= REQUESTS:
-            raise RequestError("busy", f"{REQUESTS} others have speech transcribed; try again")
+            raise RequestError("busy", f"{REQUESTS} requests are in progress; try again")
         server.requests += 1
         self._begun = True
-        async with _in_time(server.within_s):
-            self._detector = await server.detector()
-        self._until_s = asyncio.get_running_loop().time() + server.within_s
-        self._hearing = server.hear(form, self._detector, self._names)
-        return self._hearing
+        async with _in_time(server.timeouts.request_s):
+            self._detector = await server.acquire_detector()
+        self._until_s = asyncio.get_running_loop().time() + server.timeouts.request_s
+        self._request = TranscriptionRequest(
+            form,
+            self._detector,
+            server.hooks,
+            server.settings.segmenter,
+            confidence=server.settings.wyoming.confidence,
+            names=self._names,
+        )
+        return self._request
 
-    async def _hear(self, event: Event) -> None:
-        """Takes in more sound; tells what is known of the text."""
-        hearing = self._hearing or await self._begin(SoundFormat.of(event.data))
-        if "rate" in event.data and SoundFormat.of(event.data) != hearing.form:
+    async def _add_sound(self, event: Event) -> None:
+        """Add sound to the request; send the new parts of its text."""
+        request = self._request or await self._begin(SoundFormat.parse(event.data))
+        if "rate" in event.data and SoundFormat.parse(event.data) != request.form:
             raise RequestError("bad_sound", "expected sound of one format, found another in it")
         async with _in_time(self._until_s - asyncio.get_running_loop().time()):
-            await hearing.push(event.payload)
-        if hearing.texts:
-            await self._tell(self._parts(hearing))
-        if hearing.over and not self._server.external_vad:
+            await request.push(event.payload)
+        if request.new_texts:
+            await self._send(self._pack_new_texts(request))
+        if request.is_over and not self._server.settings.wyoming.external_vad:
             await self._answer()
             self._answered = True
 
     async def _answer(self) -> None:
-        """Send the text of all that came, as soon as it is known; empty if nothing was said, or if
-        the model was not sure enough of it."""
-        hearing = self._hearing
-        if hearing:
-            async with _in_time(self._server.within_s):
-                await hearing.stop()
-                self._segmented()
-                await hearing.finish()
-        self._server.count("wyoming_requests")
-        whole = {"text": hearing.text if hearing else "", "language": self._language(hearing)}
-        parts = self._parts(hearing) if hearing else b""
-        await _tell(
-            self._writer, parts + pack(Event("transcript", whole)) + pack(Event("transcript-stop"))
-        )
+        """Send the whole text as soon as it is complete; empty if nothing was said, or if the model
+        was not sure enough of it."""
+        request = self._request
+        if request:
+            async with _in_time(self._server.timeouts.request_s):
+                await request.stop()
+                self._release_detector()
+                await request.finish()
+        self._server.hooks.count("wyoming_requests")
+        whole = {"text": request.text if request else "", "language": self._language(request)}
+        parts = self._pack_new_texts(request) if request else b""
+        await self._send(parts + pack(Event("transcript", whole)) + pack(Event("transcript-stop")))
         self._end()
 
-    def _parts(self, hearing: Hearing) -> bytes:
-        """What is known of the text and was not told, as events."""
-        pieces, hearing.texts = hearing.texts, []
-        events = [Event("transcript-chunk", {"text": one}) for one in pieces]
-        if not self._told:
-            self._told = True
-            start = Event("transcript-start", {"language": self._language(hearing)})
+    def _pack_new_texts(self, request: TranscriptionRequest) -> bytes:
+        """Return the parts of the text that were not sent yet, as events."""
+        pieces, request.new_texts = request.new_texts, []
+        events = [Event("transcript-chunk", {"text": piece}) for piece in pieces]
+        if not self._text_begun:
+            self._text_begun = True
+            start = Event("transcript-start", {"language": self._language(request)})
             events.insert(0, start)
         return b"".join(map(pack, events))
 
-    def _language(self, hearing: Hearing | None) -> str | None:
-        """What was spoken, or what the model writes."""
-        heard = hearing.language if hearing else ""
-        return heard or self._server.model().language or None
+    def _language(self, request: TranscriptionRequest | None) -> str | None:
+        """Return the spoken language, else the model's."""
+        spoken = request.language if request else ""
+        return spoken or self._server.hooks.model().language or None
 
-    async def _tell(self, events: bytes) -> None:
-        await _tell(self._writer, events, self._server.idle_s)
+    async def _send(self, events: bytes) -> None:
+        await _send(self._writer, events, self._server.timeouts.idle_s)
 
     async def _fail(self, code: str, text: str) -> None:
-        """Says why there is no answer; the connection ends with it, which is all that programs
-        made before the event `error` understand."""
-        self._server.count("wyoming_refused" if code == "busy" else "wyoming_failed")
-        await self._tell(_error(code, text))
+        """Send why there is no answer. The connection ends then, which is all that programs older
+        than the event `error` understand."""
+        self._server.hooks.count("wyoming_refused" if code == "busy" else "wyoming_failed")
+        await self._send(_error(code, text))
 
-    def _segmented(self) -> None:
-        """Somebody else's sound may be segmented."""
+    def _release_detector(self) -> None:
+        """Let another request be segmented."""
         if self._detector:
-            self._server.give_back(self._detector)
+            self._server.release_detector(self._detector)
         self._detector = None
 
     def _end(self) -> None:
-        """The request is over, whatever has become of it."""
-        self._segmented()
+        """End the request, whether it was answered or not."""
+        self._release_detector()
         if self._begun:
             self._begun = False
             self._server.requests -= 1
-        if self._hearing:
-            self._hearing.close()
+        if self._request:
+            self._request.close()
             self._names = ()
-        self._hearing, self._told, self._answered = None, False, False
+        self._request, self._text_begun, self._answered = None, False, False
 
 
-def _names(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """The words of a request, those that are names first; none where they are no lists of texts."""
+def _read_names(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the words of a request, names first; none if they are no lists of texts."""
     given = (data.get(key) for key in ("transcript_names", "transcript_terms"))
     lists = (one for one in given if isinstance(one, list))
     texts = (text for one in lists for text in one if isinstance(text, str))
@@ -454,7 +436,7 @@ def _names(data: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def info(node: str, model: Model, *, external_vad: bool) -> dict[str, Any]:
-    """What we are, for `describe`: every release of the protocol's library reads it."""
+    """Return the answer to `describe`, which every release of the protocol's library can read."""
     made_by = {"name": "Roomscribe", "url": HOMEPAGE}
     installed = {
         "name": model.name,
@@ -462,10 +444,10 @@ def info(node: str, model: Model, *, external_vad: bool) -> dict[str, Any]:
         "attribution": made_by,
         "installed": True,
         "version": None,
-        # those that one model knows do not help: it was told, when it was built, which to write
+        # what else the model knows does not matter: its bundle fixes the language that it writes
         "languages": [model.language] if model.language else list(model.languages),
     }
-    # Home Assistant calls its entity by the program's name; the path wants the sound as it is
+    # Home Assistant names its entity after the program; we want the sound unprocessed
     program = {
         "name": f"Roomscribe {node}",
         "description": "Speech to text on the appliance",
@@ -484,16 +466,16 @@ def info(node: str, model: Model, *, external_vad: bool) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _in_time(within_s: float) -> AsyncIterator[None]:
-    """Raises RequestError when it takes longer."""
+    """Limit the time of a block. Raises RequestError if it takes longer."""
     try:
         async with asyncio.timeout(within_s):
             yield
     except TimeoutError:
-        raise RequestError("busy", "too much else is to be transcribed; try again") from None
+        raise RequestError("busy", "too many requests are waiting; try again") from None
 
 
 def _open(host: str, port: int) -> socket.socket:
-    """A socket that listens; on `::` for IPv4, too. Raises OSError."""
+    """Return a listening socket; `::` includes IPv4. Raises OSError."""
     if ":" not in host:
         return socket.create_server((host, port), backlog=CONNECTIONS)
     both = host == "::" and socket.has_dualstack_ipv6()
@@ -503,7 +485,7 @@ def _open(host: str, port: int) -> socket.socket:
 
 
 def _address(writer: asyncio.StreamWriter) -> Address | None:
-    """Whose connection it is; None when it has gone already."""
+    """Return the client's address; None if it has left already."""
     peer = writer.get_extra_info("peername")
     if not peer:
         return None
@@ -518,15 +500,15 @@ def _error(code: str, text: str) -> bytes:
 CROWDED = _error("busy", "too many connections; try again")
 
 
-async def _tell(writer: asyncio.StreamWriter, events: bytes, within_s: float = IDLE_S) -> None:
-    """Sends; raises TimeoutError when the client does not take it."""
+async def _send(writer: asyncio.StreamWriter, events: bytes, within_s: float) -> None:
+    """Send events. Raises TimeoutError if the client does not read them in time."""
     writer.write(events)
     async with asyncio.timeout(within_s):
         await writer.drain()
 
 
 async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Says that nothing follows, and reads what is still on its way."""
+    """Signal the end of our data, and read what is still on its way."""
     writer.write_eof()
     async with asyncio.timeout(LINGER_S):
         while await reader.read(LARGEST):

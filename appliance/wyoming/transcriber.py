@@ -24,7 +24,7 @@ from appliance.infer import (
 )
 from appliance.model import chosen_model
 from appliance.records import Transcription, Window
-from appliance.wyoming.client import Client, Info, Reply
+from appliance.wyoming.client import Info, Reply, WyomingClient
 
 SERVER = "wyoming"
 """What an event names as the encoder of such a text."""
@@ -39,7 +39,7 @@ class ServedEncoder(RemoteEncoder[Info, Reply]):
 
     def __init__(
         self,
-        client: Client,
+        client: WyomingClient,
         timeout_s: float,
         local: Unit | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -79,14 +79,14 @@ class ServedTranscriber(RemoteTranscriber[Info, Reply]):
     """Has windows transcribed by a server."""
 
     def __init__(
-        self, settings: Settings, local: Transcriber | None, client: Client | None = None
+        self, settings: Settings, local: Transcriber | None, client: WyomingClient | None = None
     ) -> None:
         """`client` stands in for the one that the settings name."""
         chosen = settings.transcriber
         self._language = chosen.language
         self._server_name = f"{chosen.host}:{chosen.port}"
         encoder = ServedEncoder(
-            client or Client(chosen), chosen.timeout_s, local.encoder if local else None
+            client or WyomingClient(chosen), chosen.timeout_s, local.encoder if local else None
         )
         super().__init__(
             encoder, local, local.gates if local else settings.gates, settings.vocabulary.replace

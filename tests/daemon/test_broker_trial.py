@@ -17,7 +17,7 @@ from rigs.waiting import until
 
 from appliance import config
 from appliance.control.server import RefusalError
-from appliance.mqtt.credentials import password
+from appliance.mqtt.credentials import read_password
 
 pytestmark = needs_broker
 WORD = "open sesame"
@@ -63,7 +63,7 @@ def test_one_that_lets_us_in_is_kept_and_its_password_told_to_nobody(
     }  # fmt: skip
     mqtt = chosen(house)
     assert (mqtt.enabled, mqtt.host, mqtt.port, mqtt.username) == (True, *place.values(), "ear")
-    assert password(mqtt) == WORD
+    assert read_password(mqtt) == WORD
     assert stat.S_IMODE(Path(mqtt.password_file).stat().st_mode) == 0o600
     assert Path(mqtt.password_file).parent == config.overlay_file(house.settings).parent
     shown = house.controls.commands["settings"]({})
@@ -78,7 +78,7 @@ def test_one_that_lets_us_in_is_kept_and_its_password_told_to_nobody(
     before = Path(mqtt.password_file)
     assert choose(house, username="eye", password="another")["changed"]
     assert not before.exists()
-    assert password(chosen(house)) == "another"
+    assert read_password(chosen(house)) == "another"
 
 
 def test_other_settings_are_kept_together_with_the_broker_or_not_at_all(

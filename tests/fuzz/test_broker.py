@@ -89,7 +89,7 @@ class Impostor:
 @pytest.fixture(scope="module")
 def publisher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Publisher, Impostor]]:
     # within 0 s no broker is there
-    soon = Delays(outages_s=(0.01,), refusal_s=0.01, attempt_s=0.5, there_s=0.0, idle_answer_s=1.0)
+    soon = Delays(outages_s=(0.01,), refusal_s=0.01, attempt_s=0.5, probe_s=0.0, idle_answer_s=1.0)
     impostor = Impostor()
     state = tmp_path_factory.mktemp("state")
     logging.getLogger("roomscribe").setLevel(logging.CRITICAL)

@@ -91,7 +91,7 @@ def check(data: bytes) -> None:
             return
     assert isinstance(settings, Settings)
     config.node_name(settings)
-    for use in (tls.password, tls.context):
+    for use in (tls.read_password, tls.tls_context):
         try:
             use(settings.mqtt)
         except ConfigError as error:

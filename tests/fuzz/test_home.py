@@ -18,7 +18,7 @@ from appliance.config import AssistSettings
 from appliance.homeassistant import names as naming
 from appliance.homeassistant.assist import Assist
 from appliance.homeassistant.client import describe, find_device
-from appliance.homeassistant.connection import CommandError, Link, Place
+from appliance.homeassistant.connection import CommandError, HomeAssistantUrl, WebsocketLink
 from appliance.homeassistant.names import LETTERS_AT_MOST, NAMES_AT_MOST, WORDS_AT_MOST
 from appliance.mqtt import events
 
@@ -52,7 +52,10 @@ class AnyServer:
     """Answers each command with the next of some values, a refusal among them, and an event."""
 
     def __init__(self, values: list[Any]) -> None:
-        self._values, self._link = values, Link(self, Place.of("http://ha:8123"), "1")
+        self._values, self._link = (
+            values,
+            WebsocketLink(self, HomeAssistantUrl.parse("http://ha:8123"), "1"),
+        )
 
     def _next(self) -> Any:
         return self._values.pop(0) if self._values else None
@@ -61,12 +64,12 @@ class AnyServer:
         number = json.loads(message)["id"]
         result = self._next()
         done = {"id": number, "type": "result", "success": result != 0, "result": result}
-        self._link._take(json.dumps(done | {"error": result}))
+        self._link._handle(json.dumps(done | {"error": result}))
         for event in (self._next(), {"a": self._next()}, {"type": "run-end", "data": result}):
-            self._link._take(json.dumps({"id": number, "type": "event", "event": event}))
+            self._link._handle(json.dumps({"id": number, "type": "event", "event": event}))
 
     @property
-    def link(self) -> Link:
+    def link(self) -> WebsocketLink:
         return self._link
 
 

@@ -27,7 +27,7 @@ from rigs.waiting import holds, until
 
 from appliance.config import HistorySettings, HomeAssistantSettings, MqttSettings, StoreSettings
 from appliance.mqtt import subscriptions
-from appliance.mqtt.publisher import Publisher
+from appliance.mqtt.publisher import Announcement, Publisher
 from appliance.store.store import Store
 
 pytestmark = needs_broker
@@ -186,7 +186,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         )
         chosen = MqttSettings(host=broker.host, port=broker.port, hold=False)
         never = HomeAssistantSettings(hold_s=0)
-        with running(chosen, store, subscriptions=wanted, home_assistant=never) as publisher:
+        with running(
+            chosen, store, subscriptions=wanted, announcement=Announcement(never)
+        ) as publisher:
             until(lambda: "kitchen/command/+" in broker.log() and store.depth() == 0)
             yield House(broker, store, switch, stranger, publisher)
 

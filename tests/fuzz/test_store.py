@@ -71,19 +71,19 @@ def use(folder: Path) -> str:
 def tell(store: Store) -> None:
     """Delivers all that is due, as the publisher does."""
     outbox = Outbox(store, 3600, 10_000)
-    outbox.bound()
+    outbox.drop_excess()
     numbers = [0]
-    for found in outbox.due(10_000):
+    for found in outbox.iter_due(10_000):
         assert found.seq > numbers[-1]
         numbers.append(found.seq)
         found.age_s()
         events.encode(events.transcript(found, "kitchen", datetime.now(UTC), late=True))
-        outbox.sent(found.seq, found.seq)
+        outbox.mark_sent(found.seq, found.seq)
     for number in numbers:
-        outbox.acknowledged(number, 0.0)
-    outbox.commit()
-    every = commands.Request(datetime(2020, 1, 1, tzinfo=UTC), 1000)
-    commands.answer(store, "kitchen", every)
+        outbox.mark_acknowledged(number, 0.0)
+    outbox.save_cursor()
+    every = commands.HistoryRequest(datetime(2020, 1, 1, tzinfo=UTC), 1000)
+    commands.answer_request(store, "kitchen", every)
 
 
 @given(damage())

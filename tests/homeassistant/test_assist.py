@@ -19,7 +19,7 @@ from appliance.homeassistant.assist import (
     LATE_S,
     REMEMBERED,
     Assist,
-    Sent,
+    SentIds,
     command,
     expected_command,
     is_guess,
@@ -257,23 +257,23 @@ def test_the_command_after_the_phrase_may_be_an_expected_sentence(tmp_path: Path
 
 def test_an_id_is_taken_once_over_restarts(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert Sent(folder).take("one")
-    sent = Sent(folder)
-    assert not sent.take("one")
-    assert sent.take("two")
+    assert SentIds(folder).add("one")
+    sent = SentIds(folder)
+    assert not sent.add("one")
+    assert sent.add("two")
     for number in range(REMEMBERED):
-        assert sent.take(str(number))
+        assert sent.add(str(number))
     assert len(json.loads((folder / FILE_NAME).read_bytes())) == REMEMBERED
-    assert not Sent(folder).take(str(REMEMBERED - 1))
+    assert not SentIds(folder).add(str(REMEMBERED - 1))
 
 
 def test_an_id_that_cannot_be_written_down_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("no folder", encoding="utf-8")
-    assert not Sent(tmp_path / "run").take("one")
+    assert not SentIds(tmp_path / "run").add("one")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"7", b"[7, null]", b"[" * 100_000])
 def test_a_damaged_memory_is_begun_anew(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
-    assert Sent(tmp_path).take("one")
-    assert not Sent(tmp_path).take("one")
+    assert SentIds(tmp_path).add("one")
+    assert not SentIds(tmp_path).add("one")

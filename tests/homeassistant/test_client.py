@@ -19,13 +19,13 @@ from rigs.publishing import transcript
 from rigs.waiting import until
 
 from appliance.config import AssistSettings, HomeAssistantSettings, Settings
-from appliance.homeassistant.client import Home, Paces
+from appliance.homeassistant.client import Callbacks, HomeAssistantClient, Intervals
 from appliance.homeassistant.connection import LARGEST
 from appliance.homeassistant.names import NAMES_FILE
 from appliance.records import AssistReply, Name, Phrase, Tier, Transcript
 
-SOON = Paces(
-    outages_s=(0.02,), refused_s=60, look_s=0.02, steady_s=60, starting_s=0.02, names_s=0.02
+SOON = Intervals(
+    outages_s=(0.02,), refused_s=60, token_s=0.02, steady_s=60, starting_s=0.02, names_s=0.02
 )
 
 
@@ -33,7 +33,7 @@ SOON = Paces(
 class Living:
     """A Home in its thread, and what it gave."""
 
-    home: Home
+    home: HomeAssistantClient
     names: list[Sequence[Name]]
     replies: list[AssistReply]
     troubles: list[str]
@@ -41,10 +41,10 @@ class Living:
     def say(self, text: str = "computer turn on the light", **changes: Any) -> Transcript:
         """Somebody has said that just now."""
         now = datetime.now(UTC)
-        said = replace(transcript(text), end=now, confidence=0.9, flags=())
-        said = replace(said, **changes)
-        self.home.said(said)
-        return said
+        spoken = replace(transcript(text), end=now, confidence=0.9, flags=())
+        spoken = replace(spoken, **changes)
+        self.home.handle_transcript(spoken)
+        return spoken
 
     def words(self) -> list[str]:
         """The names that were given last."""
@@ -64,7 +64,11 @@ def hub() -> Iterator[Hub]:
 
 @contextmanager
 def living(
-    hub: Hub, folder: Path, phrase: str = "computer", paces: Paces = SOON, token: str = TOKEN
+    hub: Hub,
+    folder: Path,
+    phrase: str = "computer",
+    intervals: Intervals = SOON,
+    token: str = TOKEN,
 ) -> Iterator[Living]:
     """Stopped at the end, within a second."""
     file = folder / "token"
@@ -77,15 +81,13 @@ def living(
     names: list[Sequence[Name]] = []
     replies: list[AssistReply] = []
     troubles: list[str] = []
-    home = Home(
+    home = HomeAssistantClient(
         settings,
         "kitchen",
         state=folder / "state",
         runtime=folder / "run",
-        names=names.append,
-        reply=replies.append,
-        on_change=lambda: troubles.append(home.trouble),
-        paces=paces,
+        callbacks=Callbacks(names.append, replies.append, lambda: troubles.append(home.trouble)),
+        intervals=intervals,
     )
     found = Living(home, names, replies, troubles)
     thread = threading.Thread(target=home.run, daemon=True)
@@ -124,7 +126,7 @@ def test_names_come_and_are_kept_and_come_again_when_they_change(hub: Hub, tmp_p
 
 
 def test_it_is_asked_for_names_once_a_minute_at_most(hub: Hub, tmp_path: Path) -> None:
-    with living(hub, tmp_path, paces=replace(SOON, names_s=600)) as one:
+    with living(hub, tmp_path, intervals=replace(SOON, names_s=600)) as one:
         hub.wait_for("config/floor_registry/list")
         until(lambda: hub.count("subscribe_events") == 4)
         until(lambda: one.words()[1:])
@@ -171,8 +173,8 @@ def test_a_refused_token_is_not_tried_again_until_there_is_another(
     hub: Hub, tmp_path: Path
 ) -> None:
     with living(hub, tmp_path, token="wrong") as one:
-        until(lambda: "does not take the token" in one.home.trouble)
-        time.sleep(10 * SOON.look_s)
+        until(lambda: "refuses the token" in one.home.trouble)
+        time.sleep(10 * SOON.token_s)
         (tmp_path / "token").write_text("wrong too", encoding="utf-8")
         until(lambda: len(hub.tokens) == 2)
         (tmp_path / "token").write_text(TOKEN, encoding="utf-8")
@@ -215,10 +217,10 @@ def test_an_answer_that_is_too_long_is_asked_for_once_and_the_rest_goes_on(
 def test_a_sentence_is_handed_over_with_our_own_device(hub: Hub, tmp_path: Path) -> None:
     with living(hub, tmp_path) as one:
         until(lambda: one.words()[1:])
-        said = one.say("Computer, turn on the light.")
+        spoken = one.say("Computer, turn on the light.")
         reply = one.reply()
         assert (reply.id, reply.text, reply.status) == (
-            said.id, "turn on the light.", "action_done",
+            spoken.id, "turn on the light.", "action_done",
         )  # fmt: skip
         assert (reply.speech, reply.language) == ("Turned on the light", "en")
         assert reply.took_ms is not None
@@ -262,7 +264,7 @@ def test_a_text_of_which_home_assistant_would_guess_the_place_is_refused(
     hub: Hub, tmp_path: Path
 ) -> None:
     hub.understood = {"match": True, "fuzzy_match": True, "slots": {"domain": "light"}}
-    with living(hub, tmp_path, paces=replace(SOON, pipeline_s=0.02)) as one:
+    with living(hub, tmp_path, intervals=replace(SOON, pipeline_s=0.02)) as one:
         until(lambda: one.words()[1:])
         one.say("computer turn off the addict lights")
         assert one.reply().error == "it names no area or device that Home Assistant has"
@@ -308,18 +310,18 @@ def test_an_id_is_handed_over_once_through_reconnects_and_restarts(
 ) -> None:
     with living(hub, tmp_path) as one:
         until(lambda: one.words()[1:])
-        said = one.say()
+        spoken = one.say()
         one.reply()
-        one.home.said(said)
+        one.home.handle_transcript(spoken)
         hub.stop()
         until(lambda: one.home.trouble)
         hub.start()
         until(lambda: not one.home.trouble)
-        one.home.said(said)
+        one.home.handle_transcript(spoken)
     with living(hub, tmp_path) as one:
         until(lambda: one.words()[1:] and not one.home.trouble)
         hub.wait_for("config/floor_registry/list", 3)
-        one.home.said(said)
+        one.home.handle_transcript(spoken)
         one.say("computer turn off the light")
         assert one.reply().text == "turn off the light"
     assert [run["input"]["text"] for run in hub.runs] == ["turn on the light", "turn off the light"]
@@ -379,7 +381,7 @@ def test_the_birth_of_home_assistant_ends_the_pause_between_two_tries(
     hub: Hub, tmp_path: Path
 ) -> None:
     hub.stop()
-    with living(hub, tmp_path, paces=replace(SOON, outages_s=(600,))) as one:
+    with living(hub, tmp_path, intervals=replace(SOON, outages_s=(600,))) as one:
         until(lambda: one.home.trouble)
         hub.start()
         one.home.wake()
@@ -389,7 +391,7 @@ def test_the_birth_of_home_assistant_ends_the_pause_between_two_tries(
 
 
 def test_a_birth_does_not_try_a_refused_token_again(hub: Hub, tmp_path: Path) -> None:
-    with living(hub, tmp_path, token="another", paces=replace(SOON, look_s=600)) as one:
+    with living(hub, tmp_path, token="another", intervals=replace(SOON, token_s=600)) as one:
         until(lambda: one.home.trouble)
         for _ in range(3):
             one.home.wake()

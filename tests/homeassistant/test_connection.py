@@ -16,11 +16,11 @@ from rigs.home_websocket import TOKEN, Hub
 from appliance.homeassistant.connection import (
     LARGEST,
     CommandError,
-    HouseError,
-    Link,
-    Place,
+    HomeAssistantError,
+    HomeAssistantUrl,
     RefusedTokenError,
     TooLongError,
+    WebsocketLink,
     connect,
 )
 
@@ -31,8 +31,8 @@ def hub() -> Iterator[Hub]:
         yield running
 
 
-def on_link(hub: Hub, work: Callable[[Link], Awaitable[Any]], token: str = TOKEN) -> Any:
-    place = Place.of(hub.url)
+def on_link(hub: Hub, work: Callable[[WebsocketLink], Awaitable[Any]], token: str = TOKEN) -> Any:
+    place = HomeAssistantUrl.parse(hub.url)
 
     async def visit() -> Any:
         async def run() -> Any:
@@ -55,15 +55,16 @@ def on_link(hub: Hub, work: Callable[[Link], Awaitable[Any]], token: str = TOKEN
     ],
 )
 def test_the_websocket_is_found_from_the_address_that_people_know(url: str, uri: str) -> None:
-    assert Place.of(url).uri == uri
+    assert HomeAssistantUrl.parse(url).uri == uri
 
 
 def test_answers_are_taken_in_whatever_order_they_come(hub: Hub) -> None:
     hub.late = {"config/area_registry/list"}
 
-    async def both(link: Link) -> tuple[tuple[int, Any], tuple[int, Any]]:
+    async def both(link: WebsocketLink) -> tuple[tuple[int, Any], tuple[int, Any]]:
         return await asyncio.gather(
-            link.ask("config/area_registry/list"), link.ask("config/floor_registry/list")
+            link.send_command("config/area_registry/list"),
+            link.send_command("config/floor_registry/list"),
         )
 
     (first, areas), (second, floors) = on_link(hub, both)
@@ -72,11 +73,11 @@ def test_answers_are_taken_in_whatever_order_they_come(hub: Hub) -> None:
 
 
 def test_a_refused_command_says_its_code_and_the_link_goes_on(hub: Hub) -> None:
-    async def work(link: Link) -> Any:
+    async def work(link: WebsocketLink) -> Any:
         with pytest.raises(CommandError, match="no/such: Unknown command") as refused:
-            await link.ask("no/such")
+            await link.send_command("no/such")
         assert refused.value.code == "unknown_command"
-        return (await link.ask("config/area_registry/list"))[1]
+        return (await link.send_command("config/area_registry/list"))[1]
 
     assert on_link(hub, work) == hub.areas
 
@@ -86,10 +87,10 @@ def test_a_wrong_token_is_told_from_an_outage_and_stands_in_no_log(
 ) -> None:
     caplog.set_level(logging.DEBUG)
 
-    async def nothing(_link: Link) -> None:
+    async def nothing(_link: WebsocketLink) -> None:
         pass
 
-    with pytest.raises(RefusedTokenError, match="does not take the token; make a long-lived"):
+    with pytest.raises(RefusedTokenError, match="refuses the token; create a long-lived"):
         on_link(hub, nothing, "a-wrong-token")
     on_link(hub, nothing)
     written = [one.getMessage() for one in caplog.records if not one.name.endswith("server")]
@@ -114,9 +115,9 @@ def test_a_wrong_token_is_told_from_an_outage_and_stands_in_no_log(
 def test_what_is_no_answer_is_passed_over(hub: Hub, raw: str) -> None:
     hub.raw["get_config"] = raw
 
-    async def work(link: Link) -> Any:
-        waiting = asyncio.ensure_future(link.ask("get_config"))
-        areas = (await link.ask("config/area_registry/list"))[1]
+    async def work(link: WebsocketLink) -> Any:
+        waiting = asyncio.ensure_future(link.send_command("get_config"))
+        areas = (await link.send_command("config/area_registry/list"))[1]
         assert not waiting.done()
         waiting.cancel()
         return areas
@@ -130,8 +131,8 @@ def test_what_is_no_answer_is_passed_over(hub: Hub, raw: str) -> None:
 def test_a_refusal_of_any_form_is_one_line(hub: Hub, error: str) -> None:
     hub.raw["get_config"] = f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
 
-    async def work(link: Link) -> None:
-        await link.ask("get_config")
+    async def work(link: WebsocketLink) -> None:
+        await link.send_command("get_config")
 
     with pytest.raises(CommandError) as refused:
         on_link(hub, work)
@@ -143,12 +144,12 @@ def test_an_answer_that_is_too_long_ends_the_connection_and_is_not_asked_for_aga
 ) -> None:
     hub.raw["config/device_registry/list"] = " " * (LARGEST + 1)
 
-    async def work(link: Link) -> None:
-        await link.ask("config/device_registry/list")
+    async def work(link: WebsocketLink) -> None:
+        await link.send_command("config/device_registry/list")
 
-    async def work_barred(link: Link) -> None:
+    async def work_barred(link: WebsocketLink) -> None:
         link.barred = frozenset({"config/device_registry/list"})
-        await link.ask("config/device_registry/list")
+        await link.send_command("config/device_registry/list")
 
     with pytest.raises(TooLongError, match="at most 8 MB, found a longer one") as found:
         on_link(hub, work)
@@ -162,32 +163,36 @@ def test_an_answer_that_is_too_long_ends_the_connection_and_is_not_asked_for_aga
 def test_a_connection_that_breaks_ends_what_waits(hub: Hub) -> None:
     hub.ends_at = "config/area_registry/list"
 
-    async def work(link: Link) -> None:
-        await link.ask("config/area_registry/list")
+    async def work(link: WebsocketLink) -> None:
+        await link.send_command("config/area_registry/list")
 
-    with pytest.raises(HouseError, match="has ended the connection"):
+    with pytest.raises(HomeAssistantError, match="has ended the connection"):
         on_link(hub, work)
 
 
-async def nothing(_link: Link) -> None:
+async def nothing(_link: WebsocketLink) -> None:
     pass
 
 
 def test_nobody_there_is_said_with_the_port_that_it_mostly_has() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-    place = Place.of(f"http://127.0.0.1:{port}")
+    place = HomeAssistantUrl.parse(f"http://127.0.0.1:{port}")
 
-    async def visit(place: Place) -> None:
+    async def visit(place: HomeAssistantUrl) -> None:
         async with connect(place, place.resolve(), TOKEN):
             pass
 
-    with pytest.raises(HouseError, match=r"cannot be reached: Connection refused; see home.*url$"):
+    with pytest.raises(
+        HomeAssistantError, match=r"cannot be reached: Connection refused; see home.*url$"
+    ):
         asyncio.run(visit(place))
-    with pytest.raises(HouseError, match=r"mostly 8123: http://127\.0\.0\.1:8123\)$"):
-        asyncio.run(visit(Place("127.0.0.1", port, False, "/api/websocket", False)))
-    with pytest.raises(HouseError, match="no such host"):
-        Place.of("http://nobody.invalid").resolve()
+    with pytest.raises(
+        HomeAssistantError, match=r"usual port is 8123: http://127\.0\.0\.1:8123\)$"
+    ):
+        asyncio.run(visit(HomeAssistantUrl("127.0.0.1", port, False, "/api/websocket", False)))
+    with pytest.raises(HomeAssistantError, match="no such host"):
+        HomeAssistantUrl.parse("http://nobody.invalid").resolve()
 
 
 @pytest.mark.parametrize(
@@ -195,8 +200,11 @@ def test_nobody_there_is_said_with_the_port_that_it_mostly_has() -> None:
     [
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "found status 404; see home"),
         (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", "403; it bans addresses"),
-        (b"HTTP/1.1 502 Bad\r\nContent-Length: 0\r\n\r\n", "502; it starts, perhaps"),
-        (b"HTTP/1.1 301 Moved\r\nLocation: http://x/\r\nContent-Length: 0\r\n\r\n", "elsewhere"),
+        (b"HTTP/1.1 502 Bad\r\nContent-Length: 0\r\n\r\n", "502; it may still be starting"),
+        (
+            b"HTTP/1.1 301 Moved\r\nLocation: http://x/\r\nContent-Length: 0\r\n\r\n",
+            "redirects to another address",
+        ),
         (b"220 mail.example.org ESMTP\r\n", "cannot be reached"),
         (b"", "cannot be reached"),
     ],
@@ -214,13 +222,13 @@ def test_what_is_no_home_assistant_is_said_on_one_line(answer: bytes, said: str)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        place = Place.of(f"http://127.0.0.1:{server.getsockname()[1]}")
+        place = HomeAssistantUrl.parse(f"http://127.0.0.1:{server.getsockname()[1]}")
 
         async def visit() -> None:
             async with connect(place, place.resolve(), TOKEN):
                 pass
 
-        with pytest.raises(HouseError, match=said) as found:
+        with pytest.raises(HomeAssistantError, match=said) as found:
             asyncio.run(visit())
         assert str(found.value).isprintable()
         thread.join(5)

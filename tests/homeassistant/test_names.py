@@ -13,7 +13,7 @@ import pytest
 from rigs.home_websocket import DEVICE, TOKEN, Hub
 
 from appliance.homeassistant import names as naming
-from appliance.homeassistant.connection import Link, Place, connect
+from appliance.homeassistant.connection import HomeAssistantUrl, WebsocketLink, connect
 from appliance.homeassistant.names import (
     ENTITIES_AT_MOST,
     NAMES_AT_MOST,
@@ -32,10 +32,10 @@ def hub() -> Iterator[Hub]:
 
 
 def names_of(hub: Hub) -> Names:
-    place = Place.of(hub.url)
+    place = HomeAssistantUrl.parse(hub.url)
 
-    async def work(link: Link) -> Names:
-        devices: list[dict[str, Any]] = (await link.ask("config/device_registry/list"))[1]
+    async def work(link: WebsocketLink) -> Names:
+        devices: list[dict[str, Any]] = (await link.send_command("config/device_registry/list"))[1]
         return await naming.fetch(link, devices)
 
     async def visit() -> Names:

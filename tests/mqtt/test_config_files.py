@@ -379,7 +379,7 @@ def test_the_card_tells_an_appliance_that_is_away_from_one_that_heard_nothing() 
 
 
 def test_the_card_looks_for_what_the_announcement_says() -> None:
-    message = home_assistant.discovery("kitchen", STATE)
+    message = home_assistant.discovery_message("kitchen", STATE)
     device = message["device"]
     assert (device["manufacturer"], device["serial_number"]) == ("Roomscribe", "kitchen")
     found = [name for name, one in message["components"].items() if one["platform"] == "event"]

@@ -18,7 +18,7 @@ from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings, parse
 from appliance.errors import ConfigError
-from appliance.mqtt import credentials as tls
+from appliance.mqtt import credentials
 from appliance.store.store import Store
 
 pytestmark = [needs_broker, needs_openssl]
@@ -146,10 +146,10 @@ def test_the_key_may_be_a_credential_of_systemd(
     certificate, key = house.sign("hall")
     chosen = MqttSettings(tls=True, cert_file=str(certificate))
     with pytest.raises(ConfigError, match=r"mqtt\.cert_file: expected a certificate and its key"):
-        tls.context(chosen)
-    (tmp_path / tls.KEY_CREDENTIAL).write_bytes(key.read_bytes())
+        credentials.tls_context(chosen)
+    (tmp_path / credentials.KEY_CREDENTIAL).write_bytes(key.read_bytes())
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    assert tls.context(chosen)
+    assert credentials.tls_context(chosen)
 
 
 def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(
@@ -163,7 +163,7 @@ def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(
     )
     chosen = MqttSettings(tls=True, cert_file=str(certificate), key_file=str(locked))
     with pytest.raises(ConfigError, match="expected a key without a passphrase"):
-        tls.context(chosen)
+        credentials.tls_context(chosen)
 
 
 @pytest.mark.parametrize(
@@ -180,14 +180,14 @@ def test_a_file_that_is_missing_or_wrong_is_a_mistake_with_its_fix(
         if not found:
             file.write_text("no certificate", encoding="utf-8")
         with pytest.raises(ConfigError) as caught:
-            tls.context(naming(file))
+            credentials.tls_context(naming(file))
         assert str(caught.value).startswith(f"mqtt.{key}: expected ")
         assert found in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
 def test_without_tls_there_is_no_context_and_its_keys_are_a_mistake() -> None:
-    assert tls.context(MqttSettings()) is None
+    assert credentials.tls_context(MqttSettings()) is None
     for key in ("ca_file", "cert_file"):
         with pytest.raises(ConfigError, match=rf"mqtt\.{key}: expected mqtt.tls = true beside it"):
             parse(f'[mqtt]\n{key} = "x.pem"\n', "house.toml")

@@ -281,11 +281,11 @@ def test_history_is_asked_and_answered_as_its_schemas_say(store: Store) -> None:
     store.append(transcript("two"))
     for request in ({"since_id": first}, {"since": "2026-11-21T08:00:00Z", "limit": 1}):
         assert is_valid("history-request", request)
-        wanted = commands.parse(json.dumps(request).encode(), 100)
-        answer = commands.answer(store, "kitchen", wanted)
+        wanted = commands.parse_request(json.dumps(request).encode(), 100)
+        answer = commands.answer_request(store, "kitchen", wanted)
         check("history-response", answer)
         assert len(json.loads(answer)["transcripts"]) == 1
-    check("history-response", commands.refusal("kitchen", "no"))
+    check("history-response", commands.encode_refusal("kitchen", "no"))
     for wrong in ({}, {"since": "x", "since_id": first}, {"since_id": first, "more": 1}):
         assert not is_valid("history-request", wrong)
 
@@ -295,7 +295,7 @@ def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
     stats = ApplianceStats({"transcripts": 1}, 9.0)
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
         settings = MqttSettings(host=broker.host, port=broker.port, retain_last=True, partials=True)
-        with running(settings, store, stats_source=lambda: stats) as publisher:
+        with running(settings, store, stats=lambda: stats) as publisher:
             until(lambda: heard.payloads("state"))
             publisher.speech(True)
             publisher.partial(Partial(new_id(), 1, 1, "turn on", 0))

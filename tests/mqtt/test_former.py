@@ -16,6 +16,7 @@ from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.mqtt.former import MOST, STEP_S, FormerNames, Name
+from appliance.mqtt.publisher import Announcement
 from appliance.store.store import Store
 
 pytestmark = needs_broker
@@ -50,9 +51,11 @@ def test_a_new_name_clears_what_the_broker_retains_of_the_old_one(
 ) -> None:
     file = tmp_path / "announced.json"
     with Broker() as broker:
-        with running(at(broker), store, announced=file):
+        with running(at(broker), store, announcement=Announcement(names_file=file)):
             until(lambda: retained(broker) >= topics_of("kitchen"))
-        with running(at(broker), store, node="hall", announced=file) as publisher:
+        with running(
+            at(broker), store, node="hall", announcement=Announcement(names_file=file)
+        ) as publisher:
             until(lambda: retained(broker) == topics_of("hall"))
             assert publisher.status().reasons == ()
             until(lambda: [one[1] for one in json.loads(file.read_text())] == ["hall"])
@@ -63,12 +66,12 @@ def test_it_is_cleared_when_the_broker_that_was_away_at_the_change_is_back(
 ) -> None:
     file = tmp_path / "announced.json"
     with Broker(persistent=True) as broker:
-        with running(at(broker), store, announced=file):
+        with running(at(broker), store, announcement=Announcement(names_file=file)):
             until(lambda: retained(broker) >= topics_of("kitchen"))
         broker.stop()
-        with running(at(broker), store, node="den", announced=file):
+        with running(at(broker), store, node="den", announcement=Announcement(names_file=file)):
             time.sleep(0.5)
-        with running(at(broker), store, node="hall", announced=file):
+        with running(at(broker), store, node="hall", announcement=Announcement(names_file=file)):
             time.sleep(0.5)
             broker.start()
             until(lambda: retained(broker) == topics_of("hall"), 20)
@@ -82,11 +85,11 @@ def test_the_old_name_is_left_to_another_appliance_that_is_online_with_it(
         Broker() as broker,
         Store.open(StoreSettings(path=str(tmp_path / "other"))) as others,
     ):
-        with running(at(broker), store, announced=file):
+        with running(at(broker), store, announcement=Announcement(names_file=file)):
             until(lambda: retained(broker) >= topics_of("kitchen"))
         with (
             running(at(broker), others),
-            running(at(broker), store, node="hall", announced=file),
+            running(at(broker), store, node="hall", announcement=Announcement(names_file=file)),
         ):
             until(lambda: retained(broker) >= topics_of("hall"))
             until(lambda: [one[1] for one in json.loads(file.read_text())] == ["hall"])
@@ -102,7 +105,9 @@ def test_a_broker_that_forbids_it_is_no_trouble(tmp_path: Path, store: Store) ->
     )
     with Broker(config=f"acl_file {rules}") as broker:
         file.write_text(json.dumps([[f"{broker.host}:{broker.port}", "kitchen", "homeassistant"]]))
-        with running(at(broker), store, node="hall", announced=file) as publisher:
+        with running(
+            at(broker), store, node="hall", announcement=Announcement(names_file=file)
+        ) as publisher:
             until(lambda: [one[1] for one in json.loads(file.read_text())] == ["hall"], 20)
             assert publisher.status().reasons == ()
 

@@ -32,9 +32,9 @@ from appliance.config import (
     page_url,
 )
 from appliance.mqtt import events, home_assistant
-from appliance.mqtt.client import Message
+from appliance.mqtt.client import ReceivedMessage
 from appliance.mqtt.connection import Delays
-from appliance.mqtt.publisher import Presence, Publisher
+from appliance.mqtt.publisher import Announcement, HomeAssistantPresence, Publisher
 from appliance.records import ApplianceStats
 from appliance.store.store import Store
 
@@ -72,7 +72,9 @@ def say_all(store: Store, publisher: Publisher, *texts: str) -> list[str]:
 
 
 def test_the_discovery_message_is_the_golden_one() -> None:
-    assert home_assistant.discovery("kitchen", PI) == json.loads(EXPECTED.read_text("utf-8"))
+    assert home_assistant.discovery_message("kitchen", PI) == json.loads(
+        EXPECTED.read_text("utf-8")
+    )
 
 
 def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None:
@@ -92,7 +94,7 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
     }
     for name, more in added.items():
         accepted["components"][name] |= more
-    found = home_assistant.discovery("kitchen", PI, temperatures=["npu"])
+    found = home_assistant.discovery_message("kitchen", PI, temperatures=["npu"])
     assert found["components"].pop("soc_temperature") == {"platform": "sensor"}
     for component in found["components"].values():
         del component["default_entity_id"]
@@ -102,7 +104,7 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
 @pytest.mark.parametrize("area", ["", "Kitchen"])
 def test_every_entity_has_the_same_id_with_and_without_an_area(area: str) -> None:
     """Without `default_entity_id` Home Assistant 2026.11 puts the area of the device into them."""
-    components = home_assistant.discovery("kitchen", PI, area=area)["components"].values()
+    components = home_assistant.discovery_message("kitchen", PI, area=area)["components"].values()
     assert {one["default_entity_id"] for one in components} == {
         "event.roomscribe_kitchen_transcript",
         "sensor.roomscribe_kitchen_last_text",
@@ -132,9 +134,13 @@ def test_only_temperatures_that_the_machine_has_get_a_sensor(
     encoder: str, soc_c: float | None, there: set[str]
 ) -> None:
     state = replace(STATE, encoder=encoder)
-    found = home_assistant.temperatures(state, ApplianceStats({}, 1.0, soc_temperature_c=soc_c))
+    found = home_assistant.available_temperatures(
+        state, ApplianceStats({}, 1.0, soc_temperature_c=soc_c)
+    )
     assert found == there
-    components = home_assistant.discovery("kitchen", state, temperatures=found)["components"]
+    components = home_assistant.discovery_message("kitchen", state, temperatures=found)[
+        "components"
+    ]
     for one in home_assistant.TEMPERATURES:
         sensor = components[f"{one}_temperature"]
         assert (sensor == {"platform": "sensor"}) == (one not in there), "removed where absent"
@@ -173,7 +179,9 @@ def test_the_birth_of_home_assistant_is_told_and_neither_its_end_nor_a_kept_one(
     with Broker() as broker:
         publish_once(broker.port, STATUS, b"online", retain=True)
         told = partial(births.append, 1.0)
-        with running(settings(broker), store, on_birth=told, delays=SOON) as publisher:
+        with running(
+            settings(broker), store, announcement=Announcement(on_birth=told), delays=SOON
+        ) as publisher:
             until(partial(is_connected, publisher))
             time.sleep(0.3)
             publish_once(broker.port, STATUS, b"offline")
@@ -187,15 +195,15 @@ def test_the_birth_of_home_assistant_is_told_and_neither_its_end_nor_a_kept_one(
 def test_the_devices_page_links_to_the_appliances_own_where_others_can_reach_that(
     store: Store,
 ) -> None:
-    plain = home_assistant.discovery("kitchen", PI)["device"]
+    plain = home_assistant.discovery_message("kitchen", PI)["device"]
     at = page_url(WebSettings(enabled=True, listen="192.168.1.7", port=8100))
-    linked = home_assistant.discovery("kitchen", PI, page=at)["device"]
+    linked = home_assistant.discovery_message("kitchen", PI, page=at)["device"]
     assert linked == plain | {"configuration_url": "http://192.168.1.7:8100/"}
     told = ("homeassistant/#",)
     with (
         Broker() as broker,
         Subscriber(broker.port, topics=told) as heard,
-        running(settings(broker), store, page=at),
+        running(settings(broker), store, announcement=Announcement(page=at)),
     ):
         until(lambda: heard.messages)
         assert json.loads(heard.messages[0].payload)["device"]["configuration_url"] == at
@@ -225,32 +233,34 @@ def test_there_is_no_link_to_a_page_that_the_house_cannot_open(
 
 @needs_broker
 def test_a_room_is_offered_for_the_device_where_one_is_configured(store: Store) -> None:
-    plain = home_assistant.discovery("kitchen", PI)["device"]
-    roomy = home_assistant.discovery("kitchen", PI, area="Küche")["device"]
+    plain = home_assistant.discovery_message("kitchen", PI)["device"]
+    roomy = home_assistant.discovery_message("kitchen", PI, area="Küche")["device"]
     assert roomy == plain | {"suggested_area": "Küche"}
     told = ("homeassistant/#",)
     with (
         Broker() as broker,
         Subscriber(broker.port, topics=told) as heard,
-        running(settings(broker), store, home_assistant=HomeAssistantSettings(area="Küche")),
+        running(
+            settings(broker), store, announcement=Announcement(HomeAssistantSettings(area="Küche"))
+        ),
     ):
         until(lambda: heard.messages)
         assert json.loads(heard.messages[0].payload)["device"]["suggested_area"] == "Küche"
 
 
 def test_a_component_of_an_older_version_is_removed_by_its_platform_alone() -> None:
-    message = home_assistant.discovery("kitchen", STATE, {"loudness": "sensor"})
+    message = home_assistant.discovery_message("kitchen", STATE, {"loudness": "sensor"})
     assert message["components"]["loudness"] == {"platform": "sensor"}
     assert len(message["components"]) == 12
 
 
 def test_no_component_is_both_announced_and_removed() -> None:
-    announced = home_assistant.discovery("kitchen", STATE, {})["components"]
+    announced = home_assistant.discovery_message("kitchen", STATE, {})["components"]
     assert not set(home_assistant.FORMER) & set(announced)
 
 
 def test_every_component_has_what_home_assistant_insists_on() -> None:
-    message = home_assistant.discovery("kitchen", STATE)
+    message = home_assistant.discovery_message("kitchen", STATE)
     assert set(message) == {"device", "origin", "availability", "availability_mode", "components"}
     components = message["components"].values()
     assert all(
@@ -265,13 +275,13 @@ def test_every_component_has_what_home_assistant_insists_on() -> None:
 
 
 def test_the_device_is_called_after_what_it_runs_on() -> None:
-    assert home_assistant.model(PI) == "Raspberry Pi 5 + Hailo-8"
-    assert home_assistant.model(replace(PI, encoder="cpu")) == "Raspberry Pi 5"
-    assert home_assistant.model(replace(STATE, encoder="cpu")) == "Computer"
+    assert home_assistant.device_model(PI) == "Raspberry Pi 5 + Hailo-8"
+    assert home_assistant.device_model(replace(PI, encoder="cpu")) == "Raspberry Pi 5"
+    assert home_assistant.device_model(replace(STATE, encoder="cpu")) == "Computer"
 
 
 def test_the_templates_name_fields_that_the_events_have() -> None:
-    message = json.dumps(home_assistant.discovery("kitchen", STATE))
+    message = json.dumps(home_assistant.discovery_message("kitchen", STATE))
     told = set(events.state(STATE, 0)) | set(events.stats(ApplianceStats({}, 1.0), []))
     fields = set(re.findall(r"value_json\.(\w+)", message))
     heard = {"text", "id", "late", "language", "confidence", "latency_ms"}
@@ -282,127 +292,127 @@ def test_the_templates_name_fields_that_the_events_have() -> None:
 # presence, without a broker
 
 
-def status(payload: bytes, retained: bool = False) -> Message:
-    return Message(STATUS, payload, retained)
+def status(payload: bytes, retained: bool = False) -> ReceivedMessage:
+    return ReceivedMessage(STATUS, payload, retained)
 
 
 def test_a_house_that_was_never_seen_is_not_waited_for() -> None:
-    quiet = Presence(HomeAssistantSettings())
-    quiet.connected(0.0, discovery=1)
-    quiet.acknowledged(0.1, 1, nobody=True)
-    assert not quiet.holds(0.2)
+    quiet = HomeAssistantPresence(HomeAssistantSettings())
+    quiet.on_connected(0.0, discovery=1)
+    quiet.on_puback(0.1, 1, nobody=True)
+    assert not quiet.is_holding(0.2)
 
 
 def test_transcripts_wait_between_offline_and_the_announcement_after_online() -> None:
-    watch = Presence(HomeAssistantSettings())
+    watch = HomeAssistantPresence(HomeAssistantSettings())
     watch.on_status(10.0, status(b"offline"))
-    assert watch.holds(300.0)
+    assert watch.is_holding(300.0)
     watch.on_status(300.0, status(b"online"))
     assert 301.0 <= watch.announce_s <= 310.0
-    assert watch.holds(watch.announce_s - 0.1)
-    watch.announced()
-    assert not watch.holds(300.1)
+    assert watch.is_holding(watch.announce_s - 0.1)
+    watch.on_announced()
+    assert not watch.is_holding(300.1)
 
 
 def test_a_house_that_stays_away_is_not_waited_for_for_ever() -> None:
-    watch = Presence(HomeAssistantSettings(hold_s=60))
+    watch = HomeAssistantPresence(HomeAssistantSettings(hold_s=60))
     watch.on_status(10.0, status(b"offline"))
-    assert (watch.holds(69.9), watch.holds(70.1)) == (True, False)
-    brief = Presence(HomeAssistantSettings(hold_s=600), longest_s=5.0)
+    assert (watch.is_holding(69.9), watch.is_holding(70.1)) == (True, False)
+    brief = HomeAssistantPresence(HomeAssistantSettings(hold_s=600), longest_s=5.0)
     brief.on_status(10.0, status(b"offline"))
-    assert not brief.holds(15.1)
+    assert not brief.is_holding(15.1)
 
 
 def test_with_a_hold_of_0_nothing_waits() -> None:
-    watch = Presence(HomeAssistantSettings(hold_s=0))
+    watch = HomeAssistantPresence(HomeAssistantSettings(hold_s=0))
     watch.on_status(10.0, status(b"offline"))
-    watch.connected(11.0, discovery=1)
-    assert not watch.holds(11.0)
+    watch.on_connected(11.0, discovery=1)
+    assert not watch.is_holding(11.0)
 
 
 def test_after_a_reconnection_a_house_that_was_seen_has_to_say_that_it_is_there() -> None:
-    watch = Presence(HomeAssistantSettings())
-    watch.connected(0.0, discovery=1)
-    watch.acknowledged(0.1, 1, nobody=False)
-    watch.connected(100.0, discovery=2)
-    watch.acknowledged(100.1, 2, nobody=False)
-    assert (watch.holds(104.0), watch.holds(106.0)) == (True, False)
-    assert "away" not in watch.why
-    watch.connected(200.0, discovery=3)
-    watch.acknowledged(200.1, 3, nobody=True)
-    assert watch.holds(700.0), "nobody subscribes to announcements: it is known to be away"
-    assert "away" in watch.why
+    watch = HomeAssistantPresence(HomeAssistantSettings())
+    watch.on_connected(0.0, discovery=1)
+    watch.on_puback(0.1, 1, nobody=False)
+    watch.on_connected(100.0, discovery=2)
+    watch.on_puback(100.1, 2, nobody=False)
+    assert (watch.is_holding(104.0), watch.is_holding(106.0)) == (True, False)
+    assert "away" not in watch.reason
+    watch.on_connected(200.0, discovery=3)
+    watch.on_puback(200.1, 3, nobody=True)
+    assert watch.is_holding(700.0), "nobody subscribes to announcements: it is known to be away"
+    assert "away" in watch.reason
 
 
 def test_a_house_that_came_back_before_us_is_not_taken_for_away() -> None:
-    watch = Presence(HomeAssistantSettings())
+    watch = HomeAssistantPresence(HomeAssistantSettings())
     watch.on_status(10.0, status(b"offline"))
-    watch.connected(12.0, discovery=1)
-    watch.acknowledged(12.1, 1, nobody=False)
-    assert (watch.holds(16.0), watch.holds(18.0)) == (True, False)
+    watch.on_connected(12.0, discovery=1)
+    watch.on_puback(12.1, 1, nobody=False)
+    assert (watch.is_holding(16.0), watch.is_holding(18.0)) == (True, False)
 
 
 def test_where_the_broker_does_not_say_who_subscribes_the_birth_message_is_waited_for() -> None:
-    watch = Presence(HomeAssistantSettings())
+    watch = HomeAssistantPresence(HomeAssistantSettings())
     watch.on_status(10.0, status(b"online"))
-    watch.connected(100.0, discovery=1)
-    assert (watch.holds(119.0), watch.holds(121.0)) == (True, False)
+    watch.on_connected(100.0, discovery=1)
+    assert (watch.is_holding(119.0), watch.is_holding(121.0)) == (True, False)
 
 
 def test_what_was_acknowledged_shortly_before_it_left_may_have_passed_the_house_by() -> None:
-    watch = Presence(HomeAssistantSettings())
-    watch.connected(10.0, discovery=1)
+    watch = HomeAssistantPresence(HomeAssistantSettings())
+    watch.on_connected(10.0, discovery=1)
     watch.on_status(100.0, status(b"offline"))
     assert watch.due_s(100.0) == 101.0
-    assert (watch.unheard_s(100.9), watch.unheard_s(101.0)) == (None, 70.0)
+    assert (watch.pop_unheard_s(100.9), watch.pop_unheard_s(101.0)) == (None, 70.0)
     watch.on_status(101.1, status(b"offline"))
-    assert watch.unheard_s(103.0) is None, "said twice, gone once"
+    assert watch.pop_unheard_s(103.0) is None, "said twice, gone once"
     watch.on_status(130.0, status(b"online"))
-    assert watch.unheard_s(140.0) is None
+    assert watch.pop_unheard_s(140.0) is None
     watch.on_status(500.0, status(b"offline", retained=True))
-    assert watch.unheard_s(510.0) is None
-    brief = Presence(HomeAssistantSettings(hold_s=0))
+    assert watch.pop_unheard_s(510.0) is None
+    brief = HomeAssistantPresence(HomeAssistantSettings(hold_s=0))
     brief.on_status(9.0, status(b"offline"))
-    assert brief.unheard_s(19.0) is None
+    assert brief.pop_unheard_s(19.0) is None
 
 
 def test_a_will_that_the_broker_tells_while_it_goes_down_itself_is_no_farewell() -> None:
-    watch = Presence(HomeAssistantSettings())
+    watch = HomeAssistantPresence(HomeAssistantSettings())
     watch.on_status(100.0, status(b"offline"))
-    watch.connected(105.0, discovery=1)
-    watch.acknowledged(105.1, 1, nobody=False)
-    assert watch.unheard_s(110.0) is None
+    watch.on_connected(105.0, discovery=1)
+    watch.on_puback(105.1, 1, nobody=False)
+    assert watch.pop_unheard_s(110.0) is None
 
 
 def test_so_may_what_was_acknowledged_before_a_birth_that_no_farewell_announced() -> None:
-    watch = Presence(HomeAssistantSettings())
+    watch = HomeAssistantPresence(HomeAssistantSettings())
     watch.on_status(5.0, status(b"online"))
-    assert watch.unheard_s(10.0) is None, "the first word of a house"
-    watch.connected(100.0, discovery=1)
-    watch.acknowledged(100.1, 1, nobody=False)
+    assert watch.pop_unheard_s(10.0) is None, "the first word of a house"
+    watch.on_connected(100.0, discovery=1)
+    watch.on_puback(100.1, 1, nobody=False)
     watch.on_status(110.0, status(b"online"))
-    assert watch.unheard_s(110.0) == 100.0
+    assert watch.pop_unheard_s(110.0) == 100.0
     watch.on_status(190.0, status(b"online"))
-    assert watch.unheard_s(190.0) == 160.0
+    assert watch.pop_unheard_s(190.0) == 160.0
 
 
 def test_reconnections_do_not_make_the_wait_for_a_house_longer() -> None:
-    watch = Presence(HomeAssistantSettings(hold_s=60))
+    watch = HomeAssistantPresence(HomeAssistantSettings(hold_s=60))
     watch.on_status(10.0, status(b"offline"))
     for moment in (20.0, 40.0, 49.0):
-        watch.connected(moment, discovery=1)
-        watch.acknowledged(moment, 1, nobody=True)
-    assert (watch.holds(69.0), watch.holds(70.5)) == (True, False)
+        watch.on_connected(moment, discovery=1)
+        watch.on_puback(moment, 1, nobody=True)
+    assert (watch.is_holding(69.0), watch.is_holding(70.5)) == (True, False)
 
 
 @pytest.mark.parametrize(
     "payload", [b"", b"ONLINE", b"offline ", b"\xff\xfe", b"{}", b"x" * 60000], ids=range(6)
 )
 def test_other_words_on_the_status_topic_mean_nothing(payload: bytes) -> None:
-    watch = Presence(HomeAssistantSettings())
+    watch = HomeAssistantPresence(HomeAssistantSettings())
     watch.on_status(10.0, status(payload))
     watch.on_status(10.0, status(b"offline", retained=True))
-    assert not watch.holds(10.1)
+    assert not watch.is_holding(10.1)
     assert watch.announce_s == float("inf")
 
 
@@ -415,7 +425,7 @@ def test_everything_is_told_in_order_after_a_connection(store: Store) -> None:
     told = "homeassistant/#", "roomscribe/#"
     with Broker() as broker, Subscriber(broker.port, topics=told) as everybody:
         stats = ApplianceStats({"transcripts": 1, "discarded_no_speech": 2}, 9.6, 51.23)
-        with running(settings(broker), store, stats_source=lambda: stats):
+        with running(settings(broker), store, stats=lambda: stats):
             until(everybody.events)
         order = list(dict.fromkeys(m.topic for m in everybody.messages))
         below = "roomscribe/kitchen/"
@@ -429,7 +439,7 @@ def test_everything_is_told_in_order_after_a_connection(store: Store) -> None:
         assert (kept["stats"], kept["speech"], kept["mute"]) == (0, 0, 1)
     with Broker() as broker, Subscriber(broker.port, topics=told) as everybody:
         never = HomeAssistantSettings(enabled=False)
-        with running(settings(broker), store, home_assistant=never):
+        with running(settings(broker), store, announcement=Announcement(never)):
             until(lambda: everybody.payloads("state"))
             time.sleep(0.3)
         assert not any(m.topic.startswith("homeassistant") for m in everybody.messages)
@@ -438,7 +448,7 @@ def test_everything_is_told_in_order_after_a_connection(store: Store) -> None:
 @needs_broker
 def test_a_house_that_starts_later_finds_every_entity_and_its_value(store: Store) -> None:
     stats = ApplianceStats({}, 1.0, soc_temperature_c=50.0)
-    told: dict[str, Any] = {"stats_source": lambda: stats, "delays": SOON}
+    told: dict[str, Any] = {"stats": lambda: stats, "delays": SOON}
     with Broker() as broker, running(settings(broker), store, **told) as p:
         until(lambda: p.status().connected)
         with HomeAssistant(broker.port, birth_after_s=1.0) as house:
@@ -642,7 +652,7 @@ def test_a_house_that_does_not_come_back_is_waited_for_no_longer_than_configured
     short = HomeAssistantSettings(hold_s=1)
     with (
         Broker() as broker,
-        running(settings(broker), store, home_assistant=short) as publisher,
+        running(settings(broker), store, announcement=Announcement(short)) as publisher,
         Subscriber(broker.port) as everybody,
     ):
         until(lambda: publisher.status().connected)

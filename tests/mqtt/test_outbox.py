@@ -38,8 +38,8 @@ def say(store: Store, *numbers: int) -> None:
 def due(outbox: Outbox, limit: int = 20) -> list[str]:
     """Takes what is due, as sent in messages of the transcript's number."""
     found = []
-    for stored in outbox.due(limit):
-        outbox.sent(stored.seq, stored.seq)
+    for stored in outbox.iter_due(limit):
+        outbox.mark_sent(stored.seq, stored.seq)
         found.append(stored.transcript.text)
     return found
 
@@ -47,8 +47,8 @@ def due(outbox: Outbox, limit: int = 20) -> list[str]:
 def test_the_oldest_beyond_the_bound_are_passed_over_and_counted(store: Store) -> None:
     say(store, *range(8))
     outbox = Outbox(store, 3600, 3)
-    outbox.bound()
-    outbox.commit()
+    outbox.drop_excess()
+    outbox.save_cursor()
     assert (outbox.passed_over, outbox.expired, outbox.full) == (5, 0, True)
     assert (store.depth(), store.cursor(), len(store.read_after(0))) == (3, 5, 8)
     assert due(outbox) == ["5", "6", "7"]
@@ -58,10 +58,10 @@ def test_one_more_passes_one_over_and_nothing_twice(store: Store) -> None:
     say(store, *range(4))
     outbox = Outbox(store, 3600, 3)
     for number in (4, 5):
-        outbox.bound()
-        outbox.bound()
+        outbox.drop_excess()
+        outbox.drop_excess()
         say(store, number)
-    outbox.bound()
+    outbox.drop_excess()
     assert outbox.passed_over == 3
     assert due(outbox) == ["3", "4", "5"]
 
@@ -69,7 +69,7 @@ def test_one_more_passes_one_over_and_nothing_twice(store: Store) -> None:
 def test_a_long_backlog_is_passed_over_in_pages(store: Store) -> None:
     say(store, *range(11))
     outbox = Outbox(store, 3600, 1, page=3)
-    outbox.bound()
+    outbox.drop_excess()
     assert outbox.passed_over == 10
     assert due(outbox) == ["10"]
 
@@ -77,7 +77,7 @@ def test_a_long_backlog_is_passed_over_in_pages(store: Store) -> None:
 def test_a_bound_of_0_is_none(store: Store) -> None:
     say(store, *range(5))
     outbox = Outbox(store, 3600, 0)
-    outbox.bound()
+    outbox.drop_excess()
     assert (outbox.passed_over, len(due(outbox))) == (0, 5)
 
 
@@ -86,10 +86,10 @@ def test_what_is_on_its_way_is_not_passed_over(store: Store) -> None:
     outbox = Outbox(store, 3600, 3)
     assert due(outbox, 2) == ["0", "1"]
     say(store, 3)
-    outbox.bound()
+    outbox.drop_excess()
     assert outbox.passed_over == 0
     outbox.rewind()
-    outbox.bound()
+    outbox.drop_excess()
     assert outbox.passed_over == 1
     assert due(outbox) == ["1", "2", "3"]
 
@@ -97,12 +97,12 @@ def test_what_is_on_its_way_is_not_passed_over(store: Store) -> None:
 def test_the_outbox_is_full_until_there_is_room(store: Store) -> None:
     say(store, *range(4))
     outbox = Outbox(store, 3600, 3)
-    outbox.bound()
-    outbox.bound()
+    outbox.drop_excess()
+    outbox.drop_excess()
     assert outbox.full
     due(outbox, 1)
-    outbox.acknowledged(2, 0.0)
-    outbox.bound()
+    outbox.mark_acknowledged(2, 0.0)
+    outbox.drop_excess()
     assert not outbox.full
 
 
@@ -110,8 +110,8 @@ def refuse(outbox: Outbox, *numbers: int) -> None:
     """Take what is due and let the broker refuse it; it must be these numbers."""
     for number in numbers:
         assert due(outbox, 1) == [str(number - 1)]
-        assert outbox.refused(number)
-        outbox.commit()
+        assert outbox.mark_refused(number)
+        outbox.save_cursor()
 
 
 def test_a_transcript_that_is_always_refused_lets_the_next_one_pass(store: Store) -> None:
@@ -122,10 +122,10 @@ def test_a_transcript_that_is_always_refused_lets_the_next_one_pass(store: Store
     refuse(outbox, 1)
     assert (outbox.is_probing, store.cursor()) == (True, 0)
     assert due(outbox, 1) == ["1"]
-    outbox.commit()
+    outbox.save_cursor()
     assert store.cursor() == 0, "not before the next one is acknowledged"
-    assert outbox.acknowledged(2, 1.0)
-    outbox.commit()
+    assert outbox.mark_acknowledged(2, 1.0)
+    outbox.save_cursor()
     assert (outbox.refused_for_good, store.cursor()) == (1, 2)
     assert due(outbox) == ["2"]
 
@@ -136,7 +136,7 @@ def test_a_broker_that_refuses_all_loses_none(store: Store) -> None:
     refuse(outbox, 1, 1, 1, 2, 1, 2, 1)
     assert due(outbox, 1) == ["1"]
     outbox.rewind()
-    outbox.commit()
+    outbox.save_cursor()
     assert (outbox.refused_for_good, store.cursor(), outbox.is_probing) == (0, 0, False)
     assert due(outbox) == ["0", "1", "2"]
 
@@ -162,7 +162,7 @@ def test_a_transcript_that_the_broker_never_accepts_does_not_block_the_others(
         here = MqttSettings(host="127.0.0.1", port=proxy.port)
         with proxy, running(here, store, delays=hasty):
             until(lambda: store.depth() == 0)
-        assert (proxy.refused, subscriber.texts()) == (3, ["1", "2", "3"])
+        assert (proxy.mark_refused, subscriber.texts()) == (3, ["1", "2", "3"])
 
 
 class Refusing(Lossy):
@@ -170,13 +170,13 @@ class Refusing(Lossy):
 
     def __init__(self, broker_port: int, text: bytes) -> None:
         super().__init__(broker_port, self._is_refused)
-        self._text, self.refused = text, 0
+        self._text, self.mark_refused = text, 0
 
     def _is_refused(self, packet: bytes, to_broker: bool) -> bool:
         return to_broker and packet[0] >> 4 == 3 and self._text in packet
 
     def lose(self, packet: bytes, connection: socket.socket) -> None:
-        self.refused += 1
+        self.mark_refused += 1
         topic = packet.index(TRANSCRIPT_TOPIC) + len(TRANSCRIPT_TOPIC)
         connection.sendall(b"\x40\x03" + packet[topic : topic + 2] + b"\x97")
 
@@ -185,7 +185,7 @@ def test_a_deleted_transcript_leaves_a_gap_that_counts_for_nothing(store: Store)
     say(store, *range(6))
     connection_of(store).execute("DELETE FROM transcripts WHERE seq IN (2, 3)")
     outbox = Outbox(store, 3600, 3)
-    outbox.bound()
+    outbox.drop_excess()
     assert outbox.passed_over == 1
     assert due(outbox) == ["3", "4", "5"]
 
@@ -197,18 +197,18 @@ def test_what_was_acknowledged_since_then_or_is_in_flight_is_repeated_in_order(
     outbox = Outbox(store, 3600)
     assert len(due(outbox, 4)) == 4
     for seq in (1, 2, 3):
-        outbox.acknowledged(seq, float(seq))
-    outbox.commit()
+        outbox.mark_acknowledged(seq, float(seq))
+    outbox.save_cursor()
     assert store.cursor() == 3
-    outbox.repeat(2.0)
-    outbox.commit()
-    assert (store.cursor(), outbox.waiting) == (1, False)
-    assert not outbox.acknowledged(4, 5.0), "what was in flight counts no more"
+    outbox.resend_since(2.0)
+    outbox.save_cursor()
+    assert (store.cursor(), outbox.has_in_flight) == (1, False)
+    assert not outbox.mark_acknowledged(4, 5.0), "what was in flight counts no more"
     assert due(outbox) == ["1", "2", "3", "4", "5"]
     assert [seq for seq in range(1, 7) if outbox.is_repeated(seq)] == [1, 2, 3, 4]
     for seq in range(2, 7):
-        outbox.acknowledged(seq, 10.0)
-    outbox.commit()
+        outbox.mark_acknowledged(seq, 10.0)
+    outbox.save_cursor()
     assert store.cursor() == 6
 
 
@@ -216,22 +216,22 @@ def test_nothing_is_repeated_where_nothing_was_told_lately(store: Store) -> None
     say(store, 0, 1)
     outbox = Outbox(store, 3600)
     due(outbox, 1)
-    outbox.acknowledged(1, 1.0)
-    outbox.repeat(2.0)
-    outbox.commit()
+    outbox.mark_acknowledged(1, 1.0)
+    outbox.resend_since(2.0)
+    outbox.save_cursor()
     assert (store.cursor(), due(outbox)) == (1, ["1"])
 
 
 def test_what_is_repeated_and_beyond_the_bound_is_not_counted_as_untold(store: Store) -> None:
     say(store, *range(4))
     outbox = Outbox(store, 3600, 2)
-    outbox.bound()
+    outbox.drop_excess()
     assert (outbox.passed_over, due(outbox)) == (2, ["2", "3"])
-    outbox.acknowledged(3, 1.0)
-    outbox.acknowledged(4, 1.0)
-    outbox.repeat(0.0)
+    outbox.mark_acknowledged(3, 1.0)
+    outbox.mark_acknowledged(4, 1.0)
+    outbox.resend_since(0.0)
     say(store, 4)
-    outbox.bound()
+    outbox.drop_excess()
     assert (outbox.passed_over, due(outbox)) == (2, ["3", "4"])
 
 
@@ -255,17 +255,17 @@ def test_a_cursor_that_cannot_be_written_is_written_later_and_nothing_is_sent_ag
     refusing = RefusingStore(store)
     outbox = Outbox(refusing, 3600)
     assert due(outbox, 2) == ["0", "1"]
-    outbox.acknowledged(1, 0.0)
-    outbox.acknowledged(2, 0.0)
+    outbox.mark_acknowledged(1, 0.0)
+    outbox.mark_acknowledged(2, 0.0)
     for _ in range(3):
         with pytest.raises(StoreError):
-            outbox.commit()
+            outbox.save_cursor()
         assert store.cursor() == 0
     assert due(outbox, 2) == ["2", "3"]
     outbox.rewind()
     assert due(outbox, 2) == ["2", "3"]
     refusing.refuses = False
-    outbox.commit()
+    outbox.save_cursor()
     assert store.cursor() == 2
 
 
@@ -280,7 +280,7 @@ def test_a_backlog_beyond_the_bound_is_told_from_its_newest_end(
     ):
         bounded = MqttSettings(host=broker.host, port=broker.port, outbox_limit=30)
         counted = ApplianceStats({}, 1.0)
-        with running(bounded, store, stats_source=lambda: counted) as publisher:
+        with running(bounded, store, stats=lambda: counted) as publisher:
             until(lambda: publisher.status().passed_over == 10)
             say(store, 40, 41)
             publisher.notify()

@@ -26,9 +26,9 @@ from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import ConfigError
-from appliance.mqtt import credentials as tls
+from appliance.mqtt import credentials
 from appliance.mqtt.connection import Delays
-from appliance.mqtt.publisher import Publisher
+from appliance.mqtt.publisher import Publisher, Sources
 from appliance.records import Discarded, Partial
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
@@ -321,12 +321,12 @@ def test_the_last_will_tells_that_the_process_was_killed(store: Store, tmp_path:
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from rigs.publishing import STATE, transcript\n"
         "from appliance.config import MqttSettings, StoreSettings\n"
-        "from appliance.mqtt.publisher import Publisher\n"
+        "from appliance.mqtt.publisher import Publisher, Sources\n"
         "from appliance.store.store import Store\n"
         "store = Store.open(StoreSettings(path=sys.argv[2]))\n"
         "store.append(transcript('before the end'))\n"
         "mqtt = MqttSettings(host='127.0.0.1', port=int(sys.argv[3]))\n"
-        "Publisher(mqtt, 'kitchen', store, lambda: STATE).run()\n"
+        "Publisher(mqtt, 'kitchen', store, Sources(lambda: STATE)).run()\n"
     )
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         arguments = [str(TESTS), str(tmp_path / "other"), str(broker.port)]
@@ -359,7 +359,7 @@ def test_what_is_too_old_is_passed_over_and_counted(store: Store) -> None:
 
 def test_a_stop_delivers_what_is_stored_and_ends_soon(store: Store) -> None:
     with Broker() as broker, Subscriber(broker.port) as subscriber:
-        publisher = Publisher(settings(broker), "kitchen", store, lambda: STATE)
+        publisher = Publisher(settings(broker), "kitchen", store, Sources(lambda: STATE))
         thread = threading.Thread(target=publisher.run)
         thread.start()
         until(lambda: publisher.status().connected)
@@ -411,7 +411,7 @@ def test_failed_attempts_leave_no_threads_and_files_behind(store: Store) -> None
 def test_a_password_file_that_is_not_there_is_a_mistake_with_its_fix(store: Store) -> None:
     lost = MqttSettings(username="ada", password_file="/nowhere/password")
     with pytest.raises(ConfigError) as caught:
-        Publisher(lost, "kitchen", store, lambda: STATE)
+        Publisher(lost, "kitchen", store, Sources(lambda: STATE))
     assert str(caught.value) == (
         "mqtt.password_file: expected a file holding the broker's password, found "
         "/nowhere/password: No such file or directory; write the password into it, readable for "
@@ -422,21 +422,23 @@ def test_a_password_file_that_is_not_there_is_a_mistake_with_its_fix(store: Stor
 def test_the_password_comes_from_its_file_or_systemds_credential(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert tls.password(MqttSettings()) is None
+    assert credentials.read_password(MqttSettings()) is None
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    assert tls.password(MqttSettings()) is None
-    (tmp_path / tls.PASSWORD_CREDENTIAL).write_text(" from systemd \n")
-    assert tls.password(MqttSettings()) == " from systemd "
+    assert credentials.read_password(MqttSettings()) is None
+    (tmp_path / credentials.PASSWORD_CREDENTIAL).write_text(" from systemd \n")
+    assert credentials.read_password(MqttSettings()) == " from systemd "
     (tmp_path / "file").touch(mode=0o600)
     (tmp_path / "file").write_bytes(b"from file\r\n")
-    assert tls.password(MqttSettings(password_file=str(tmp_path / "file"))) == "from file"
+    assert (
+        credentials.read_password(MqttSettings(password_file=str(tmp_path / "file"))) == "from file"
+    )
     assert not [line for line in caplog.messages if "every user" in line], "of 0600"
     (tmp_path / "file").chmod(0o644)
     for _ in range(2):
-        tls.password(MqttSettings(password_file=str(tmp_path / "file")))
+        credentials.read_password(MqttSettings(password_file=str(tmp_path / "file")))
     said = [line for line in caplog.messages if "every user can read" in line]
     assert len(said) == 1
     assert "chmod o=" in said[0]
     (tmp_path / "file").write_bytes(b"\n")
     with pytest.raises(ConfigError, match="found it empty"):
-        tls.password(MqttSettings(password_file=str(tmp_path / "file")))
+        credentials.read_password(MqttSettings(password_file=str(tmp_path / "file")))

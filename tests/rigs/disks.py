@@ -127,12 +127,12 @@ def deliver(store: Store) -> list[str]:
 def tell(outbox: Outbox) -> list[str]:
     """What a publisher that goes on tells the broker, which has all of it then."""
     texts = []
-    for number, stored in enumerate(outbox.due(10_000)):
-        outbox.sent(number, stored.seq)
+    for number, stored in enumerate(outbox.iter_due(10_000)):
+        outbox.mark_sent(number, stored.seq)
         texts.append(stored.transcript.text)
     for number in range(len(texts)):
-        outbox.acknowledged(number, 0.0)
-    outbox.commit()
+        outbox.mark_acknowledged(number, 0.0)
+    outbox.save_cursor()
     return texts
 
 

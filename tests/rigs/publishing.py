@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from appliance.config import MqttSettings
-from appliance.mqtt.publisher import Publisher
-from appliance.records import ApplianceState, Transcript, new_id
+from appliance.mqtt.publisher import Publisher, Sources
+from appliance.records import ApplianceState, ApplianceStats, Transcript, new_id
 from appliance.store.store import Store
 
 STATE = ApplianceState(
@@ -60,10 +60,12 @@ def running(
     store: Store,
     state: Callable[[], ApplianceState] = lambda: STATE,
     node: str = "kitchen",
+    *,
+    stats: Callable[[], ApplianceStats] | None = None,
     **more: Any,
 ) -> Iterator[Publisher]:
     """A publisher in its thread, stopped in the end."""
-    publisher = Publisher(settings, node, store, state, **more)
+    publisher = Publisher(settings, node, store, Sources(state, stats), **more)
     thread = threading.Thread(target=publisher.run, daemon=True)
     thread.start()
     try:

@@ -28,8 +28,8 @@ from appliance.config import Settings, WyomingSettings
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.wyoming.protocol import Event, Header, pack
-from appliance.wyoming.request import Answer
-from appliance.wyoming.server import Server
+from appliance.wyoming.request import Answer, Hooks
+from appliance.wyoming.server import Timeouts, WyomingServer
 
 RELEASES = ("1.5.4", "1.7.1", "1.10.2")
 """Of the protocol's library: of early 2025, of most of that year, and of Home Assistant 2026.11."""
@@ -47,8 +47,8 @@ def needs_library(release: str) -> pytest.MarkDecorator:
 
 
 @dataclass
-class Asked:
-    """A window that was asked for."""
+class PendingWindow:
+    """A window that waits for its transcription."""
 
     window: Window
     answer: Answer
@@ -61,18 +61,20 @@ class Worker:
 
     def __init__(self, transcriber: Transcriber | FakeTranscriber, most: int = 16) -> None:
         self._transcriber, self._most = transcriber, most
-        self._waiting: SimpleQueue[Asked | None] = SimpleQueue()
-        self.asked: list[Asked] = []
+        self._waiting: SimpleQueue[PendingWindow | None] = SimpleQueue()
+        self.asked: list[PendingWindow] = []
         self.working = threading.Event()
         self.working.set()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def ask(self, window: Window, answer: Answer, names: tuple[str, ...] = ()) -> Asked | None:
+    def transcribe(
+        self, window: Window, answer: Answer, names: tuple[str, ...] = ()
+    ) -> PendingWindow | None:
         """None when too many wait."""
         if self._waiting.qsize() >= self._most:
             return None
-        asked = Asked(window, answer, names)
+        asked = PendingWindow(window, answer, names)
         self.asked.append(asked)
         self._waiting.put(asked)
         return asked
@@ -99,7 +101,7 @@ class Worker:
 class Running:
     """A server that listens."""
 
-    server: Server
+    server: WyomingServer
     worker: Worker
     port: int
     counted: Counter[str]
@@ -124,18 +126,15 @@ def running(
     )
     counted, troubles = Counter[str](), list[str | None]()
     kept: list[tuple[Window, Transcription, float]] = []
-    server = Server(
-        settings,
-        "kitchen",
+    hooks = Hooks(
         lambda: cast("Any", chosen.bundle),
         chosen.gates,
-        worker.ask,
-        keep=(lambda *told: kept.append(told)) if keep else None,
+        worker.transcribe,
+        keep=(lambda *fields: kept.append(fields)) if keep else None,
         count=lambda name: counted.update([name]),
-        trouble=troubles.append,
-        idle_s=idle_s,
-        within_s=within_s,
+        report=troubles.append,
     )
+    server = WyomingServer(settings, "kitchen", hooks, Timeouts(idle_s, within_s))
     thread = threading.Thread(target=server.run, args=(lambda: None,), daemon=True)
     thread.start()
     try:

@@ -210,18 +210,18 @@ def test_more_than_is_taken_over_is_told_after_the_merge_under_a_running_publish
     with rig.log(replace(IMPATIENT, taken=2)) as (store, database):
         outbox = Outbox(store, 1e9)
         sent = []
-        for stored in outbox.due(10):
+        for stored in outbox.iter_due(10):
             sent.append(stored.transcript.text)
-            outbox.sent(len(sent), stored.seq)
+            outbox.mark_sent(len(sent), stored.seq)
         rig.read_only(False)
         database.poll()
         assert sent == ["three", "four"]
-        assert outbox.acknowledged(1, 0.0)
-        assert outbox.acknowledged(2, 0.0)
-        outbox.commit()
-        for stored in outbox.due(10):
+        assert outbox.mark_acknowledged(1, 0.0)
+        assert outbox.mark_acknowledged(2, 0.0)
+        outbox.save_cursor()
+        for stored in outbox.iter_due(10):
             sent.append(stored.transcript.text)
-            outbox.sent(len(sent), stored.seq)
+            outbox.mark_sent(len(sent), stored.seq)
         assert sent == ["three", "four", "one", "two"]
 
 

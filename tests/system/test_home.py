@@ -24,7 +24,7 @@ from rigs.waiting import until
 from appliance import config
 from appliance.config import CaptureSettings
 from appliance.daemon.pipeline import Pipeline
-from appliance.homeassistant.client import Home
+from appliance.homeassistant.client import HomeAssistantClient
 from appliance.homeassistant.names import NAMES_FILE
 
 SENTENCE = sentences()[3]
@@ -122,7 +122,7 @@ def test_the_birth_message_of_home_assistant_has_it_connected_at_once(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken = threading.Event()
-    monkeypatch.setattr(Home, "wake", lambda _: woken.set())
+    monkeypatch.setattr(HomeAssistantClient, "wake", lambda _: woken.set())
     model: Any = FakeTranscriber()
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
         settings = config.load(written(tmp_path, hub, broker.port))

@@ -14,7 +14,7 @@ from rigs.stt_server import INFO, Answer, SpeechServer, errs, resets, says, send
 
 from appliance.config import TranscriberSettings
 from appliance.errors import ServerError
-from appliance.wyoming.client import Client, Info
+from appliance.wyoming.client import Info, WyomingClient
 from appliance.wyoming.protocol import Event, pack
 
 SOUND = np.arange(-16000, 16000, dtype=np.int16)
@@ -28,8 +28,8 @@ def server() -> Iterator[SpeechServer]:
         yield running
 
 
-def client_of(server: SpeechServer, **more: Any) -> Client:
-    return Client(TranscriberSettings(host="127.0.0.1", port=server.port, **more))
+def client_of(server: SpeechServer, **more: Any) -> WyomingClient:
+    return WyomingClient(TranscriberSettings(host="127.0.0.1", port=server.port, **more))
 
 
 def test_the_sound_arrives_whole_and_the_text_comes_back(server: SpeechServer) -> None:
@@ -136,7 +136,7 @@ def test_a_server_that_does_not_read_is_given_up_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         settings = TranscriberSettings(host="127.0.0.1", port=deaf.getsockname()[1])
         with pytest.raises(ServerError, match="expected an answer within"):
-            Client(settings).transcribe(np.zeros(16_000 * 600, np.int16), 0.3)
+            WyomingClient(settings).transcribe(np.zeros(16_000 * 600, np.int16), 0.3)
 
 
 def test_of_two_answers_the_first_counts_and_none_is_taken_for_the_next(
@@ -168,7 +168,7 @@ def test_an_answer_before_the_end_of_the_sound_counts() -> None:
 
         thread = threading.Thread(target=answer_at_once)
         thread.start()
-        assert Client(settings).transcribe(SOUND, 5.0).text == "turn on the light"
+        assert WyomingClient(settings).transcribe(SOUND, 5.0).text == "turn on the light"
         thread.join()
 
 
@@ -187,7 +187,7 @@ def test_nobody_there_is_one_line_with_a_fix() -> None:
 @pytest.mark.parametrize("host", ["nowhere.invalid", "x" * 70, ".".join("x" * 70)])
 def test_a_name_that_nobody_has_is_one_line(host: str) -> None:
     with pytest.raises(ServerError, match=host[:10]):
-        Client(TranscriberSettings(host=host)).describe()
+        WyomingClient(TranscriberSettings(host=host)).describe()
 
 
 def test_hanging_up_ends_what_is_being_asked(server: SpeechServer) -> None:

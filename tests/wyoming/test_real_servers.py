@@ -18,7 +18,7 @@ from appliance.capture.recording import Recording
 from appliance.config import Settings, TranscriberSettings
 from appliance.errors import ServerError
 from appliance.infer.opening import open_transcriber
-from appliance.wyoming.client import Client, Info
+from appliance.wyoming.client import Info, WyomingClient
 from appliance.wyoming.transcriber import ServedTranscriber
 
 
@@ -35,7 +35,7 @@ def test_a_server_made_of_the_protocols_own_library_is_understood(release: str) 
             assert server.stdout
             port = int(server.stdout.readline())
             wait_for_port(port)
-            client = Client(TranscriberSettings(host="127.0.0.1", port=port, language="en"))
+            client = WyomingClient(TranscriberSettings(host="127.0.0.1", port=port, language="en"))
             assert client.describe() == Info("small", ("en",))
             for length in (1, 16_000, 160_000):
                 sound = np.ones(length, np.int16)
@@ -62,7 +62,7 @@ def test_another_roomscribe_that_has_too_much_to_do_is_busy() -> None:
     fake = FakeTranscriber()
     fake.answer = replace(HEARD, text="yes")
     with running(fake, most=0, within_s=0.3) as server:
-        client = Client(TranscriberSettings(host="127.0.0.1", port=server.port))
+        client = WyomingClient(TranscriberSettings(host="127.0.0.1", port=server.port))
         file = ROOT / "appliance" / "cli" / "doctor" / "sentence.flac"
         with Recording(str(file), real_time=False) as recording:
             sound = np.concatenate([frame.samples for frame in recording.frames()])

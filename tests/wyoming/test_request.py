@@ -6,13 +6,15 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from rigs.recordings import sentences
 from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.windows import noise
-from rigs.wyoming import Asked, Worker, sound_of
+from rigs.wyoming import PendingWindow, Worker, sound_of
 
 from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
@@ -21,9 +23,16 @@ from appliance.config import Settings
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
-from appliance.wyoming.request import LONGEST_S, Ask, Hearing, Keep, RequestError, SoundFormat
+from appliance.wyoming.request import (
+    LONGEST_S,
+    Hooks,
+    RequestError,
+    SoundFormat,
+    TranscriptionRequest,
+)
 
 PLAIN = SoundFormat(SAMPLE_RATE, 2, 1)
+MODEL: Any = SimpleNamespace(window_s=10.0)
 LIGHT, OTHER = sentences()[0], sentences()[1]
 
 
@@ -33,23 +42,19 @@ def transcriber() -> Iterator[Transcriber]:
         yield opened
 
 
-def hearing(
-    ask: Ask,
+def request_of(
+    transcribe: Any,
     form: SoundFormat = PLAIN,
-    keep: Keep | None = None,
+    keep: Callable[[Window, Transcription, float], None] | None = None,
     room_busy: Callable[[], bool] = lambda: False,
-) -> Hearing:
+) -> TranscriptionRequest:
     settings = Settings()
     gates = replace(settings.gates, no_speech_sure=1.0, no_speech_lone=1.0, low_confidence=0.0)
-    return Hearing(
+    return TranscriptionRequest(
         form,
         VoiceDetector(settings.voice),
-        segmenter=settings.segmenter,
-        gates=gates,
-        window_s=10.0,
-        ask=ask,
-        keep=keep,
-        room_busy=room_busy,
+        Hooks(lambda: MODEL, gates, transcribe, keep=keep, is_room_busy=room_busy),
+        settings.segmenter,
     )
 
 
@@ -58,12 +63,12 @@ def heard(
     sound: bytes,
     form: SoundFormat = PLAIN,
     chunk: int = 4000,
-) -> tuple[str, list[Asked]]:
+) -> tuple[str, list[PendingWindow]]:
     """The text, and every window that was asked for, of a whole request."""
     worker = Worker(transcriber)
 
     async def request() -> str:
-        one = hearing(worker.ask, form)
+        one = request_of(worker.transcribe, form)
         for at in range(0, len(sound), chunk):
             await one.push(sound[at : at + chunk])
         await one.stop()
@@ -113,7 +118,7 @@ def test_while_the_room_speaks_sound_is_heard_no_faster_than_it_was_spoken() -> 
 
     async def seconds(room_busy: Callable[[], bool]) -> float:
         begun_s = time.monotonic()
-        await hearing(lambda *_: None, room_busy=room_busy).push(sound)
+        await request_of(lambda *_: None, room_busy=room_busy).push(sound)
         return time.monotonic() - begun_s
 
     assert 0.7 < asyncio.run(seconds(lambda: True)) < 5, "it waits, and not for ever"
@@ -161,7 +166,7 @@ def test_samples_are_signed_and_little_endian(width: int, octets: bytes, value: 
 def test_a_form_that_nobody_sends_is_bad_sound(odd: dict[str, object]) -> None:
     right = {"rate": 16000, "width": 2, "channels": 1} if odd else {}
     with pytest.raises(RequestError) as caught:
-        SoundFormat.of(right | odd)
+        SoundFormat.parse(right | odd)
     assert caught.value.code == "bad_sound"
 
 
@@ -182,7 +187,7 @@ def test_the_last_window_is_transcribed_while_the_sender_waits() -> None:
     worker = Worker(FakeTranscriber())
 
     async def request() -> None:
-        one = hearing(worker.ask)
+        one = request_of(worker.transcribe)
         await one.push(sound_of(LIGHT.file).tobytes())
         ahead = len(worker.asked)
         await one.stop()
@@ -235,7 +240,7 @@ def test_two_windows_of_a_request_wait_at_most_and_none_is_lost_where_the_queue_
 
     async def request() -> str:
         nonlocal most
-        one = hearing(worker.ask)
+        one = request_of(worker.transcribe)
         pushing = asyncio.create_task(one.push(sound.tobytes()))
         for _ in range(30):
             await asyncio.sleep(0.02)
@@ -262,7 +267,7 @@ def test_what_is_kept_has_ended_by_now_however_fast_it_was_sent() -> None:
         kept.append((window, result.text, time.monotonic()))
 
     async def request() -> float:
-        one = hearing(worker.ask, keep=keep)
+        one = request_of(worker.transcribe, keep=keep)
         begun_s = time.monotonic()
         await one.push(sound_of(LIGHT.file).tobytes())
         await one.stop()
@@ -282,7 +287,7 @@ def test_nobody_waits_for_the_windows_of_a_request_that_is_over() -> None:
     worker.working.clear()
 
     async def request() -> None:
-        one = hearing(worker.ask)
+        one = request_of(worker.transcribe)
         await one.push(sound_of(LIGHT.file).tobytes())
         one.close()
 

@@ -23,7 +23,8 @@ from appliance import __version__
 from appliance.config import Settings, WyomingSettings
 from appliance.records import SAMPLE_RATE
 from appliance.wyoming.protocol import Event
-from appliance.wyoming.server import CONNECTIONS, Server
+from appliance.wyoming.request import Hooks
+from appliance.wyoming.server import CONNECTIONS, Timeouts, WyomingServer
 
 SPEECH = sound_of(sentences()[0].file)
 SILENCE = np.zeros(SAMPLE_RATE, np.int16)
@@ -429,7 +430,7 @@ def test_only_allowed_addresses_are_served(caplog: pytest.LogCaptureFixture) -> 
                 raise OSError  # closed in order is as good
         assert house.counted == {"wyoming_refused": 2}
     told = [one.message for one in caplog.records if "refused" in one.message]
-    assert told == ["refused 127.0.0.1, which is not among wyoming.allow"]
+    assert told == ["refused 127.0.0.1, which is not in wyoming.allow"]
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 on this machine")
@@ -455,9 +456,11 @@ def test_a_port_that_is_taken_is_a_trouble_and_is_had_when_it_is_free() -> None:
     )
     model: Any = FakeTranscriber().bundle
     with socket.create_server(("127.0.0.1", port)):
-        server = Server(
-            settings, "kitchen", lambda: model, Settings().gates, worker.ask, trouble=told.append,
-            listen_again_s=0.1,
+        server = WyomingServer(
+            settings,
+            "kitchen",
+            Hooks(lambda: model, Settings().gates, worker.transcribe, report=told.append),
+            Timeouts(listen_again_s=0.1),
         )  # fmt: skip
         thread = threading.Thread(target=server.run, args=(lambda: None,))
         thread.start()
@@ -468,8 +471,8 @@ def test_a_port_that_is_taken_is_a_trouble_and_is_had_when_it_is_free() -> None:
     thread.join(10)
     worker.stop()
     assert told[0] == (
-        f"nobody can connect to 127.0.0.1 port {port} for speech to text: another program has that "
-        "port: give it another wyoming.port"
+        f"nobody can connect to 127.0.0.1 port {port} for speech to text: another program uses "
+        "that port. Choose another wyoming.port"
     )
     assert told[-1] is None
 

@@ -21,7 +21,7 @@ from appliance.infer.gates import Gates
 from appliance.infer.remote import LONGEST_PAUSE_S, MOST_TRIES, WATCH_EVERY_S, UnwantedError
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE
-from appliance.wyoming.client import Client, Info, Reply
+from appliance.wyoming.client import Info, Reply, WyomingClient
 from appliance.wyoming.transcriber import ServedEncoder, ServedTranscriber, open_transcriber
 
 WITHIN_S = 8.0
@@ -96,7 +96,7 @@ def test_without_a_model_here_nobody_transcribes_until_the_server_is_back(
 
 def test_that_a_server_is_gone_is_known_before_somebody_speaks(server: SpeechServer) -> None:
     now_s = 0.0
-    client = Client(settings_for(server).transcriber)
+    client = WyomingClient(settings_for(server).transcriber)
     encoder = ServedEncoder(client, 1.0, None, lambda: now_s)
     encoder.settle(WITHIN_S)
     server.stop()
@@ -188,7 +188,7 @@ class FakeClient:
 def test_a_slow_server_is_given_twice_the_time_for_the_same_window() -> None:
     client = FakeClient()
     client.found.set()
-    encoder = ServedEncoder(cast("Client", client), 14.9)
+    encoder = ServedEncoder(cast("WyomingClient", client), 14.9)
     encoder.settle(WITHIN_S)
     window = a_window(seconds=0.1)
     for _ in range(2):
@@ -202,7 +202,7 @@ def test_a_slow_server_is_given_twice_the_time_for_the_same_window() -> None:
 
 def test_whoever_stops_waiting_is_let_go_at_once_and_it_counts_against_nobody() -> None:
     client = FakeClient()
-    encoder = ServedEncoder(cast("Client", client), 100.0)
+    encoder = ServedEncoder(cast("WyomingClient", client), 100.0)
     encoder.settle(WITHIN_S)
     window = a_window()
     moves: list[int] = []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.config import DEFAULT_PATH, HomeAssistantSettings, MqttSettings, Settings
-from appliance.mqtt import KEY_CREDENTIAL, PASSWORD_CREDENTIAL, password
+from appliance.mqtt import KEY_CREDENTIAL, PASSWORD_CREDENTIAL, read_password
 
 log = logging.getLogger("roomscribe.cli")
 
@@ -146,7 +146,7 @@ def password_is_hidden(
         return False
     if mqtt.password_file:
         return _is_closed(Path(mqtt.password_file).expanduser())
-    if os.geteuid() == 0 or password(mqtt) is not None:
+    if os.geteuid() == 0 or read_password(mqtt) is not None:
         return False
     service = daemon is not None and daemon.service
     return service or any(_is_closed(place / PASSWORD_CREDENTIAL) for place in (plain, encrypted))

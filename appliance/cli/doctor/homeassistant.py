@@ -13,11 +13,11 @@ def names(around: Surroundings) -> Outcome:
     """How many names came."""
     if why := _nothing_to_ask(around):
         return skipped(why)
-    from appliance.homeassistant import look
+    from appliance.homeassistant import probe
 
     home = around.settings.homeassistant
     around.doing(f"asking {home.url}")
-    found = look(home, node_name(around.settings))
+    found = probe(home, node_name(around.settings))
     if found.refusal:
         return failed(f"{found.where}: the names are refused: {found.refusal}", ADMIN)
     return ok(f"{found.where}: {found.names}")
@@ -29,11 +29,11 @@ def assist(around: Surroundings) -> Outcome:
         return skipped("assist.phrase is empty")
     if why := _nothing_to_ask(around):
         return skipped(why)
-    from appliance.homeassistant import look
+    from appliance.homeassistant import probe
 
     around.doing(f"asking {around.settings.homeassistant.url}")
     node = node_name(around.settings)
-    found = look(around.settings.homeassistant, node)
+    found = probe(around.settings.homeassistant, node)
     if not found.pipeline:
         return failed("there is no Assist pipeline", "Home Assistant, Settings, Voice assistants")
     if not found.device:

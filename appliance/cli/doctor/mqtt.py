@@ -14,7 +14,7 @@ from pathlib import Path
 from appliance.cli.doctor.daemon import UNIT, password_is_hidden
 from appliance.cli.doctor.outcome import BROKER, Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import MqttSettings, Settings, node_name
-from appliance.mqtt import Probe, events
+from appliance.mqtt import BrokerProbe, events
 
 LATE_S = 0.5
 """Retained messages come at once behind the SUBACK; so long is waited for them all the same."""
@@ -30,7 +30,7 @@ def reachable(around: Surroundings, connect_s: float = 5.0) -> Outcome:
         return skipped(why)
     around.doing(f"connecting to the broker {mqtt.host}:{mqtt.port}")
     begun_s = time.monotonic()
-    with Probe(mqtt, node_name(around.settings), connect_s):
+    with BrokerProbe(mqtt, node_name(around.settings), connect_s):
         took_ms = 1000 * (time.monotonic() - begun_s)
     who = f"user {mqtt.username!r}" if mqtt.username else "without a user name"
     return ok(f"{mqtt.host}:{mqtt.port} lets us in {who}, {took_ms:.0f} ms")
@@ -44,7 +44,7 @@ def round_trip(around: Surroundings) -> Outcome:
     topic = events.topic(node, f"doctor/{secrets.token_hex(4)}")
     fix = _allow(mqtt, node)
     around.doing("waiting for the broker")
-    with Probe(mqtt, node) as probe:
+    with BrokerProbe(mqtt, node) as probe:
         if probe.subscribe([topic]):
             return failed(f"the broker refuses to let us read {topic}", fix)
         begun_s = time.monotonic()
@@ -101,7 +101,7 @@ def retained(settings: Settings, names: Iterable[str]) -> dict[str, str]:
 
 def _retained(settings: Settings, topics: Iterable[str]) -> dict[str, str]:
     topics = list(topics)
-    with Probe(settings.mqtt, node_name(settings)) as probe:
+    with BrokerProbe(settings.mqtt, node_name(settings)) as probe:
         probe.subscribe(topics)
         found = probe.receive(LATE_S, len(topics))
     return {message.topic: message.payload.decode(errors="replace") for message in found}

@@ -11,7 +11,7 @@ from appliance.config import TranscriberSettings, WyomingSettings
 from appliance.errors import ServerError
 
 if TYPE_CHECKING:
-    from appliance.wyoming import Client
+    from appliance.wyoming import WyomingClient
 
 LONGEST_S = 10.0
 WITHIN_S = 30.0
@@ -25,9 +25,9 @@ def server_for_us(around: Surroundings) -> Outcome:
     chosen = around.settings.transcriber
     if chosen.backend != "wyoming":
         return skipped("[transcriber] backend is model")
-    from appliance.wyoming import Client
+    from appliance.wyoming import WyomingClient
 
-    return _tried(around, Client(chosen))
+    return _tried(around, WyomingClient(chosen))
 
 
 def server_for_house(around: Surroundings) -> Outcome:
@@ -35,17 +35,17 @@ def server_for_house(around: Surroundings) -> Outcome:
     chosen = around.settings.wyoming
     if why := _not_ours(around, host := EVERY.get(chosen.listen, chosen.listen)):
         return skipped(why)
-    from appliance.wyoming import Client
+    from appliance.wyoming import WyomingClient
 
     try:
-        return _tried(around, Client(TranscriberSettings(host=host, port=chosen.port)))
+        return _tried(around, WyomingClient(TranscriberSettings(host=host, port=chosen.port)))
     except ServerError as error:
         return failed(str(error).partition(";")[0], _fix(chosen))
 
 
 def seen_from_house(around: Surroundings) -> Outcome:
     """Our own server is there at the address under which the house sees this machine."""
-    from appliance.wyoming import Client, own_address
+    from appliance.wyoming import WyomingClient, own_address
 
     chosen = around.settings.wyoming
     if chosen.listen not in EVERY and ip_address(chosen.listen).is_loopback:
@@ -55,7 +55,7 @@ def seen_from_house(around: Surroundings) -> Outcome:
         return skipped(why)
     around.doing(f"connecting to {host}:{chosen.port}")
     try:
-        Client(TranscriberSettings(host=host, port=chosen.port)).describe()
+        WyomingClient(TranscriberSettings(host=host, port=chosen.port)).describe()
     except ServerError as error:
         return failed(str(error).partition(";")[0], _fix(chosen))
     return ok(
@@ -64,7 +64,7 @@ def seen_from_house(around: Surroundings) -> Outcome:
     )
 
 
-def _tried(around: Surroundings, client: Client) -> Outcome:
+def _tried(around: Surroundings, client: WyomingClient) -> Outcome:
     """The outcome of a question and a sentence. Raises ServerError."""
     around.doing(f"asking {client.address} what it is")
     info = client.describe()

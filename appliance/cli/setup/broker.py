@@ -19,7 +19,7 @@ from appliance.config import DEFAULT_PATH, MqttSettings, node_name
 from appliance.errors import BrokerError, ConfigError
 
 if TYPE_CHECKING:
-    from appliance.mqtt import Probe
+    from appliance.mqtt import BrokerProbe
 
 MQTT_PORT = 1883
 """Registered at IANA for MQTT without TLS."""
@@ -124,13 +124,13 @@ def log_in(context: Context, answers: Answers, mqtt: MqttSettings) -> Answers:
     Raises BrokerError, and ConfigError for a file that cannot be read.
     """
     from appliance.cli.doctor.daemon import with_credentials
-    from appliance.mqtt import Probe
+    from appliance.mqtt import BrokerProbe
 
     password = ""
     tried = mqtt if context.file != DEFAULT_PATH else with_credentials(mqtt)
     for left in reversed(range(LOGIN_TRIES)):
         try:
-            with Probe(tried, answers.node) as probe:
+            with BrokerProbe(tried, answers.node) as probe:
                 context.dialog.say(f"{address_of(mqtt)} accepts the connection.")
                 look_around(context, answers, probe)
             return replace(answers, mqtt=mqtt, password=password)
@@ -165,7 +165,7 @@ def in_memory(text: str) -> str:
     return f"/proc/self/fd/{draft}"
 
 
-def look_around(context: Context, answers: Answers, probe: Probe) -> None:
+def look_around(context: Context, answers: Answers, probe: BrokerProbe) -> None:
     """Say if Home Assistant listens there, and if another appliance has this name."""
     home = context.settings.homeassistant
     if answers.mqtt.protocol == "5" and home.enabled:

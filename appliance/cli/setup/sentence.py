@@ -17,7 +17,7 @@ from appliance.control import Client
 from appliance.errors import DaemonError, RoomscribeError
 
 if TYPE_CHECKING:
-    from appliance.mqtt import Probe
+    from appliance.mqtt import BrokerProbe
 
 SENTENCE_S = 30.0
 """Longest wait for a sentence."""
@@ -67,17 +67,17 @@ def connect(context: Context, opened: ExitStack, *, patient: bool) -> Client:
             time.sleep(0.2)
 
 
-def open_subscriber(context: Context, opened: ExitStack) -> Probe | None:
+def open_subscriber(context: Context, opened: ExitStack) -> BrokerProbe | None:
     """Return a subscriber to this room's transcripts; None without a broker."""
     from appliance.cli.doctor.daemon import with_credentials
-    from appliance.mqtt import Probe
+    from appliance.mqtt import BrokerProbe
 
     now = config.read(context.file).settings
     if not now.mqtt.enabled:
         return None
     with suppress(RoomscribeError):
         chosen = with_credentials(now.mqtt) if context.file == DEFAULT_PATH else now.mqtt
-        probe = opened.enter_context(Probe(chosen, node_name(now)))
+        probe = opened.enter_context(BrokerProbe(chosen, node_name(now)))
         probe.subscribe([f"roomscribe/{node_name(now)}/transcript"])
         return probe
     return None
@@ -101,7 +101,7 @@ def wait_for_transcript(context: Context, daemon: Client) -> dict[str, Any] | No
     return None
 
 
-def show_transcript(context: Context, event: dict[str, Any], probe: Probe | None) -> None:
+def show_transcript(context: Context, event: dict[str, Any], probe: BrokerProbe | None) -> None:
     """Print a transcript, its latency, its number in the log, and whether it was published."""
     dialog = context.dialog
     dialog.say(f"  {event['text']}", "bold")
@@ -117,7 +117,7 @@ def show_transcript(context: Context, event: dict[str, Any], probe: Probe | None
         dialog.say(f"{line}. The broker has not published it on {topic} yet.")
 
 
-def is_published(probe: Probe, transcript_id: str) -> bool:
+def is_published(probe: BrokerProbe, transcript_id: str) -> bool:
     """Return True if the broker publishes that transcript within PUBLISHED_S."""
     deadline_s = time.monotonic() + PUBLISHED_S
     while (left_s := deadline_s - time.monotonic()) > 0:

@@ -54,7 +54,7 @@ def test_it_says_how_many_words_came_and_that_assist_is_there(around: Surroundin
     )
 
 
-def test_what_is_missing_is_said_with_the_fix(hub: Hub, around: Surroundings) -> None:
+def test_what_is_missing_is_said_with_the_cure(hub: Hub, around: Surroundings) -> None:
     hub.devices = []
     assert "is not among its devices" in look(ASSIST, around).found
     error = '{"code": "unauthorized", "message": "Unauthorized"}'
@@ -89,7 +89,7 @@ def test_a_refused_token_and_an_address_without_anybody_are_said_and_the_token_i
     hub.token = "another"
     found = look(NAMES, around)
     assert found.status == "failed"
-    assert "does not take the token" in found.found
+    assert "refuses the token" in found.found
     assert TOKEN not in found.found + found.fix
     hub.stop()
     found = look(NAMES, around)

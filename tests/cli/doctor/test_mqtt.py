@@ -29,7 +29,7 @@ from appliance.config import (
     StoreSettings,
 )
 from appliance.errors import BrokerError
-from appliance.mqtt.probe import Probe
+from appliance.mqtt.probe import BrokerProbe
 from appliance.store.store import Store
 
 pytestmark = needs_broker
@@ -217,7 +217,7 @@ def test_the_services_credentials_are_those_of_a_command(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for _ in range(2):  # what is in memory can be read again
-        with Probe(with_credentials(wanted, plain, encrypted), "kitchen"):
+        with BrokerProbe(with_credentials(wanted, plain, encrypted), "kitchen"):
             pass
     creds.write_text("#!/bin/sh\nexit 1\n", "utf-8")
     assert with_credentials(wanted, plain, encrypted) == wanted
