@@ -1,9 +1,9 @@
 """One connection to an MQTT broker, from the attempt to its end.
 
-The only module that knows paho. It is given a new client for every attempt and never reconnects by
-itself: nothing is left in its memory to be sent again behind the outbox's back, and the delays
-between attempts are ours. Its network thread only puts news and received messages into queues;
-whoever owns the link reads them in its own thread.
+The only module that uses paho. Every attempt gets a new client, which never reconnects by itself:
+so paho sends nothing again behind the outbox's back, and the pauses between attempts are ours.
+paho's network thread only puts events and received messages into queues; the owner of the link
+reads them in its own thread.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from appliance.config import MqttSettings
 from appliance.mqtt import credentials, events
 
 PACKET_BYTES = 65536
-"""The broker is told to keep larger messages to itself."""
+"""The broker is told not to send larger messages."""
 RECEIVED_WAITING = 100
-"""Messages received and not looked at yet; beyond it the oldest are dropped."""
+"""Received messages that wait to be handled; beyond this, the oldest are dropped."""
 CONNECT_S = 5.0
-"""Longest wait for the broker's host to accept the connection."""
+"""Longest wait until the broker's host accepts the connection."""
 PROBE_S = 0.15
-"""A broker that is there takes a connection within this, and one that ends drops it."""
+"""A broker that is online accepts a connection within this time; one that stops drops it."""
 FIRST_FAILURE = 128
-"""Reason codes from here on say no."""
+"""Reason codes from here on are failures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Connected:
     """The broker let us in."""
 
     receive_maximum: int
-    """How many unacknowledged messages it takes."""
+    """Most unacknowledged messages that it accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +56,24 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Untrusted:
-    """No encryption came about: the broker, or we, are not who the other side wants."""
+    """TLS failed: one side does not trust the other."""
 
     reason: str
-    """One whole line with its fix."""
+    """What happened and what to do, on one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No connection came about, or the one that stood has ended."""
+    """No connection could be made, or it has ended."""
 
     code: int
-    """MQTT 5 reason code; 0 when there is none."""
+    """MQTT 5 reason code; 0 without one."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A message of QoS 1 has its PUBACK; 16 means that nobody subscribes, from 128 on refused."""
+    """The PUBACK of a message of QoS 1; code 16: no subscriber, from 128 on: refused."""
 
     message: int
     code: int
@@ -91,16 +91,16 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
-    """What somebody published on a topic that we listen on; nothing in it is to be trusted."""
+    """A message on a topic that we subscribe to; nothing in it may be trusted."""
 
     topic: str
     payload: bytes
     retained: bool
-    """True for what the broker had kept when we subscribed."""
+    """True if the broker had retained it before we subscribed."""
     response_topic: str = ""
-    """Where the sender wants the answer (MQTT 5); empty when it wants none."""
+    """Topic for the answer (MQTT 5); "" if the sender wants none."""
     correlation: bytes | None = None
-    """What the answer repeats (MQTT 5)."""
+    """Data that the answer must repeat (MQTT 5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,12 @@ class OutgoingMessage:
     """A message to publish."""
 
     topic: str
-    """Of an answer, checked by whoever made it: no wildcard, none of our own topics."""
+    """An answer's topic is checked by its maker: no wildcard, none of our own topics."""
     payload: bytes
     qos: int = 1
     retain: bool = False
     expiry_s: int | None = None
-    """The broker forgets it after this (MQTT 5)."""
+    """The broker discards it after this time (MQTT 5)."""
     correlation: bytes | None = None
 
 
@@ -121,7 +121,7 @@ BrokerEvent = Connected | Refused | Untrusted | Lost | Acknowledged | Subscribed
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """True when a subscription to `pattern`, in which + stands for one level, brings `topic`."""
+    """Return True if `topic` matches `pattern`, in which + stands for one level."""
     levels, found = pattern.split("/"), topic.split("/")
     return len(levels) == len(found) and all(
         level in ("+", there) for level, there in zip(levels, found, strict=True)
@@ -129,14 +129,14 @@ def matches(pattern: str, topic: str) -> bool:
 
 
 class Mailbox:
-    """paho's callbacks: put news and received messages into queues and set `wake`.
+    """paho's callbacks: put events and received messages into queues and set `wake`.
 
-    It does not know its link: a client that referred to its owner would not be freed, with its
-    sockets, when the attempt has failed.
+    It has no reference to its link: otherwise the client and its sockets would not be freed after a
+    failed attempt.
     """
 
     def __init__(self, settings: MqttSettings, wake: threading.Event, *, bounded: bool) -> None:
-        """`bounded` keeps to PACKET_BYTES and RECEIVED_WAITING."""
+        """`bounded` applies PACKET_BYTES and RECEIVED_WAITING."""
         self._settings = settings
         self._hint = credentials.tls_hint(settings)
         self._bounded = bounded
@@ -150,8 +150,8 @@ class Mailbox:
     def on_connect(
         self, client: Any, _data: Any, _flags: Any, reason: Any, properties: Any
     ) -> None:
-        """The broker's CONNACK."""
-        if self.dropped:  # while the attempt was under way; it must not live on beside a new one
+        """Handle the CONNACK."""
+        if self.dropped:  # dropped during the attempt; it must not stay open beside a new one
             client.disconnect()
         elif reason.is_failure:
             self._put_event(Refused(reason.value, str(reason)))
@@ -160,16 +160,16 @@ class Mailbox:
             self._put_event(Connected(getattr(properties, "ReceiveMaximum", 65535)))
 
     def on_connect_fail(self, _client: Any, _data: Any) -> None:
-        """No connection: paho calls this while it handles the error, and says no more about it."""
+        """Handle a failed connection; paho passes the error only as the one being handled."""
         error = sys.exc_info()[1]
         if trouble := credentials.explain_tls_error(self._settings, error):
             self._put_event(Untrusted(trouble))
         else:
-            reason = getattr(error, "strerror", None) or error  # without the number of an OSError
+            reason = getattr(error, "strerror", None) or error  # without the errno
             self._put_event(Lost(0, str(reason or "no connection")))
 
     def on_disconnect(self, _client: Any, _data: Any, flags: Any, reason: Any, _: Any) -> None:
-        """The end, by the broker's DISCONNECT, by ours, or by the network."""
+        """Handle the end, by the broker's DISCONNECT, by ours, or by the network."""
         self.ended.set()
         if flags.is_disconnect_packet_from_server:
             self._put_event(Lost(reason.value, str(reason)))
@@ -179,22 +179,22 @@ class Mailbox:
             self._put_event(Lost(0, str(reason)))
 
     def on_failure(self, error: Exception) -> None:
-        """paho's thread has ended with an error: of what the broker sent, or of the host's name."""
+        """Handle an error that ended paho's thread: in received data, or in the host's name."""
         self.ended.set()
-        why = "what it says cannot be read" if self._met else "no connection"
+        why = "its answer cannot be read" if self._met else "no connection"
         self._put_event(Lost(0, f"{why} ({type(error).__name__}: {str(error)[:80]!r})"))
 
     def on_publish(self, _client: Any, _data: Any, message: int, reason: Any, _: Any) -> None:
-        """A PUBACK, or a message of QoS 0 that has left."""
+        """Handle a PUBACK, or a message of QoS 0 that was sent."""
         self._put_event(Acknowledged(message, reason.value, str(reason)))
 
     def on_subscribe(self, _client: Any, _data: Any, message: int, reasons: Any, _: Any) -> None:
-        """A SUBACK."""
+        """Handle a SUBACK."""
         for reason in reasons:
             self._put_event(Subscribed(message, reason.value, str(reason)))
 
     def on_message(self, _client: Any, _data: Any, message: Any) -> None:
-        """A message on a subscribed topic."""
+        """Handle a message on a subscribed topic."""
         if self._bounded and len(message.payload) > PACKET_BYTES:
             return
         properties = message.properties
@@ -212,9 +212,9 @@ class Mailbox:
 
 
 def accepts_connections(settings: MqttSettings, within_s: float = PROBE_S) -> bool:
-    """True when the broker takes a connection and waits for us to speak; takes 0.3 s at most.
+    """Return True if the broker accepts a connection and waits for data; takes at most 0.3 s.
 
-    One that is going down closes it, or takes none.
+    A broker that is stopping closes the connection, or accepts none.
     """
     try:
         with socket.create_connection((settings.host, settings.port), within_s) as probe:
@@ -229,7 +229,7 @@ def accepts_connections(settings: MqttSettings, within_s: float = PROBE_S) -> bo
 
 
 class _PahoClient(Client):
-    """paho's, which neither ends the connection for a message nor its thread without a word."""
+    """A paho client that survives an unreadable message and reports the end of its thread."""
 
     def __init__(self, settings: MqttSettings, client_id: str, failed: Callable[[Exception], None]):
         super().__init__(
@@ -241,7 +241,7 @@ class _PahoClient(Client):
         self._failed = failed
 
     def loop_forever(self, timeout: float = 1.0, retry_first_connection: bool = False) -> Any:
-        """What loop_start's thread runs."""
+        """Run the network loop, in the thread of loop_start."""
         try:
             return super().loop_forever(timeout, retry_first_connection)
         except Exception as error:
@@ -249,10 +249,11 @@ class _PahoClient(Client):
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
 
     def _handle_publish(self) -> MQTTErrorCode:
-        """Drops a message that paho cannot read.
+        """Drop a message that paho cannot read.
 
-        Else anybody throws us out who may publish: a response topic with U+FEFF is enough. Of QoS
-        0, it needs no answer. A paho that names this method otherwise connects anew, as before.
+        Otherwise every client that may publish could disconnect us: a response topic with U+FEFF is
+        enough. It has QoS 0, so it needs no answer. With a paho that does not call this method, we
+        connect again instead.
         """
         try:
             return super()._handle_publish()
@@ -272,18 +273,18 @@ class BrokerLink:
         keepalive_s: int,
         node: str = "",
     ) -> None:
-        """Begins to connect in the background; `news` tells how it went, after `wake` is set.
+        """Begin to connect in the background; `news` gets the result, and `wake` is set.
 
-        With a `node`, the connection is the appliance's: the broker says offline when it breaks
-        (its last will), and what is received is bounded. Without, it is a probe's.
+        With a `node`, the connection is the appliance's: the broker publishes `offline` when it
+        breaks (the last will), and received messages are limited. Without, it is a probe's.
 
-        Raises ConfigError when a file of the password or of TLS cannot be read.
+        Raises ConfigError if a file with the password or for TLS cannot be read.
         """
         password, secure = credentials.read_password(settings), credentials.tls_context(settings)
         self._mailbox = box = Mailbox(settings, wake, bounded=bool(node))
         self.news, self.received = box.news, box.received
-        """What has happened, and messages on subscribed topics, oldest first, for the owner to take
-        out. News are bounded by the protocol: a few on the connection, one a message in flight."""
+        """Events, and messages on subscribed topics, the oldest first; the owner removes them. The
+        protocol limits the events: a few per connection, and one per message in flight."""
         self._old = settings.protocol != "5"
         self._client = _PahoClient(settings, client_id, box.on_failure)
         self._client.connect_timeout = CONNECT_S
@@ -304,13 +305,13 @@ class BrokerLink:
         self._client.loop_start()
 
     def subscribe(self, topic: str, *, retained: bool = False) -> int:
-        """Listens on a topic; the message's number, which Subscribed repeats.
+        """Subscribe to a topic and return the message's number, which Subscribed repeats.
 
-        By default without what is retained there (MQTT 5). For a connection that stands.
+        Only for an open connection. Retained messages are left out by default (MQTT 5).
 
-        With QoS 0: Mosquitto (2.0) never ends the delivery of a message of QoS 1 that is longer
-        than PACKET_BYTES, and after twenty of them nothing else would come. Our session ends with
-        the connection, so that QoS 1 would bring no more.
+        QoS is 0: Mosquitto (2.0) never finishes the delivery of a QoS 1 message that is longer than
+        PACKET_BYTES, and after twenty of them sends nothing else. Our session ends with the
+        connection, so QoS 1 would not deliver more.
         """
         if self._old:
             _, message = self._client.subscribe(topic, qos=0)
@@ -325,9 +326,9 @@ class BrokerLink:
         return message or 0
 
     def publish(self, message: OutgoingMessage) -> int:
-        """Sends it and returns its number, which Acknowledged repeats when its QoS is 1.
+        """Send a message and return its number, which Acknowledged repeats if its QoS is 1.
 
-        On a connection that has just ended it is dropped; Lost is among the news then.
+        If the connection has just ended, the message is dropped, and `news` has Lost.
         """
         properties = None if self._old else Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         if properties and message.expiry_s is not None:
@@ -339,15 +340,15 @@ class BrokerLink:
         ).mid
 
     def drop(self) -> None:
-        """Ends it at once; does not wait for the network."""
+        """End the connection at once, without waiting for the network."""
         self._mailbox.dropped = True
         self._client.disconnect()
 
     def close(self, timeout_s: float) -> None:
-        """Ends a standing connection with a DISCONNECT, behind all that was published.
+        """End an open connection with a DISCONNECT, after all that was published.
 
-        Returns when it has left, at the latest after `timeout_s`. The broker then keeps the last
-        will to itself.
+        Return when it was sent, at the latest after `timeout_s`. The broker does not publish the
+        last will then.
         """
         self._client.disconnect()
         self._mailbox.ended.wait(timeout_s)

@@ -1,12 +1,12 @@
 """Commands over MQTT: `mute/set` and, if enabled, `command/history`.
 
-Nothing in a message is trusted: whatever is not exactly as expected is refused, never guessed at.
-Everything here runs in the publisher's thread. A request for the history is JSON,
+Nothing in a message is trusted: whatever is not exactly as expected is refused. Everything runs in
+the publisher's thread. A request for the history is JSON,
 
     {"since_id": "01J...", "limit": 50}   or   {"since": "2026-11-21T08:00:00Z"}
 
-and gives {"schema": 1, "node": ..., "status": "ok", "transcripts": [...], "more": false}, the
-oldest first, with `late` true. With `more`, ask again from the last id.
+and its answer is {"schema": 1, "node": ..., "status": "ok", "transcripts": [...], "more": false},
+the oldest first, with `late` true. If `more` is true, request the rest with the last id.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ log = logging.getLogger("roomscribe.mqtt")
 
 MUTE_SET, COMMANDS = "mute/set", "command/+"
 RESPONSE = "response"
-"""Answers go to this topic of the node, or to one below it that the request names."""
+"""Topic of the answers; a request may name one below it."""
 WARN_EVERY_S = 60.0
-"""Wrong messages fill no log: one line in so long a time."""
+"""Least time between two log lines about wrong messages."""
 BURST, ANSWERS_PER_S = 20.0, 5.0
-"""So many requests at once are answered, and then so many in a second."""
+"""Requests that are answered at once, and then per second."""
 REQUEST_BYTES = 1024
-"""A longer request is none."""
+"""Longest request."""
 _ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 
 
@@ -49,12 +49,15 @@ class HistoryRequest:
     """A well-formed request for the history."""
 
     since: str | datetime
-    """Id of a transcript, which is left out; or a time, which is included."""
+    """Id of a transcript (exclusive), or a time (inclusive)."""
     limit: int
 
 
 def parse_request(payload: bytes, most: int) -> HistoryRequest:
-    """The request in `payload`, for at most `most` transcripts. Raises RequestError."""
+    """Return the request in `payload`, for at most `most` transcripts.
+
+    Raises HistoryRequestError.
+    """
     if len(payload) > REQUEST_BYTES:
         raise HistoryRequestError(f"expected at most {REQUEST_BYTES} bytes, found {len(payload)}")
     try:
@@ -77,7 +80,7 @@ def parse_request(payload: bytes, most: int) -> HistoryRequest:
 
 
 def answer_request(store: Store, node: str, request: HistoryRequest) -> bytes:
-    """The transcripts that were asked for, as far as they fit. Raises StoreError."""
+    """Return the requested transcripts, as many as fit. Raises StoreError."""
     found = store.read_since(request.since, request.limit + 1)
     preview, more = events.fit_transcripts(found, node, request.limit, datetime.now(UTC))
     head = {"schema": events.SCHEMA, "node": node, "status": "ok"}
@@ -85,7 +88,7 @@ def answer_request(store: Store, node: str, request: HistoryRequest) -> bytes:
 
 
 def encode_refusal(node: str, why: str) -> bytes:
-    """The answer to a request that is refused, with the reason."""
+    """Return the answer to a refused request."""
     return events.encode({"schema": events.SCHEMA, "node": node, "status": "error", "error": why})
 
 
@@ -105,10 +108,10 @@ def _parse_id(text: object) -> str:
 
 
 class MuteSwitch(Protocol):
-    """The mute."""
+    """Mutes and unmutes the microphone."""
 
     def set(self, on: bool, who: str = "") -> None:
-        """Turns it; `who` asked."""
+        """Switch it; `who` names the requester."""
 
 
 def subscriptions(
@@ -120,11 +123,11 @@ def subscriptions(
     burst: float = BURST,
     answers_per_s: float = ANSWERS_PER_S,
 ) -> Mapping[str, Callable[[ReceivedMessage], OutgoingMessage | None]]:
-    """Topics of the node to listen on, with what is done about their messages."""
+    """Return the topics of the node to subscribe to, with their handlers."""
     warn = LimitedWarnings()
 
     def turn_mute(message: ReceivedMessage) -> None:
-        """ON or OFF, and not a retained one."""
+        """Handle ON or OFF, unless it is retained."""
         if warn.refuse_retained(message):
             return
         if message.payload in (events.ON, events.OFF):
@@ -141,14 +144,14 @@ def subscriptions(
 
 
 class LimitedWarnings:
-    """Logs what is wrong with messages, at most every WARN_EVERY_S, and how much was left out."""
+    """Logs wrong messages, at most one every WARN_EVERY_S, and how many were left out."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
         self._left_out = 0
 
     def __call__(self, message: ReceivedMessage, text: str) -> None:
-        """One line in the log, or one more that is left out."""
+        """Log one line, or count it as left out."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             self._left_out += 1
@@ -158,14 +161,14 @@ class LimitedWarnings:
         self._next_s, self._left_out = now_s + WARN_EVERY_S, 0
 
     def refuse_retained(self, message: ReceivedMessage) -> bool:
-        """True, with a warning, for a command that was retained at the broker."""
+        """Return True, and warn, if a command was retained at the broker."""
         if message.retained:
-            self(message, "a retained command is ignored; send it unretained")
+            self(message, "ignored a retained command; send it without retain")
         return message.retained
 
 
 class HistoryCommand:
-    """`command/...`: a request and its answer, with the correlation data of MQTT 5."""
+    """Handles `command/...`: answers requests, with the correlation data of MQTT 5."""
 
     def __init__(
         self,
@@ -179,23 +182,23 @@ class HistoryCommand:
     ) -> None:
         self._settings, self._node, self._store = settings, node, store
         self._warn = warn
-        self._home = events.topic(node, RESPONSE)
-        self._pattern = re.compile(rf"{re.escape(self._home)}(/[A-Za-z0-9_-]{{1,64}}){{0,3}}")
+        self._response = events.topic(node, RESPONSE)
+        self._pattern = re.compile(rf"{re.escape(self._response)}(/[A-Za-z0-9_-]{{1,64}}){{0,3}}")
         self._burst, self._answers_per_s = burst, answers_per_s
         self._allowed, self._counted_s = burst, time.monotonic()
 
     def __call__(self, message: ReceivedMessage) -> OutgoingMessage | None:
-        """The answer; None when there is to be none: for what was retained, and for a flood."""
+        """Return the answer; None for a retained request, and for too many requests."""
         if self._warn.refuse_retained(message):
             return None
         if not self._may_answer(time.monotonic()):
             self._warn(message, f"more than {self._answers_per_s:g} requests in a second")
             return None
-        topic = message.response_topic or self._home
+        topic = message.response_topic or self._response
         try:
             if not self._pattern.fullmatch(topic):
-                topic = self._home
-                raise HistoryRequestError(f"expected a response topic below {self._home}")
+                topic = self._response
+                raise HistoryRequestError(f"expected a response topic below {self._response}")
             if message.topic != events.topic(self._node, "command/history"):
                 raise HistoryRequestError("unknown command; expected command/history")
             request = parse_request(message.payload, self._settings.limit)
@@ -209,7 +212,7 @@ class HistoryCommand:
         return OutgoingMessage(topic, payload, correlation=message.correlation)
 
     def _may_answer(self, now_s: float) -> bool:
-        """Takes one of the answers that are allowed by now; False when there is none."""
+        """Use up one of the answers that are allowed now; return False without one."""
         earned = (now_s - self._counted_s) * self._answers_per_s
         self._allowed, self._counted_s = min(self._burst, self._allowed + earned), now_s
         if self._allowed < 1:
@@ -219,5 +222,5 @@ class HistoryCommand:
 
 
 def preview(payload: bytes) -> str:
-    """The beginning of a payload, harmless to a terminal."""
+    """Return the beginning of a payload, safe for a terminal."""
     return repr(payload[:24]) + ("..." if len(payload) > 24 else "")

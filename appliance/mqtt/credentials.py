@@ -1,4 +1,4 @@
-"""Password and TLS of the connection to the broker, and what goes wrong with them.
+"""Password and TLS of the connection to the broker, and messages about their problems.
 
 Secrets come from files only, never from the configuration or the environment.
 """
@@ -15,14 +15,15 @@ from appliance.system import find_credential, read_secret
 
 PASSWORD_CREDENTIAL = "roomscribe.mqtt-password"
 KEY_CREDENTIAL = "roomscribe.mqtt-key"
-"""Names, among systemd's credentials, of the password and of our certificate's private key."""
+"""Names of systemd's credentials with the password and with our certificate's private key."""
 
 
 def read_password(settings: MqttSettings) -> str | None:
-    """The broker's password: of mqtt.password_file, else of systemd's credential, else None.
+    """Return the broker's password: from mqtt.password_file, else from systemd's credential, else
+    None.
 
-    A line end behind it does not belong to it. Raises ConfigError when the file that was asked for
-    cannot be read or is empty.
+    A final line end is removed. Raises ConfigError if the configured file cannot be read or is
+    empty.
     """
     return read_secret(
         settings.password_file, PASSWORD_CREDENTIAL, "mqtt.password_file", "the broker's password"
@@ -30,10 +31,10 @@ def read_password(settings: MqttSettings) -> str | None:
 
 
 def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
-    """How to encrypt, None for not at all: TLS 1.2 or newer, certificate and host name checked.
+    """Return the TLS context (TLS 1.2 or newer, certificate and host name checked), None without.
 
-    Reads the files anew at every call, so that a renewed certificate is used by the next
-    connection. Raises ConfigError for a file that is missing or not what it should be.
+    The files are read at every call, so the next connection uses a renewed certificate. Raises
+    ConfigError for a file that is missing or wrong.
     """
     if not settings.tls:
         return None
@@ -49,41 +50,41 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
 
 
 def explain_tls_error(settings: MqttSettings, error: BaseException | None) -> str:
-    """One line about a connection that failed for its encryption; empty for any other failure."""
+    """Return one line about a connection that failed because of TLS; "" for any other failure."""
     where = f"broker {settings.host}:{settings.port}"
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message.rstrip(".")
         return (
-            f"{where} shows a certificate that is not to be trusted ({why}); let mqtt.ca_file be "
-            "the authority that signed it, and mqtt.host a name in it"
+            f"{where} shows a certificate that is not trusted ({why}); set mqtt.ca_file to "
+            "the authority that signed it, and mqtt.host to a name in it"
         )
     if isinstance(error, ssl.SSLError):
         return (
-            f"{where} does not agree on TLS ({_reason(error)}); see that mqtt.port is its TLS "
-            "port, and whether it asks for mqtt.cert_file"
+            f"{where} does not agree on TLS ({_reason(error)}); check that mqtt.port is its "
+            "TLS port, and whether it requires mqtt.cert_file"
         )
     return ""
 
 
 def tls_hint(settings: MqttSettings) -> str:
-    """What may be behind a connection that breaks before the broker has answered.
+    """Return the likely cause of a connection that ends before the broker has answered.
 
-    With TLS 1.3 a broker refuses our certificate only when the connection stands.
+    With TLS 1.3, a broker refuses our certificate only after the handshake.
     """
     if not settings.tls:
         return ""
     if settings.cert_file:
         return " before its answer: does it trust the authority of mqtt.cert_file?"
-    return " before its answer: does it ask for our certificate (mqtt.cert_file)?"
+    return " before its answer: does it require our certificate (mqtt.cert_file)?"
 
 
 def _load_certificate(settings: MqttSettings, secure: ssl.SSLContext) -> None:
-    """Loads our own certificate; a key that wants a passphrase is refused, not waited for."""
+    """Load our own certificate; refuse a key with a passphrase instead of asking for it."""
 
     def no_passphrase() -> str:
         raise ConfigError(
             f"mqtt.key_file: expected a key without a passphrase, found {key_file} encrypted; "
-            "take its passphrase off (`openssl pkey`), or use the credential "
+            "remove the passphrase (`openssl pkey`), or use the credential "
             f"{KEY_CREDENTIAL}, which systemd can encrypt"
         )
 
@@ -99,14 +100,14 @@ def _load_certificate(settings: MqttSettings, secure: ssl.SSLContext) -> None:
 
 
 def _readable(file: str, key: str) -> str | None:
-    """The file's path, None when none is named. Raises ConfigError when it cannot be read."""
+    """Return the file's path, None without one. Raises ConfigError if it cannot be read."""
     if not file:
         return None
     try:
         path = Path(file).expanduser()
         with path.open("rb"):
             return os.fspath(path)
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
         raise _unusable(key, "a file that this user may read", file, error) from error
 
 
@@ -118,7 +119,7 @@ def _unusable(key: str, expected: str, found: str, error: OSError | RuntimeError
 
 
 def _reason(error: OSError | RuntimeError) -> str:
-    """OpenSSL's or the system's own message."""
+    """Return OpenSSL's or the system's message."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
     return getattr(error, "strerror", None) or str(error)

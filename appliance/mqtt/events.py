@@ -40,14 +40,14 @@ ON, OFF = b"ON", b"OFF"
 
 
 def topic(node: str, name: str) -> str:
-    """The topic `name` of the appliance `node`."""
+    """Return the topic `name` of the appliance `node`."""
     return f"roomscribe/{node}/{name}"
 
 
 def transcript(
     stored: StoredTranscript, node: str, published: datetime, late: bool
 ) -> dict[str, Any]:
-    """The event of a transcript; `late` when its delivery waited for a broker."""
+    """Return the event of a transcript; `late` is true if its delivery had to wait."""
     one = stored.transcript
     event = {
         "schema": SCHEMA,
@@ -108,7 +108,7 @@ def fit_transcripts(
 
 
 def phrase(found: Phrase) -> dict[str, Any]:
-    """What a transcript's event says of the expected sentence that was found."""
+    """Return the fields of a transcript's event about the expected sentence."""
     return {
         "phrase": found.sentence,
         "phrase_name": found.name,
@@ -123,7 +123,7 @@ def state(
     troubles: tuple[str, ...] = (),
     waits: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The `state` message. `troubles` between store and broker degrade it, `waits` do not."""
+    """Return the `state` message. `troubles` with the broker degrade it, `waits` do not."""
     degraded = troubles and appliance.status == "running"
     house = {} if appliance.wyoming == "" else {"wyoming": appliance.wyoming}
     role, server = appliance.fleet or ("", "")
@@ -144,7 +144,7 @@ def state(
 
 
 def discarded(speech: Discarded) -> dict[str, Any]:
-    """The `discarded` message: why there is no transcript, without its text."""
+    """Return the `discarded` message: why there is no transcript, without text."""
     return {
         "reason": speech.reason,
         "utterance_id": speech.utterance_id,
@@ -152,25 +152,25 @@ def discarded(speech: Discarded) -> dict[str, Any]:
     }
 
 
-def partial(said: Partial) -> dict[str, Any]:
-    """The `partial` message: what somebody says, so far."""
+def partial(text: Partial) -> dict[str, Any]:
+    """Return the `partial` message: text while somebody speaks."""
     message = {
-        "utterance_id": said.utterance_id,
-        "window": said.window,
-        "rev": said.rev,
-        "text": said.text,
-        "stable_chars": said.stable_chars,
-        "eager": said.eager,
-        "resumed": said.resumed,
+        "utterance_id": text.utterance_id,
+        "window": text.window,
+        "rev": text.rev,
+        "text": text.text,
+        "stable_chars": text.stable_chars,
+        "eager": text.eager,
+        "resumed": text.resumed,
         "final": False,
     }
-    if said.continues:
-        message["continues"] = said.continues
+    if text.continues:
+        message["continues"] = text.continues
     return message
 
 
 def assist_reply(reply: AssistReply) -> dict[str, Any]:
-    """The `assist/reply` message: what became of a sentence for Assist."""
+    """Return the `assist/reply` message: the result of a sentence for Assist."""
     return {
         "schema": SCHEMA,
         "id": reply.id,
@@ -189,10 +189,10 @@ def stats(
     latencies_ms: Sequence[float],
     undelivered: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The `stats` message; `latencies_ms` are those of the transcripts of the past hour.
+    """Return the `stats` message; `latencies_ms` are those of the past hour's transcripts.
 
-    `undelivered` counts those that are in the log and were not published, by reason: expired,
-    passed_over, refused.
+    `undelivered` counts transcripts that were not published, by reason: expired, passed_over,
+    refused.
     """
     prefix = "discarded_"
     counters = {**appliance.counters, **(undelivered or {})}
@@ -215,12 +215,12 @@ def stats(
 
 
 def encode(payload: dict[str, Any]) -> bytes:
-    """A payload as JSON in UTF-8."""
+    """Return a payload as JSON in UTF-8."""
     return json.dumps(payload, ensure_ascii=False, allow_nan=False).encode()
 
 
 def timestamp(moment: datetime) -> str:
-    """UTC with milliseconds and a Z: 2026-11-21T08:14:03.120Z."""
+    """Return the time in UTC with milliseconds and a Z: 2026-11-21T08:14:03.120Z."""
     utc = moment.astimezone(UTC).replace(tzinfo=None)
     return utc.isoformat(timespec="milliseconds") + "Z"
 
@@ -237,11 +237,11 @@ def parse_time(text: object) -> datetime:
 
 
 def rounded(value: float | None, digits: int | None = None) -> float | None:
-    """A whole number, or so many decimals; None for what JSON cannot say (infinite, NaN)."""
+    """Return the value as a whole number, or with `digits`; None for infinite and NaN."""
     return None if value is None or not math.isfinite(value) else round(value, digits)
 
 
 def _percentile(values: Sequence[float], share: float) -> int | None:
-    """The smallest value that `share` of them do not exceed; None without values."""
+    """Return the smallest value that `share` of them do not exceed; None without values."""
     known = sorted(value for value in values if math.isfinite(value))
     return round(known[max(0, math.ceil(share * len(known)) - 1)]) if known else None

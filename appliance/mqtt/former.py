@@ -1,8 +1,8 @@
 """Clears what the broker retains under former names of this appliance.
 
-The names that it had at each broker are kept in a file beside the log, so that it does not matter
-how the name changed (setup, the page, an editor, another host name), nor whether the broker was
-there then. A former name under which another appliance is online now is left alone.
+The names that it had at each broker are saved in a file beside the log. So it does not matter how
+the name changed (setup, the page, an editor, another host name), nor whether the broker was online
+then. A former name is left alone while another appliance is online with it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ANNOUNCED_FILE = "announced.json"
 RETAINED = (events.STATE, events.MUTE, events.MICROPHONE, events.LAST, events.AVAILABILITY)
 """The node's topics that are published retained."""
 STEP_S = 1.0
-"""For the broker to say who is online; then for Home Assistant to remove the entities, whose
-templates cannot read an empty payload."""
+"""Wait for the broker to tell who is online, and then for Home Assistant to remove the entities,
+because their templates cannot read an empty payload."""
 MOST = 50
-"""Names that are remembered; the oldest are forgotten."""
+"""Most names in the file; the oldest are dropped."""
 
 
 class Name(NamedTuple):
@@ -43,7 +43,7 @@ class Name(NamedTuple):
 
 
 class Broker(Protocol):
-    """What is needed of a Connection."""
+    """The methods of BrokerConnection that are used here."""
 
     def subscribe_retained(self, topic: str) -> None:
         """Listen on a topic, with what is retained there. Raises BrokerError."""
@@ -53,17 +53,17 @@ class Broker(Protocol):
 
 
 class FormerNames:
-    """One thread's. Times are time.monotonic()'s, given by the caller."""
+    """Clears former names. One thread's; times are time.monotonic()'s, given by the caller."""
 
     def __init__(self, file: Path | None, present: Name) -> None:
-        """Remembers names in `file`; None: it knows of none."""
+        """Save names in `file`; without one, there are no former names."""
         self._file, self._present = file, present
         self._former: list[Name] = []
         self._online: set[str] = set()
         self._steps: list[tuple[float, Callable[[Broker], None]]] = []
 
     def connected(self, now_s: float, broker: Broker) -> None:
-        """A connection stands: remember the name, and begin to clear former ones.
+        """After connecting, save the name and begin to clear former ones.
 
         Raises BrokerError.
         """
@@ -82,11 +82,11 @@ class FormerNames:
             self._steps = [(now_s + STEP_S * n, each) for n, each in enumerate(actions, 1)]
 
     def lost(self) -> None:
-        """The connection ended: all begins anew with the next one."""
+        """Stop; the next connection starts over."""
         self._steps.clear()
 
     def take(self, message: ReceivedMessage) -> bool:
-        """Return True if the message is the availability of a former name; it is noted."""
+        """Return True if the message is the availability of a former name, which is recorded."""
         for one in self._renamed():
             if message.topic == _availability(one):
                 if message.payload == events.ONLINE:
@@ -102,7 +102,7 @@ class FormerNames:
 
     @property
     def due_s(self) -> float:
-        """When `poll` has something to do."""
+        """When `poll` has something to do, or infinity."""
         return self._steps[0][0] if self._steps else math.inf
 
     def _renamed(self) -> Iterable[Name]:
@@ -125,9 +125,9 @@ class FormerNames:
         """The connection still stands, so the broker has taken the messages: QoS 0, in order."""
         for one in self._former:
             if one.node in self._online:
-                log.info("another appliance is called %s now: its messages stay", one.node)
+                log.info("another appliance is called %s now; its messages stay", one.node)
             elif one.node != self._present.node:
-                log.info("cleared what the broker retained of %s, this one's old name", one.node)
+                log.info("cleared what the broker retained under the old name %s", one.node)
         self._write([one for one in _read(self._file) if one not in self._former])
         self._former = []
 

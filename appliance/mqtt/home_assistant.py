@@ -20,18 +20,18 @@ from appliance.mqtt import events
 from appliance.records import ApplianceState, ApplianceStats
 
 NPUS = {"hailo8": "Hailo-8", "hailo8l": "Hailo-8L", "hailo10h": "Hailo-10H"}
-"""The encoder's names of what it runs on, as their maker writes them."""
+"""Chips by the encoder's name, as their maker writes them."""
 FORMER: Mapping[str, str] = {}
 """Components that older versions announced and this one does not: name to platform.
 
-Leaving one out of the message does not remove it from Home Assistant, naming its platform alone
-does; it stays here, as nobody knows which version an appliance is upgraded from.
+Home Assistant removes a component only if the message has it with its platform alone. Entries stay
+here, because an appliance may be upgraded from any version.
 """
 TEMPERATURES = {"npu": "NPU temperature", "soc": "Processor temperature"}
 """Temperatures that a machine may have, with the names of their sensors. The `stats` topic has each
 as `<key>_temperature_c`."""
 TEXT_LETTERS = 255
-"""Home Assistant takes no longer state; the whole text is in the attributes."""
+"""Home Assistant's longest state; the attributes have the whole text."""
 
 
 def discovery_topic(prefix: str, node: str) -> str:
@@ -94,9 +94,9 @@ def available_temperatures(state: ApplianceState, stats: ApplianceStats | None) 
 
 
 def _speech(node: str) -> dict[str, Any]:
-    """Entities of what is said.
+    """Return the entities of transcripts and speech.
 
-    None of it depends on the microphone, which may go before its last sentence.
+    Transcripts stay available without the microphone, which may be lost before its last sentence.
     """
     return {
         "transcript": {
@@ -131,7 +131,7 @@ def _speech(node: str) -> dict[str, Any]:
 
 
 def _switches(node: str) -> dict[str, Any]:
-    """The microphone, and the switch that closes it."""
+    """Return the entities of the microphone and of mute."""
     return {
         "microphone": {
             **_component(node, "binary_sensor", "microphone", "Microphone", events.MICROPHONE),
@@ -151,7 +151,7 @@ def _switches(node: str) -> dict[str, Any]:
 
 
 def _measurements(node: str) -> dict[str, Any]:
-    """Numbers of each transcript."""
+    """Return the entities of a transcript's numbers."""
     measured = {"state_class": "measurement"}
     return {
         "confidence": {
@@ -174,14 +174,14 @@ def _measurements(node: str) -> dict[str, Any]:
     }
 
 
-def _temperatures(node: str, there: Collection[str]) -> dict[str, Any]:
-    """Sensors of the temperatures in `there`, keys of TEMPERATURES."""
+def _temperatures(node: str, present: Collection[str]) -> dict[str, Any]:
+    """Return the sensors of `present`, keys of TEMPERATURES."""
     return {
-        f"{one}_temperature": {
+        f"{key}_temperature": {
             **_component(
                 node,
                 "sensor",
-                f"{one}_temperature",
+                f"{key}_temperature",
                 shown,
                 events.STATS,
                 qos=0,
@@ -191,15 +191,15 @@ def _temperatures(node: str, there: Collection[str]) -> dict[str, Any]:
             "device_class": "temperature",
             "state_class": "measurement",
             "unit_of_measurement": "°C",
-            "value_template": f"{{{{ value_json.{one}_temperature_c | default(none) }}}}",
+            "value_template": f"{{{{ value_json.{key}_temperature_c | default(none) }}}}",
         }
-        for one, shown in TEMPERATURES.items()
-        if one in there
+        for key, shown in TEMPERATURES.items()
+        if key in present
     }
 
 
 def _diagnostics(node: str) -> dict[str, Any]:
-    """The appliance's status, and transcripts that the broker does not have yet."""
+    """Return the entities of the status and of unpublished transcripts."""
     diagnostic = {"entity_category": "diagnostic"}
     return {
         "outbox": {

@@ -32,15 +32,15 @@ ANSWER_S = 3.0
 
 
 class BrokerProbe:
-    """A connection with an id that is never the daemon's, and without a last will.
+    """A connection with a client id of its own and without a last will. Owned by one thread.
 
-    Nothing that it does is told to the daemon's subscribers. Owned by one thread.
+    The daemon's subscribers do not notice it.
     """
 
     def __init__(self, settings: MqttSettings, node: str, connect_s: float = CONNECT_S) -> None:
-        """Connects. Raises BrokerError, and ConfigError for a file of password or TLS."""
+        """Connect. Raises BrokerError, and ConfigError for a file with the password or for TLS."""
         self.ended = ""
-        """Why the connection ended; empty while it stands."""
+        """Why the connection ended; "" while it is open."""
         self._settings = settings
         self._client_id = f"roomscribe-{node}-doctor-{secrets.token_hex(3)}"
         self._connected = False
@@ -54,16 +54,16 @@ class BrokerProbe:
             raise
 
     def subscribe(self, topics: Iterable[str]) -> list[str]:
-        """Listens on topics, with what is retained there; those that the broker refuses.
+        """Subscribe to topics and their retained messages; return those that the broker refuses.
 
         Raises BrokerError.
         """
-        asked = {self._link.subscribe(topic, retained=True): topic for topic in topics}
-        self._wait(lambda: self._answers.keys() >= asked.keys())
-        return [asked[number] for number in asked if self._answers[number] >= FIRST_FAILURE]
+        requested = {self._link.subscribe(topic, retained=True): topic for topic in topics}
+        self._wait(lambda: self._answers.keys() >= requested.keys())
+        return [requested[number] for number in requested if self._answers[number] >= FIRST_FAILURE]
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> int:
-        """Sends a message of QoS 1; the broker's reason code if it refuses it, else 0.
+        """Send a message of QoS 1; return the broker's reason code if it refuses it, else 0.
 
         Raises BrokerError.
         """
@@ -73,22 +73,24 @@ class BrokerProbe:
         return code if code >= FIRST_FAILURE else 0
 
     def reaches(self, topic: str) -> bool:
-        """True when somebody subscribes to `topic`, or the broker does not say: an empty message
-        goes there. Raises BrokerError."""
+        """Send an empty message to `topic`; return False if the broker says that nobody subscribes.
+
+        Raises BrokerError.
+        """
         number = self._link.publish(OutgoingMessage(topic, b""))
         self._wait(lambda: number in self._answers)
         return self._answers[number] != NOBODY_SUBSCRIBES
 
     def receive(self, within_s: float = ANSWER_S, count: float = math.inf) -> list[ReceivedMessage]:
-        """Messages on the topics listened on: all that come within the time, or once `count` have.
+        """Return the messages on subscribed topics that arrive in time, or the first `count`.
 
-        Returns early when the connection ends. Raises BrokerError.
+        Returns early if the connection ends. Raises BrokerError.
         """
         self._until(lambda: len(self._link.received) >= count, within_s)
         return [self._link.received.popleft() for _ in range(len(self._link.received))]
 
     def _until(self, condition: Callable[[], bool], within_s: float) -> bool:
-        """Reads news until `condition` holds; False when it does not within the time."""
+        """Handle events until `condition` is true; return False if it is not in time."""
         deadline_s = time.monotonic() + within_s
         while True:
             self._read()
@@ -99,7 +101,7 @@ class BrokerProbe:
             self._wake.clear()
 
     def _wait(self, condition: Callable[[], bool], within_s: float = ANSWER_S) -> None:
-        """Raises BrokerError when `condition` does not hold within the time."""
+        """Wait for `condition`. Raises BrokerError if it is not true in time."""
         if self._until(condition, within_s):
             return
         where = f"{self._settings.host}:{self._settings.port}"

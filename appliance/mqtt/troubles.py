@@ -1,4 +1,4 @@
-"""The troubles between store and broker: each logged once, with what to do about it."""
+"""Problems between store and broker: each is logged once, with what to do."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ PASSING = (136, 137, 151, 159)
 _UNSUPPORTED, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED = 132, 133, 134, 135
 
 WAITS = NOBODY, AWAY = "nobody subscribes", "home assistant"
-"""Transcripts wait for somebody, which heals by itself and degrades nothing."""
+"""Transcripts wait for a subscriber. This ends by itself and does not degrade the state."""
 CLIENT_ID = "client id"
-"""Another client has ours, or had it a moment ago."""
-HOME_ASSISTANT_AWAY = "Home Assistant is away; transcripts wait for it (homeassistant.hold_s)"
+"""Another client uses our client id, or did so a moment ago."""
+HOME_ASSISTANT_AWAY = "Home Assistant is offline; transcripts wait for it (homeassistant.hold_s)"
 HOME_ASSISTANT_RETURNS = (
     "the connection to the broker, or Home Assistant, has just come back; transcripts wait some "
-    "seconds until Home Assistant surely hears them"
+    "seconds until Home Assistant has certainly subscribed"
 )
 
 
 class Troubles:
-    """The present troubles by what suffers; each is logged when it comes and when it goes."""
+    """The present problems by the part that has them; logs when one begins and ends."""
 
     def __init__(self) -> None:
         self._present: dict[str, tuple[str, str]] = {}
 
     def set(self, part: str, reason: str, detail: str = "") -> None:
-        """`part` suffers from `reason`; the same one with another `detail` is no news."""
+        """Set the problem of `part`; it is logged only if `reason` is new."""
         known, _ = self._present.get(part, ("", ""))
         self._present[part] = (reason, detail)
         if known != reason:
             log.warning("%s%s", reason, detail)
 
     def clear(self, part: str) -> None:
-        """`part` is well."""
+        """Remove the problem of `part`."""
         if self._present.pop(part, None):
-            log.info("%s: well again", part)
+            log.info("%s: works again", part)
 
     def reasons(self, *, waits: bool | None = None) -> tuple[str, ...]:
-        """What is wrong and what to do, a sentence each; those to be put right first. Any thread.
+        """Return what is wrong and what to do, a sentence each; problems before WAITS. Any thread.
 
-        With `waits`, only those for whom transcripts wait (True), or only the others (False).
+        With `waits`, only what transcripts wait for (True), or only the others (False).
         """
         if waits is None:
             return (*self.reasons(waits=False), *self.reasons(waits=True))
@@ -56,9 +56,12 @@ class Troubles:
 
 
 def away(settings: MqttSettings, detail: str) -> tuple[str, str]:
-    """The broker does not answer, or the connection broke: reason and detail."""
+    """Return reason and detail for a broker that does not answer."""
     where = f"{settings.host}:{settings.port}"
-    return (f"broker {where} is away; transcripts wait in the log until it is back", f": {detail}")
+    return (
+        f"broker {where} is offline; transcripts wait in the log until it is back",
+        f": {detail}",
+    )
 
 
 def is_login(code: int) -> bool:
@@ -67,7 +70,7 @@ def is_login(code: int) -> bool:
 
 
 def refused(settings: MqttSettings, client_id: str, code: int, reason: str) -> str:
-    """The broker answered and refused us; `code` and `reason` are those of its CONNACK."""
+    """Return the reason for a broker that refused us; `code` and `reason` are its CONNACK's."""
     user = f"user {settings.username!r}" if settings.username else "a client without mqtt.username"
     if is_login(code):
         found = user
@@ -85,7 +88,7 @@ def refused(settings: MqttSettings, client_id: str, code: int, reason: str) -> s
 
 
 def taken_over(client_id: str) -> str:
-    """Another client came with our id."""
+    """Return the reason if another client connected with our id."""
     return (
         f"another client uses the client id {client_id!r}: the broker ended our connection; "
         "give each appliance its own appliance.node or mqtt.client_id"
@@ -93,7 +96,7 @@ def taken_over(client_id: str) -> str:
 
 
 def thrown_out(client_id: str) -> str:
-    """The broker ends one connection after another without a reason; Mosquitto 2.0 does so."""
+    """Return the reason if the broker ends one connection after another, as Mosquitto 2.0 does."""
     return (
         "the broker ends every connection soon: probably another client uses the client id "
         f"{client_id!r}; give each appliance its own appliance.node or mqtt.client_id"
@@ -101,7 +104,7 @@ def thrown_out(client_id: str) -> str:
 
 
 def denied(settings: MqttSettings, doing: str, reason: str) -> str:
-    """The broker does not let us `doing` ("write to", "listen on") some topics."""
+    """Return the reason if the broker refuses topics; `doing` is "write to" or "listen on"."""
     user = repr(settings.username) if settings.username else "clients without a user name"
     return (
         f"broker {settings.host}:{settings.port} does not let us {doing} some topics ({reason}); "
@@ -110,13 +113,13 @@ def denied(settings: MqttSettings, doing: str, reason: str) -> str:
 
 
 def outbox_full(limit: int) -> str:
-    """More transcripts wait than may."""
+    """Return the reason if more than `limit` transcripts wait."""
     return (
         f"more than {limit} transcripts waited for the broker (mqtt.outbox_limit); the oldest are "
-        "passed over: they are in the log and are not told"
+        "not published, but you find them in the log"
     )
 
 
 def nobody_subscribes(node: str) -> str:
-    """The broker has nobody to give transcripts to (PUBACK 16)."""
+    """Return the reason if nobody subscribes to transcripts (PUBACK 16)."""
     return f"nobody subscribes to roomscribe/{node}/transcript; transcripts wait in the log for it"

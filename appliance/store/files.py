@@ -1,7 +1,7 @@
-"""The log's file and its neighbours (-wal, -shm, a repair's), connections to it, and its errors.
+"""The log's file and its siblings (-wal, -shm, a repair's), connections to it, and its errors.
 
-SQLite's and the system's errors become one clear line each, and say whether the file is damaged,
-and whether the disk may come back.
+Each error of SQLite or the system becomes one line, and tells whether the file is damaged and
+whether the disk may recover.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Identity = tuple[int, int]
 """Device and inode: which file it is, whatever its name."""
 _PIECE = 1 << 16
 _ROOM = 256 * 1024
-"""Bytes; a transcript takes about 40 kB of the -wal file until it is emptied."""
+"""Bytes that must be free; a transcript takes about 40 kB of the -wal file until it is emptied."""
 _GIVE = "give this user the folder, or set store.path"
-SUDO = "it is the daemon's: run this with sudo"
+SUDO = "it belongs to the daemon: run this with sudo"
 _FOUND_AND_FIX = {
     "SQLITE_FULL": ("a full disk", "free some space"),
     "SQLITE_READONLY": ("a read-only one", "make the disk and file writable, or set store.path"),
     "SQLITE_CANTOPEN": ("one that cannot be opened", _GIVE),
     "SQLITE_PERM": ("no permission", _GIVE),
-    "SQLITE_NOTADB": ("another kind of file", "the daemon sets it aside and begins a new one"),
+    "SQLITE_NOTADB": ("another kind of file", "the daemon sets it aside and starts a new one"),
     "SQLITE_CORRUPT": (
         "a damaged one",
-        "the daemon sets it aside, saves what can be read, and goes on in a new one",
+        "the daemon sets it aside, saves what can be read, and continues in a new one",
     ),
     "SQLITE_BUSY": ("one locked by another program", "end that program"),
     "SQLITE_IOERR": ("a disk that fails", "check its space and health"),
@@ -47,16 +47,16 @@ _FIXES = {
 }
 _PASSING = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")
 _MISTAKES = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
-"""store.path is none for a folder; all else may be fixed while the daemon runs."""
+"""store.path cannot be a folder; all other errors may be solved while the daemon runs."""
 
 
 def sibling(path: Path, ending: str) -> Path:
-    """The neighbour of `path` with a longer name."""
+    """Return the file beside `path` with `ending` after its name."""
     return path.with_name(path.name + ending)
 
 
 def identity(path: Path) -> Identity | None:
-    """Which file bears the name; None when there is none. Raises OSError."""
+    """Return which file has the name; None without one. Raises OSError."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -65,19 +65,19 @@ def identity(path: Path) -> Identity | None:
 
 
 def make(path: Path) -> None:
-    """An empty file in its folder, for this user alone, unless it is there. Raises OSError."""
+    """Create an empty file for this user only, unless it exists. Raises OSError."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
 
 
 def probe(path: Path) -> None:
-    """Shows that the file and its neighbours may be written and that there is room for more.
+    """Check that the file and its siblings may be written, and that the disk has room.
 
-    A disk with room for one page alone is a full one. Raises OSError.
+    A disk with room for only one page counts as full. Raises OSError.
     """
     for ending in ("", "-wal", "-shm"):
         file = sibling(path, ending)
         if file.exists() and not os.access(file, os.W_OK):
-            os.close(os.open(file, os.O_RDWR))  # raises the very error
+            os.close(os.open(file, os.O_RDWR))  # raises the exact error
     trial = sibling(path, ".probe")
     try:
         with trial.open("wb") as file_of_zeros:
@@ -89,15 +89,14 @@ def probe(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """The folder of `path`, for this user alone, unless it is there. Raises OSError."""
+    """Create the folder of `path` for this user only, unless it exists. Raises OSError."""
     if not path.parent.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         sync_folder(path.parent.parent)
 
 
 def copy(path: Path, to: Path) -> None:
-    """Copies a database that nobody writes, with its -wal where there is one, for this user alone.
-    Raises OSError."""
+    """Copy a database that nobody writes, and its -wal, for this user only. Raises OSError."""
     for ending in ("", "-wal"):
         if not ending or sibling(path, ending).exists():
             make(sibling(to, ending))
@@ -105,7 +104,7 @@ def copy(path: Path, to: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Overwrite and delete a database with what SQLite keeps beside it. Raises OSError."""
+    """Overwrite and delete a database and its siblings. Raises OSError."""
     for ending in ("", "-wal", "-shm", "-journal"):
         file = sibling(path, ending)
         if ending != "-shm":  # it holds no text
@@ -115,10 +114,11 @@ def delete(path: Path) -> None:
 
 
 def overwrite(path: Path, upto: int | None = None) -> None:
-    """Write zeros over a file, or over its first `upto` bytes: what is deleted or truncated
-    otherwise stays readable in free blocks of the file system. Raises OSError.
+    """Write zeros over a file, or over its first `upto` bytes. Raises OSError.
 
-    Only a plain file with one name: a link in this folder must not lead root elsewhere.
+    Otherwise deleted text stays readable in free blocks of the file system.
+
+    Only a regular file with one name is overwritten: a link must not lead root elsewhere.
     """
     number = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
@@ -134,10 +134,10 @@ def overwrite(path: Path, upto: int | None = None) -> None:
 
 
 def connect(path: Path, *, write: bool, busy_s: float) -> tuple[sqlite3.Connection, bool]:
-    """An open connection; the file must be there. True with it when it sees no changes.
+    """Return a connection to an existing file, and whether it is blind to later changes.
 
-    Readers of a log in SQLite's WAL mode make files beside it; on a disk that lets them not, the
-    file is read as one that nobody changes, which it is there. Raises sqlite3.Error.
+    Readers in SQLite's WAL mode create files beside the log. If the disk does not allow that,
+    nobody can change the file, so it is opened as immutable. Raises sqlite3.Error.
     """
     if write:
         return _connection(path, "mode=rw", busy_s), False
@@ -158,7 +158,7 @@ def connect(path: Path, *, write: bool, busy_s: float) -> tuple[sqlite3.Connecti
 
 
 def unchanging(path: Path, busy_s: float) -> sqlite3.Connection:
-    """A connection that sees the file without its -wal, and makes nothing beside it."""
+    """Return a connection that ignores the -wal and creates no files."""
     return _connection(path, "mode=ro&immutable=1", busy_s)
 
 
@@ -173,9 +173,9 @@ def _connection(path: Path, how: str, busy_s: float) -> sqlite3.Connection:
 
 
 class UnwritableError(StoreError):
-    """The disk refuses, which may pass: full, read-only, missing, not permitted, failing.
+    """The disk refuses for now: full, read-only, missing, not permitted, failing.
 
-    Not: locked by another program, damaged, or written by a newer version.
+    Not for a file that is locked, damaged, or written by a newer version.
     """
 
     def __init__(self, message: str, found: str, fix: str) -> None:
@@ -184,15 +184,15 @@ class UnwritableError(StoreError):
 
 
 class DamagedError(sqlite3.DatabaseError):
-    """The file opens and is not whole."""
+    """The file can be opened but is damaged."""
 
     sqlite_errorname = "SQLITE_CORRUPT"
 
 
 def is_damage(error: BaseException) -> bool:
-    """True when the file itself is broken: trying again does not help, a new file does."""
+    """Return True if the file itself is broken: only a new file helps."""
     if isinstance(error, DamagedRowError | UnicodeDecodeError):
-        return True  # also SQLite's own message may quote what no longer is UTF-8
+        return True  # SQLite's own message may quote bytes that are not UTF-8, too
     name = getattr(error, "sqlite_errorname", None) or ""
     undecodable = isinstance(error, sqlite3.OperationalError) and "decode to UTF-8" in str(error)
     return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or undecodable
@@ -200,9 +200,9 @@ def is_damage(error: BaseException) -> bool:
 
 @contextmanager
 def plain_errors(path: Path, doing: str, sudo: str = "") -> Iterator[None]:
-    """Makes of whatever SQLite or the system raise a StoreError of one line.
+    """Turn errors of SQLite and of the system into a StoreError of one line.
 
-    `sudo` is what to do where the file is another user's, if not to give this one the folder.
+    `sudo` is what to do if the file belongs to another user; default: change the folder's owner.
     """
     try:
         yield
@@ -232,5 +232,5 @@ def plain_errors(path: Path, doing: str, sudo: str = "") -> Iterator[None]:
 
 
 def _is_closed(path: Path) -> bool:
-    """True where this user may not read and write the file."""
+    """Return True if this user may not read and write the file."""
     return not os.access(path, os.R_OK | os.W_OK)

@@ -1,4 +1,4 @@
-"""Where the log lies, and folders in memory for what must never be on a disk, or cannot be."""
+"""Paths of the log, and folders in memory for what must not, or cannot, be on a disk."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from appliance.system import lock
 
 FILE_NAME = "roomscribe.db"
 INSTALLED = Path("/var/lib/roomscribe"), Path("/run/roomscribe")
-"""State and runtime folder of the system's daemon."""
+"""State and runtime folder of the installed daemon."""
 LOCK_NAME = "lock"
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")
 IN_MEMORY = ("tmpfs", "ramfs")
 OURS = re.compile(r"roomscribe(-\d+)?$|[0-9a-f]{16}$")
-"""Folders that were made for folders in memory."""
+"""Names of folders that were created for folders in memory."""
 
 
 def runtime_folder(settings: Settings) -> Path:
-    """The folder in memory that belongs to the configured log.
+    """Return the folder in memory that belongs to the configured log.
 
     It is below systemd's runtime directory, else the user's, else in shared memory.
     """
@@ -36,7 +36,7 @@ def runtime_folder(settings: Settings) -> Path:
 
 
 def runtime_folders(settings: Settings) -> list[Path]:
-    """The folder in memory of a daemon with that log: this process's, and where else one may be."""
+    """Return where the folder in memory of a daemon with that log may be; this process's first."""
     found = [runtime_folder(settings)]
     state, runtime = INSTALLED
     if store_folder(settings.store) == state and not os.environ.get("RUNTIME_DIRECTORY"):
@@ -45,12 +45,12 @@ def runtime_folders(settings: Settings) -> list[Path]:
 
 
 def remove_empty(folder: Path) -> None:
-    """Removes a folder in memory and what was made for it, as far as they are empty."""
+    """Remove a folder in memory and its parents that were created for it, if they are empty."""
     with contextlib.suppress(OSError):
-        for one in (folder, *folder.parents):
-            if not OURS.match(one.name):
+        for path in (folder, *folder.parents):
+            if not OURS.match(path.name):
                 break
-            one.rmdir()
+            path.rmdir()
 
 
 def _runtime() -> Path:
@@ -65,7 +65,7 @@ def _runtime() -> Path:
 
 
 def is_in_memory(folder: Path) -> bool:
-    """True when `folder` is there and lies on a file system without a disk."""
+    """Return True if `folder` exists and is on a file system without a disk."""
     try:
         device = folder.stat().st_dev
         mounts = MOUNTS.read_text(encoding="utf-8", errors="replace")
@@ -80,25 +80,25 @@ def is_in_memory(folder: Path) -> bool:
 
 
 class MemoryFolder:
-    """A folder in memory, which outlives the process, for one process at a time.
+    """A folder in memory that outlives the process, for one process at a time.
 
-    It is this user's alone. Whatever ends the process, the next one may take it.
+    Only this user may access it. Whatever ends the process, the next one may take it.
     """
 
     def __init__(self, path: Path) -> None:
-        """Takes nothing yet."""
+        """Do not take the folder yet."""
         self.path = path
         self._held: io.FileIO | None = None
 
     def take(self) -> None:
-        """Makes the folder and what is above it, and locks it. Raises OSError.
+        """Create the folder and its parents, and lock it. Raises OSError.
 
-        A folder that was deleted while it was taken is made and locked anew.
+        A folder that was deleted meanwhile is created and locked again.
         """
         for above in (*reversed(self.path.parents), self.path):
             if not above.exists():
                 above.mkdir(mode=0o700, exist_ok=True)
-            # another user's folder could be exchanged for another one later
+            # another user could replace such a folder later
             owner = above.stat().st_uid
             if owner not in (0, os.geteuid()):
                 raise PermissionError(
@@ -112,7 +112,7 @@ class MemoryFolder:
         self.lock()
 
     def lock(self) -> None:
-        """Takes a folder that is there. Raises OSError, also when another process has it."""
+        """Lock an existing folder. Raises OSError, also if another process has it."""
         try:
             held = lock(self.path / LOCK_NAME)
         except BlockingIOError:
@@ -121,7 +121,7 @@ class MemoryFolder:
         self._held = held
 
     def leave(self) -> None:
-        """Gives it back; removes it, and what was made for it, when it is empty."""
+        """Unlock it; remove it, and what was created for it, if it is empty."""
         with contextlib.suppress(OSError):
             if all(path.name == LOCK_NAME for path in self.path.iterdir()):
                 (self.path / LOCK_NAME).unlink()

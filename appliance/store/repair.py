@@ -1,7 +1,7 @@
-"""A damaged file is set aside, and what can still be read of it goes on in a new one.
+"""Repair of a damaged log: it is set aside, and a new file gets what can still be read of it.
 
-A crash at any point of `heal` is made good by `finish` at the next start: the new file is complete
-under another name before the damaged one is moved away.
+If `heal` is interrupted, `finish` completes it at the next start: the new file is complete under
+another name before the damaged one is moved away.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ from appliance.system import sync_folder
 log = logging.getLogger("roomscribe.store")
 
 CHECKED_MB = 64
-"""A larger file, of some 120,000 transcripts, is not read through at every start, which takes 0.1 s
-for that many: damage in it is found where it is met."""
+"""A larger file (some 120,000 transcripts) is not checked completely at every start, which would
+take more than 0.1 s; damage in it is found when it is read."""
 MOST_ASIDE = 3
-"""Set-aside files hold what people said; no more of them are kept."""
+"""Most set-aside files, because they contain what people said."""
 _STAMP = "%Y%m%dT%H%M%SZ"
 _BLIND = 100_000
 _BLIND_S = 3.0
-"""So many numbers are tried one by one, and for so long, where no index knows what there is."""
+"""Numbers that are tried one by one, and the time limit, if no index knows which ones exist."""
 _LAST_NUMBER = 1 << 53
-"""JSON's readers count no further."""
+"""Largest whole number that readers of JSON agree on."""
 _PAGE = 4096
 _THERE = "SELECT 1 FROM sqlite_schema WHERE name = 'transcripts'"
 _CARRIED, _CARRIED_FOR = 1000, timedelta(days=1)
-"""So many transcripts, and none older, go from a file that was deleted into the new one."""
+"""Number and age of unpublished transcripts that go from a deleted file into the new one."""
 _UNDELIVERED = 200
 
 
 @dataclass(slots=True)
 class Numbering:
-    """How far the numbers and the broker had come."""
+    """The highest number, the cursor and unpublished rows, in case the file loses them."""
 
     highest: int = 0
-    """Of all transcripts, deleted ones included; 0: not known."""
+    """Of all transcripts, including deleted ones; 0: unknown."""
     cursor: int = 0
     undelivered: deque[Row] = field(default_factory=lambda: deque(maxlen=_UNDELIVERED))
-    """The last transcripts that no broker has, in case the file loses them."""
+    """The last transcripts that the broker does not have."""
 
     def raise_to(self, highest: int = 0, cursor: int = 0) -> None:
-        """Notes what is further than what is known."""
+        """Raise the numbers, never lower them; drop rows that the cursor has passed."""
         self.highest, self.cursor = max(self.highest, highest), max(self.cursor, cursor)
         while self.undelivered and self.undelivered[0][0] <= self.cursor:
             self.undelivered.popleft()
 
     def fresh(self) -> list[Row]:
-        """Those of `undelivered` that are not older than what is carried out of a deleted file."""
+        """Return those of `undelivered` that are not too old to be carried over."""
         earliest = tables.iso(datetime.now(UTC) - _CARRIED_FOR)
         return [row for row in self.undelivered if row[tables.STORED] >= earliest]
 
 
 def check(connection: sqlite3.Connection) -> str:
-    """What is wrong with the file, in SQLite's words; empty when it is whole."""
+    """Return what is wrong with the file, in SQLite's words; "" if it is whole."""
     found = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
     missing = tables.TABLES.get(tables.version(connection), set()) - found
     if missing:
-        return f"the table {min(missing)} is not there"
+        return f"the table {min(missing)} is missing"
     try:
         connection.execute(f"{tables.select(connection)} LIMIT 0")
         if connection.execute("SELECT cursor FROM outbox").fetchone() is None:
-            return "the cursor is not there"
+            return "the cursor is missing"
     except sqlite3.OperationalError as error:
         if error.sqlite_errorname != "SQLITE_ERROR":
             raise
@@ -82,15 +82,15 @@ def check(connection: sqlite3.Connection) -> str:
 
 
 def quick_check(connection: sqlite3.Connection, of: str = "1") -> str:
-    """SQLite's first complaint of the whole file, or of the table `of`; empty when it is whole."""
+    """Return SQLite's first complaint about the file, or about the table `of`; "" without one."""
     answer = str(connection.execute(f"PRAGMA quick_check({of})").fetchone()[0])
     return "" if answer == "ok" else answer.replace("\n", " ")
 
 
 def heal(path: Path, numbering: Numbering, why: object) -> None:
-    """Puts a whole file in the place of the damaged one, which nobody may have open any more.
+    """Replace the damaged file by a whole one; nobody may have it open.
 
-    Raises OSError and sqlite3.Error (disk full...); the damaged file is where it was then.
+    Raises OSError and sqlite3.Error (disk full...); the damaged file stays in place then.
     """
     part, saved = sibling(path, ".part"), sibling(path, ".saved")
     delete(part)
@@ -115,7 +115,7 @@ def heal(path: Path, numbering: Numbering, why: object) -> None:
 
 
 def finish(path: Path) -> None:
-    """Completes, or takes back, a `heal` that a crash ended."""
+    """Complete or undo a `heal` that a crash interrupted."""
     saved = sibling(path, ".saved")
     for ending in (".part", ".copy"):
         delete(sibling(path, ending))
@@ -127,17 +127,17 @@ def finish(path: Path) -> None:
     _move_away(path, next(iter(set_aside_files(path)), _aside(path)))
     saved.rename(path)
     sync_folder(path.parent)
-    log.error("%s was damaged: what was saved from it is in place now", path)
+    log.error("%s was damaged. The new file has what could be saved", path)
 
 
 def set_aside_files(path: Path) -> list[Path]:
-    """The set-aside files, the newest first."""
+    """Return the set-aside files, the newest first."""
     found = path.parent.glob(f"{path.name}.damaged-*Z")
     return sorted(found, reverse=True)
 
 
 def prune(path: Path, days: int, now: datetime) -> int:
-    """Deletes set-aside files that are too many or older than `days` (0: any age); how many."""
+    """Delete set-aside files beyond MOST_ASIDE or `days` (0: any age); return how many."""
     earliest = (now - timedelta(days=days)).astimezone(UTC).strftime(_STAMP) if days else ""
     old = [
         file
@@ -150,13 +150,13 @@ def prune(path: Path, days: int, now: datetime) -> int:
 
 
 def delete_set_aside_files(path: Path) -> None:
-    """Deletes every set-aside file."""
+    """Delete every set-aside file."""
     for file in set_aside_files(path):
         delete(file)
 
 
 def _aside(path: Path) -> Path:
-    """A name for the damaged file that is not taken."""
+    """Return an unused name for the damaged file."""
     moment = datetime.now(UTC)
     while (name := sibling(path, moment.strftime(f".damaged-{_STAMP}"))).exists():
         moment += timedelta(seconds=1)
@@ -164,7 +164,7 @@ def _aside(path: Path) -> Path:
 
 
 def _move_away(path: Path, aside: Path) -> None:
-    """Renames the file and its -wal; the -shm is of no use to anyone."""
+    """Rename the file and its -wal; delete the useless -shm."""
     for ending in ("", "-wal"):
         with suppress(FileNotFoundError):
             sibling(path, ending).rename(sibling(aside, ending))
@@ -173,7 +173,7 @@ def _move_away(path: Path, aside: Path) -> None:
 
 
 def continue_numbering(connection: sqlite3.Connection, numbering: Numbering) -> None:
-    """Makes numbers and cursor of the open file go on from what is known, and the other way."""
+    """Raise the numbers and the cursor of the open file to `numbering`, and the other way round."""
     found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'transcripts'")
     row = found.fetchone()
     cursor = connection.execute("SELECT cursor FROM outbox").fetchone()[0]
@@ -190,9 +190,9 @@ def continue_numbering(connection: sqlite3.Connection, numbering: Numbering) -> 
 
 
 def read_undelivered(connection: sqlite3.Connection) -> list[Row]:
-    """Rows of a deleted file that the broker waits for, in order; of one day, and not very many.
+    """Return unpublished rows of a deleted file, in order; of one day, and not very many.
 
-    A person who deletes the file wants all else to be gone.
+    Who deletes the file wants everything else to be gone.
     """
     earliest = tables.iso(datetime.now(UTC) - _CARRIED_FOR)
     sql = (
@@ -203,9 +203,9 @@ def read_undelivered(connection: sqlite3.Connection) -> list[Row]:
 
 
 def salvage(damaged: Path, into: Path, copy: Path, numbering: Numbering) -> int:
-    """Makes the file `into` with all that SQLite still gives of `damaged`; how many transcripts.
+    """Create the file `into` with all that SQLite can read of `damaged`; return how many.
 
-    `copy` is a name for what is needed on the way. Raises OSError and sqlite3.Error (disk full...).
+    `copy` names a temporary file. Raises OSError and sqlite3.Error (disk full...).
     """
     files.make(into)
     count = 0
@@ -226,10 +226,10 @@ def salvage(damaged: Path, into: Path, copy: Path, numbering: Numbering) -> int:
 
 
 def _learn(source: sqlite3.Connection, numbering: Numbering) -> None:
-    """The numbering and the cursor of a damaged file.
+    """Read the highest number and the cursor of a damaged file.
 
-    Where the highest number is not to be had, the seconds since 1970 are above every number: nobody
-    says a sentence each second for ever. A number is never used twice.
+    If the highest number cannot be read, the Unix time takes its place: it is above every number,
+    since nobody says a sentence every second. A number is never used twice.
     """
     for row in _rows(source, "SELECT cursor FROM outbox"):
         if isinstance(row[0], int) and 0 <= row[0] <= _LAST_NUMBER:
@@ -244,9 +244,9 @@ def _learn(source: sqlite3.Connection, numbering: Numbering) -> None:
 
 
 def _source(damaged: Path, fresh: Path, copy: Path) -> sqlite3.Connection:
-    """The damaged file opened to be read; with the first page of `fresh`, where its own is lost.
+    """Open the damaged file for reading; if its first page is lost, with that of `fresh`.
 
-    All our files begin with the same tables in the same places.
+    All our files begin with the same tables at the same positions.
     """
     source = _reading(damaged)
     if next(_rows(source, _THERE), None):
@@ -267,7 +267,7 @@ def _reading(file: Path) -> sqlite3.Connection:
 
 
 def _readable(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
-    """Every whole row that can be had, some of them twice."""
+    """Yield every whole row that can be read, some of them twice."""
     if not next(_rows(source, _THERE), None):
         return
     for row in _found(source, highest):
@@ -278,7 +278,7 @@ def _readable(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
 
 
 def _found(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
-    """Rows from the front, from the back, and one by one between, whole or not."""
+    """Yield rows from the front, from the back, and one by one between; whole or not."""
     low, high, select = 0, highest + 1, tables.select(source)
     for row in _rows(source, f"{select} ORDER BY seq"):
         low = row[0] if low < row[0] <= highest else low
@@ -299,7 +299,7 @@ def _found(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
 
 
 def _indexed(source: sqlite3.Connection, low: int, high: int) -> set[int]:
-    """The numbers between `low` and `high` that the indexes know."""
+    """Return the numbers between `low` and `high` that the indexes have."""
     found = set[int]()
     for index, key in (("transcripts_by_end", '"end"'), ("sqlite_autoindex_transcripts_1", "id")):
         for order in ("", "DESC"):
@@ -309,6 +309,6 @@ def _indexed(source: sqlite3.Connection, low: int, high: int) -> set[int]:
 
 
 def _rows(source: sqlite3.Connection, sql: str, *values: object) -> Iterator[Row]:
-    """The rows of a statement up to the first that cannot be read."""
+    """Yield the rows of a statement up to the first one that cannot be read."""
     with suppress(sqlite3.DatabaseError, UnicodeDecodeError):
         yield from source.execute(sql, values)

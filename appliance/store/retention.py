@@ -1,6 +1,6 @@
 """The retention: deletes transcripts beyond the configured age, number and size.
 
-The wall clock alone never makes a transcript old: a false time from the network would empty the log
+The wall clock alone never makes a transcript old: a wrong time from the network would empty the log
 at once. A transcript's age is the smaller of two: by the wall clock since the speech ended, and by
 the machine's running time since the transcript was stored. The table `boots` adds up running time
 over restarts. The gap between two boots counts as the wall clock says, but as one day at most.
@@ -22,7 +22,7 @@ _BOOTS = """CREATE TABLE IF NOT EXISTS boots (
     boot TEXT PRIMARY KEY, base_s REAL NOT NULL, seen_s REAL NOT NULL, wall_s REAL NOT NULL,
     jump_s REAL NOT NULL)"""
 """A row for each boot of the machine. Running time is base_s + the boot clock. The other columns
-are of the last look: boot clock, Unix time, and until when (running time) a jump is remembered.
+are of the last run: boot clock, Unix time, and until when (running time) a jump is remembered.
 
 Not part of a layout: a file without it gets it here, and an older version ignores it."""
 _STORED = """coalesce(
@@ -31,14 +31,14 @@ _STORED = """coalesce(
         + CAST(strftime('%s', stored) AS REAL))"""
 """Running time when a transcript was stored; by the wall clock if it is older than the table."""
 _BEYOND = "seq <= (SELECT seq FROM transcripts ORDER BY seq DESC LIMIT 1 OFFSET ?)"
-"""All but so many of the newest."""
+"""Condition for all but the given number of the newest."""
 _ROUNDS = 8
-"""Deleting by size goes by the average row; so often it is tried again at most."""
+"""Most attempts to delete by size, which estimates by the average row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What one look deleted."""
+    """The result of one run."""
 
     count: int
     """Transcripts deleted."""
@@ -94,21 +94,21 @@ def _count_running_time(connection: sqlite3.Connection, now: datetime) -> tuple[
 
 
 def _shrink(connection: sqlite3.Connection, most_bytes: int) -> int:
-    """Deletes the oldest until the pages in use are within `most_bytes`; how many went."""
+    """Delete the oldest until the pages in use fit into `most_bytes`; return how many."""
     count = 0
     for _ in range(_ROUNDS):
         pages, free, size = (
             number(connection, f"PRAGMA {name}")
             for name in ("page_count", "freelist_count", "page_size")
         )
-        used = (pages - free) * size  # free pages wait to be used again
+        used = (pages - free) * size  # free pages will be used again
         if used <= most_bytes:
             break
-        there = number(connection, "SELECT count(*) FROM transcripts")
-        # a twentieth more than needed, so that the next transcript does not begin it again
-        most = math.floor(there * most_bytes / used * 0.95)
-        went = forget(connection, _BEYOND, (most,))
-        if not went:
+        stored = number(connection, "SELECT count(*) FROM transcripts")
+        # 5 % more than needed, so that the next transcript does not trigger it again
+        most = math.floor(stored * most_bytes / used * 0.95)
+        deleted = forget(connection, _BEYOND, (most,))
+        if not deleted:
             break
-        count += went
+        count += deleted
     return count

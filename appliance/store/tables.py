@@ -1,10 +1,10 @@
-"""The tables: layouts and the steps between them, rows and search.
+"""The tables: layouts and migrations, rows and search.
 
-All of it works on a connection that is open, most of it within a transaction of the caller's.
+All functions work on an open connection, most of them within a transaction of the caller.
 
-What is deleted is gone: with secure_delete SQLite overwrites what it frees, and the search's index,
-which keeps deleted entries until its parts are merged, is merged in the same transaction (FTS5's
-own secure-delete needs SQLite 3.42 and makes files that older ones cannot read).
+Deleted text is overwritten: secure_delete makes SQLite overwrite what it frees. The search's index
+keeps deleted entries until its parts are merged, so it is merged in the same transaction (FTS5's
+own secure-delete needs SQLite 3.42, and older ones cannot read its files).
 """
 
 from __future__ import annotations
@@ -84,19 +84,19 @@ _SEARCH = (
 )
 
 _CONFIDENCE = ("ALTER TABLE transcripts ADD COLUMN confidence REAL",)
-"""NULL in rows that were stored before; the probability of the tokens stands for it there."""
+"""NULL in older rows, where the probability of the tokens replaces it."""
 
 _ORIGIN = (
     "ALTER TABLE transcripts ADD COLUMN continues TEXT",
     "ALTER TABLE transcripts ADD COLUMN source TEXT",
 )
-"""NULL in rows that were stored before: they continue nothing and came from the microphone."""
+"""NULL in older rows: they continue nothing and came from the microphone."""
 
 _PHRASE = ("ALTER TABLE transcripts ADD COLUMN phrase TEXT",)
-"""The fields of Phrase as JSON; NULL where none was found."""
+"""The fields of Phrase as JSON; NULL without one."""
 
 _LANGUAGE = ("ALTER TABLE transcripts ADD COLUMN language_probability REAL",)
-"""NULL where the language was not in question."""
+"""NULL if the language was fixed."""
 
 MIGRATIONS = {
     1: _TRANSCRIPTS,
@@ -106,7 +106,7 @@ MIGRATIONS = {
     5: _PHRASE,
     6: _LANGUAGE,
 }
-"""What makes each layout of the one before it; a new file goes through all of them."""
+"""Statements that turn each layout into the next; a new file goes through all of them."""
 
 TABLES = {
     1: {"transcripts", "outbox"},
@@ -116,14 +116,14 @@ TABLES = {
     5: {"transcripts", "outbox", "search"},
     6: {"transcripts", "outbox", "search"},
 }
-"""What a file of each layout holds at least."""
+"""Tables that a file of each layout must have."""
 
 
 @contextmanager
 def indexed_at_once(connection: sqlite3.Connection) -> Iterator[None]:
-    """Within the open transaction: what is inserted meanwhile is indexed in one go at the end.
+    """Within the open transaction, index everything inserted in the block at its end.
 
-    Row by row it takes ten times as long, for FTS5 writes its index with every statement.
+    Row by row takes ten times as long, because FTS5 writes its index with every statement.
     """
     named = "SELECT sql FROM sqlite_schema WHERE name = 'search_added'"
     trigger = connection.execute(named).fetchone()[0]
@@ -134,43 +134,43 @@ def indexed_at_once(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def number(connection: sqlite3.Connection, sql: str, values: Sequence[object] = ()) -> int:
-    """The whole number that a statement gives in its first row."""
+    """Return the whole number in a statement's first row."""
     return int(connection.execute(sql, values).fetchone()[0])
 
 
 def version(connection: sqlite3.Connection) -> int:
-    """The layout's number; 0 for a new file."""
+    """Return the layout's number; 0 for a new file."""
     return number(connection, "PRAGMA user_version")
 
 
 def refuse_newer(where: object, found: int) -> None:
-    """Raises StoreError when `found` is a layout that this version does not know."""
+    """Raise StoreError if `found` is a layout that this version does not know."""
     if found > SCHEMA:
         raise StoreError(
             f"{where}: expected schema {SCHEMA} or older, found {found}, which a newer Roomscribe "
-            "wrote; install that version again, or move the file away to begin a new one"
+            "wrote; install that version again, or move the file away to start a new one"
         )
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """All of what the block does with the connection is done, or nothing."""
+    """Run the block as one transaction: all of it or nothing."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield connection
         connection.execute("COMMIT")
     except BaseException:
-        with suppress(sqlite3.Error):  # SQLite has rolled back by itself when full
+        with suppress(sqlite3.Error):  # SQLite rolls back by itself if the disk is full
             connection.execute("ROLLBACK")
         raise
 
 
 def migrate(connection: sqlite3.Connection) -> int:
-    """Brings the file to the present layout, all steps or none; the layout that it had."""
+    """Update the file to the present layout, all steps or none; return the layout that it had."""
     if version(connection) >= SCHEMA:
         return SCHEMA
     with transaction(connection):
-        found = version(connection)  # another process may have been quicker
+        found = version(connection)  # another process may have done it
         for step in range(found + 1, SCHEMA + 1):
             for statement in MIGRATIONS[step]:
                 connection.execute(statement)
@@ -179,18 +179,18 @@ def migrate(connection: sqlite3.Connection) -> int:
 
 
 Row = tuple[Any, ...]
-"""What `select` gives and `insert_numbered` takes: the number, then the values of to_row."""
+"""A row of `select` and for `insert_numbered`: the number, then the values of to_row."""
 _RECORD = tuple(entry.name for entry in fields(Transcript))
 _FLOATS = tuple(entry.name for entry in fields(Transcript) if entry.type == "float")
 _TEXTS = tuple(entry.name for entry in fields(Transcript) if entry.type == "str")
 _NAMES = (*_RECORD, "stored", "boot", "boot_s")
 _ADDED = {"confidence": 3, "continues": 4, "source": 4, "phrase": 5, "language_probability": 6}
-"""The layout that brought a column; the others were in the first."""
+"""The layout that added a column; the others are in the first."""
 CURSOR = "SELECT cursor FROM outbox"
 HIGHEST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence"
 """The highest number ever given, 0 at first."""
 STORED = 1 + _NAMES.index("stored")
-"""Where a Row says when it was stored."""
+"""Index of the storing time in a Row."""
 BEHIND = """AND seq > coalesce(
     (SELECT seq FROM transcripts WHERE id = ?),
     (SELECT max(seq) FROM transcripts WHERE id < ?), 0)"""
@@ -198,7 +198,7 @@ BEHIND = """AND seq > coalesce(
 
 
 class DamagedRowError(ValueError):
-    """A row that SQLite gives and that cannot have been stored so."""
+    """A row that SQLite can read, with impossible values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +206,20 @@ class StoredTranscript:
     """A transcript that is safe on the disk."""
 
     seq: int
-    """Counts up from 1; never used twice, deleted ones leave a gap."""
+    """Counts up from 1; never used twice; deleted ones leave a gap."""
     transcript: Transcript
     stored: datetime
-    """UTC, by the clock of that moment."""
+    """UTC, by the clock at that moment."""
     boot: str
-    """Which run of the machine stored it."""
+    """Id of the machine's boot in which it was stored."""
     boot_s: float
-    """Seconds since that run began."""
+    """Seconds from that boot until it was stored."""
 
     def age_s(self) -> float:
-        """Seconds since it was stored, at least 0.
+        """Return the seconds since it was stored, at least 0.
 
-        Within one run of the machine a step of the clock does not matter: a Pi has no clock of its
-        own, and its time may jump by weeks once the network is there.
+        Within one boot, a step of the clock does not matter: a Pi has no clock of its own, and its
+        time may jump by weeks once it is online.
         """
         if self.boot and self.boot == boot_id():
             return max(0.0, boot_clock_s() - self.boot_s)
@@ -227,36 +227,38 @@ class StoredTranscript:
 
 
 def boot_clock_s() -> float:
-    """Seconds since the machine started, suspended time included."""
+    """Return the seconds since the machine started, including suspended time."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def iso(moment: datetime) -> str:
-    """`moment` (with a time zone) in UTC as the tables hold it."""
+    """Return `moment` (with a time zone) in UTC, as the tables store it."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def select(connection: sqlite3.Connection) -> str:
-    """The statement whose rows from_row reads; conditions may follow. Of an older layout's file
-    (read only, or on a full disk), too: columns that it does not have are NULL."""
+    """Return the statement whose rows from_row reads; conditions may follow.
+
+    In a file of an older layout (read-only, or on a full disk), missing columns are NULL.
+    """
     there = _there(connection)
     listed = (f'"{name}"' if name in there else f'NULL AS "{name}"' for name in _NAMES)
     return f"SELECT seq, {', '.join(listed)} FROM transcripts"
 
 
 def insert(connection: sqlite3.Connection) -> str:
-    """The statement that stores the values of to_row; nothing where the id is there already."""
+    """Return the statement that stores the values of to_row, unless the id exists."""
     return f"INSERT INTO transcripts {_into(connection, 1)} ON CONFLICT (id) DO NOTHING"
 
 
 def insert_numbered(connection: sqlite3.Connection) -> str:
-    """The statement that stores a Row as it is, unless its number or id is there."""
+    """Return the statement that stores a Row unchanged, unless its number or id exists."""
     return f"INSERT OR IGNORE INTO transcripts {_into(connection, 0)}"
 
 
 def _into(connection: sqlite3.Connection, first: int) -> str:
-    """Columns of the Row from `first` on and the places of their values; a value whose column the
-    layout does not have is passed over."""
+    """Return the columns of a Row from `first` on and the placeholders of their values, without
+    those that the layout does not have."""
     there = _there(connection)
     columns = list(enumerate(("seq", *_NAMES)[first:], 1))
     kept = [(at, name) for at, name in columns if name in there]
@@ -265,7 +267,7 @@ def _into(connection: sqlite3.Connection, first: int) -> str:
 
 
 def _there(connection: sqlite3.Connection) -> set[str]:
-    """The columns of the file's layout; of the present one where a damaged file does not say."""
+    """Return the columns of the file's layout; of the present one if the file is damaged."""
     try:
         found = version(connection)
     except sqlite3.DatabaseError:
@@ -274,21 +276,23 @@ def _there(connection: sqlite3.Connection) -> set[str]:
 
 
 def to_row(transcript: Transcript) -> tuple[Any, ...]:
-    """The values for `insert`, stored now."""
+    """Return the values for `insert`, with the present time."""
     values = {name: getattr(transcript, name) for name in _RECORD}
     values["start"] = iso(transcript.start)
     values["end"] = iso(transcript.end)
     values["flags"] = json.dumps(transcript.flags)
     values["phrase"] = json.dumps(asdict(transcript.phrase)) if transcript.phrase else None
-    for name in _FLOATS:  # SQLite takes "not a number" for NULL, which the tables refuse
+    for name in _FLOATS:  # SQLite stores NaN as NULL, which the tables refuse
         values[name] = math.inf if math.isnan(values[name]) else float(values[name])
-    text = transcript.text.replace("\0", "\N{REPLACEMENT CHARACTER}")  # ends a text for the index
+    text = transcript.text.replace(
+        "\0", "\N{REPLACEMENT CHARACTER}"
+    )  # would end the text for the index
     values["text"] = text.encode("utf-8", "replace").decode("utf-8")
     return (*values.values(), iso(datetime.now(UTC)), boot_id(), boot_clock_s())
 
 
 def from_row(row: Row) -> StoredTranscript:
-    """What a row of `select` holds. Raises DamagedRowError."""
+    """Return the transcript in a row of `select`. Raises DamagedRowError."""
     seq, *values = row
     *record, stored, boot, boot_s = values
     named = dict(zip(_RECORD, record, strict=True))
@@ -315,14 +319,14 @@ def from_row(row: Row) -> StoredTranscript:
 
 
 GRAM = 3
-"""Letters in an entry of the index; a shorter text is looked for in every transcript."""
+"""Letters in an entry of the index; a shorter text is searched in every transcript."""
 _MOST_GRAMS = 32
-"""So many narrow a search down far enough; the text itself decides."""
+"""Entries that narrow a search down far enough; the text itself decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A choice of transcripts; by default all of them."""
+    """A selection of transcripts; by default all of them."""
 
     since: datetime | None = None
     """Ended then or later."""
@@ -331,16 +335,16 @@ class Wanted:
     grep: Sequence[str] = ()
     """Contains all of these, as plain text, whatever their case."""
     ids: Sequence[str] | None = None
-    """Is one of these; None: whatever its id."""
+    """Has one of these ids; None: any id."""
 
     @property
     def everything(self) -> bool:
-        """True when nothing is left out."""
+        """True if nothing is left out."""
         return self.ids is None and not (self.since or self.until or any(self.grep))
 
 
 def where(wanted: Wanted, indexed: bool) -> tuple[str, tuple[object, ...]]:
-    """The condition and its values; `indexed`: the file has the search's index."""
+    """Return the SQL condition and its values; `indexed`: the file has the search's index."""
     conditions, values = ["1"], list[object]()
     if wanted.since:
         conditions.append('"end" >= ?')
@@ -351,7 +355,7 @@ def where(wanted: Wanted, indexed: bool) -> tuple[str, tuple[object, ...]]:
     if wanted.ids is not None:
         conditions.append(f"id IN ({','.join('?' * len(wanted.ids))})")
         values.extend(wanted.ids)
-    # without what UTF-8 cannot hold: bytes of another encoding on the command line
+    # without what UTF-8 cannot encode: bytes of another encoding on the command line
     needles = [needle.encode("utf-8", "replace").decode() for needle in wanted.grep if needle]
     grams = _grams(needles) if indexed else []
     if grams:
@@ -364,15 +368,15 @@ def where(wanted: Wanted, indexed: bool) -> tuple[str, tuple[object, ...]]:
 
 
 def contains(text: str, needle: str) -> bool:
-    """True when `needle` is a part of `text`, in any script, upper and lower case alike."""
+    """Return True if `needle` is part of `text`, in any script and case."""
     return needle.casefold() in text.casefold()
 
 
 def _grams(needles: Sequence[str]) -> list[str]:
-    """Entries of the index that a transcript with all `needles` has, quoted for FTS5.
+    """Return entries of the index that a transcript with all `needles` has, quoted for FTS5.
 
-    Those with a letter whose other case is longer (the German sharp s, ligatures) are left out:
-    the index would tell them apart, `contains` does not.
+    Entries with a letter whose other case is longer (the German sharp s, ligatures) are left out:
+    the index distinguishes them, `contains` does not.
     """
     found = dict[str, None]()
     for needle in needles:
@@ -384,7 +388,7 @@ def _grams(needles: Sequence[str]) -> list[str]:
 
 
 def forget(connection: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> int:
-    """Deletes the transcripts of a condition; how many."""
+    """Delete the transcripts that match a condition; return how many."""
     count = connection.execute(f"DELETE FROM transcripts WHERE {condition}", values).rowcount
     if count and version(connection) > 1:
         connection.execute("INSERT INTO search (search) VALUES ('optimize')")

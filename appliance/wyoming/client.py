@@ -1,7 +1,7 @@
-"""Questions to a Wyoming speech-to-text server: what it is, and what is said in a window.
+"""Client of a Wyoming speech-to-text server: reads its description, transcribes windows.
 
-Each is a connection of its own with a deadline. Nothing that a server sends is trusted: a header,
-its data and its payload have 64 KiB each at most, and a text no more letters than anybody says.
+Each request is a connection of its own with a deadline. Nothing that a server sends is trusted: a
+header, its data and its payload are limited to 64 KiB each, a text to what anybody can say in time.
 """
 
 from __future__ import annotations
@@ -21,25 +21,24 @@ from appliance.system import one_line, shorten
 from appliance.wyoming.protocol import LARGEST, Event, Header, ProtocolError, pack
 
 CONNECT_S = 3.0
-"""A host of this house answers within some ms, or is away."""
+"""A host in the local network answers within some ms, or is offline."""
 DESCRIBE_S = 5.0
-"""Home Assistant gives a server as long (wyoming/data.py)."""
+"""Home Assistant waits as long (wyoming/data.py)."""
 CHUNK = 2 * SAMPLE_RATE
-"""Bytes of sound in an event: 1 s."""
+"""Bytes of sound per event: 1 s."""
 LETTERS_PER_S, LETTERS = 100, 200
-"""More than a hundred letters a second, and these, nobody says: five times what people do."""
+"""Longest text: letters per second, and in addition. People say a fifth of that."""
 FORMAT = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][0-9A-Za-z]{2,8})*")
 KINDS = ("asr", "tts", "handle", "intent", "wake", "mic", "snd")
-"""What a server may offer (wyoming/info.py)."""
+"""Services that a server may offer (wyoming/info.py)."""
 
-
-Asked = TypeVar("Asked")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What a server says of itself."""
+    """A server's description."""
 
     model: str
     languages: tuple[str, ...]
@@ -55,8 +54,11 @@ class Reply:
 
 
 class WyomingClient:
-    """Asks a server. Every question may be asked by any thread, takes `within_s` at most, but
-    for looking up the host's name, and raises ServerError."""
+    """Sends requests to a server. Any thread.
+
+    Each request takes at most `within_s`, plus the time to look up the host's name, and raises
+    ServerError.
+    """
 
     def __init__(self, settings: TranscriberSettings) -> None:
         self.address = f"{settings.host}:{settings.port}"
@@ -65,47 +67,47 @@ class WyomingClient:
         self._open: set[socket.socket] = set()
 
     def describe(self, within_s: float = DESCRIBE_S) -> Info:
-        """What the server says of itself."""
+        """Return the server's description."""
 
         def converse(conversation: _Conversation) -> Info:
             conversation.send(Event("describe"))
             return _info(conversation.wait_for("info").data, self._language)
 
-        return self._ask(converse, within_s)
+        return self._request(converse, within_s)
 
     def transcribe(self, samples: Samples, within_s: float) -> Reply:
-        """The text of (n,) int16 mono at 16 kHz."""
+        """Return the text of (n,) int16 mono at 16 kHz."""
         begun_s = time.monotonic()
         sound = samples.astype("<i2", copy=False).tobytes()
 
         def converse(conversation: _Conversation) -> Reply:
-            with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered already
+            with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered early
                 conversation.send(
                     Event("transcribe", {"language": self._language} if self._language else {}),
                     Event("audio-start", FORMAT),
                     *(
-                        Event("audio-chunk", FORMAT, sound[at : at + CHUNK])
-                        for at in range(0, len(sound), CHUNK)
+                        Event("audio-chunk", FORMAT, sound[start : start + CHUNK])
+                        for start in range(0, len(sound), CHUNK)
                     ),
                     Event("audio-stop"),
                 )
             answer = conversation.wait_for("transcript").data
-            text = _text(answer.get("text"), len(samples) / SAMPLE_RATE)
+            text = _clean(answer.get("text"), len(samples) / SAMPLE_RATE)
             language = answer.get("language")
             if not isinstance(language, str) or not LANGUAGE.fullmatch(language):
                 language = self._language
             return Reply(text, language, 1000 * (time.monotonic() - begun_s))
 
-        return self._ask(converse, within_s)
+        return self._request(converse, within_s)
 
     def hang_up(self) -> None:
-        """Ends what is being asked. Any thread."""
+        """Cancel all requests. Any thread."""
         for connection in tuple(self._open):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def _ask(self, converse: Callable[[_Conversation], Asked], within_s: float) -> Asked:
-        """What `converse` makes of a connection. Raises ServerError."""
+    def _request(self, converse: Callable[[_Conversation], Result], within_s: float) -> Result:
+        """Return the result of `converse` on a new connection. Raises ServerError."""
         deadline_s = time.monotonic() + within_s
         where, connected = f"the speech-to-text server {self.address}", False
         try:
@@ -118,20 +120,22 @@ class WyomingClient:
                 finally:
                     self._open.discard(connection)
         except ProtocolError as error:
-            fix = "see that a Wyoming speech-to-text server has that port, and its log"
-            busy = isinstance(error, _SaidError) and error.busy
+            fix = "check that a Wyoming speech-to-text server uses that port, and see its log"
+            busy = isinstance(error, _ReportedError) and error.busy
             raise ServerError(f"{where}: {error}; {fix}", busy=busy) from None
         except TimeoutError:
             if connected:
-                found = f"expected an answer within {within_s:g} s, found none"
-                fix = "a smaller model is faster there; see its load, and [transcriber] timeout_s"
+                found = f"no answer within {within_s:g} s"
+                fix = "use a smaller model there, check its load, or raise [transcriber] timeout_s"
             else:
                 found = "it does not answer"
-                fix = "see that its machine is on, [transcriber] host and port, and its firewall"
-        except (OSError, UnicodeError) as error:  # that is a name that none can be
+                fix = "check that its machine is on, [transcriber] host and port, and its firewall"
+        except (OSError, UnicodeError) as error:  # UnicodeError: an impossible host name
             found = getattr(error, "strerror", "") or one_line(error)
             fix = (
-                "see its log" if connected else "see that it runs, and [transcriber] host and port"
+                "see its log"
+                if connected
+                else "check that it runs, and [transcriber] host and port"
             )
         raise ServerError(f"{where}: {found}; {fix}")
 
@@ -144,13 +148,13 @@ class _Conversation:
         self._received = bytearray()
 
     def send(self, *events: Event) -> None:
-        """Raises OSError."""
+        """Send events. Raises OSError."""
         for event in events:
             self._connection.settimeout(self._left_s())
             self._connection.sendall(pack(event))
 
     def wait_for(self, kind: str) -> Event:
-        """The first event of a kind, all others but `error` passed over.
+        """Return the first event of a kind; all others except `error` are ignored.
 
         Raises ProtocolError and OSError.
         """
@@ -159,10 +163,10 @@ class _Conversation:
             if event.type == kind:
                 return event
             if event.type == "error":
-                raise _SaidError(event.data)
+                raise _ReportedError(event.data)
 
     def _read(self) -> Event:
-        """The next event: a header's line, data and a payload of 64 KiB each at most."""
+        """Return the next event; header, data and payload have at most 64 KiB each."""
         while (end := self._received.find(b"\n", 0, LARGEST)) < 0:
             if len(self._received) >= LARGEST:
                 raise ProtocolError(f"expected a line of at most {LARGEST} bytes, found more")
@@ -179,7 +183,7 @@ class _Conversation:
         self._connection.settimeout(self._left_s())
         received = self._connection.recv(1 << 16)
         if not received:
-            raise ProtocolError("expected an answer, found the connection closed")
+            raise ProtocolError("it closed the connection without an answer")
         self._received += received
 
     def _left_s(self) -> float:
@@ -189,18 +193,20 @@ class _Conversation:
         return left_s
 
 
-class _SaidError(ProtocolError):
+class _ReportedError(ProtocolError):
     """The server's `error` event."""
 
-    def __init__(self, said: Mapping[str, Any]) -> None:
-        code, text = said.get("code"), said.get("text")
-        super().__init__(f"it says {shorten(text or code or 'that there is an error', 120)}")
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        code, text = data.get("code"), data.get("text")
+        super().__init__(f"it reports {shorten(text or code or 'an error', 120)}")
         self.busy = code == "busy"
 
 
 def _info(data: Mapping[str, Any], language: str) -> Info:
-    """The first program and model that are installed, those for the language first. Raises
-    ProtocolError."""
+    """Return the first installed program and model, preferably one for the language.
+
+    Raises ProtocolError.
+    """
     found = []
     for program in _tables(data.get("asr")):
         for model in _tables(program.get("models")):
@@ -220,17 +226,15 @@ def _info(data: Mapping[str, Any], language: str) -> Info:
 
 
 def _tables(value: object) -> list[dict[str, Any]]:
-    """The tables in what should be a list of them."""
+    """Return the tables in what should be a list of tables."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def _text(said: object, duration_s: float) -> str:
-    """A server's text on one line, without what no text holds. Raises ProtocolError."""
-    if not isinstance(said, str):
+def _clean(text: object, duration_s: float) -> str:
+    """Return a server's text on one line, without unprintable characters. Raises ProtocolError."""
+    if not isinstance(text, str):
         raise ProtocolError("expected a transcript with a text, found none")
-    if len(said) > LETTERS + LETTERS_PER_S * duration_s:
-        raise ProtocolError(
-            f"expected what is said in {duration_s:.1f} s, found {len(said)} letters"
-        )
-    whole = said.encode("utf-8", "replace").decode()
-    return " ".join("".join(one if one.isprintable() else " " for one in whole).split())
+    if len(text) > LETTERS + LETTERS_PER_S * duration_s:
+        raise ProtocolError(f"its text for {duration_s:.1f} s of speech has {len(text)} letters")
+    whole = text.encode("utf-8", "replace").decode()
+    return " ".join("".join(c if c.isprintable() else " " for c in whole).split())

@@ -1,10 +1,9 @@
-"""Tells the network of the server, so that Home Assistant finds it by itself (DNS-SD over multicast
-DNS, `_wyoming._tcp`).
+"""Announces the server to the network, so that Home Assistant finds it by itself (DNS-SD over
+multicast DNS, `_wyoming._tcp`).
 
-avahi-daemon does it where it runs, asked over D-Bus: that needs no right, works from within the
-unit's sandbox, and ends with the process, however that ends. A file in /etc/avahi/services would
-need root, and would announce a server that is gone. Without it python3-zeroconf does, if it is
-there.
+If avahi-daemon runs, it is told over D-Bus to announce the server. This needs no rights, works
+within the unit's sandbox, and ends with the process. A file in /etc/avahi/services would need root
+and would announce a server that has stopped. Without avahi-daemon, python3-zeroconf is used.
 """
 
 from __future__ import annotations
@@ -24,98 +23,102 @@ ANY, NO_FLAGS = -1, 0
 ESTABLISHED, COLLISION, FAILURE = 2, 3, 4
 """States of an entry group (avahi-common/defs.h)."""
 WITHIN_S = 5.0
-"""avahi-daemon answers within some ms."""
+"""Longest wait for avahi-daemon, which answers within some ms."""
 LOOK_EVERY_S = 30.0
-"""Between two looks at whether a bus and its avahi-daemon, which say nothing, are still there."""
+"""Between two checks that D-Bus and avahi-daemon still run."""
 CLOSE_WITHIN_S = 0.7
-"""Longest that a stop waits for the farewell: the library zeroconf sends three messages within
-0.25 s. Without them the network forgets the server some minutes later."""
+"""Longest wait for the farewell messages: the library zeroconf sends three within 0.25 s. Without
+them, the network forgets the server some minutes later."""
 AGAIN_S = 10.0
 """Between two attempts."""
 
 
-class _AwayError(Exception):
-    """Nobody here can announce anything, or not any more."""
+class _NoAnnouncerError(Exception):
+    """This way of announcing is not available, or not any more."""
 
 
 async def advertise(
     instance: str,
     port: int,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     look_s: float = LOOK_EVERY_S,
     again_s: float = AGAIN_S,
 ) -> None:
-    """Announces `instance` (at most 63 bytes) at `port` until it is cancelled, again whenever
-    avahi-daemon was away.
+    """Announce `instance` (at most 63 bytes) at `port` until it is cancelled.
 
-    `tell` is given why the server is not announced, with the address to type; "" once it is.
+    `report` gets the reason why the server is not announced, with the address to type; "" once it
+    is announced.
     """
     while True:
         for announce in (_with_avahi, _with_zeroconf):
-            with suppress(_AwayError):
-                await announce(instance, port, tell, look_s)
-        tell(
-            "the Wyoming server is not announced: expected avahi-daemon or python3-zeroconf, found "
-            "neither; sudo apt install avahi-daemon, or type "
+            with suppress(_NoAnnouncerError):
+                await announce(instance, port, report, look_s)
+        report(
+            "the Wyoming server is not announced: neither avahi-daemon nor python3-zeroconf is "
+            "installed. Run `sudo apt install avahi-daemon`, or type "
             f"{own_address()}, port {port}, in Home Assistant"
         )
         await asyncio.sleep(again_s)
 
 
 def own_address() -> str:
-    """This machine's address in the house; its name where it has none."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        asked.connect(("192.0.2.1", 9))  # sends nothing: the kernel chooses the way
-        return str(asked.getsockname()[0])
+    """Return this machine's address in the local network; its host name without one."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing; the kernel chooses the route
+        return str(probe.getsockname()[0])
     return f"{socket.gethostname().partition('.')[0]}.local"
 
 
 def _collision(instance: str) -> str:
     return (
-        f"the Wyoming server is not announced: another machine has the name {instance}; give each "
-        "its own [appliance] node"
+        f"the Wyoming server is not announced: another machine uses the name {instance}. Give each "
+        "machine its own [appliance] node"
     )
 
 
-async def _with_avahi(instance: str, port: int, tell: Callable[[str], None], look_s: float) -> None:
-    """Announces through avahi-daemon for as long as that runs. Raises _AwayError."""
+async def _with_avahi(
+    instance: str, port: int, report: Callable[[str], None], look_s: float
+) -> None:
+    """Announce through avahi-daemon while it runs. Raises _NoAnnouncerError."""
     try:
         from jeepney import AuthenticationError, DBusErrorResponse
         from jeepney.io.asyncio import open_dbus_router
         from jeepney.io.common import RouterClosed
     except ImportError:
-        raise _AwayError from None
+        raise _NoAnnouncerError from None
     opened = open_dbus_router("SYSTEM")
     try:
         async with asyncio.timeout(2 * WITHIN_S):
             router = await opened.__aenter__()
         try:
-            await _announced_by_avahi(router, instance, port, tell, look_s)
+            await _announced_by_avahi(router, instance, port, report, look_s)
         finally:
             with suppress(OSError, EOFError):
                 async with asyncio.timeout(CLOSE_WITHIN_S):
                     await opened.__aexit__(None, None, None)
     except (OSError, EOFError, AuthenticationError, RouterClosed) as error:
-        raise _AwayError from error
+        raise _NoAnnouncerError from error
     except DBusErrorResponse as error:
         if "Collision" in error.name:
-            tell(_collision(instance))
+            report(_collision(instance))
             await asyncio.sleep(look_s)
-        raise _AwayError from error
+        raise _NoAnnouncerError from error
 
 
 async def _announced_by_avahi(
-    router: DBusRouter, instance: str, port: int, tell: Callable[[str], None], look_s: float
+    router: DBusRouter, instance: str, port: int, report: Callable[[str], None], look_s: float
 ) -> None:
-    """Keeps an entry group of avahi-daemon's, which ends with the connection. Raises _AwayError
-    when avahi-daemon ends."""
+    """Keep an entry group of avahi-daemon, which ends with the connection.
+
+    Raises _NoAnnouncerError when avahi-daemon ends.
+    """
     from jeepney import DBusAddress, HeaderFields, MatchRule, message_bus, new_method_call
     from jeepney.io.asyncio import Proxy
     from jeepney.wrappers import unwrap_msg
 
     async def call(path: str, of: str, method: str, form: str = "", body: Any = ()) -> Any:
-        """What a method answers."""
+        """Call a method and return its answer."""
         address = DBusAddress(path, AVAHI, f"{AVAHI}.{of}")
         message = new_method_call(address, method, form or None, body)
         return unwrap_msg(await asyncio.wait_for(router.send_and_get_reply(message), WITHIN_S))
@@ -133,31 +136,31 @@ async def _announced_by_avahi(
         while True:
             state = (await call(group, "EntryGroup", "GetState"))[0]
             if state == ESTABLISHED:
-                tell("")
+                report("")
             elif state in (COLLISION, FAILURE):
-                tell(_collision(instance))
+                report(_collision(instance))
             with suppress(TimeoutError):
                 signal = await asyncio.wait_for(signals.get(), look_s)
                 if signal.header.fields[HeaderFields.member] == "NameOwnerChanged":
-                    raise _AwayError
+                    raise _NoAnnouncerError
 
 
 async def _with_zeroconf(
-    instance: str, port: int, tell: Callable[[str], None], look_s: float
+    instance: str, port: int, report: Callable[[str], None], look_s: float
 ) -> None:
-    """Announces with the library zeroconf until cancelled. Raises _AwayError."""
+    """Announce with the library zeroconf until it is cancelled. Raises _NoAnnouncerError."""
     try:
         from zeroconf import NonUniqueNameException
         from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
     except ImportError:
-        raise _AwayError from None
+        raise _NoAnnouncerError from None
     address = own_address()
     name = f"{SERVICE}.local."
     try:
-        # its own look at the interfaces needs netlink, which the unit's sandbox forbids
+        # without an interface it would use netlink, which the unit's sandbox forbids
         running = AsyncZeroconf(interfaces=[address])
     except (OSError, RuntimeError, ValueError):
-        raise _AwayError from None
+        raise _NoAnnouncerError from None
     try:
         service = AsyncServiceInfo(
             name,
@@ -169,10 +172,10 @@ async def _with_zeroconf(
         try:
             await (await running.async_register_service(service))
         except NonUniqueNameException:
-            tell(_collision(instance))
+            report(_collision(instance))
             await asyncio.sleep(look_s)
-            raise _AwayError from None
-        tell("")
+            raise _NoAnnouncerError from None
+        report("")
         await asyncio.get_running_loop().create_future()
     finally:
         with suppress(TimeoutError):

@@ -1,8 +1,8 @@
 """The Wyoming protocol's events as bytes (github.com/OHF-Voice/wyoming, wyoming/event.py): a header
 in one line of JSON, further data in JSON, a payload of bytes. No sockets.
 
-The protocol's own library puts no bound on any of the three, and lets what is no object of JSON
-escape; here each has a limit, and whatever is wrong is a ProtocolError.
+The protocol's own library limits none of the three and lets other JSON than objects through. Here,
+each has a limit, and everything wrong is a ProtocolError.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 VERSION = "1.10.2"
-"""The release of the protocol's library whose events these are; no reader of it looks at this."""
+"""Release of the protocol's library with these events; no reader checks it."""
 LARGEST = 64 << 10
-"""Most bytes of a header, of data, and of a payload; 2 s of 16 kHz mono. The library's writers send
-a tenth of that at once."""
+"""Most bytes of a header, of data and of a payload: 2 s of 16 kHz mono. The library sends a tenth
+of that at once."""
 
 
 class ProtocolError(Exception):
-    """What came is no event, or too large for one."""
+    """The received data is no event, or too large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one side tells the other."""
+    """A message of the protocol."""
 
     type: str
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The line that an event begins with: what else follows it."""
+    """The first line of an event; it says what follows."""
 
     type: str
     data: Mapping[str, Any]
@@ -43,7 +43,7 @@ class Header:
 
     @classmethod
     def parse(cls, line: bytes) -> Self:
-        """The header in a line. Raises ProtocolError."""
+        """Return the header in a line. Raises ProtocolError."""
         table = _object(line, "a header")
         kind, data = table.get("type"), table.get("data")
         if not isinstance(kind, str):
@@ -54,13 +54,16 @@ class Header:
         return cls(kind, data or {}, *lengths)
 
     def event(self, data: bytes, payload: bytes) -> Event:
-        """The whole event; `data` are further fields in JSON, or nothing. Raises ProtocolError."""
+        """Return the whole event; `data` has further fields in JSON, or is empty.
+
+        Raises ProtocolError.
+        """
         more = _object(data, "data") if data else {}
         return Event(self.type, {**self.data, **more}, payload)
 
 
 def pack(event: Event) -> bytes:
-    """An event's bytes, its data behind the header as every release of the library writes it."""
+    """Return an event's bytes, with the data after the header, as every release writes it."""
     data = _json(event.data) if event.data else b""
     header: dict[str, Any] = {"type": event.type, "version": VERSION}
     if data:
@@ -75,7 +78,7 @@ def _json(table: Mapping[str, Any]) -> bytes:
 
 
 def _object(text: bytes, what: str) -> dict[str, Any]:
-    """The object of JSON in `text`. Raises ProtocolError."""
+    """Return the JSON object in `text`. Raises ProtocolError."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,5 +1,4 @@
-"""Windows to transcriptions by a speech-to-text server; `infer/remote` says what happens while it
-cannot."""
+"""Transcribes windows with a speech-to-text server; `infer/remote` handles its outages."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ from appliance.records import Transcription, Window
 from appliance.wyoming.client import Info, Reply, WyomingClient
 
 SERVER = "wyoming"
-"""What an event names as the encoder of such a text."""
+"""The `encoder` in the event of such a text."""
 UNKNOWN_LANGUAGE = "und"
-"""ISO 639-2's code where neither server nor configuration says."""
+"""ISO 639-2's code if neither server nor configuration tells the language."""
 
 
 class ServedEncoder(RemoteEncoder[Info, Reply]):
-    """How the server is."""
+    """The state of the server."""
 
     remote_name = SERVER
 
@@ -44,44 +43,44 @@ class ServedEncoder(RemoteEncoder[Info, Reply]):
         local: Unit | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Asks the server for the first time, without waiting. `local` encodes while it cannot."""
+        """Send the first request, without waiting. `local` encodes while the server is offline."""
         self._client, self._timeout_s = client, timeout_s
         self.away = (
-            f"the speech-to-text server {client.address}: its name is still being looked up; write "
-            "its address in numbers into [transcriber] host"
+            f"the speech-to-text server {client.address}: its name is still being looked up; use "
+            "its IP address in [transcriber] host"
         )
         super().__init__(local, clock)
 
     def describe(self) -> Info:
-        """What the server says of itself."""
+        """Return the server's description."""
         return self._client.describe()
 
     def prove(self) -> Info:
-        """The same, once it has transcribed a second of silence."""
+        """Return the same, after the server has transcribed a second of silence."""
         info = self._client.describe()
         self._client.transcribe(self.silence, 1.0 + self._timeout_s)
         return info
 
     def request(self, window: Window, within_s: float) -> Reply:
-        """The server's text."""
+        """Return the server's text."""
         return self._client.transcribe(window.samples, within_s)
 
     def within_s(self, window: Window, failures: int) -> float:
-        """As long as the speech lasts and `timeout_s`, doubled with each failure."""
+        """Return the length of the speech plus `timeout_s`, doubled with each failure."""
         return (window.duration_s + self._timeout_s) * 2.0**failures
 
     def hang_up(self) -> None:
-        """Ends what is being asked."""
+        """Cancel all requests."""
         self._client.hang_up()
 
 
 class ServedTranscriber(RemoteTranscriber[Info, Reply]):
-    """Has windows transcribed by a server."""
+    """Transcribes windows with a server."""
 
     def __init__(
         self, settings: Settings, local: Transcriber | None, client: WyomingClient | None = None
     ) -> None:
-        """`client` stands in for the one that the settings name."""
+        """`client` replaces the one that the settings name."""
         chosen = settings.transcriber
         self._language = chosen.language
         self._server_name = f"{chosen.host}:{chosen.port}"
@@ -94,7 +93,7 @@ class ServedTranscriber(RemoteTranscriber[Info, Reply]):
 
     @property
     def bundle(self) -> Model:
-        """The model that transcribes now."""
+        """The model that transcribes at present."""
         if self._local and self.encoder.fault:
             return self._local.bundle
         info = self.encoder.info or Info(self._server_name, ())
@@ -103,7 +102,7 @@ class ServedTranscriber(RemoteTranscriber[Info, Reply]):
         return RemoteModel(info.model, language or UNKNOWN_LANGUAGE, info.languages, window_s)
 
     def transcription(self, window: Window, reply: Reply) -> Transcription:
-        """The server's text, whose probabilities are not known."""
+        """Return the server's text as a transcription with unknown probabilities."""
         return Transcription(
             text=reply.text,
             tokens=_pieces(reply.text),
@@ -121,10 +120,10 @@ class ServedTranscriber(RemoteTranscriber[Info, Reply]):
 
 
 def open_transcriber(settings: Settings) -> AnyTranscriber:
-    """The transcriber that [transcriber] asks for. With a server the model on this machine stands
-    in for it, if one was chosen: the built-in one knows too little to.
+    """Return the transcriber that [transcriber] configures.
 
-    Raises as infer's `open_transcriber` does, but never for a server that is away.
+    If a model was chosen on this machine, it replaces the server during an outage; the built-in
+    one knows too little. Raises as infer's `open_transcriber`, but not for an offline server.
     """
     chosen = settings.transcriber
     if chosen.backend != "wyoming":
@@ -135,8 +134,8 @@ def open_transcriber(settings: Settings) -> AnyTranscriber:
 
 
 def _pieces(text: str) -> tuple[int, ...]:
-    """A number for each word, or for each letter where no spaces are written: what the gates look
-    for loops in, in place of a model's tokens."""
+    """Return a number per word, or per letter without spaces: the gates search these for loops, in
+    place of a model's tokens."""
     parts = text.split()
     pieces = parts if len(parts) > 1 or text.isascii() else list(text)
     return tuple(zlib.crc32(piece.casefold().encode()) for piece in pieces)

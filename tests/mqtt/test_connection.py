@@ -99,7 +99,7 @@ def test_a_broker_that_does_not_let_us_in_is_away_and_tried_again(
     ):
         say(store, publisher, "kept")
         until(lambda: len(moments) >= 3, 30)
-        assert "is away; transcripts wait in the log" in publisher.reasons()[0]
+        assert "is offline; transcripts wait in the log" in publisher.reasons()[0]
         assert not publisher.status().connected
     assert store.depth() == 1
 
@@ -290,7 +290,7 @@ def test_a_broker_that_talks_nonsense_is_left_and_tried_again(
 def test_a_host_name_that_is_none_is_one_line(store: Store) -> None:
     with running(MqttSettings(host="x" * 64 + ".home"), store) as publisher:
         until(publisher.reasons)
-        assert "is away" in publisher.reasons()[0]
+        assert "is offline" in publisher.reasons()[0]
         assert re.search(r"Unicode\w*Error", publisher.reasons()[0])
 
 

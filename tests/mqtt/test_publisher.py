@@ -173,7 +173,7 @@ def test_what_is_heard_before_the_broker_is_there_comes_late_in_order_and_once(
     texts = [f"sentence {number}" for number in range(50)]
     with Broker(start=False) as broker, running(settings(broker), store) as publisher:
         add(store, publisher, *texts)
-        until(lambda: "is away" in "".join(publisher.status().reasons))
+        until(lambda: "is offline" in "".join(publisher.status().reasons))
         time.sleep(1.5)
         assert publisher.status().outbox_depth == 50
         broker.start()
@@ -184,7 +184,7 @@ def test_what_is_heard_before_the_broker_is_there_comes_late_in_order_and_once(
             assert subscriber.texts() == [*texts, "at once"]
             assert [event["late"] for event in subscriber.events()] == [True] * 50 + [False]
             assert publisher.status().reasons == ()
-    assert sum("is away" in line for line in caplog.messages) == 1
+    assert sum("is offline" in line for line in caplog.messages) == 1
 
 
 def test_a_broker_restart_in_the_middle_loses_nothing_and_keeps_the_order(store: Store) -> None:
@@ -300,7 +300,7 @@ def test_another_client_of_the_same_id_is_named(store: Store) -> None:
 
 
 def test_a_broker_that_is_only_busy_is_taken_for_away(store: Store) -> None:
-    assert "is away" in answer(store, b"\x20\x03\x00\x89\x00")
+    assert "is offline" in answer(store, b"\x20\x03\x00\x89\x00")
 
 
 def test_a_topic_refused_by_the_access_list_holds_the_outbox(store: Store, tmp_path: Path) -> None:

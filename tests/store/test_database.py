@@ -44,8 +44,8 @@ def test_a_deleted_file_is_begun_again_with_what_the_broker_waits_for(
     with Store.open(settings) as store:
         assert checked(store) == [6, 7, 8, 9, 10]
     assert [line for line in caplog.messages if "deleted while it was open" in line] == [
-        f"{store.path} was deleted while it was open: going on in it with number 9; "
-        "3 transcripts that no broker has were carried over"
+        f"{store.path} was deleted while it was open. The log continues with number 9; "
+        "3 unpublished transcripts were carried over"
     ]
 
 

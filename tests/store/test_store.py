@@ -217,6 +217,6 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
 def test_reading_a_log_that_is_not_there_says_where_it_was_expected(
     settings: StoreSettings,
 ) -> None:
-    with pytest.raises(StoreError, match=r"no such file; .*`roomscribe run`"):
+    with pytest.raises(StoreError, match=r"there is no log; .*`roomscribe run`"):
         Store.open(settings, read_only=True)
     assert not Path(settings.path).exists()

@@ -114,7 +114,7 @@ def test_what_was_heard_without_a_broker_arrives_late_and_once(tmp_path: Path) -
         config = write_config(tmp_path, broker.port)
         alone = roomscribe("run", "--config", config, "--recording", FIRST)
         assert alone.returncode == 0
-        assert "is away" in alone.stderr
+        assert "is offline" in alone.stderr
         broker.start()
         with Subscriber(broker.port) as heard:
             roomscribe("run", "--config", config, "--recording", SECOND)
