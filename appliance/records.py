@@ -266,6 +266,31 @@ class AssistReply:
     """From handing it over to the answer; None where there was none."""
 
 
+class Listener:
+    """A part of the appliance that gets its news. Override the methods for the news that it needs;
+    any thread may call them, so they must not wait."""
+
+    def on_transcript(self, transcript: Transcript) -> None:
+        """Take in that the store has a new transcript."""
+
+    def on_discarded(self, discarded: Discarded) -> None:
+        """Take in that speech gave no transcript."""
+
+    @property
+    def wants_partials(self) -> bool:
+        """True while it needs partial texts, which cost a pass a second."""
+        return False
+
+    def on_partial(self, partial: Partial) -> None:
+        """Take in a partial text; called even if it does not want any."""
+
+    def on_speech(self, speaking: bool) -> None:
+        """Take in that someone starts or stops speaking."""
+
+    def on_change(self) -> None:
+        """Take in that the appliance's state has changed."""
+
+
 def utc_from_monotonic(moment_s: float) -> datetime:
     """Wall-clock time (UTC) of a moment given on time.monotonic()'s clock."""
     return datetime.fromtimestamp(time.time() - (time.monotonic() - moment_s), UTC)

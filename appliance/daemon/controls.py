@@ -16,15 +16,23 @@ from appliance.daemon.health import EVERY_S, Day
 from appliance.daemon.microphone_commands import LevelMeter, MicrophoneCommands
 from appliance.daemon.mute import Mute
 from appliance.mqtt import Publisher, events
-from appliance.records import ApplianceState, ApplianceStats, Discarded, Frame, Partial
+from appliance.records import (
+    ApplianceState,
+    ApplianceStats,
+    Discarded,
+    Frame,
+    Listener,
+    Partial,
+    Transcript,
+)
 from appliance.store import Store
 from appliance.system import resident_mb
 
 LATENCIES_FROM, LATENCIES = timedelta(hours=1), 1000
 
 
-class Controls:
-    """What the control socket serves; a listener of the transcription."""
+class Controls(Listener):
+    """What the control socket serves."""
 
     def __init__(
         self,
@@ -51,34 +59,34 @@ class Controls:
 
     # any thread
 
-    def notify(self) -> None:
+    def on_transcript(self, transcript: Transcript) -> None:
         """Announce a new transcript in the store."""
         if self.server:
             self.server.notify()
 
-    def change(self) -> None:
+    def on_change(self) -> None:
         """Announce that the state has changed."""
         if self.server:
             self.server.change()
 
-    def discarded(self, discarded: Discarded) -> None:
+    def on_discarded(self, discarded: Discarded) -> None:
         """Send that speech gave no transcript."""
         if self.server and "discarded" in self.server.wanted:
             now = events.timestamp(datetime.now(UTC))
             self.server.tell("discarded", {**events.discarded(discarded), "time": now})
 
-    def speech(self, on: bool) -> None:
+    def on_speech(self, speaking: bool) -> None:
         """Send that someone starts or stops speaking."""
-        self._speaking = on
+        self._speaking = speaking
         if self.server:
-            self.server.tell("speech", {"speaking": on})
+            self.server.tell("speech", {"speaking": speaking})
 
     @property
     def wants_partials(self) -> bool:
         """True while a client subscribes to partial texts."""
         return self.server is not None and "partial" in self.server.wanted
 
-    def partial(self, partial: Partial) -> None:
+    def on_partial(self, partial: Partial) -> None:
         """Send the text so far of someone who speaks."""
         if self.server:
             self.server.tell("partial", events.partial(partial))

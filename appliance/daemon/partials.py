@@ -18,9 +18,8 @@ from dataclasses import replace
 
 from appliance.capture import Segmenter
 from appliance.daemon.backlog import Kind, Task
-from appliance.daemon.transcription import Listener
 from appliance.infer import is_unspaced
-from appliance.records import Partial, Transcription, Window
+from appliance.records import Listener, Partial, Transcription, Window
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -148,7 +147,7 @@ class Partials:
         """Give a revision to the listeners. The lock is held, so that they come in order."""
         self._last = partial
         for listener in self._listeners:
-            listener.partial(partial)
+            listener.on_partial(partial)
         return partial
 
 

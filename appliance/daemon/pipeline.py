@@ -49,6 +49,7 @@ from appliance.records import (
     ApplianceStats,
     Discarded,
     Frame,
+    Listener,
     Transcription,
     Window,
 )
@@ -183,6 +184,7 @@ class Pipeline:
         self._settings, self._machine = settings, system.machine()
         self._unannounced = ""
         self._home: HomeAssistantClient | None = None
+        self._listeners: tuple[Listener, ...] = ()
         self._idle_s = idle_s
         self._transcribe_apart = functools.partial(
             transcribe_apart, within_s=retry_within_s, transcriber=transcriber
@@ -226,16 +228,14 @@ class Pipeline:
                 model, read or (lambda _: Reading(settings)), installer or ModelInstaller()
             )
             opened.callback(self._controls.close)
-            listeners = (*([self._publisher] if self._publisher else ()), self._controls)
             self._home = self._open_home(model, node)
-            said = self._home.handle_transcript if self._home else lambda _: None
+            self._listeners = tuple(filter(None, (self._publisher, self._controls, self._home)))
             self._tasks = TaskTranscriber(
                 settings,
                 model,
                 self._store,
                 self.health,
-                listeners,
-                said=said,
+                self._listeners,
                 on_decision=functools.partial(self._frames.mark, Sentinel.DECIDED),
                 on_speculation=self._end_speculation,
             )
@@ -245,7 +245,7 @@ class Pipeline:
             # a server is the whole house's, and a window waits for the answer that it owes us
             here = not transcribed_elsewhere(settings)
             submit = self._backlog.submit if here else lambda _: False
-            self._partials = Partials(submit, self._tasks.preview, listeners)
+            self._partials = Partials(submit, self._tasks.preview, self._listeners)
             self._wyoming = self._house_server(model, node)
             self._fleet = self._open_fleet(model, node, opened)
             lose = functools.partial(self._frames.mark, Sentinel.LOST)
@@ -541,9 +541,8 @@ class Pipeline:
 
     def _tell_change(self) -> None:
         """The state has changed."""
-        if self._publisher:
-            self._publisher.notify()
-        self._controls.change()
+        for listener in self._listeners:
+            listener.on_change()
 
     def _capture(self, stage: Stage) -> bool:
         """Source -> frames, until a recording's end or `stop`; a microphone has no end."""
@@ -575,9 +574,8 @@ class Pipeline:
             found = self._decided(item)
             if self._segmenter.speaking != speaking:
                 speaking = not speaking
-                if self._publisher:
-                    self._publisher.speech(speaking)
-                self._controls.speech(speaking)
+                for listener in self._listeners:
+                    listener.on_speech(speaking)
             for result in found:
                 self._backlog.withdraw_speculation(result.id if isinstance(result, Window) else "")
                 self._partials.close()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from appliance.config import Settings
 from appliance.daemon import journal
@@ -27,7 +27,7 @@ from appliance.fleet import open_ear
 from appliance.infer import AnyTranscriber, Encoded, Gates, Progress, silence_ms
 from appliance.records import (
     Discarded,
-    Partial,
+    Listener,
     Transcript,
     Transcription,
     Window,
@@ -49,23 +49,6 @@ allows a stage (service.STILL_S)."""
 Made = TypeVar("Made")
 
 
-class Listener(Protocol):
-    """Who is notified when speech was transcribed or discarded."""
-
-    def notify(self) -> None:
-        """The store has a new transcript."""
-
-    def discarded(self, discarded: Discarded) -> None:
-        """Speech gave no transcript."""
-
-    @property
-    def wants_partials(self) -> bool:
-        """True while somebody wants texts while they are spoken; they cost a pass a second."""
-
-    def partial(self, partial: Partial) -> None:
-        """What somebody says, so far; also given to those who do not want it."""
-
-
 class TaskTranscriber:
     """Transcribes tasks, and stores the transcripts of the microphone's windows.
 
@@ -81,14 +64,13 @@ class TaskTranscriber:
         health: Health,
         listeners: tuple[Listener, ...] = (),
         *,
-        said: Callable[[Transcript], object] = lambda _: None,
         on_decision: Callable[[], object] = lambda: None,
         on_speculation: Callable[[Task], object] = lambda _: None,
     ) -> None:
-        """`said` is given each stored transcript, `on_speculation` each transcribed speculation.
-        `on_decision` is called when a speculation's `silence_ms` is known."""
+        """`on_speculation` is called with each transcribed speculation, `on_decision` when a
+        speculation's `silence_ms` is known."""
         self._settings, self._transcriber, self._store = settings, transcriber, store
-        self._health, self._listeners, self._said = health, listeners, said
+        self._health, self._listeners = health, listeners
         self._waiting: deque[tuple[Lease | None, Transcript]] = deque()
         self._on_decision, self.on_speculation = on_decision, on_speculation
         self._gates = Gates(transcriber.gates)
@@ -233,8 +215,7 @@ class TaskTranscriber:
                 self._health.count("resumed")
             journal.log_transcript(stored, self._settings.journal)
             for listener in self._listeners:
-                listener.notify()
-            self._said(transcript)
+                listener.on_transcript(transcript)
         self._health.trouble("store", None)
         return 0
 
@@ -261,7 +242,7 @@ class TaskTranscriber:
             discarded.utterance_id,
         )
         for listener in self._listeners:
-            listener.discarded(discarded)
+            listener.on_discarded(discarded)
 
     def _with_memory(self, task: Task, work: Callable[[], Made]) -> Made:
         return with_memory(work) if task.kind is Kind.MICROPHONE else work()

@@ -34,7 +34,7 @@ from appliance.homeassistant.connection import (
     first,
 )
 from appliance.homeassistant.names import Names
-from appliance.records import AssistReply, Name, Tier, Transcript
+from appliance.records import AssistReply, Listener, Name, Tier, Transcript
 from appliance.system import one_line, read_secret
 
 log = logging.getLogger("roomscribe.homeassistant")
@@ -104,10 +104,10 @@ class Callbacks:
     """Called when `trouble` has changed."""
 
 
-class HomeAssistantClient:
+class HomeAssistantClient(Listener):
     """Keeps the connection from `run` until `stop`.
 
-    `stop` and `wake`: any thread. `handle_transcript`: one thread.
+    `stop` and `wake`: any thread. `on_transcript`: one thread.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class HomeAssistantClient:
 
     # other threads
 
-    def handle_transcript(self, transcript: Transcript) -> None:
+    def on_transcript(self, transcript: Transcript) -> None:
         """Hand a stored transcript to Assist if it is meant for it; reply at once if that is
         impossible. Call it for each transcript, in order."""
         if not self._assist:

@@ -42,7 +42,15 @@ from appliance.mqtt.home_assistant import (
 )
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, RECENT_S, Delivery, Outbox
 from appliance.mqtt.troubles import Troubles
-from appliance.records import ApplianceState, ApplianceStats, AssistReply, Discarded, Partial
+from appliance.records import (
+    ApplianceState,
+    ApplianceStats,
+    AssistReply,
+    Discarded,
+    Listener,
+    Partial,
+    Transcript,
+)
 from appliance.store import Store
 
 log = logging.getLogger("roomscribe.mqtt")
@@ -325,7 +333,7 @@ class PublisherStatus:
     """The same for those beyond mqtt.outbox_limit."""
 
 
-class Publisher:
+class Publisher(Listener):
     """Publishes the store's transcripts from its cursor on, the state, and live messages."""
 
     def __init__(
@@ -386,14 +394,22 @@ class Publisher:
         """Wake the publisher: the store or the state has changed."""
         self._wake.set()
 
-    def speech(self, on: bool) -> None:
-        """Publish that speech begins or ends, if the broker is online."""
-        self._live.speech(on)
+    def on_transcript(self, transcript: Transcript) -> None:
+        """Publish the store's new transcript."""
         self._wake.set()
 
-    def discarded(self, speech: Discarded) -> None:
+    def on_change(self) -> None:
+        """Publish the state."""
+        self._wake.set()
+
+    def on_speech(self, speaking: bool) -> None:
+        """Publish that speech begins or ends, if the broker is online."""
+        self._live.speech(speaking)
+        self._wake.set()
+
+    def on_discarded(self, discarded: Discarded) -> None:
         """Publish, without text, that speech gave no transcript, if the broker is online."""
-        self._live.discarded(speech)
+        self._live.discarded(discarded)
         self._wake.set()
 
     @property
@@ -401,7 +417,7 @@ class Publisher:
         """True while partial texts are enabled and the broker is online."""
         return self._partials and self._connection.is_connected
 
-    def partial(self, partial: Partial) -> None:
+    def on_partial(self, partial: Partial) -> None:
         """Publish a partial text, if that is enabled and the broker is online."""
         if self._partials:
             self._live.partial(partial)

@@ -83,7 +83,7 @@ def measure_speech(folder: Path) -> None:
         for turn in range(TURNS):
             count = len(heard.payloads("speech"))
             begun_s = time.monotonic()
-            publisher.speech(turn % 2 == 0)
+            publisher.on_speech(turn % 2 == 0)
             while len(heard.payloads("speech")) == count:
                 time.sleep(0.0005)
             took.append(1000 * (time.monotonic() - begun_s))

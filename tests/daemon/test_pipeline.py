@@ -43,7 +43,7 @@ from appliance.daemon.backlog import Task
 from appliance.daemon.pipeline import FRAMES_WAITING, Pipeline, Sentinel, Stage, StageQueue
 from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
-from appliance.records import Discarded, Frame, Partial, Transcription, Window
+from appliance.records import Frame, Listener, Transcription, Window
 
 STAGES = ("capture", "segmenter", "encoder", "transcriber", "publisher")
 FRAME = Frame(np.zeros(480, np.int16), 0.0)
@@ -109,7 +109,7 @@ class GatedTranscriber(FakeTranscriber):
         return super().decode(encoded, progress)
 
 
-class FakePublisher:
+class FakePublisher(Listener):
     """Delivers nothing, and shows that it lives."""
 
     def __init__(self, gate: Gate) -> None:
@@ -122,20 +122,6 @@ class FakePublisher:
 
     def stop(self, _flush_s: float) -> None:
         self._stopped.set()
-
-    def notify(self) -> None:
-        pass
-
-    def speech(self, _on: bool) -> None:
-        pass
-
-    def discarded(self, _discarded: Discarded) -> None:
-        pass
-
-    wants_partials = False
-
-    def partial(self, _partial: Partial) -> None:
-        pass
 
     def reasons(self) -> tuple[str, ...]:
         return ()

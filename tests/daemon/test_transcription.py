@@ -22,7 +22,7 @@ from appliance.daemon.spool import Spool
 from appliance.daemon.transcription import UNSTORED_LIMIT, TaskTranscriber
 from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress, Transcriber
-from appliance.records import Discarded, Partial, Transcript, Transcription, Window
+from appliance.records import Discarded, Listener, Transcript, Transcription, Window
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
 
@@ -38,22 +38,17 @@ class FullDisk(Store):
         return super().append(transcript)
 
 
-class FakeListener:
+class FakeListener(Listener):
     def __init__(self, store: Store) -> None:
         self._store = store
         self.seen: list[int] = []
         self.reasons: list[str] = []
 
-    def notify(self) -> None:
+    def on_transcript(self, transcript: Transcript) -> None:
         self.seen.append(len(self._store.query()))
 
-    def discarded(self, speech: Discarded) -> None:
-        self.reasons.append(speech.reason)
-
-    wants_partials = False
-
-    def partial(self, _partial: Partial) -> None:
-        pass
+    def on_discarded(self, discarded: Discarded) -> None:
+        self.reasons.append(discarded.reason)
 
 
 class Rig:

@@ -43,7 +43,7 @@ class Living:
         now = datetime.now(UTC)
         spoken = replace(transcript(text), end=now, confidence=0.9, flags=())
         spoken = replace(spoken, **changes)
-        self.home.handle_transcript(spoken)
+        self.home.on_transcript(spoken)
         return spoken
 
     def words(self) -> list[str]:
@@ -312,16 +312,16 @@ def test_an_id_is_handed_over_once_through_reconnects_and_restarts(
         until(lambda: one.words()[1:])
         spoken = one.say()
         one.reply()
-        one.home.handle_transcript(spoken)
+        one.home.on_transcript(spoken)
         hub.stop()
         until(lambda: one.home.trouble)
         hub.start()
         until(lambda: not one.home.trouble)
-        one.home.handle_transcript(spoken)
+        one.home.on_transcript(spoken)
     with living(hub, tmp_path) as one:
         until(lambda: one.words()[1:] and not one.home.trouble)
         hub.wait_for("config/floor_registry/list", 3)
-        one.home.handle_transcript(spoken)
+        one.home.on_transcript(spoken)
         one.say("computer turn off the light")
         assert one.reply().text == "turn off the light"
     assert [run["input"]["text"] for run in hub.runs] == ["turn on the light", "turn off the light"]

@@ -245,7 +245,7 @@ def test_one_lost_packet_is_noticed_while_people_keep_talking(
             until(lambda: publisher.status().connected)
             end_s, said = time.monotonic() + 10, 0
             while time.monotonic() < end_s and store.cursor() < 8:
-                publisher.speech(bool(said % 2))  # of QoS 0: leaves at once, nobody answers it
+                publisher.on_speech(bool(said % 2))  # of QoS 0: leaves at once, nobody answers it
                 if said % 4 == 0:
                     say(store, publisher, str(said // 4))
                 said += 1

@@ -297,9 +297,9 @@ def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
         settings = MqttSettings(host=broker.host, port=broker.port, retain_last=True, partials=True)
         with running(settings, store, stats=lambda: stats) as publisher:
             until(lambda: heard.payloads("state"))
-            publisher.speech(True)
-            publisher.partial(Partial(new_id(), 1, 1, "turn on", 0))
-            publisher.discarded(Discarded("no_speech", new_id(), 0.5))
+            publisher.on_speech(True)
+            publisher.on_partial(Partial(new_id(), 1, 1, "turn on", 0))
+            publisher.on_discarded(Discarded("no_speech", new_id(), 0.5))
             publisher.assist(AssistReply(new_id(), "turn on the light", "action_done", "Done"))
             store.append(transcript())
             publisher.notify()

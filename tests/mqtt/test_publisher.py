@@ -99,7 +99,7 @@ def test_a_partial_text_comes_before_its_transcript(tmp_path: Path) -> None:
         until(lambda: subscriber.payloads("state"))
 
         def say() -> None:
-            publisher.partial(Partial(said.utterance_id, 1, 1, said.text, 0, eager=True))
+            publisher.on_partial(Partial(said.utterance_id, 1, 1, said.text, 0, eager=True))
             late.append(said)
 
         late.happens = say
@@ -119,7 +119,7 @@ def test_nobody_is_told_partial_texts_who_did_not_ask_for_them(store: Store) -> 
         with running(settings(broker), store) as publisher:
             until(lambda: publisher.status().connected)
             assert not publisher.wants_partials
-            publisher.partial(Partial("u", 1, 1, "turn on", 0))
+            publisher.on_partial(Partial("u", 1, 1, "turn on", 0))
             add(store, publisher, "turn on the light")
             until(subscriber.events)
         assert subscriber.payloads("partial") == []
@@ -155,9 +155,9 @@ def test_a_change_of_state_is_told_at_once_and_only_once(store: Store) -> None:
             until(lambda: len(subscriber.payloads("state")) == 2)
             states.append(replace(states[-1], uptime_s=99.0, queue_depth=3))
             publisher.notify()
-            publisher.speech(True)
-            publisher.discarded(Discarded("no_speech", "01J", 0.5))
-            publisher.speech(False)
+            publisher.on_speech(True)
+            publisher.on_discarded(Discarded("no_speech", "01J", 0.5))
+            publisher.on_speech(False)
             until(lambda: subscriber.payloads("speech") == [b"OFF", b"ON", b"OFF"])
         assert [json.loads(p)["status"] for p in subscriber.payloads("state")] == [
             "running",

@@ -32,7 +32,16 @@ from appliance.config import (
 )
 from appliance.daemon.pipeline import Pipeline
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
-from appliance.records import Discarded, Frame, Partial, Samples, Transcript, Transcription, Window
+from appliance.records import (
+    Discarded,
+    Frame,
+    Listener,
+    Partial,
+    Samples,
+    Transcript,
+    Transcription,
+    Window,
+)
 from appliance.store.store import Store
 
 FRAME_S = 0.03
@@ -121,7 +130,7 @@ class WordTranscriber(FakeTranscriber):
 
 
 @dataclass
-class Account:
+class Account(Listener):
     """What a pipeline tells, in the order in which it is told: stands in for the publisher."""
 
     told: list[Partial | Transcript | Discarded] = field(default_factory=list)
@@ -145,24 +154,20 @@ class Account:
     def stop(self, _flush_s: float) -> None:
         self._stopped.set()
 
-    def notify(self) -> None:
-        """New transcripts; the thread that stored them, or whoever found a trouble."""
+    def on_transcript(self, transcript: Transcript) -> None:
         assert self.store
         with self._lock:
             for row in self.store.read_after(self._seq, 1000):
                 self._seq = row.seq
                 self.told.append(row.transcript)
 
-    def discarded(self, discarded: Discarded) -> None:
+    def on_discarded(self, discarded: Discarded) -> None:
         with self._lock:
             self.told.append(discarded)
 
-    def partial(self, partial: Partial) -> None:
+    def on_partial(self, partial: Partial) -> None:
         with self._lock:
             self.told.append(partial)
-
-    def speech(self, _on: bool) -> None:
-        pass
 
     def reasons(self, **_: object) -> tuple[str, ...]:
         return ()
