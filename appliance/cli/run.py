@@ -6,7 +6,6 @@ Heavy rooms are imported by the command that needs them.
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -70,8 +69,8 @@ def run(
     settings: Settings,
     pipeline: Callable[[Settings], Pipeline] | None = None,
 ) -> int:
-    """`roomscribe run`; `pipeline` makes one for settings, in place of Pipeline."""
-    from appliance.daemon import Day, ModelInstaller, Pipeline, service
+    """`roomscribe run`; `pipeline` opens one for settings, in place of `assembly.build`."""
+    from appliance.daemon import Day, ModelInstaller, Pipeline, assembly, service
 
     def with_recording(chosen: Settings) -> Settings:
         if not options.recording:
@@ -82,12 +81,16 @@ def run(
         reading = config.read(options.config, chosen)
         return replace(reading, settings=with_recording(reading.settings))
 
+    installer, day = ModelInstaller(), Day()
+
+    def open_pipeline(settings: Settings) -> Pipeline:
+        return Pipeline(assembly.build(settings, read=read, installer=installer, day=day))
+
     try:
         service.run(
             with_recording(settings),
             lambda: read(None).sure(),
-            pipeline
-            or functools.partial(Pipeline, read=read, installer=ModelInstaller(), day=Day()),
+            pipeline or open_pipeline,
         )
     except MissingModelError as error:
         error.exit_status = TRY_AGAIN

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.daemon import journal as journal, mute as mute, service as service
+    from appliance.daemon import (
+        assembly as assembly,
+        journal as journal,
+        mute as mute,
+        service as service,
+    )
     from appliance.daemon.health import Day as Day
     from appliance.daemon.model_install import ModelInstaller as ModelInstaller
     from appliance.daemon.pipeline import Pipeline as Pipeline

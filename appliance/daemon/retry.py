@@ -41,9 +41,9 @@ class _StoppedError(Exception):
 
 def transcribe_apart(
     lease: Lease,
-    settings: Settings,
     should_continue: Callable[[], bool],
     *,
+    settings: Settings,
     within_s: float = WITHIN_S,
     transcriber: Callable[[Settings], AnyTranscriber] = open_transcriber,
 ) -> Transcription | None:

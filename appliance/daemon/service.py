@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from appliance.config import Settings
-from appliance.daemon import journal
+from appliance.daemon import assembly, journal
 from appliance.daemon.journal import notify
 from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
@@ -25,8 +25,8 @@ from appliance.system import memory_ceiling_mb, resident_mb
 
 log = logging.getLogger("roomscribe.daemon")
 
-STILL_S = 25.0
-"""A stage that has not moved for so long is stuck; the slowest window takes a few seconds."""
+STUCK_S = 25.0
+"""A stage without a heartbeat for so long is stuck; the slowest window takes a few seconds."""
 LOOK_S = 0.2
 """Between two looks at the stages, at the mute's file, and at what was asked."""
 
@@ -65,9 +65,9 @@ class Announcer:
     WATCHDOG as long as every stage of the pipeline moves.
     """
 
-    def __init__(self, pipeline: Pipeline, begun_s: float, still_s: float = STILL_S) -> None:
+    def __init__(self, pipeline: Pipeline, begun_s: float, stuck_s: float = STUCK_S) -> None:
         """`begun_s` is when starting began, on time.monotonic()'s clock."""
-        self._pipeline, self._begun_s, self._still_s = pipeline, begun_s, still_s
+        self._pipeline, self._begun_s, self._stuck_s = pipeline, begun_s, stuck_s
         self.trouble = ""
         """What else is wrong; put in front of STATUS."""
         self.ready = False
@@ -99,9 +99,9 @@ class Announcer:
 
     def feed(self) -> None:
         """Feeds the watchdog when that is due; raises DeviceError when a stage is stuck."""
-        still_s, stage = self._pipeline.still_s()
-        if still_s > self._still_s:
-            raise DeviceError(f"the {stage} has been stuck for {still_s:.0f} s; restarting")
+        idle_s, stage = self._pipeline.idle_s()
+        if idle_s > self._stuck_s:
+            raise DeviceError(f"the {stage} has been stuck for {idle_s:.0f} s; restarting")
         if time.monotonic() - self._fed_s >= self._period_s:
             self._fed_s = time.monotonic()
             notify("WATCHDOG=1")
@@ -127,25 +127,31 @@ class MemoryLimits:
 Factory = Callable[[Settings], Pipeline]
 
 
+def open_pipeline(settings: Settings) -> Pipeline:
+    """Return a pipeline whose parts are open. Raises any RoomscribeError."""
+    return Pipeline(assembly.build(settings))
+
+
 def run(
     settings: Settings,
     reread: Callable[[], Settings],
-    pipeline: Factory = Pipeline,
-    still_s: float = STILL_S,
+    pipeline: Factory = open_pipeline,
+    stuck_s: float = STUCK_S,
     lacking: Callable[[Settings], str] = lacking_model,
 ) -> None:
     """Runs the appliance until SIGTERM, SIGINT or the end of a recording.
 
     On SIGHUP the settings are those of `reread` from then on, if they are right. Raises whatever
     ended it otherwise; what was said until then has been published. `pipeline` makes one for
-    settings; one that stands still for `still_s` is stuck. Where `lacking` says why no model can be
-    used, and nobody else is to transcribe, it waits for a configuration in which somebody is.
+    settings; one with a stage without a heartbeat for `stuck_s` is stuck. Where `lacking` says why
+    no model can be used, and nobody else is to transcribe, it waits for a configuration in which
+    somebody is.
     """
     asked = Asked()
     joined = _await_brain(settings, asked, reread, lacking)
     if joined is None:
         return
-    process = _Process(asked, reread, pipeline, still_s, MemoryLimits())
+    process = _Process(asked, reread, pipeline, stuck_s, MemoryLimits())
     wanted: Settings | None = joined
     former = joined
     while wanted is not None:
@@ -160,7 +166,7 @@ class _Process:
     asked: Asked
     reread: Callable[[], Settings]
     pipeline: Factory
-    still_s: float
+    stuck_s: float
     limits: MemoryLimits
 
 
@@ -174,7 +180,7 @@ def _run_once(
     """
     begun_s = time.monotonic()
     settings, running = _open(wanted, former, process.pipeline)
-    announcer = Announcer(running, begun_s, process.still_s)
+    announcer = Announcer(running, begun_s, process.stuck_s)
     renewed = None
     running.start()
     try:

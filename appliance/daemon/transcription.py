@@ -44,7 +44,7 @@ EXPIRE_EVERY_S = 3600.0
 """Between two looks for transcripts that are older than the retention."""
 MEMORY_WAITS_S = (0.1, 0.5, 1.5, 4.0)
 """Pauses before a window that met too little memory is tried again; in all less than the watchdog
-allows a stage (service.STILL_S)."""
+allows a stage (service.STUCK_S)."""
 
 Made = TypeVar("Made")
 

@@ -40,7 +40,8 @@ from rigs.sources import FakeSource
 
 from appliance.config import CaptureSettings, EncoderSettings, Settings, StoreSettings
 from appliance.convert.build import Recipe, build_bundle
-from appliance.daemon.pipeline import STATES_WAITING, Pipeline
+from appliance.daemon.assembly import STATES_WAITING, Factories, build
+from appliance.daemon.pipeline import Pipeline
 from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
@@ -233,7 +234,7 @@ def deaf(simulator: Simulator, bundle: Bundle, folder: Path) -> None:
     hangs = {"hang_jobs": "all", "hang_s": 1000.0, "ignore_abort": True}
     strikes = {4: hangs, 14: {"hang_jobs": [], "ignore_abort": False}, 23: hangs}
     source = FakeSource(spoken(strikes, simulator, 24))
-    pipeline = Pipeline(settings, source=lambda *_: source, transcriber=opened)
+    pipeline = Pipeline(build(settings, Factories(source=lambda *_: source, transcriber=opened)))
     seen: list[tuple[float, str, str, int]] = []
     pipeline.start()
     while not pipeline.ended.wait(0.02):

@@ -23,6 +23,7 @@ from appliance.capture.segmenter import Segmenter
 from appliance.cli import run
 from appliance.cli.main import main
 from appliance.config import Settings
+from appliance.daemon.assembly import Factories, build
 from appliance.daemon.pipeline import Pipeline
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Window
 
@@ -64,9 +65,8 @@ class FastPipeline(Pipeline):
     segmenter: CountingSegmenter
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(
-            settings, source=lambda *_: FastInput(self), segmenter=self._counting_segmenter
-        )
+        factories = Factories(source=lambda *_: FastInput(self), segmenter=self._counting_segmenter)
+        super().__init__(build(settings, factories))
 
     def has_room(self, given: int) -> bool:
         """The segmenter has nearly all that was given, and the transcriber is not far behind."""

@@ -13,6 +13,7 @@ import time
 from appliance.cli import run
 from appliance.cli.main import main
 from appliance.config import Settings
+from appliance.daemon.assembly import Factories, build
 from appliance.daemon.pipeline import Pipeline
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Encoded, Transcriber
@@ -39,7 +40,10 @@ def open_slow(settings: Settings) -> SlowTranscriber:
     return SlowTranscriber(open_transcriber(settings))
 
 
+def open_pipeline(settings: Settings) -> Pipeline:
+    """A pipeline with that transcriber."""
+    return Pipeline(build(settings, Factories(transcriber=open_slow)))
+
+
 if __name__ == "__main__":
-    sys.exit(main(command=functools.partial(
-        run.run, pipeline=functools.partial(Pipeline, transcriber=open_slow)
-    )))  # fmt: skip
+    sys.exit(main(command=functools.partial(run.run, pipeline=open_pipeline)))

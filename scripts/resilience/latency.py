@@ -43,6 +43,7 @@ from rigs.recordings import manifest
 
 from appliance import config
 from appliance.capture.segmenter import Segmenter
+from appliance.daemon.assembly import Factories, build
 from appliance.daemon.pipeline import Pipeline
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress, Transcriber
@@ -362,8 +363,7 @@ def run(
         if early_ms is not None:
             segmenter = replace(settings.segmenter, early_ms=early_ms)
             settings = replace(settings, segmenter=segmenter)
-        pipeline = Pipeline(
-            replace(settings, mqtt=replace(settings.mqtt, partials=partials)),
+        factories = Factories(
             source=lambda *_: player,
             segmenter=functools.partial(TimedSegmenter, clock),
             transcriber=lambda settings: TimedTranscriber(
@@ -371,6 +371,8 @@ def run(
             ),
             store=functools.partial(TimedStore.open_timed, clock),
         )
+        settings = replace(settings, mqtt=replace(settings.mqtt, partials=partials))
+        pipeline = Pipeline(build(settings, factories))
         pipeline.start()
         pipeline.ended.wait(60 + 15 * len(sounds))
         pipeline.stop()

@@ -39,15 +39,17 @@ from appliance.config import (
     WyomingSettings,
 )
 from appliance.daemon import service
+from appliance.daemon.assembly import FRAMES_WAITING, Factories, build
 from appliance.daemon.backlog import Task
-from appliance.daemon.pipeline import FRAMES_WAITING, Pipeline, Sentinel, Stage, StageQueue
+from appliance.daemon.pipeline import Pipeline
+from appliance.daemon.stages import Sentinel, Stage, StageQueue
 from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
 from appliance.records import Frame, Listener, Transcription, Window
 
 STAGES = ("capture", "segmenter", "encoder", "transcriber", "publisher")
 FRAME = Frame(np.zeros(480, np.int16), 0.0)
-STILL_S = 1.0
+STUCK_S = 1.0
 """Longer than any stage waits here, however busy the machine is."""
 
 
@@ -157,7 +159,7 @@ class Rig:
             ),
             "publisher": lambda *_, **__: FakePublisher(self.gates["publisher"]),
         }
-        return Pipeline(settings, **fakes, idle_s=0.05)
+        return Pipeline(build(settings, Factories(**fakes, idle_s=0.05)))
 
     def source(self, *_: object) -> FakeSource:
         script = self.scripts.pop(0) if self.scripts else silence(0.01)
@@ -284,7 +286,7 @@ def test_a_stop_reaches_a_segmenter_that_stood_still_before_a_full_queue(tmp_pat
     try:
         assert rig.gates["segmenter"].reached.wait(10)
         for _ in range(FRAMES_WAITING):
-            pipeline._put(FRAME)
+            pipeline.parts.supervisor._put(FRAME)
     finally:
         pipeline.stop()
     assert not stage(pipeline, "capture").is_alive()
@@ -306,10 +308,10 @@ def test_a_request_is_answered_whatever_becomes_of_it_and_none_is_stored(tmp_pat
     pipeline = rig.pipeline(rig.settings)
     pipeline.start()
     try:
-        assert pipeline.submit(Task(a_window(), answers.append))
+        assert pipeline.parts.backlog.submit(Task(a_window(), answers.append))
         assert rig.gates["encoder"].reached.wait(10)
-        assert pipeline.submit(Task(a_window(), refuse))
-        assert pipeline.submit(Task(a_window(), answers.append))
+        assert pipeline.parts.backlog.submit(Task(a_window(), refuse))
+        assert pipeline.parts.backlog.submit(Task(a_window(), answers.append))
         assert not answers
         rig.open_gates()
         until(lambda: len(answers) == 3)
@@ -327,12 +329,13 @@ def test_the_speech_of_others_is_transcribed_and_stored_at_once_if_that_is_wante
     rig = Rig(tmp_path)
     house = WyomingSettings(enabled=True, listen="127.0.0.1", port=free_port(), log=True)
     transcriber: Any = FakeTranscriber()
-    pipeline = Pipeline(
-        replace(rig.settings, wyoming=house, mqtt=MqttSettings(enabled=False)),
+    settings = replace(rig.settings, wyoming=house, mqtt=MqttSettings(enabled=False))
+    factories = Factories(
         source=lambda *_: FakeSource(silence(0.01)),
         transcriber=lambda _: transcriber,
         idle_s=60,  # no stage looks for something to do by itself
     )
+    pipeline = Pipeline(build(settings, factories))
     assert pipeline.state().wyoming is None
     pipeline.start()
     try:
@@ -359,7 +362,7 @@ def test_a_port_that_is_taken_is_a_reason_and_all_else_goes_on(tmp_path: Path) -
         try:
             until(lambda: pipeline.state().reasons)
             assert pipeline.state().status == "degraded"
-            assert "another program has that port" in pipeline.state().reasons[0]
+            assert "another program uses that port" in pipeline.state().reasons[0]
             until(lambda: len(rig.segmenter.taken) > 3)
         finally:
             pipeline.stop()
@@ -375,14 +378,14 @@ def test_a_stage_that_stands_still_is_named_while_the_others_move(
     pipeline.start()
     try:
         until(lambda: pipeline.health.counters().get("discarded_no_speech", 0) > 3)
-        assert pipeline.still_s()[0] < STILL_S
+        assert pipeline.idle_s()[0] < STUCK_S
         rig.gates[stuck].shut()
         assert rig.gates[stuck].reached.wait(10)
-        until(lambda: pipeline.still_s()[0] > STILL_S)
-        assert pipeline.still_s()[1] == stuck
-        until(lambda: max(stage(pipeline, one).still_s() for one in STAGES if one != stuck) < 0.5)
+        until(lambda: pipeline.idle_s()[0] > STUCK_S)
+        assert pipeline.idle_s()[1] == stuck
+        until(lambda: max(stage(pipeline, one).idle_s() for one in STAGES if one != stuck) < 0.5)
         rig.open_gates()
-        until(lambda: pipeline.still_s()[0] < STILL_S / 2)
+        until(lambda: pipeline.idle_s()[0] < STUCK_S / 2)
     finally:
         rig.open_gates()
         pipeline.stop()
@@ -411,7 +414,7 @@ def test_the_watchdog_is_fed_while_every_stage_moves_and_never_after(
     give_up.start()
     try:
         with pytest.raises(DeviceError, match=f"the {stuck} has been stuck for"):
-            service.run(rig.settings, lambda: rig.settings, rig.pipeline, STILL_S)
+            service.run(rig.settings, lambda: rig.settings, rig.pipeline, STUCK_S)
     finally:
         give_up.cancel()
         rig.open_gates()
@@ -546,7 +549,7 @@ def served_by(rig: Rig, transcriber: FakeTranscriber) -> Pipeline:
         "transcriber": lambda _: transcriber,
         "publisher": lambda *_, **__: FakePublisher(rig.gates["publisher"]),
     }
-    return Pipeline(rig.settings, **fakes, idle_s=0.05)
+    return Pipeline(build(rig.settings, Factories(**fakes, idle_s=0.05)))
 
 
 def test_while_the_server_is_away_the_encoder_waits_with_its_window_and_is_not_stuck(
@@ -561,7 +564,7 @@ def test_while_the_server_is_away_the_encoder_waits_with_its_window_and_is_not_s
         moves: set[float] = set()
 
         def has_moved() -> bool:
-            moves.add(encoder._moved_s)
+            moves.add(encoder._beat_s)
             return len(moves) > 3
 
         until(has_moved)
@@ -593,11 +596,11 @@ def test_a_server_that_is_away_holds_no_stop_up(tmp_path: Path) -> None:
     transcriber.fault = ServerError("away")
     pipeline = served_by(Rig(tmp_path, [iter([FRAME] * 3)]), transcriber)
     pipeline.start()
-    until(lambda: len(pipeline._backlog) == 2)
+    until(lambda: len(pipeline.parts.backlog) == 2)
     pipeline.stop()
     assert not any(one.is_alive() for one in pipeline._stages)
     assert (
-        pipeline._backlog.count_lost() == 3
+        pipeline.parts.backlog.count_lost() == 3
     )  # without a spool; with one the next start finds them
 
 
@@ -621,8 +624,8 @@ def test_a_machine_without_a_microphone_opens_none_and_says_so(tmp_path: Path) -
         until(lambda: pipeline.state().status == "muted")
         pipeline.mute.set(False)
         until(lambda: pipeline.state().status == "running")
-        moved_s = stage(pipeline, "capture")._moved_s
-        until(lambda: stage(pipeline, "capture")._moved_s > moved_s)
+        moved_s = stage(pipeline, "capture")._beat_s
+        until(lambda: stage(pipeline, "capture")._beat_s > moved_s)
     finally:
         pipeline.stop()
     assert not rig.gates["capture"].reached.is_set()
@@ -636,7 +639,7 @@ def test_a_brain_transcribes_for_an_ear_and_both_say_what_they_are(tmp_path: Pat
         fleet = FleetSettings(role="brain", server=(server.url,))
         rig = Rig(tmp_path)
         fakes: dict[str, Any] = {"transcriber": lambda _: FakeTranscriber(), "idle_s": 0.05}
-        brain = Pipeline(deaf(rig, fleet=fleet), **fakes)
+        brain = Pipeline(build(deaf(rig, fleet=fleet), Factories(**fakes)))
         brain.start()
         heard = Rig(tmp_path / "ear", [iter([FRAME])])
         ear_settings = replace(
@@ -649,7 +652,7 @@ def test_a_brain_transcribes_for_an_ear_and_both_say_what_they_are(tmp_path: Pat
             "source": heard.source,
             "segmenter": lambda *_: heard.segmenter,
         }
-        ear = Pipeline(ear_settings, **segmenter, idle_s=0.05)
+        ear = Pipeline(build(ear_settings, Factories(**segmenter, idle_s=0.05)))
         ear.start()
         try:
             until(lambda: ear.health.counters().get("transcripts") == 1)

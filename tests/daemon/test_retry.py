@@ -42,7 +42,7 @@ class Rig:
         self, settings: Settings | None = None, *, should_continue: bool = True
     ) -> Transcription | None:
         settings = settings or self.settings
-        return transcribe_apart(self.lease, settings, lambda: should_continue)
+        return transcribe_apart(self.lease, lambda: should_continue, settings=settings)
 
     def _discard(self, discarded: Discarded) -> None:
         self.discarded.append(discarded.reason)

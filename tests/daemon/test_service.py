@@ -267,7 +267,7 @@ def test_a_reload_that_is_asked_for_while_the_pipeline_stops_is_not_lost(
     monkeypatch.setattr(service, "Announcer", lambda *_: None)
     monkeypatch.setattr(service, "_supervise", lambda *_: second)
     process = SimpleNamespace(
-        asked=SimpleNamespace(reload=False), pipeline=None, still_s=1.0, limits=None, reread=None
+        asked=SimpleNamespace(reload=False), pipeline=None, stuck_s=1.0, limits=None, reread=None
     )
     ran, following = service._run_once(first, first, cast("service._Process", process))
     assert (ran, following, process.asked.reload) == (first, second, True)
@@ -288,6 +288,7 @@ def test_a_reload_does_not_raise_the_memory_limit(monkeypatch: pytest.MonkeyPatc
 DYING = """
 import functools, sys
 from appliance.cli import main, run
+from appliance.daemon.assembly import Factories, build
 from appliance.daemon.pipeline import Pipeline
 from rigs.sources import FakeSource, silence
 
@@ -297,7 +298,9 @@ def dies():
         yield next(frames)
     {effect}
 
-pipeline = functools.partial(Pipeline, source=lambda *_: FakeSource(dies()))
+def pipeline(settings):
+    return Pipeline(build(settings, Factories(source=lambda *_: FakeSource(dies()))))
+
 sys.exit(main.main(command=functools.partial(run.run, pipeline=pipeline)))
 """
 

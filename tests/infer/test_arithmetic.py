@@ -17,6 +17,7 @@ from rigs.saturating import Saturating
 
 from appliance.config import CaptureSettings, ModelSettings, MqttSettings, Settings, StoreSettings
 from appliance.convert.build import Recipe, build_bundle
+from appliance.daemon.assembly import Factories, build
 from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ModelError
 from appliance.infer import arithmetic
@@ -113,7 +114,7 @@ def test_the_appliance_says_so_in_its_state_and_goes_on(tmp_path: Path) -> None:
         mqtt=MqttSettings(enabled=False),
         store=StoreSettings(path=str(tmp_path)),
     )
-    pipeline = Pipeline(settings, transcriber=troubled)
+    pipeline = Pipeline(build(settings, Factories(transcriber=troubled)))
     pipeline.start()
     try:
         assert pipeline.ended.wait(30)

@@ -30,6 +30,7 @@ from appliance.config import (
     StoreSettings,
     TranscriberSettings,
 )
+from appliance.daemon.assembly import Factories, build
 from appliance.daemon.pipeline import Pipeline
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
 from appliance.records import (
@@ -143,7 +144,7 @@ class Account(Listener):
         self.store: Store | None = None
 
     def __call__(self, _settings: object, _node: str, store: Store, *_: Any, **__: Any) -> Account:
-        """What `Pipeline` makes its publisher with."""
+        """What `build` makes the publisher with."""
         self.store = store
         return self
 
@@ -250,7 +251,7 @@ def hear(
         "transcriber": lambda _: transcriber,
         "publisher": account,
     }
-    pipeline = Pipeline(settings, **fakes, idle_s=0.05)
+    pipeline = Pipeline(build(settings, Factories(**fakes, idle_s=0.05)))
     pipeline.start()
     try:
         more(pipeline)

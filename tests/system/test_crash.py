@@ -136,9 +136,14 @@ def test_killed_between_guess_and_early_end_a_sentence_is_told_once(house: House
 PROGRAM_WITH = """
 import functools, sys
 from appliance.cli import main, run
+from appliance.daemon.assembly import Factories, build
 from appliance.daemon.pipeline import Pipeline
 from rigs import transcriber
-pipeline = functools.partial(Pipeline, transcriber=transcriber.{name}, retry_within_s=10.0)
+
+def pipeline(settings):
+    factories = Factories(transcriber=transcriber.{name}, retry_within_s=10.0)
+    return Pipeline(build(settings, factories))
+
 sys.exit(main.main(command=functools.partial(run.run, pipeline=pipeline)))
 """
 

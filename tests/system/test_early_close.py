@@ -82,9 +82,9 @@ class Pace:
     def _behind(self) -> bool:
         if self._pipeline is None:
             return True
-        backlog = self._pipeline._backlog
+        backlog = self._pipeline.parts.backlog
         undecided = backlog._speculation is not None and backlog.end_silence() is None
-        return undecided or self._pipeline._frames.qsize() > 0
+        return undecided or self._pipeline.parts.frames.qsize() > 0
 
 
 def chains_of(transcripts: list[Transcript]) -> int:

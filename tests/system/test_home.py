@@ -23,6 +23,7 @@ from rigs.waiting import until
 
 from appliance import config
 from appliance.config import CaptureSettings
+from appliance.daemon.assembly import Factories, build
 from appliance.daemon.pipeline import Pipeline
 from appliance.homeassistant.client import HomeAssistantClient
 from appliance.homeassistant.names import NAMES_FILE
@@ -53,7 +54,9 @@ def test_a_sentence_to_assist_is_stored_first_then_handed_over_and_answered_on_t
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
         settings = config.load(written(tmp_path, hub, broker.port, "computer"))
         recording = CaptureSettings(recording=str(SENTENCE.file))
-        pipeline = Pipeline(replace(settings, capture=recording), transcriber=lambda _: model)
+        pipeline = Pipeline(
+            build(replace(settings, capture=recording), Factories(transcriber=lambda _: model))
+        )
         pipeline.start()
         try:
             hub.wait_for("config/floor_registry/list")
@@ -127,7 +130,9 @@ def test_the_birth_message_of_home_assistant_has_it_connected_at_once(
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
         settings = config.load(written(tmp_path, hub, broker.port))
         recording = CaptureSettings(recording=str(SENTENCE.file))
-        pipeline = Pipeline(replace(settings, capture=recording), transcriber=lambda _: model)
+        pipeline = Pipeline(
+            build(replace(settings, capture=recording), Factories(transcriber=lambda _: model))
+        )
         pipeline.start()
         try:
             until(lambda: heard.payloads("state"))
@@ -146,6 +151,8 @@ def test_names_go_when_home_assistant_is_asked_no_more(hub: Hub, tmp_path: Path)
     settings = config.load(write_config(tmp_path))
     recording = CaptureSettings(recording=str(SENTENCE.file))
     model: Any = FakeTranscriber()
-    Pipeline(replace(settings, capture=recording), transcriber=lambda _: model).stop()
+    Pipeline(
+        build(replace(settings, capture=recording), Factories(transcriber=lambda _: model))
+    ).stop()
     assert not names.exists()
     assert hub.tokens == []

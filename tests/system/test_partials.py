@@ -66,7 +66,7 @@ class Pace:
 
     def __call__(self) -> None:
         time.sleep(0.0005)
-        task = self._pipeline._backlog._speculation if self._pipeline else None
+        task = self._pipeline.parts.backlog._speculation if self._pipeline else None
         if task:
             holds(lambda: task.transcription or not task.wanted, within_s=0.5, every_s=0.002)
 
@@ -206,14 +206,14 @@ def test_the_encoder_works_for_no_partial_text_while_the_decoder_is_behind(tmp_p
         over.wait()
 
     def given_up() -> bool:
-        task = running[0]._partials._pass
+        task = running[0].parts.partials._pass
         return task is not None and not task.wanted
 
     def sound() -> Iterator[Samples]:
         yield from sound_of([(0, 20), (1, 60)])
         assert decoding.wait(20), "the decoder has the first pass"
         yield from sound_of([(0, 12)])
-        until(lambda: not running[0]._states.empty())  # and a guess waits for it
+        until(lambda: not running[0].parts.states.empty())  # and a guess waits for it
         yield from sound_of([(2, 60)])
         until(given_up)
         over.set()
