@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import pytest
 from rigs.census import Census, statements
 from rigs.checkout import ROOT, TESTS
+from rigs.messages import messages
 
 PACKAGE = ROOT / "appliance"
 EVERYWHERE = {"config", "errors", "records", "system"}
@@ -282,6 +283,16 @@ def test_files_of_a_package_do_not_import_each_other_in_a_circle() -> None:
 
 def test_the_census_knows_the_way_of_a_window() -> None:
     assert dict(census().report())["modules in appliance/"]
+
+
+def test_messages_are_found_in_python_and_in_the_page() -> None:
+    found = {
+        (kind, text)
+        for name in ("cli/run.py", "web/labels.py", "web/page/login.js")
+        for _, kind, text in messages(PACKAGE / name)
+    }
+    kinds = {"error", "help", "output", "text", "page"}
+    assert {kind for kind, _ in found} == kinds and ("page", "Password") in found
 
 
 def test_rigs_use_nothing_of_scripts() -> None:
