@@ -1,20 +1,42 @@
-"""The configuration file: set keys in it and leave its comments, order and mode as they are."""
+"""Change the configuration: set keys, show the difference, ask, write, have the daemon read it.
+
+Comments, order, owner and mode of the file stay as they are.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
+import subprocess
+import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from appliance.cli.dialog import Dialog
+from appliance.control import Client
+from appliance.errors import DaemonError, StoreError
 from appliance.system import write_whole
 
+RESTART_S = 30.0
+"""Seconds that a daemon may take to restart after a reload."""
 
-def edited(text: str, changes: Mapping[str, Any]) -> str:
+
+def read_text(file: Path) -> str:
+    """Return the text of a configuration; empty if there is none. Raises StoreError."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{file}: cannot be read: {error}; check the file and its disk") from error
+
+
+def set_keys(text: str, changes: Mapping[str, Any]) -> str:
     """Return the TOML `text` with these keys (section.key) set, and everything else as it was.
 
     A key goes where the file shows it commented out, else to the end of its section.
@@ -33,10 +55,10 @@ def edited(text: str, changes: Mapping[str, Any]) -> str:
         body = re.search(rf"(?ms)^\[{section}\][^\n]*\n(.*?)(?=^\s*\[|\Z)", text)
         line = body and re.search(rf"(?m)^#\s?{key}\s*=.*$", body[1])
         if body and line:
-            at = body.start(1) + line.start()
-            tried = text[:at] + f"{key} = {shown}" + text[body.start(1) + line.end() :]
-            if _sets(tried, section, key, value):
-                text = tried
+            start, end = body.start(1) + line.start(), body.start(1) + line.end()
+            candidate = f"{text[:start]}{key} = {shown}{text[end:]}"
+            if _sets(candidate, section, key, value):
+                text = candidate
                 continue
         if table is None:
             document[section] = table = tomlkit.table()
@@ -52,7 +74,16 @@ def _sets(text: str, section: str, key: str, value: Any) -> bool:
     return False
 
 
-def replace_whole(file: Path, text: str) -> None:
+def confirm_change(dialog: Dialog, file: Path, before: str, after: str) -> bool:
+    """Show how `after` differs from `before` and return whether the user wants to write it."""
+    dialog.say(f"{file}", "bold")
+    for line in difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""):
+        if line[:3] not in ("---", "+++") and line[:2] != "@@":
+            dialog.say(line, "green" if line[0] == "+" else "red")
+    return dialog.confirm("Write it?")
+
+
+def write_config(file: Path, text: str) -> None:
     """Write the file whole, with the owner and mode that it had. Raises OSError."""
     real = Path(os.path.realpath(file))
     if not real.exists():
@@ -62,3 +93,31 @@ def replace_whole(file: Path, text: str) -> None:
     write_whole(real, text, found.st_mode & 0o7777)
     with suppress(PermissionError):
         os.chown(real, found.st_uid, found.st_gid)
+
+
+def reload_daemon(sockets: Sequence[Path]) -> None:
+    """Have the daemon read its configuration, and wait until it has restarted what changed.
+
+    Raises DaemonError if it does not run or refuses.
+    """
+    with Client(sockets) as daemon:
+        changed = daemon.ask("reload")["changed"]
+        deadline_s = time.monotonic() + RESTART_S
+        with suppress(DaemonError):  # a restart ends every connection
+            while changed and time.monotonic() < deadline_s:
+                daemon.next(1.0)
+
+
+def systemctl(*arguments: str) -> None:
+    """Run systemctl. Raises StoreError with its first line of output."""
+    try:
+        done = subprocess.run(
+            ["systemctl", *arguments], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        problem = error.strerror or str(error)
+    else:
+        if not done.returncode:
+            return
+        problem = next(iter(done.stderr.strip().splitlines()), f"status {done.returncode}")
+    raise StoreError(f"systemctl {' '.join(arguments)} failed: {problem}. Run this with sudo.")

@@ -9,7 +9,6 @@ Over 500 lines because setting the server up ends in joining it.
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import json
 import os
@@ -27,7 +26,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from appliance import config
-from appliance.cli.web import systemctl
+from appliance.cli.config_file import (
+    confirm_change,
+    read_text,
+    reload_daemon,
+    set_keys,
+    systemctl,
+    write_config,
+)
+from appliance.cli.dialog import Dialog, open_console
 from appliance.config import DEFAULT_PATH, Settings, node_name
 from appliance.errors import ConfigError, DaemonError, ServerError, StoreError
 from appliance.system import lock, require_writable, shorten, write_whole
@@ -277,15 +284,16 @@ def _join(
             "server runs, or give this box that name ([appliance] node)"
         )
     secret = f"user = {json.dumps(code.node)}\npassword = {json.dumps(code.password)}\n"
-    before = _text(file)
-    after = _edited(before, changes)
+    before = read_text(file)
+    after = set_keys(before, changes)
     with tempfile.TemporaryDirectory(prefix="roomscribe-") as place:
         tried = Path(place)
         write_whole(tried / CREDENTIAL, secret, 0o600)
         write_whole(tried / TRUSTED, code.authority, 0o600)
         draft = after.replace(f"{folder}/", f"{tried}/")
         print(_proof(config.parse(draft, str(file)), code.node, within_s))
-    if not _agreed(before, after, file, options):
+    dialog = Dialog(open_console(), interactive=not options.yes)
+    if before != after and not confirm_change(dialog, file, before, after):
         print("nothing was changed")
         return 1
     try:
@@ -296,7 +304,8 @@ def _join(
         with suppress(LookupError, PermissionError):
             if file == DEFAULT_PATH:
                 shutil.chown(folder / CREDENTIAL, USER, USER)
-        _replace(file, after)
+        if before != after:
+            write_config(file, after)
     except OSError as error:
         raise unwritable(file.parent, error) from error
     print(_reload(config.parse(after, str(file)), file))
@@ -348,21 +357,6 @@ def _proof(settings: Settings, node: str, within_s: float) -> str:
             time.sleep(0.2)
 
 
-def _agreed(before: str, after: str, file: Path, options: argparse.Namespace) -> bool:
-    """Shows what changes; True when nothing does, and when it is to be written."""
-    if before == after:
-        return True
-    print(file)
-    for line in difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""):
-        if line[:3] not in ("---", "+++") and line[:2] != "@@":
-            print(line)
-    if options.yes:
-        return True
-    print("Write it? [yes] ", end="", flush=True)
-    answer = sys.stdin.readline()
-    return bool(answer) and answer.strip().casefold() in ("", "y", "yes")
-
-
 def _reload(settings: Settings, file: Path) -> str:
     """Has the daemon read the configuration, and waits for it; what it says of itself then."""
     from appliance.control import SOCKET_NAME, Client
@@ -370,8 +364,7 @@ def _reload(settings: Settings, file: Path) -> str:
 
     places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
     try:
-        with Client(places) as daemon:
-            daemon.ask("reload")
+        reload_daemon(places)
     except DaemonError as error:
         if not _has_systemd(file):
             return f"written; {error}"
@@ -602,7 +595,7 @@ def _start(engine: Engine, folder: Path, file: Path, *, anew: bool) -> str:
         soft=engine.memory_mb + 96,
     )
     try:
-        if _text(DROP_IN) != text:
+        if read_text(DROP_IN) != text:
             make_folder(DROP_IN.parent)
             write_whole(DROP_IN, text, 0o644)
             anew = True
@@ -651,7 +644,7 @@ def _require_ours(file: Path) -> None:
     """Raises ConfigError where nats-server already serves something else."""
     if not _has_systemd(file) or DROP_IN.exists():
         return
-    lines = [line.partition("#")[0].strip() for line in _text(THEIRS).splitlines()]
+    lines = [line.partition("#")[0].strip() for line in read_text(THEIRS).splitlines()]
     if any(line and not PLAIN.fullmatch(line) for line in lines):
         raise ConfigError(
             f"{THEIRS}: expected the one that Debian ships, found one that somebody wrote: this "
@@ -781,29 +774,6 @@ def _require_joined(settings: Settings) -> None:
 
 
 # files and units
-
-
-def _text(file: Path) -> str:
-    """What a file says; empty for none."""
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{file}: cannot be read: {error}; see its disk") from error
-
-
-def _edited(text: str, changes: dict[str, Any]) -> str:
-    from appliance.cli.config_file import edited
-
-    return edited(text, changes)
-
-
-def _replace(file: Path, text: str) -> None:
-    from appliance.cli.config_file import replace_whole
-
-    if _text(file) != text:
-        replace_whole(file, text)
 
 
 def _has_systemd(file: Path) -> bool:

@@ -48,13 +48,12 @@ _AGE = re.compile(
 )
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """A cell beginning so is computed by spreadsheets (OWASP, CSV injection)."""
-_DESCRIPTION = (
-    "Shows the transcripts of the local log, oldest first; exports them, or deletes them."
-)
+_DESCRIPTION = "Show the transcripts in the local log, oldest first, export them or delete them."
 _EPILOG = """\
-A TIME is an age (90s, 15m, 1h30m, 2 hours, 3d, 1w), or by this machine's clock a day (today,
-yesterday, 2026-01-31), a time of today (18:00) or of a day (2026-01-31T18:00); a day alone is its
-beginning. TEXT is found anywhere in a transcript, also within words, upper and lower case alike.
+TIME is an age (90s, 15m, 1h30m, 2 hours, 3d, 1w), or, in this machine's time zone, a day (today,
+yesterday, 2026-01-31), a time today (18:00) or a day with a time (2026-01-31T18:00). A day without
+a time means its start. TEXT may stand anywhere in a transcript, also within a word; upper and lower
+case are equal.
 
 examples:
   roomscribe log --since 1h --grep light --grep kitchen
@@ -66,68 +65,73 @@ examples:
 
 
 def add_log(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Adds the command to the others."""
+    """Add `roomscribe log` to the command line."""
     sub = add(
         "log",
-        help="show, export or delete what was heard",
+        help="show, export or delete transcripts",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     sub.add_argument(
-        "--since",
-        metavar="TIME",
-        type=moment,
-        help="only what ended then or later: 90s, 15m, 2h, 3d ago, today, yesterday, or a "
-        "time such as 2026-01-31T18:00 (local)",
+        "--since", metavar="TIME", type=moment, help="only transcripts that end at TIME or later"
     )
-    sub.add_argument("--until", metavar="TIME", type=moment, help="only what ended before")
+    sub.add_argument(
+        "--until", metavar="TIME", type=moment, help="only transcripts that end before TIME"
+    )
     sub.add_argument(
         "--grep",
         metavar="TEXT",
         action="append",
         default=[],
-        help="only transcripts that contain this; given several times, all of it",
+        help="only transcripts that contain TEXT; if given several times, all of the texts",
     )
     sub.add_argument(
         "--limit",
         type=int,
         metavar="N",
-        help=f"the newest N (default {SHOWN}, of an export all); 0: all",
+        help=f"the newest N (default: {SHOWN}; for --export: all); 0: all",
     )
     sub.add_argument(
         "--json",
         action="store_true",
-        help="one JSON object a transcript, as it is told to the broker, but for `published`: when "
-        "it was put in the log (when the broker took it is not in there), and `late`: false",
+        help="print one JSON object per transcript, as on MQTT, except that `published` is the "
+        "time when it was stored and `late` is always false",
     )
-    doing = sub.add_mutually_exclusive_group()
-    doing.add_argument(
-        "--follow", action="store_true", help="go on with what is heard from now on, until Ctrl-C"
+    _add_actions(sub)
+    sub.set_defaults(command=log, usage_error=sub.error)
+
+
+def _add_actions(sub: argparse.ArgumentParser) -> None:
+    """Add the options that do something else than show, and those that belong to them."""
+    actions = sub.add_mutually_exclusive_group()
+    actions.add_argument(
+        "--follow", action="store_true", help="keep printing new transcripts until Ctrl-C"
     )
-    doing.add_argument(
+    actions.add_argument(
         "--export",
         choices=("csv", "jsonl"),
-        help="write every field; in csv, a text that a spreadsheet would take for a formula "
-        "(beginning with = + - @) gets an apostrophe before it",
+        help="write all fields; in csv, a text that a spreadsheet would take for a formula (first "
+        "character = + - @) gets an apostrophe in front",
     )
-    doing.add_argument(
+    actions.add_argument(
         "--delete",
         action="store_true",
-        help="delete them for good, also from the index and the free space of the file; what the "
-        "broker or others were told is not called back",
+        help="delete them from the log, its index and its free space; messages that were already "
+        "published are not recalled",
     )
     sub.add_argument(
-        "--output", type=Path, metavar="FILE", help="where to export to, in place of the terminal"
+        "--output", type=Path, metavar="FILE", help="file for --export (default: standard output)"
     )
-    sub.add_argument("--all", action="store_true", help="delete everything, damaged files, too")
+    sub.add_argument(
+        "--all", action="store_true", help="with --delete: everything, damaged files too"
+    )
     sub.add_argument(
         "--damaged",
         action="store_true",
-        help="also delete the copies of a damaged log that were set aside",
+        help="with --delete: also the copies of a damaged log that were set aside",
     )
-    sub.add_argument("--yes", action="store_true", help="delete without asking")
-    sub.set_defaults(command=log, usage_error=sub.error)
+    sub.add_argument("--yes", action="store_true", help="with --delete: do not ask")
 
 
 def log(options: argparse.Namespace, settings: Settings) -> int:

@@ -16,8 +16,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -229,26 +229,36 @@ def _run(
     options: argparse.Namespace,
     settings: Settings,
 ) -> int:
-    """Runs a command; SIGTERM and SIGHUP end it as Ctrl-C does, with a shell's status for them.
+    """Run a command of `model`, in the models folder unless it writes elsewhere."""
+    with ending_on_signals() if command in ELSEWHERE else changing_models():
+        return command(options, settings)
 
-    In the models folder root acts as the folder's owner, so that what it installs is the owner's
-    and no link there leads it elsewhere; what killed commands left there is cleared first.
+
+@contextmanager
+def changing_models() -> Iterator[None]:
+    """Let the block change the models folder; first delete what killed commands left there.
+
+    Root acts as the folder's owner: what it installs belongs to the owner, and it follows no link
+    that the owner could not follow.
     """
     from appliance.model import library, models_folder
 
+    with ending_on_signals(), acting_as_owner(models_folder()):
+        library.clear_abandoned()
+        yield
+
+
+@contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end the block as Ctrl-C does, with a shell's status for them."""
     ends = (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in ends}
     for number in ends:
-        # nohup has set SIGHUP aside, and it stays so
-        if before[number] is signal.SIG_DFL:
+        if before[number] is signal.SIG_DFL:  # nohup ignores SIGHUP, and it stays so
             signal.signal(number, _end)
     unraisable, sys.unraisablehook = sys.unraisablehook, _end_again
     try:
-        if command in ELSEWHERE:
-            return command(options, settings)
-        with acting_as_owner(models_folder()):
-            library.clear_abandoned()
-            return command(options, settings)
+        yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = unraisable
@@ -295,6 +305,15 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
+def add_source(source: str) -> None:
+    """Add a model with the defaults of `model add`, but do not use it. Raises RoomscribeError."""
+    from appliance.convert import AUTO, AddRequest
+    from appliance.infer import find_chip
+
+    with changing_models():
+        _make(AddRequest(source, hef=AUTO, chip_present=find_chip()), _say)
+
+
 def _make(
     order: AddRequest, say: Callable[[str], object], progress: ProgressDisplay | None = None
 ) -> None:
@@ -309,7 +328,7 @@ def _make(
                 say(remark)
             say("verifying it by a decode")
             load_s = _prove(place.draft)
-            size = _size(place.draft)
+            size = folder_bytes(place.draft)
             install(place)
         except BaseException:
             _say_kept(place, say)
@@ -450,7 +469,7 @@ def list_models(options: argparse.Namespace, settings: Settings) -> int:
 
     status = 0
     for name, folder in installed_bundles().items():
-        in_use = _in_use(settings) in (name, str(folder))
+        in_use = model_in_use(settings) in (name, str(folder))
         try:
             bundle = load_bundle(folder)
         except RoomscribeError as error:
@@ -483,7 +502,7 @@ def info(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe model info`"""
     from appliance.model import load_bundle
 
-    facts = _facts(load_bundle(options.name or _in_use(settings)))
+    facts = _facts(load_bundle(options.name or model_in_use(settings)))
     if options.json:
         print(json.dumps(facts))
     else:
@@ -519,7 +538,7 @@ def remove(options: argparse.Namespace, settings: Settings) -> int:
             "model remove: expected the name of an installed model "
             f"({', '.join(library.installed()) or 'there is none'}), found {found}"
         )
-    if options.name == _in_use(settings):
+    if options.name == model_in_use(settings):
         if library.drop_download(options.name):
             _say(f"{options.name}: its unfinished download is deleted; the model stays in use")
             return 0
@@ -596,8 +615,8 @@ ELSEWHERE = (fetch, export, pack)
 """Commands that write into folders which the user names, and not into the models folder."""
 
 
-def _in_use(settings: Settings) -> str:
-    """Name or folder of the model that the daemon would run."""
+def model_in_use(settings: Settings) -> str:
+    """Return the name or folder of the model that the daemon would run."""
     from appliance.model import BUILT_IN, chosen_model
 
     return settings.model.bundle or chosen_model() or BUILT_IN
@@ -607,10 +626,10 @@ def _put_to_use(name: str, options: argparse.Namespace, settings: Settings) -> N
     """Chooses the new model where nobody has chosen one, or says how to."""
     from appliance.model import BUILT_IN, choose, chosen_model
 
-    if _in_use(settings) == name:
+    if model_in_use(settings) == name:
         _say("it is in use; the daemon runs it from its next start: systemctl restart roomscribe")
     elif options.no_use or settings.model.bundle or chosen_model():
-        _say(f"{_in_use(settings)} stays in use; to change: roomscribe model use {name}")
+        _say(f"{model_in_use(settings)} stays in use; to change: roomscribe model use {name}")
     else:
         choose(name)
         _say(f"in use in place of {BUILT_IN} from the daemon's next start: "
@@ -657,7 +676,7 @@ def _facts(bundle: Bundle) -> dict[str, Any]:
         "licence": bundle.licence,
         "demo_model": bundle.demo_model,
         "checkpoint_sha256": bundle.checkpoint_sha256,
-        "size_bytes": _size(bundle.folder),
+        "size_bytes": folder_bytes(bundle.folder),
         "window_s": bundle.window_s,
         "quantize": bundle.quantize,
         "languages": " ".join(languages) if len(languages) < 4 else f"{len(languages)} languages",
@@ -670,8 +689,8 @@ def _facts(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _size(folder: Path) -> int:
-    """Bytes of the files in a folder."""
+def folder_bytes(folder: Path) -> int:
+    """Return the size of the files in a folder."""
     return sum(file.stat().st_size for file in folder.iterdir())
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import getpass
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
+from appliance.cli.config_file import read_text, set_keys, systemctl, write_config
 from appliance.config import DEFAULT_PATH, Settings, page_url
 from appliance.errors import ConfigError, StoreError
 from appliance.system import write_whole
@@ -181,14 +181,11 @@ def disable_page(options: argparse.Namespace, settings: Settings) -> int:
 
 def _choose(options: argparse.Namespace, settings: Settings, on: bool) -> None:
     """Writes web.enabled into the configuration, and tells the daemon. Raises StoreError."""
-    from appliance.cli.config_file import edited, replace_whole
-
     if settings.web.enabled == on:
         return
     file = options.config or DEFAULT_PATH
     try:
-        before = file.read_text(encoding="utf-8-sig") if file.exists() else ""
-        replace_whole(file, edited(before, {"web.enabled": on}))
+        write_config(file, set_keys(read_text(file), {"web.enabled": on}))
     except OSError as error:
         raise StoreError(f"{file}: cannot be written: {error.strerror}; use sudo") from error
     # Home Assistant's link to the page comes and goes with it
@@ -201,18 +198,6 @@ def _be_on(settings: Settings) -> None:
         raise ConfigError(
             "web.enabled: expected true, found false; `sudo roomscribe web enable` sets it"
         )
-
-
-def systemctl(*words: str) -> None:
-    """Raises StoreError with what systemctl says."""
-    try:
-        done = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)
-        said = done.stderr.strip().splitlines()[:1] if done.returncode else None
-    except OSError as error:
-        said = [error.strerror or str(error)]
-    if said is not None:
-        why = said[0] if said else "no reason"
-        raise StoreError(f"systemctl {' '.join(words)}: {why}; run this with sudo")
 
 
 def _bracketed(address: str) -> str:

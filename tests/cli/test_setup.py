@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rigs.broker import Broker
-from rigs.checkout import ROOT, TESTS
+from rigs.checkout import TESTS
 from rigs.command import OBEYING_MODES, errors, roomscribe
 from rigs.daemon import READY_WITHIN_S, daemon, log_of, write_config
 from rigs.microphone import PulseMicrophone
@@ -22,7 +22,6 @@ from rigs.needs import needs_broker, needs_microphone, program
 from rigs.terminal import Terminal
 from rigs.waiting import until
 
-from appliance.cli.config_file import edited
 from appliance.cli.setup.answers import Answers
 from appliance.cli.setup.broker import parse_address
 from appliance.cli.setup.meter import Meter, loudest
@@ -38,50 +37,7 @@ from appliance.config import MqttSettings
 from appliance.errors import ConfigError
 from appliance.lab import Speed
 
-SHIPPED = (ROOT / "config" / "roomscribe.toml").read_text("utf-8")
 SENTENCE = TESTS / "speech" / "00.flac"
-
-
-def test_a_key_goes_where_the_shipped_file_shows_it_and_the_comments_stay() -> None:
-    changes = {"appliance.node": "kitchen", "capture.device": 'the "USB" é', "mqtt.port": 1884}
-    text = edited(SHIPPED, changes)
-    assert tomllib.loads(text) == {
-        "appliance": {"node": "kitchen"},
-        "capture": {"device": 'the "USB" é'},
-        "mqtt": {"port": 1884},
-    } | {
-        name: {} for name in tomllib.loads(SHIPPED) if name not in ("appliance", "capture", "mqtt")
-    }
-    was, now = SHIPPED.splitlines(), text.splitlines()
-    assert len(was) == len(now)
-    changed = [(one, other) for one, other in zip(was, now, strict=True) if one != other]
-    assert changed[0] == ('#node = ""', 'node = "kitchen"')
-    assert len(changed) == 3
-    again = edited(text, {"appliance.node": "hall"})
-    assert again == text.replace('"kitchen"', '"hall"')
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("", '[mqtt]\nhost = "a"\n'),
-        ("# mine\n", '# mine\n[mqtt]\nhost = "a"\n'),
-        ("[mqtt]\nport = 1 # why\n", '[mqtt]\nport = 1 # why\nhost = "a"\n'),
-        ("[mqtt]\nhost = 'b' # why\n", '[mqtt]\nhost = "a" # why\n'),
-        ("mqtt.port = 1\n", 'mqtt.port = 1\nmqtt.host = "a"\n'),
-        ("mqtt = {port = 1}\n", None),
-        ('[mqtt]\nca_file = """\n#host = 1\n"""\n', None),
-    ],
-)
-def test_whatever_the_file_looks_like_the_key_is_set_and_nothing_else(
-    before: str, after: str | None
-) -> None:
-    text = edited(before, {"mqtt.host": "a"})
-    expected = tomllib.loads(before)
-    expected.setdefault("mqtt", {})["host"] = "a"
-    assert tomllib.loads(text) == expected
-    if after is not None:
-        assert text.replace("\n\n", "\n") == after
 
 
 def test_a_broker_is_a_host_with_or_without_a_port() -> None:

@@ -67,7 +67,10 @@ class Census:
         return file.relative_to(self.package).as_posix().removesuffix(".py")
 
     def _taken(self, file: Path) -> Iterator[tuple[str, str]]:
-        """Each name that a file imports from the package, and the module that defines it."""
+        """Each name that a file imports from the package, and the module that defines it.
+
+        A subpackage is all that its `__init__` imports.
+        """
         for node in statements(file.read_text(encoding="utf-8")):
             if isinstance(node, ast.Import):
                 found = [(alias.name, "") for alias in node.names]
@@ -78,7 +81,9 @@ class Census:
             for name, taken in found:
                 package, _, place = name.partition(".")
                 if package == "appliance":
-                    yield taken, self._home(place.replace(".", "/"), taken)
+                    home = self._home(place.replace(".", "/"), taken)
+                    below = self._doors.get(f"{home}/{taken}", {}).values()
+                    yield from ((taken, each) for each in (home, *below))
 
     def _home(self, place: str, taken: str) -> str:
         """The module that defines a name taken from a module or through a door."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.cli.setup.dialog import Dialog
+from appliance.cli.dialog import Dialog
 from appliance.config import MqttSettings, Settings, node_name
 
 KEYS = {

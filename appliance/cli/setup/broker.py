@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from appliance import config
+from appliance.cli.dialog import WARNING
 from appliance.cli.discovery import announced
 from appliance.cli.setup.answers import Answers, Context
-from appliance.cli.setup.dialog import WARNING
 from appliance.config import DEFAULT_PATH, MqttSettings, node_name
 from appliance.errors import BrokerError, ConfigError
 

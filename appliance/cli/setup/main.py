@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from appliance import config
 from appliance.cli import model as models
+from appliance.cli.dialog import Dialog, open_console
 from appliance.cli.setup.answers import Answers, Changes, Context, configured_answers
 from appliance.cli.setup.broker import ask_broker
-from appliance.cli.setup.dialog import Dialog, open_console
 from appliance.cli.setup.microphone import ask_microphone
 from appliance.cli.setup.model import ask_model
 from appliance.cli.setup.room import ask_room
@@ -88,7 +88,7 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
 
 def run(context: Context) -> int:
     """Ask, save, listen to a sentence and show how it stands; return the exit status."""
-    before = configured_answers(context.settings, models._in_use(context.settings))
+    before = configured_answers(context.settings, models.model_in_use(context.settings))
     dialog = context.dialog
     try:
         answers = ask_all(context, before)

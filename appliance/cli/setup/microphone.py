@@ -7,8 +7,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from appliance.cli.dialog import is_entered
 from appliance.cli.setup.answers import Answers, Context
-from appliance.cli.setup.dialog import is_entered
 from appliance.cli.setup.meter import EVERY_S, Meter
 from appliance.control import Client
 from appliance.errors import DaemonError, DeviceError

@@ -10,7 +10,7 @@ from appliance.cli import model as models
 from appliance.cli.setup.answers import Answers, Context
 from appliance.cli.setup.suggestion import Estimate, estimate_models, suggest
 from appliance.config import ModelSettings
-from appliance.errors import ConfigError, ModelError, RoomscribeError
+from appliance.errors import ModelError, RoomscribeError
 from appliance.system import shorten
 
 
@@ -96,7 +96,7 @@ def describe(name: str, installed: Sequence[str], estimates: Mapping[str, Estima
             bundle = load_bundle(name)
         except RoomscribeError as error:
             return shorten(str(error), 80)
-        size_mb = models._size(bundle.folder) / 1e6
+        size_mb = models.folder_bytes(bundle.folder) / 1e6
         npu = ", with an encoder for the NPU" if "encoder.hef" in bundle.files else ""
         return f"installed, {size_mb:.0f} MB{npu}; {bundle.source or bundle.description}"
     found = library.PUBLISHED[name]
@@ -113,22 +113,13 @@ def take_model(context: Context, answers: Answers, name: str) -> Answers:
     from appliance.model import installed_bundles
 
     if name not in installed_bundles() and name != answers.model:
-        add_model(context, name)
+        context.dialog.say(f"Adding {name}: a download, then about a minute of work.")
+        models.add_source(name)
     works, found = try_model(context, name)
     if not works and name != answers.model:
         raise ModelError(found)
     context.dialog.say(found)
     return replace(answers, model=name)
-
-
-def add_model(context: Context, name: str) -> None:
-    """Download and build a model. Raises RoomscribeError."""
-    from appliance.cli.main import parser
-
-    context.dialog.say(f"Adding {name}: a download, then about a minute of work.")
-    add = parser().parse_args(["model", "add", "--no-use", "--", name])
-    if add.command(add, context.settings):
-        raise ConfigError(f"the model {name!r} could not be added")
 
 
 def try_model(context: Context, name: str) -> tuple[bool, str]:

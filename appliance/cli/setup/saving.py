@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
-import time
 import tomllib
 from contextlib import suppress
 from pathlib import Path
 
 from appliance import config
-from appliance.cli.config_file import edited, replace_whole
+from appliance.cli.config_file import (
+    confirm_change,
+    read_text,
+    reload_daemon,
+    set_keys,
+    write_config,
+)
 from appliance.cli.setup.answers import Answers, Changes, Context
 from appliance.cli.setup.broker import PASSWORD_FILE
 from appliance.config import Settings
-from appliance.control import Client
 from appliance.errors import DaemonError, StoreError
 from appliance.system import write_whole
-
-BACK_S = 30.0
-"""Longest wait until the daemon has read its configuration again."""
 
 
 def save(context: Context, changes: Changes, answers: Answers) -> bool:
@@ -32,26 +32,28 @@ def save(context: Context, changes: Changes, answers: Answers) -> bool:
     if not changes and not answers.password:
         dialog.say("\nNothing to change: your answers are what is configured.")
         return True
-    before = file.read_text(encoding="utf-8-sig") if file.exists() else ""
-    after = edited(before, changes)
+    before = read_text(file)
+    after = set_keys(before, changes)
     config.parse(after, str(file))
-    dialog.say(f"\n{file}", "bold")
-    for line in difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""):
-        if line[:3] not in ("---", "+++") and line[:2] != "@@":
-            dialog.say(line, "green" if line[0] == "+" else "red")
-    if not dialog.confirm("Write it?"):
+    dialog.say("")
+    if not confirm_change(dialog, file, before, after):
         dialog.say("Nothing was changed.")
         return False
     try:
         if answers.password:
             write_password(file.with_name(PASSWORD_FILE), answers.password)
-        replace_whole(file, after)
+        write_config(file, after)
     except OSError as error:
         raise StoreError(
             f"{file}: cannot be written: {error.strerror}; nothing was changed"
         ) from error
     clear_overlay(context.settings, changes)
-    reload_daemon(context)
+    try:
+        reload_daemon(context.sockets)
+    except DaemonError as error:
+        dialog.say(f"Written. The daemon has not read it yet: {error}")
+    else:
+        dialog.say("Written, and the daemon has read it.")
     return True
 
 
@@ -77,18 +79,3 @@ def clear_overlay(settings: Settings, changes: Changes) -> None:
             os.chown(file, owner.st_uid, owner.st_gid)
         else:
             file.unlink()
-
-
-def reload_daemon(context: Context) -> None:
-    """Have the daemon read the configuration, and say whether it did."""
-    try:
-        with Client(context.sockets) as daemon:
-            changed = daemon.ask("reload")["changed"]
-            with suppress(DaemonError):  # it starts again, and ends every connection
-                deadline_s = time.monotonic() + BACK_S
-                while changed and time.monotonic() < deadline_s:
-                    daemon.next(1.0)
-    except DaemonError as error:
-        context.dialog.say(f"Written. The daemon has not read it yet: {error}")
-    else:
-        context.dialog.say("Written, and the daemon has read it.")

@@ -7,11 +7,11 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from appliance import config
+from appliance.cli.config_file import RESTART_S
+from appliance.cli.dialog import is_entered
 from appliance.cli.setup.answers import Context
-from appliance.cli.setup.dialog import is_entered
 from appliance.cli.setup.meter import EVERY_S, Meter
 from appliance.cli.setup.microphone import MUTED
-from appliance.cli.setup.saving import BACK_S
 from appliance.config import DEFAULT_PATH, node_name
 from appliance.control import Client
 from appliance.errors import DaemonError, RoomscribeError
@@ -53,7 +53,7 @@ def connect(context: Context, opened: ExitStack, *, patient: bool) -> Client:
 
     While the daemon starts again it may accept a connection and end it at once. Raises DaemonError.
     """
-    deadline_s = time.monotonic() + BACK_S
+    deadline_s = time.monotonic() + RESTART_S
     while True:
         try:
             with ExitStack() as attempt:
