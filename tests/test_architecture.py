@@ -313,8 +313,7 @@ VERBS = {"said", "told", "asked"}
 """Words that name no thing; ARCHITECTURE's glossary has the nouns."""
 WITH_VERBS = set(
     """
-    capture/devices.py capture/ffmpeg.py capture/recording.py cli/discovery.py
-    cli/doctor/daemon.py cli/doctor/main.py cli/doctor/npu.py cli/doctor/page.py cli/fleet.py
+    capture/devices.py capture/ffmpeg.py capture/recording.py cli/doctor/page.py cli/fleet.py
     cli/model.py cli/web.py config.py control/client.py control/server.py
     daemon/capture_supervisor.py daemon/service.py daemon/single_instance.py
     fleet/link.py fleet/messages.py fleet/probe.py fleet/provisioning.py fleet/satellite.py

@@ -1,4 +1,4 @@
-"""What the network announces of a service (DNS-SD), asked of avahi-daemon over D-Bus."""
+"""Find services that the network announces (DNS-SD), with avahi-daemon over D-Bus."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from contextlib import suppress
 AVAHI = "org.freedesktop.Avahi"
 ANY, NO_FLAGS = -1, 0
 CALL_S = 3.0
-"""avahi-daemon answers within some ms; for a name that has gone it asks the network."""
+"""Longest wait for an answer of avahi-daemon; it needs some ms, more for a name that has gone."""
 
 
-def announced(service: str, within_s: float) -> list[tuple[str, int]]:
-    """Host and port of all that announce `service`, such as _mqtt._tcp; none where avahi-daemon
-    does not run, or within the time."""
+def find_services(service: str, within_s: float) -> list[tuple[str, int]]:
+    """Return host and port of each announced `service`, such as _mqtt._tcp.
+
+    Empty if avahi-daemon does not run or does not answer in time.
+    """
     try:
         from jeepney import AuthenticationError, DBusErrorResponse
     except ImportError:
         return []
     with suppress(OSError, EOFError, KeyError, AuthenticationError, DBusErrorResponse):
-        return _browsed(service, time.monotonic() + within_s)
+        return _browse(service, time.monotonic() + within_s)
     return []
 
 
-def _browsed(service: str, deadline_s: float) -> list[tuple[str, int]]:
-    """The same. Raises OSError (TimeoutError) and DBusErrorResponse."""
+def _browse(service: str, deadline_s: float) -> list[tuple[str, int]]:
+    """Return the same. Raises OSError (TimeoutError) and DBusErrorResponse."""
     from jeepney import (
         DBusAddress,
         DBusErrorResponse,
@@ -60,8 +62,8 @@ def _browsed(service: str, deadline_s: float) -> list[tuple[str, int]]:
                 break
             if member == "ItemNew":
                 interface, protocol, name, kind, domain, _ = signal.body
-                asked = (interface, protocol, name, kind, domain, ANY, NO_FLAGS)
+                item_fields = (interface, protocol, name, kind, domain, ANY, NO_FLAGS)
                 with suppress(DBusErrorResponse, TimeoutError):  # it has gone meanwhile
-                    resolved = call("ResolveService", "iisssiu", asked)
+                    resolved = call("ResolveService", "iisssiu", item_fields)
                     found.append((str(resolved[5]), int(str(resolved[8]))))
     return list(dict.fromkeys(found))

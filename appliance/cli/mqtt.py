@@ -1,4 +1,4 @@
-"""`roomscribe mqtt`: watch what is published, and clear what the broker keeps."""
+"""`roomscribe mqtt`: watch this appliance's messages, and clear its retained ones."""
 
 from __future__ import annotations
 
@@ -19,63 +19,63 @@ from appliance.control import SOCKET_NAME, Client
 from appliance.errors import BrokerError, ConfigError, DaemonError
 
 AGAIN_S = 2.0
-"""Between two tries to reach the broker."""
+"""Seconds between two attempts to reach the broker."""
 SETTLE_S = 1.0
-"""For retained messages to come, and for Home Assistant to let go of the entities."""
+"""Seconds to wait for retained messages, and for Home Assistant to remove the entities."""
 
 
 def add_mqtt(
     names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
 ) -> None:
     """`roomscribe mqtt watch` and `roomscribe mqtt forget`"""
-    mqtt = names.add_parser("mqtt", help="see and clear what is at the broker")
+    mqtt = names.add_parser("mqtt", help="watch MQTT messages, clear retained ones")
     words = mqtt.add_subparsers(metavar="WHAT", required=True)
     add = functools.partial(words.add_parser, parents=[common])
     watch = add(
         "watch",
-        help="show what is published, as it comes",
-        description="Shows every message of this appliance, or of all of them, as it comes, until "
-        "Ctrl-C. Uses the [mqtt] section of the configuration.",
+        help="print messages as they are published",
+        description="Prints every message of this appliance as it is published, until Ctrl-C. "
+        "Uses the [mqtt] section of the configuration.",
     )
-    watch.add_argument("--all", action="store_true", help="those of every appliance")
+    watch.add_argument("--all", action="store_true", help="messages of all appliances")
     watch.set_defaults(command=watch_topics)
     forget = add(
         "forget",
-        help="clear what the broker keeps of this appliance",
-        description="Clears all retained messages of an appliance that is not to come back, or "
-        "whose old name another one has taken: its entities leave Home Assistant. Stop the daemon "
-        "first. After a new name the daemon clears the old one's by itself.",
+        help="clear an appliance's retained messages",
+        description="Clears all retained messages of an appliance that you no longer use, and so "
+        "removes its entities from Home Assistant. Stop its daemon first. If you rename an "
+        "appliance, the daemon clears the old name's messages itself.",
     )
-    forget.add_argument("--node", default="", help="of this appliance (default: this one)")
+    forget.add_argument("--node", default="", help="name of the appliance (default: this one)")
     forget.set_defaults(command=forget_appliance)
 
 
 def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe mqtt watch`, until Ctrl-C; raises BrokerError when the broker refuses."""
+    """Run `roomscribe mqtt watch` until Ctrl-C. Raises BrokerError if the broker refuses."""
     from appliance.mqtt import BrokerProbe
 
     settings = _with_password(options, settings)
     node = _present_node(settings)
-    wanted = "roomscribe/+/#" if options.all else f"roomscribe/{node}/#"
+    topics = "roomscribe/+/#" if options.all else f"roomscribe/{node}/#"
     while True:
         with BrokerProbe(settings.mqtt, node) as probe:
-            if probe.subscribe([wanted]):
+            if probe.subscribe([topics]):
                 raise BrokerError(
-                    f"the broker refuses to let us read {wanted}; allow it in its access list"
+                    f"the broker does not allow reading {topics}; allow it in its access list"
                 )
-            print(f"watching {wanted} at {settings.mqtt.host}:{settings.mqtt.port}", flush=True)
+            print(f"watching {topics} at {settings.mqtt.host}:{settings.mqtt.port}", flush=True)
             while not probe.ended:
                 for one in probe.receive(1.0, count=1):
-                    at = datetime.now().astimezone()
-                    print(line(at, one.topic, one.payload, one.retained), flush=True)
-        print(f"the connection ended ({probe.ended}); trying again", file=sys.stderr)
+                    now = datetime.now().astimezone()
+                    print(line(now, one.topic, one.payload, one.retained), flush=True)
+        print(f"connection lost ({probe.ended}); reconnecting", file=sys.stderr)
         time.sleep(AGAIN_S)
 
 
 def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe mqtt forget`: 1 when nothing was there.
+    """Run `roomscribe mqtt forget`; return 1 if there was nothing to clear.
 
-    Raises BrokerError when the broker refuses, or while the appliance is online.
+    Raises BrokerError if the broker refuses, or the appliance is online.
     """
     from appliance.mqtt import BrokerProbe
 
@@ -89,41 +89,41 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
     with BrokerProbe(settings.mqtt, node) as probe:
         if probe.subscribe([discovery, f"{own}#"]):
             raise BrokerError(
-                f"the broker refuses to let us read {discovery} and {own}#; see its access list"
+                f"the broker does not allow reading {discovery} and {own}#; check its access list"
             )
         found = probe.receive(SETTLE_S)
         kept = {one.topic: one.payload for one in found if one.retained and one.payload}
         if kept.get(f"{own}availability") == b"online":
             raise BrokerError(
-                f"{node} is online and would tell it all again; stop it first "
-                "(`systemctl stop roomscribe`)"
+                f"{node} is online and would publish them again; stop it first "
+                "(`sudo systemctl stop roomscribe`)"
             )
-        # the entities go before their values do: a live template cannot read an empty payload
+        # remove the entities before their values: their templates cannot read an empty payload
         for topic in sorted(kept, key=lambda name: name != discovery):
             if probe.publish(topic, b"", retain=True):
                 raise BrokerError(
-                    f"the broker refuses to let us clear {topic}; see its access list"
+                    f"the broker does not allow clearing {topic}; check its access list"
                 )
             print(f"cleared {printable(topic)}")
             if topic == discovery:
                 time.sleep(SETTLE_S)
     if not kept:
-        print(f"nothing of {node} is kept at the broker", file=sys.stderr)
+        print(f"the broker has no retained messages of {node}", file=sys.stderr)
     return 0 if kept else 1
 
 
 def _with_password(options: argparse.Namespace, settings: Settings) -> Settings:
-    """The settings with the daemon's password. Raises BrokerError where this user may not."""
+    """Return the settings with the daemon's password. Raises BrokerError if it is unreadable."""
     from appliance.cli.doctor.daemon import beside_daemon, password_is_hidden
 
     daemon, settings = beside_daemon(options.config, settings)
     if password_is_hidden(settings.mqtt, daemon):
-        raise BrokerError("the broker's password is not for this user; run this with sudo")
+        raise BrokerError("this user cannot read the broker's password; run this with sudo")
     return settings
 
 
 def _present_node(settings: Settings) -> str:
-    """Return the name that the daemon has now, which may be set where this user cannot read."""
+    """Return the running daemon's name; this user may not be able to read where it is set."""
     from appliance.store import runtime_folders
 
     with (
@@ -134,20 +134,20 @@ def _present_node(settings: Settings) -> str:
     return node_name(settings)
 
 
-def line(at: datetime, topic: str, payload: bytes, retained: bool) -> str:
-    """One message for people: when, whose, what; nothing in it can harm a terminal."""
+def line(time_of_day: datetime, topic: str, payload: bytes, retained: bool) -> str:
+    """Return a message as one line that is safe for a terminal: time, appliance, topic, content."""
     _, node, name = topic.split("/", 2) if topic.count("/") > 1 else ("", topic, "")
     text = payload[:8192].decode(errors="replace")
     if show := _SHOWN.get(name):
-        # what is not ours is shown as it is
+        # messages of another form are shown unchanged
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             text = show(json.loads(text))
     kept = " (retained)" if retained else ""
-    return printable(f"{at:%H:%M:%S}  {node:12s} {name:12s} {text}{kept}")
+    return printable(f"{time_of_day:%H:%M:%S}  {node:12s} {name:12s} {text}{kept}")
 
 
 def printable(text: str) -> str:
-    """`text` without what a terminal would obey."""
+    """Return `text` without control characters."""
     return "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
     )
@@ -162,7 +162,7 @@ def _show_transcript(event: dict[str, Any]) -> str:
 
 def _show_state(state: dict[str, Any]) -> str:
     what = f"{state['status']}, {state['model']} on {state['encoder']}, {state['microphone']}"
-    waiting = f", {state['outbox_depth']} in the outbox" if state["outbox_depth"] else ""
+    waiting = f", {state['outbox_depth']} unpublished" if state["outbox_depth"] else ""
     return "; ".join((what + waiting, *state["reasons"]))
 
 

@@ -1,6 +1,6 @@
-"""`roomscribe run`, and what belongs to it: `mute` and `devices`.
+"""`roomscribe run`, `mute` and `devices`.
 
-Heavy rooms are imported by the command that needs them.
+Each command imports the heavy packages that it needs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from appliance.errors import TRY_AGAIN, DeviceError, MissingModelError, StoreErr
 if TYPE_CHECKING:
     from appliance.daemon import Pipeline
 
-OBEYED_WITHIN_S = 3.0
-"""A daemon closes the microphone in a fraction of this."""
+MUTED_WITHIN_S = 3.0
+"""Longest wait for the daemon to close the microphone; it needs a fraction of this."""
 
 
 def add_run(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -29,14 +29,14 @@ def add_run(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub = add(
         "run",
         help="listen, transcribe and publish until stopped",
-        description="Listens to the microphone, transcribes what is said and publishes it to "
-        "MQTT and the local log, until SIGTERM. This is what the systemd unit runs.",
+        description="Listens to the microphone, transcribes speech, stores the text in the local "
+        "log and publishes it over MQTT, until SIGTERM. The systemd unit runs this command.",
     )
     sub.add_argument(
         "--recording",
         metavar="FILE",
-        help="hear this sound file (or - for one, or raw 16 kHz mono 16-bit PCM, on standard "
-        "input) in real time in place of the microphone, and end with it",
+        help="read this sound file in real time instead of the microphone, then end; -: a sound "
+        "file or raw 16 kHz mono 16-bit PCM from standard input",
     )
     sub.set_defaults(command=run)
 
@@ -46,9 +46,9 @@ def add_mute(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub = add(
         "mute",
         help="close the microphone, or open it again",
-        description="Closes the microphone until it is unmuted, through restarts, too, and "
-        "returns when it is closed. Works whether the daemon runs or not. Without a word it "
-        "tells how it stands: exit status 0 when muted, 1 when not.",
+        description="Closes the microphone and returns when it is closed. It stays closed, also "
+        "after a restart, until you switch mute off. Works with and without a running daemon. "
+        "Without an argument, prints the state; the exit status is 0 if muted, 1 if not.",
     )
     sub.add_argument("position", nargs="?", choices=("on", "off", "toggle"))
     sub.set_defaults(command=mute)
@@ -59,7 +59,8 @@ def add_devices(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub = add(
         "devices",
         help="list the microphones",
-        description="Lists the microphones; a part of a name goes into capture.device.",
+        description="Lists the microphones. To choose one, set capture.device to its name or a "
+        "part of it.",
     )
     sub.set_defaults(command=devices)
 
@@ -69,7 +70,7 @@ def run(
     settings: Settings,
     pipeline: Callable[[Settings], Pipeline] | None = None,
 ) -> int:
-    """`roomscribe run`; `pipeline` opens one for settings, in place of `assembly.build`."""
+    """Run `roomscribe run`; `pipeline` opens one for settings and replaces `assembly.build`."""
     from appliance.daemon import Day, ModelInstaller, Pipeline, assembly, service
 
     def with_recording(chosen: Settings) -> Settings:
@@ -99,55 +100,55 @@ def run(
 
 
 def mute(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe mute`: returns when the microphone is closed.
+    """Run `roomscribe mute`; return when the microphone is closed.
 
-    Raises StoreError when this user may not, DeviceError when a daemon does not obey.
+    Raises StoreError if this user may not mute, DeviceError if the daemon does not react.
     """
     from appliance.daemon import mute as switch
 
-    place = config.store_folder(settings.store)
-    _may_use(place)
+    folder = config.store_folder(settings.store)
+    _require_folder(folder)
     if not options.position:
-        before = switch.is_on(place)
-        print(_position(before, switch.is_listening(place)))
+        before = switch.is_on(folder)
+        print(_mute_state(before, switch.is_listening(folder)))
         return 0 if before else 1
-    on = not switch.is_on(place) if options.position == "toggle" else options.position == "on"
-    switch.write(place / switch.FILE_NAME, on)
-    deadline_s = time.monotonic() + OBEYED_WITHIN_S
-    while (listening := switch.is_listening(place)) and on:
+    on = not switch.is_on(folder) if options.position == "toggle" else options.position == "on"
+    switch.write(folder / switch.FILE_NAME, on)
+    deadline_s = time.monotonic() + MUTED_WITHIN_S
+    while (listening := switch.is_listening(folder)) and on:
         if time.monotonic() > deadline_s:
             raise DeviceError(
-                f"the microphone is still open after {OBEYED_WITHIN_S:g} s; "
-                "stop the daemon (`systemctl stop roomscribe`), or pull the microphone's plug"
+                f"the microphone is still open after {MUTED_WITHIN_S:g} s. Stop the daemon "
+                "(`sudo systemctl stop roomscribe`) or unplug the microphone."
             )
         time.sleep(0.02)
-    print(_position(on, listening))
+    print(_mute_state(on, listening))
     return 0
 
 
-def _position(muted: bool, listening: bool) -> str:
-    """How it stands, on one line."""
+def _mute_state(muted: bool, listening: bool) -> str:
+    """Return the state on one line."""
     if muted:
         return "muted: the microphone is closed"
     return "not muted: the microphone is open" if listening else "not muted"
 
 
-def _may_use(place: Path) -> None:
-    """Raises StoreError when there is no daemon's folder, or it is not for this user."""
+def _require_folder(folder: Path) -> None:
+    """Raise StoreError if the daemon's folder does not exist or this user may not use it."""
     try:
-        found = "" if place.is_dir() else "no folder"
-        next(place.iterdir(), None)
+        problem = "" if folder.is_dir() else "no such folder"
+        next(folder.iterdir(), None)
     except OSError as error:
-        found = error.strerror or str(error)
-    if found:
+        problem = error.strerror or str(error)
+    if problem:
         raise StoreError(
-            f"{place}: expected the folder where the daemon keeps its log, found: {found}; run "
-            "this as the daemon's user or with sudo, with the daemon's --config"
+            f"{folder}, where the daemon keeps its log, cannot be used: {problem}. Run this with "
+            "sudo or as the daemon's user, and with the daemon's --config."
         )
 
 
 def devices(_options: argparse.Namespace, _settings: Settings) -> int:
-    """`roomscribe devices`; 1 when there is no microphone."""
+    """Run `roomscribe devices`; return 1 if there is no microphone."""
     from appliance.capture import list_microphones, names_to_configure
 
     found = list_microphones()
@@ -155,11 +156,14 @@ def devices(_options: argparse.Namespace, _settings: Settings) -> int:
         mark = "*" if one.default else " "
         print(f"{mark} {name}  ({one.channels} ch, {one.rate_hz:.0f} Hz)")
     if found:
-        print("capture.device = a name, or a part of one; empty: the default, marked *")
-    if not found:
         print(
-            "roomscribe: no microphone found: plug one in, and see that this user is in the "
-            "group audio (`arecord -l` shows what the kernel sees)",
+            "To choose one, set capture.device to its name or a part of it. * is the default, used "
+            "if capture.device is empty."
+        )
+    else:
+        print(
+            "roomscribe: No microphone found. Plug one in, and check that this user is in the "
+            "group audio. `arecord -l` shows the devices that the kernel knows.",
             file=sys.stderr,
         )
     return 0 if found else 1

@@ -1,4 +1,4 @@
-"""What a terminal is shown and a file or a pipe is not: colour, and how far a command is."""
+"""Colour and progress, for terminals only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TextIO
 
 DIM, RED, GREEN, YELLOW = "2", "31", "32", "33"
 EVERY_S, FIRST_AFTER_S = 0.5, 2.0
-"""From one line of progress to the next; what is done sooner needs none."""
+"""Seconds between two lines of progress, and before the first one."""
 
 
 def coloured(text: str, colour: str, stream: TextIO | None = None) -> str:
-    """`text` in a colour where `stream` (standard output) is a terminal that has any.
+    """Return `text` in a colour if `stream` (standard output) is a terminal with colours.
 
     NO_COLOR turns it off (no-color.org).
     """
@@ -29,18 +29,18 @@ def percent(share: float) -> str:
 
 
 class Progress:
-    """One line on standard error that is written over, where that is a terminal."""
+    """One line on standard error that is overwritten, if that is a terminal."""
 
     def __init__(self, name: str, *, quiet: bool) -> None:
-        """Shows nothing yet, with `quiet` never."""
+        """Show nothing yet, and with `quiet` never."""
         self._name = name
         self._on = sys.stderr.isatty() and not quiet
         self._begun_s = time.monotonic()
         self._next_s = self._begun_s + FIRST_AFTER_S
         self._width = 0
 
-    def at(self, position_s: float, total_s: float) -> None:
-        """So much of `total_s` of sound is done; 0 when nobody knows how much that is."""
+    def update(self, position_s: float, total_s: float) -> None:
+        """Show that `position_s` of `total_s` of sound is done; 0: the total is unknown."""
         now_s = time.monotonic()
         if not self._on or now_s < self._next_s or not total_s:
             return
@@ -50,7 +50,7 @@ class Progress:
         self._write(f"{self._name}: {share:.0%} of {_clock(total_s)}, {_clock(left_s)} left")
 
     def clear(self) -> None:
-        """The line is empty, for what is printed now or after it."""
+        """Clear the line."""
         if self._width:
             self._write("")
             self._width = 0
@@ -61,7 +61,7 @@ class Progress:
 
 
 def _clock(seconds: float) -> str:
-    """m:ss, or h:mm:ss"""
+    """Return m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

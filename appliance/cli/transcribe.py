@@ -1,7 +1,4 @@
-"""`roomscribe transcribe`: what is said in sound files, as text, JSON or subtitles.
-
-Heavy rooms are imported when the command runs.
-"""
+"""`roomscribe transcribe`: transcribe sound files to text, JSON or subtitles."""
 
 from __future__ import annotations
 
@@ -26,40 +23,40 @@ if TYPE_CHECKING:
     from appliance.records import Discarded, Transcription, Window
 
 LINE, LINES = 42, 2
-"""Letters in a line and lines at once that people can read (BBC and Netflix: 37 to 42, 2)."""
+"""Letters per line and lines per subtitle (guidelines of BBC and Netflix: 37 to 42, and 2)."""
 
 
 def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
     """`roomscribe transcribe`"""
     sub = add(
         "transcribe",
-        help="write down what is said in sound files",
-        description="Sends sound files through the same path as the microphone, as fast as "
-        "possible, and prints what was said. Nothing is stored or published.",
+        help="transcribe sound files",
+        description="Transcribes sound files as if they came from the microphone, but as fast as "
+        "possible, and prints the text. Stores and publishes nothing.",
     )
     sub.add_argument(
         "files",
         nargs="+",
         metavar="FILE",
-        help="WAV, FLAC, Ogg, MP3; with ffmpeg m4a, mp4, webm, mkv, AAC, too; - reads one, or raw "
-        "16 kHz mono 16-bit PCM, from standard input",
+        help="WAV, FLAC, Ogg or MP3; with ffmpeg also m4a, mp4, webm, mkv and AAC; -: a sound file "
+        "or raw 16 kHz mono 16-bit PCM from standard input",
     )
     form = sub.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object a window")
+    form.add_argument("--json", action="store_true", help="one JSON object per window")
     form.add_argument("--srt", action="store_true", help="SubRip subtitles")
     form.add_argument("--vtt", action="store_true", help="WebVTT subtitles, for a web page")
     sub.add_argument(
         "--output-dir",
         type=Path,
         metavar="FOLDER",
-        help="write FOLDER/NAME.txt (.jsonl, .srt, .vtt) for each file in place of standard output",
+        help="write FOLDER/NAME.txt (.jsonl, .srt, .vtt) for each file, not to standard output",
     )
-    sub.add_argument("--model", metavar="BUNDLE", help="model bundle: a name or a folder")
+    sub.add_argument("--model", metavar="BUNDLE", help="name or folder of a model")
     sub.set_defaults(command=transcribe, usage_error=sub.error)
 
 
 def transcribe(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe transcribe`; the status of the last failing file, after doing all the others."""
+    """Run `roomscribe transcribe` on all files; return the status of the last one that failed."""
     from appliance.wyoming import open_transcriber
 
     _refuse_contradictions(options)
@@ -70,32 +67,31 @@ def transcribe(options: argparse.Namespace, settings: Settings) -> int:
             transcriber=replace(settings.transcriber, backend="model"),
         )
     with open_transcriber(settings) as transcriber:
-        return _write_down(options, settings, transcriber)
+        return _transcribe_files(options, settings, transcriber)
 
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
-    """Ends with status 2 where one output would hold what belongs into several."""
+    """End with status 2 if the outputs of several files would be mixed."""
     if options.output_dir:
-        places = [_place(file, options) for file in options.files]
-        if twice := [place for place in places if places.count(place) > 1]:
+        outputs = [_output_file(file, options) for file in options.files]
+        if twice := [file for file in outputs if outputs.count(file) > 1]:
             options.usage_error(f"several of the files would be written to {legible(twice[0])}")
     elif (options.srt or options.vtt) and len(options.files) > 1:
         options.usage_error(
-            f"--{'srt' if options.srt else 'vtt'}: the subtitles of several files are several "
-            "files: add --output-dir FOLDER"
+            f"--{'srt' if options.srt else 'vtt'} with several files needs --output-dir FOLDER"
         )
 
 
-def _write_down(
+def _transcribe_files(
     options: argparse.Namespace, settings: Settings, transcriber: AnyTranscriber
 ) -> int:
-    """Prints what is said in each file; the status of the last failing one."""
+    """Print the text of each file; return the status of the last one that failed."""
     from appliance.records import Window
 
     if transcriber.bundle.demo_model and not (options.json or options.quiet):
         print(
             f"roomscribe: {transcriber.bundle.name} is a demonstration model that knows a few "
-            "hundred home words; `roomscribe model add tiny` brings a real one",
+            "hundred words. `roomscribe model add tiny` adds a real one.",
             file=sys.stderr,
         )
     status = 0
@@ -123,7 +119,7 @@ def _write_down(
                     for part in shown:
                         print(part, file=page, flush=True)
             if not (heard or options.json or options.quiet):
-                print(f"roomscribe: {legible(file)}: no speech was heard in it", file=sys.stderr)
+                print(f"roomscribe: No speech found in {legible(file)}.", file=sys.stderr)
         except RoomscribeError as error:
             print(f"roomscribe: {shorten(error, 1000)}", file=sys.stderr)
             status = error.exit_status
@@ -132,27 +128,27 @@ def _write_down(
 
 @contextmanager
 def _page(file: str, options: argparse.Namespace) -> Iterator[TextIO]:
-    """Where a file's text goes: its own file, whole or not at all, or standard output.
+    """Yield the output for a file: its own file, written whole or not at all, or standard output.
 
     Raises StoreError.
     """
     if not options.output_dir:
         yield sys.stdout
         return
-    place = _place(file, options)
+    output = _output_file(file, options)
     try:
         options.output_dir.mkdir(parents=True, exist_ok=True)
-        with writing(place) as draft, draft.open("w", encoding="utf-8") as page:
+        with writing(output) as draft, draft.open("w", encoding="utf-8") as page:
             yield page
     except OSError as error:
         raise StoreError(
-            f"{place}: cannot be written: expected a folder that this user may write and space on "
-            f"its disk, found: {error.strerror}; name another with --output-dir"
+            f"{output} cannot be written: {error.strerror}. Choose another folder with "
+            "--output-dir."
         ) from None
 
 
-def _place(file: str, options: argparse.Namespace) -> Path:
-    """FOLDER/NAME.srt"""
+def _output_file(file: str, options: argparse.Namespace) -> Path:
+    """Return the file for a sound file's text, such as FOLDER/NAME.srt."""
     ending = "jsonl" if options.json else "srt" if options.srt else "vtt" if options.vtt else "txt"
     name = "standard-input" if file == "-" else Path(file).stem
     return Path(options.output_dir) / f"{name}.{ending}"
@@ -160,7 +156,7 @@ def _place(file: str, options: argparse.Namespace) -> Path:
 
 @contextmanager
 def _progress(file: str, options: argparse.Namespace) -> Iterator[Progress]:
-    """How far a long file is, on standard error."""
+    """Show the progress of a long file on standard error."""
     progress = Progress(shorten(file), quiet=options.quiet)
     try:
         yield progress
@@ -171,7 +167,7 @@ def _progress(file: str, options: argparse.Namespace) -> Iterator[Progress]:
 def _transcribed(
     file: str, transcriber: AnyTranscriber, settings: Settings, progress: Progress
 ) -> Iterator[tuple[Window | Discarded, Transcription | None, str | None]]:
-    """Each window of a file with what the model made of it and why it is discarded, if it is."""
+    """Yield each window of a file, its transcription and, if it is discarded, the reason."""
     from appliance.capture import Recording, Segmenter, VoiceDetector
     from appliance.infer import Gates
     from appliance.records import Discarded
@@ -183,7 +179,7 @@ def _transcribed(
     def windows() -> Iterator[Window | Discarded]:
         with Recording(file, real_time=False) as recording:
             for frame in recording.frames():
-                progress.at(frame.end_s, recording.duration_s)
+                progress.update(frame.end_s, recording.duration_s)
                 yield from segmenter.push(frame)
             yield from segmenter.flush()
 
@@ -195,7 +191,7 @@ def _transcribed(
 
 
 def _as_text(file: str, result: Transcription, options: argparse.Namespace) -> str:
-    """One window for people."""
+    """Return a window's text for people."""
     named = len(options.files) > 1 and not options.output_dir
     return f"{file}: {result.text}" if named else result.text
 
@@ -203,12 +199,14 @@ def _as_text(file: str, result: Transcription, options: argparse.Namespace) -> s
 def _subtitles(
     text: str, begin_s: float, end_s: float, number: int, *, vtt: bool = False
 ) -> Iterator[str]:
-    """The SubRip, or WebVTT, entries of one window, from `number` on: what fits onto a screen, one
-    after the other, each for as long as its share of the letters."""
+    """Yield a window's SubRip or WebVTT entries, numbered from `number`.
+
+    Each entry fits on the screen and takes its share of the time by its number of letters.
+    """
     lines = textwrap.wrap(text, LINE)
     per_letter_s = max(0.0, end_s - begin_s) / max(1, sum(map(len, lines)))
-    for at in range(0, len(lines), LINES):
-        entry = lines[at : at + LINES]
+    for i in range(0, len(lines), LINES):
+        entry = lines[i : i + LINES]
         entry_end_s = begin_s + per_letter_s * sum(map(len, entry))
         times = f"{_srt_time(begin_s)} --> {_srt_time(entry_end_s)}"
         if vtt:
@@ -216,14 +214,14 @@ def _subtitles(
                 times.replace(",", "."),
                 [html.escape(line, quote=False) for line in entry],
             )
-        yield "\n".join((str(number + at // LINES), times, *entry, ""))
+        yield "\n".join((str(number + i // LINES), times, *entry, ""))
         begin_s = entry_end_s
 
 
 def _as_json(
     file: str, window: Window | Discarded, result: Transcription | None, reason: str | None
 ) -> dict[str, object]:
-    """One window as `--json` prints it; the text of a discarded one is shown, nothing is kept."""
+    """Return a window as `--json` prints it, with its text even if it is discarded."""
     from appliance.mqtt import events
     from appliance.records import Window
 
@@ -258,7 +256,7 @@ def _as_json(
 
 
 def _srt_time(seconds: float) -> str:
-    """hh:mm:ss,mmm"""
+    """Return hh:mm:ss,mmm."""
     millis = round(max(0.0, seconds) * 1000)
     minutes, millis = divmod(millis, 60_000)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{millis // 1000:02d},{millis % 1000:03d}"

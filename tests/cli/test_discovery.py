@@ -13,7 +13,7 @@ import pytest
 from rigs.avahi import WITHIN_S, House, announcing, needs_avahi
 from rigs.waiting import until
 
-from appliance.cli.discovery import announced
+from appliance.cli.discovery import find_services
 
 SERVICE = "_wyoming._tcp"
 
@@ -28,16 +28,16 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 
 @needs_avahi
 def test_all_that_are_announced_are_found_with_host_and_port(house: House) -> None:
-    assert announced(SERVICE, 3.0) == [], "avahi-daemon does not run"
+    assert find_services(SERVICE, 3.0) == [], "avahi-daemon does not run"
     house.start_avahi()
     name = f"house-{os.getpid()}"
     with announcing(f"{name}-a", 10395) as one, announcing(f"{name}-b", 10396) as other:
         until(lambda: one[-1:] == other[-1:] == [""], WITHIN_S)
-        found = announced(SERVICE, 10.0)
+        found = find_services(SERVICE, 10.0)
     assert {(f"{name}.local", 10395), (f"{name}.local", 10396)} <= set(found)
     assert len(found) == len(set(found))
     begun_s = time.monotonic()
-    assert announced("_nobody._udp", 10.0) == []
+    assert find_services("_nobody._udp", 10.0) == []
     assert time.monotonic() - begun_s < 9.0, "it waits for more when all is there"
 
 
@@ -45,7 +45,7 @@ def test_without_a_bus_or_with_one_that_says_nothing_there_is_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path / 'bus'}")
-    assert announced(SERVICE, 1.0) == []
+    assert find_services(SERVICE, 1.0) == []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "bus"))
         listener.listen(1)
@@ -55,5 +55,5 @@ def test_without_a_bus_or_with_one_that_says_nothing_there_is_nothing(
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        assert announced(SERVICE, 1.0) == []
+        assert find_services(SERVICE, 1.0) == []
         thread.join()

@@ -205,7 +205,7 @@ def test_subtitles_of_several_files_are_not_mixed_into_one() -> None:
     file = sentence()[0]
     done = roomscribe("transcribe", "--srt", file, file)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "add --output-dir FOLDER" in done.stderr
+    assert "needs --output-dir FOLDER" in done.stderr
 
 
 def test_two_files_are_not_written_over_one_another(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_file_without_speech_says_so_and_not_to_programs(tmp_path: Path) -> No
     soundfile.write(quiet, np.zeros(32_000, np.int16), 16_000)
     done = roomscribe("transcribe", quiet)
     assert (done.returncode, done.stdout) == (0, "")
-    assert errors(done)[-1] == f"roomscribe: {quiet}: no speech was heard in it"
+    assert errors(done)[-1] == f"roomscribe: No speech found in {quiet}."
     assert roomscribe("transcribe", "-q", quiet).stderr == ""
     assert "no speech" not in roomscribe("transcribe", "--json", quiet).stderr
 
@@ -91,15 +91,15 @@ def test_a_terminal_sees_how_far_a_long_file_is(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     progress = Progress("talk.flac", quiet=False)
-    progress.at(1.0, 100.0)
+    progress.update(1.0, 100.0)
     assert capsys.readouterr().err == "", "what is soon done needs none"
     progress._next_s, progress._begun_s = 0.0, progress._begun_s - 10.0
-    progress.at(25.0, 4000.0)
+    progress.update(25.0, 4000.0)
     said = capsys.readouterr().err
     assert re.search(r"talk.flac: 1% of 1:06:40, \d+:\d\d left", said)
     progress.clear()
     assert capsys.readouterr().err.strip() == ""
     silent = Progress("talk.flac", quiet=True)
     silent._next_s = 0.0
-    silent.at(1.0, 4000.0)
+    silent.update(1.0, 4000.0)
     assert capsys.readouterr().err == ""

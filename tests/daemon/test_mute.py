@@ -335,7 +335,7 @@ def test_the_command_does_not_say_muted_where_no_daemon_looks(tmp_path: Path) ->
     file.write_text(f'[store]\npath = "{tmp_path / "elsewhere"}"\n', encoding="utf-8")
     done = roomscribe("mute", "on", "--config", file)
     assert (done.returncode, done.stdout) == (74, "")
-    assert "expected the folder where the daemon keeps its log" in errors(done)[0]
+    assert "where the daemon keeps its log, cannot be used" in errors(done)[0]
 
 
 def test_the_command_fails_when_the_microphone_stays_open(tmp_path: Path) -> None:

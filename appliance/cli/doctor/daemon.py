@@ -1,4 +1,4 @@
-"""The daemon that a command runs beside: who it is, what it holds, and where it keeps things."""
+"""Find the running daemon, and the secrets and folders that systemd gives it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ log = logging.getLogger("roomscribe.cli")
 
 UNIT = "roomscribe.service"
 ADOPTED = ("STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "ROOMSCRIBE_MODELS")
-"""Of its environment, what decides where store, password and models are."""
+"""Variables of its environment that decide where store, password and models are."""
 INSTALLED_STATE = Path("/var/lib/roomscribe")
 PLAIN, ENCRYPTED = Path("/etc/credstore"), Path("/etc/credstore.encrypted")
-"""Where the unit's state and systemd's credentials for it are, when it does not run."""
+"""Folders of the unit's state and of systemd's credentials for it, if it does not run."""
 DECRYPT_S = 30.0
 """Longest wait for systemd-creds, which may ask a TPM."""
 
@@ -35,19 +35,19 @@ class Daemon:
     pid: int
     user: str
     service: bool
-    """True when systemd started it as UNIT."""
+    """True if systemd started it as UNIT."""
     environment: dict[str, str] = field(default_factory=dict)
-    """ADOPTED variables that it has; empty when this user may not look."""
+    """Its ADOPTED variables; empty if this user may not read them."""
 
     def __str__(self) -> str:
         return f"{'the service' if self.service else 'the daemon'} (process {self.pid})"
 
 
 def beside_daemon(config: Path | None, settings: Settings) -> tuple[Daemon | None, Settings]:
-    """The daemon that runs on the configuration `config`, and `settings` with its secrets.
+    """Return the daemon that runs with `config`, if any, and `settings` with its secrets.
 
-    The environment becomes the daemon's where that matters; where the service does not run, what
-    systemd would give it.
+    Sets the ADOPTED variables as the daemon has them or, if the service does not run, as systemd
+    would set them.
     """
     daemon = running_daemon(config)
     if daemon:
@@ -68,36 +68,36 @@ def beside_daemon(config: Path | None, settings: Settings) -> tuple[Daemon | Non
 def with_credentials(
     mqtt: MqttSettings, plain: Path = PLAIN, encrypted: Path = ENCRYPTED
 ) -> MqttSettings:
-    """`mqtt` with the files that systemd would give the service, as far as this user may read them.
+    """Return `mqtt` with the files that systemd would give the service, if this user may read them.
 
-    One that cannot be decrypted is left out, with a line to the log.
+    Logs a warning for a file that cannot be decrypted.
     """
     wanted = {"password_file": PASSWORD_CREDENTIAL} if mqtt.username else {}
     wanted |= {"key_file": KEY_CREDENTIAL} if mqtt.cert_file else {}
     found: dict[str, Any] = {}
     for key, name in wanted.items():
         if not getattr(mqtt, key):
-            found[key] = _given(name, plain, encrypted)
+            found[key] = _credential_file(name, plain, encrypted)
     return replace(mqtt, **found)
 
 
 def with_token(
     home: HomeAssistantSettings, plain: Path = PLAIN, encrypted: Path = ENCRYPTED
 ) -> HomeAssistantSettings:
-    """The same of Home Assistant's token."""
+    """Return `home` with the token's file that systemd would give the service."""
     if not home.url or home.token_file:
         return home
     from appliance.homeassistant import TOKEN_CREDENTIAL
 
-    return replace(home, token_file=_given(TOKEN_CREDENTIAL, plain, encrypted))
+    return replace(home, token_file=_credential_file(TOKEN_CREDENTIAL, plain, encrypted))
 
 
-def _given(name: str, plain: Path, encrypted: Path) -> str:
-    """Path of the file that systemd would give the service; "" where this user may not have it."""
+def _credential_file(name: str, plain: Path, encrypted: Path) -> str:
+    """Return the file that systemd would give the service; empty if this user may not read it."""
     if os.access(plain / name, os.R_OK):
         return str(plain / name)
     if os.geteuid() == 0 and (encrypted / name).exists():
-        return _decrypted(encrypted / name)
+        return _decrypt(encrypted / name)
     return ""
 
 
@@ -107,7 +107,7 @@ def token_is_hidden(
     plain: Path = PLAIN,
     encrypted: Path = ENCRYPTED,
 ) -> bool:
-    """True when the daemon may have a token that this user may not read."""
+    """Return True if the daemon may have a token that this user may not read."""
     if home.token_file:
         return _is_closed(Path(home.token_file).expanduser())
     if os.geteuid() == 0 or "CREDENTIALS_DIRECTORY" in os.environ:
@@ -115,23 +115,24 @@ def token_is_hidden(
     from appliance.homeassistant import TOKEN_CREDENTIAL
 
     service = daemon is not None and daemon.service
-    return service or any(_is_closed(place / TOKEN_CREDENTIAL) for place in (plain, encrypted))
+    return service or any(_is_closed(folder / TOKEN_CREDENTIAL) for folder in (plain, encrypted))
 
 
-def _decrypted(file: Path) -> str:
-    """Path of a file in memory, gone with this process, with what systemd encrypted in `file`; ""
-    when it cannot be decrypted."""
+def _decrypt(file: Path) -> str:
+    """Return a file in this process's memory with the decrypted text of `file`; empty if systemd
+    cannot decrypt it."""
     try:
         text = subprocess.run(
             ["systemd-creds", "decrypt", f"--name={file.name}", file, "-"],
             capture_output=True, timeout=DECRYPT_S, check=True,
         ).stdout  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", b"") or str(error).encode()).decode(errors="replace")
+        output = (getattr(error, "stderr", b"") or str(error).encode()).decode(errors="replace")
         log.warning(
-            "%s: expected a credential that systemd-creds encrypted on this machine, found: %s; "
-            "write it again", file, " ".join(said.split()),
-        )  # fmt: skip
+            "%s cannot be decrypted: %s. Encrypt it again on this machine with systemd-creds.",
+            file,
+            " ".join(output.split()),
+        )
         return ""
     memory = os.memfd_create(file.name)
     os.write(memory, text)
@@ -141,7 +142,7 @@ def _decrypted(file: Path) -> str:
 def password_is_hidden(
     mqtt: MqttSettings, daemon: Daemon | None, plain: Path = PLAIN, encrypted: Path = ENCRYPTED
 ) -> bool:
-    """True when the daemon may have a password that this user may not read."""
+    """Return True if the daemon may have a password that this user may not read."""
     if not mqtt.username:
         return False
     if mqtt.password_file:
@@ -149,11 +150,11 @@ def password_is_hidden(
     if os.geteuid() == 0 or read_password(mqtt) is not None:
         return False
     service = daemon is not None and daemon.service
-    return service or any(_is_closed(place / PASSWORD_CREDENTIAL) for place in (plain, encrypted))
+    return service or any(_is_closed(folder / PASSWORD_CREDENTIAL) for folder in (plain, encrypted))
 
 
 def _is_closed(file: Path) -> bool:
-    """True for a file that this user may not read, or not know of."""
+    """Return True for a file that this user may not read or find."""
     try:
         file.stat()
     except PermissionError:
@@ -164,7 +165,7 @@ def _is_closed(file: Path) -> bool:
 
 
 def running_daemon(config: Path | None, proc: Path = Path("/proc")) -> Daemon | None:
-    """The daemon that runs on the configuration `config`; None when there is none."""
+    """Return the daemon that runs with the configuration `config`, or None."""
     wanted = (config or DEFAULT_PATH).absolute()
     for folder in _processes(proc):
         words = _words(folder / "cmdline")
@@ -187,7 +188,7 @@ def _processes(proc: Path) -> Iterator[Path]:
 
 
 def _is_daemon(words: list[str]) -> bool:
-    """True for `[python] roomscribe run` and `python -m appliance run`."""
+    """Return True for `[python] roomscribe run` and `python -m appliance run`."""
     if "run" not in words:
         return False
     before = words[: words.index("run")]
@@ -195,13 +196,13 @@ def _is_daemon(words: list[str]) -> bool:
 
 
 def _in_container(folder: Path) -> bool:
-    """True for a process that has another number, too, in a container of its own."""
+    """Return True for a process that has another number in a container."""
     numbers = re.search(r"^NSpid:(.*)$", _text(folder / "status"), re.MULTILINE)
     return numbers is not None and len(numbers[1].split()) > 1
 
 
 def _its_config(words: list[str], folder: Path) -> Path:
-    """The configuration that a daemon's command line names, or the default one."""
+    """Return the configuration on a daemon's command line, or the default one."""
     named = ""
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if word == "--config":

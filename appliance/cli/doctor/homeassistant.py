@@ -1,4 +1,4 @@
-"""Home Assistant's websocket: it lets us in, gives the names of the home, and has an Assist."""
+"""Check Home Assistant's websocket: login, names of the home, Assist."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from appliance.cli.doctor.daemon import token_is_hidden
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import node_name
 
-ADMIN = "make the token as an administrator of Home Assistant (profile, Security)"
+ADMIN = "create the token as an administrator of Home Assistant (profile, Security)"
 
 
 def names(around: Surroundings) -> Outcome:
-    """How many names came."""
+    """Check that Home Assistant sends the names of the home."""
     if why := _nothing_to_ask(around):
         return skipped(why)
     from appliance.homeassistant import probe
@@ -19,14 +19,14 @@ def names(around: Surroundings) -> Outcome:
     around.doing(f"asking {home.url}")
     found = probe(home, node_name(around.settings))
     if found.refusal:
-        return failed(f"{found.where}: the names are refused: {found.refusal}", ADMIN)
+        return failed(f"{found.where} refuses to send the names: {found.refusal}", ADMIN)
     return ok(f"{found.where}: {found.names}")
 
 
 def assist(around: Surroundings) -> Outcome:
-    """Sentences can be handed over."""
+    """Check that Assist takes sentences from this appliance."""
     if not around.settings.assist.phrase:
-        return skipped("assist.phrase is empty")
+        return skipped("assist.phrase is not set")
     if why := _nothing_to_ask(around):
         return skipped(why)
     from appliance.homeassistant import probe
@@ -35,38 +35,44 @@ def assist(around: Surroundings) -> Outcome:
     node = node_name(around.settings)
     found = probe(around.settings.homeassistant, node)
     if not found.pipeline:
-        return failed("there is no Assist pipeline", "Home Assistant, Settings, Voice assistants")
+        return failed(
+            "Home Assistant has no Assist pipeline",
+            "add one in Home Assistant: Settings, Voice assistants",
+        )
     if not found.device:
         return failed(
-            f"pipeline {found.pipeline!r}; Roomscribe {node} is not among its devices",
-            "the daemon announces it over MQTT: see homeassistant.enabled, and that Home Assistant "
-            "uses the same broker",
+            f"pipeline {found.pipeline!r}; Home Assistant has no device Roomscribe {node}",
+            "set homeassistant.enabled = true, and check that Home Assistant uses the same broker",
         )
     if not found.area:
         return failed(
-            f"pipeline {found.pipeline!r}; Roomscribe {node} is in no area: Assist does not know "
-            'which light "the light" is',
+            f"pipeline {found.pipeline!r}; Roomscribe {node} has no area, so Assist does not know "
+            'which light "the light" means',
             "choose an area in Home Assistant: Settings, Devices & services, Devices, "
             f"Roomscribe {node}, the pencil, Area",
         )
-    return ok(
-        f"pipeline {found.pipeline!r}; Roomscribe {node} is among its devices, in {found.area}"
-    )
+    return ok(f"pipeline {found.pipeline!r}; device Roomscribe {node} in area {found.area}")
 
 
 def _nothing_to_ask(around: Surroundings) -> str:
-    """Why; empty when there is."""
+    """Return why Home Assistant is not asked; empty if it is."""
     home = around.settings.homeassistant
     if not home.url:
-        return "homeassistant.url is empty"
+        return "homeassistant.url is not set"
     if token_is_hidden(home, around.daemon):
-        return "Home Assistant's token is not for this user: sudo roomscribe doctor"
+        return "this user cannot read Home Assistant's token: run `sudo roomscribe doctor`"
     return ""
 
 
 NAMES = "names of the home"
 NEEDS = ("[homeassistant]", "[appliance]")
 CHECKS = (
-    Check(NAMES, names, "see homeassistant.url", within_s=60, needs=NEEDS),
-    Check("Assist", assist, "see [assist]", within_s=60, needs=(*NEEDS, "[assist]", NAMES)),
+    Check(NAMES, names, "check homeassistant.url", within_s=60, needs=NEEDS),
+    Check(
+        "Assist",
+        assist,
+        "check [assist] in the configuration",
+        within_s=60,
+        needs=(*NEEDS, "[assist]", NAMES),
+    ),
 )

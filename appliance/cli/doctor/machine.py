@@ -1,4 +1,4 @@
-"""The machine: Python, libraries, configuration, memory, clock, a Raspberry Pi's power and heat."""
+"""Check the machine: Python, libraries, configuration, memory, clock, a Pi's power and heat."""
 
 from __future__ import annotations
 
@@ -37,24 +37,23 @@ MODULES = {
     "soxr": "soxr",
     "webrtcvad-wheels": "webrtcvad",
 }
-"""What the daemon imports, by the name of its package; the rest of what the package asks for is
-needed to add models only."""
+"""Modules that the daemon imports, by package. Other dependencies are only needed to add models."""
 OTHER_NAMES = {"webrtcvad-wheels": ("webrtcvad",)}
-"""Packages that bring the same module."""
+"""Other packages with the same module."""
 INSTALL = (
-    "install what is missing (`apt install --reinstall roomscribe`, or pip in its environment)"
+    "reinstall the package: `sudo apt install --reinstall roomscribe`, or pip in its environment"
 )
 LEAST_MB = 150
-"""Available memory below which the kernel soon ends something; the largest thing that is loaded,
-whisper-base, takes some 300 MB, and the daemon, where it runs, has its own already."""
+"""Available memory below which the kernel soon kills a process. whisper-base takes about 300 MB; a
+running daemon has allocated its own already."""
 UNSYNCHRONISED_US = 16_000_000
-"""adjtimex(2): the kernel's largest possible error, which it shows for a clock that nobody sets;
-systemd's timedatectl takes it for the limit, too."""
+"""adjtimex(2): the largest error, which the kernel reports for a clock that is not synchronised;
+systemd's timedatectl uses the same limit."""
 NOW = {
     0: "the voltage is too low",
-    1: "the clock is capped",
-    2: "it is throttled",
-    3: "it is near its temperature limit",
+    1: "the clock speed is capped",
+    2: "the processor is throttled",
+    3: "the processor is near its temperature limit",
 }
 """Bits of get_throttled (Raspberry Pi documentation, vcgencmd); 16 bits higher: since the start."""
 SINCE_START = 16
@@ -62,16 +61,16 @@ VOLTAGE = 0
 
 
 def python(_around: Surroundings, wanted: Mapping[str, str] | None = None) -> Outcome:
-    """The interpreter is new enough for the package, or for `wanted` versions."""
+    """Check that the interpreter is new enough for the package, or for the `wanted` versions."""
     found = f"Python {platform.python_version()} on {platform.machine()}, Roomscribe {__version__}"
     least = (_wanted() if wanted is None else wanted).get("python", "")
     if least and version_of(platform.python_version()) < version_of(least):
-        return failed(f"{found}; wanted is {least} or newer", f"install Python {least} or newer")
+        return failed(f"{found}; needs {least} or newer", f"install Python {least} or newer")
     return ok(found)
 
 
 def libraries(around: Surroundings, wanted: Mapping[str, str] | None = None) -> Outcome:
-    """Every library that the daemon imports is there, new enough, and really imports."""
+    """Check that every library of the daemon is installed, new enough and can be imported."""
     wanted = _wanted() if wanted is None else wanted
     found, troubles = [], []
     modules = dict(MODULES)
@@ -87,28 +86,28 @@ def libraries(around: Surroundings, wanted: Mapping[str, str] | None = None) -> 
         found.append(f"{package} {installed or '?'}")
         least = wanted.get(package, "")
         if trouble:
-            troubles.append(f"{module} does not import ({trouble})")
+            troubles.append(f"{module} cannot be imported ({trouble})")
         elif least and installed and version_of(installed) < version_of(least):
             troubles.append(f"{package} {installed} is older than {least}")
     return failed("; ".join(troubles), INSTALL) if troubles else ok(", ".join(found))
 
 
 def configuration(around: Surroundings) -> Outcome:
-    """The configuration is valid; all that is wrong with it otherwise."""
+    """Check that the configuration is valid; the outcome names every mistake."""
     reading = config.read(around.config)
+    file = around.config or config.DEFAULT_PATH
     if troubles := reading.troubles:
         count = "1 mistake" if len(troubles) == 1 else f"{len(troubles)} mistakes"
-        return failed(f"{count}: {'; '.join(troubles)}", "correct what is named")
-    file = around.config or config.DEFAULT_PATH
-    found = f"{file} is valid" if file.exists() else f"the defaults; there is no {file}"
+        return failed(f"{count}: {'; '.join(troubles)}", f"correct {file}")
+    found = f"{file} is valid" if file.exists() else f"{file} does not exist; using the defaults"
     overlay = str(config.overlay_file(reading.settings))
     if chosen := [name for name, origin in reading.origins.items() if origin == overlay]:
-        found += f"; {', '.join(chosen)} {'comes' if len(chosen) == 1 else 'come'} from {overlay}"
+        found += f"; {overlay} overrides {', '.join(chosen)}"
     return ok(found)
 
 
 def memory(around: Surroundings) -> Outcome:
-    """There is memory left."""
+    """Check that enough memory is available."""
     text = (around.root / "proc/meminfo").read_text(encoding="ascii", errors="replace")
     found = {
         key: int(kilobytes) / 1024 for key, kilobytes in re.findall(r"(\w+):\s+(\d+) kB", text)
@@ -117,10 +116,13 @@ def memory(around: Surroundings) -> Outcome:
     line = f"{available:.0f} of {total:.0f} MB available"
     pages_kb = os.sysconf("SC_PAGE_SIZE") // 1024
     if pages_kb != 4:
-        line += f", pages of {pages_kb} kB"
+        line += f", {pages_kb} kB pages"
     if available < LEAST_MB:
-        fix = "end what takes it (`ps -eo rss,comm --sort=-rss | head`), or take a smaller model"
-        return failed(f"{line}; wanted are {LEAST_MB}", fix)
+        fix = (
+            "stop programs that use much memory (`ps -eo rss,comm --sort=-rss | head`), or choose "
+            "a smaller model"
+        )
+        return failed(f"{line}; at least {LEAST_MB} MB are needed", fix)
     return ok(line)
 
 
@@ -137,38 +139,38 @@ class _Timex(ctypes.Structure):
 
 
 def clock(around: Surroundings) -> Outcome:
-    """Somebody keeps the clock right."""
+    """Check that the clock is synchronised."""
     timesyncd = (around.root / "run/systemd/timesync/synchronized").exists()
     return judge_clock(kernel_clock_error_us(), timesyncd=timesyncd)
 
 
 def kernel_clock_error_us() -> int | None:
-    """How wrong the clock may be at most, as the kernel knows it; None when it does not say."""
+    """Return the kernel's limit of the clock's error in µs; None if it does not know."""
     libc = ctypes.CDLL(None, use_errno=True)
     now = _Timex()
     return None if libc.adjtimex(ctypes.byref(now)) < 0 else int(now.maxerror)
 
 
 def judge_clock(error_us: int | None, *, timesyncd: bool) -> Outcome:
-    """The outcome for the kernel's largest error and for systemd-timesyncd's word."""
+    """Return the outcome for the kernel's error limit; `timesyncd`: it has synchronised once."""
     if error_us is not None and error_us < UNSYNCHRONISED_US:
-        return ok(f"synchronised, wrong by {error_us / 1e6:.2g} s at most")
+        return ok(f"synchronised, off by at most {error_us / 1e6:.2g} s")
     if timesyncd:
-        return ok("synchronised once since the start")
+        return ok("synchronised at least once since boot")
     if error_us is None:
-        return skipped("the kernel does not say")
+        return skipped("the kernel does not know whether it is synchronised")
     return failed(
-        "nobody sets it: the times of transcripts may be wrong",
-        "see `timedatectl`; `timedatectl set-ntp true` with systemd-timesyncd or chrony installed, "
-        "and a way to a time server",
+        "not synchronised; times of transcripts may be wrong",
+        "install systemd-timesyncd or chrony, run `sudo timedatectl set-ntp true`, and check that "
+        "a time server can be reached (`timedatectl`)",
     )
 
 
 def pi_power(around: Surroundings) -> Outcome:
-    """The Raspberry Pi has enough voltage and is not throttled."""
+    """Check that a Raspberry Pi has enough voltage and is not throttled."""
     bits = throttled_bits(around)
     if bits is None:
-        return skipped("not a Raspberry Pi (its firmware is not here)")
+        return skipped("not a Raspberry Pi")
     outcome = judge_throttled(bits)
     temperature = soc_temperature_c(around.root)
     if temperature is None:
@@ -178,10 +180,10 @@ def pi_power(around: Surroundings) -> Outcome:
 
 
 def throttled_bits(around: Surroundings) -> int | None:
-    """The firmware's get_throttled: from its file, else from vcgencmd; None without either."""
+    """Return the firmware's get_throttled, from its file or vcgencmd; None without either."""
     text = next((file.read_text(encoding="ascii") for file in around.root.glob(THROTTLED)), "")
     if not text and shutil.which("vcgencmd"):
-        around.doing("asking vcgencmd")
+        around.doing("running vcgencmd")
         text = subprocess.run(
             ["vcgencmd", "get_throttled"], capture_output=True, text=True, check=False
         ).stdout
@@ -190,25 +192,23 @@ def throttled_bits(around: Surroundings) -> int | None:
 
 
 def judge_throttled(bits: int) -> Outcome:
-    """The outcome for the firmware's get_throttled."""
+    """Return the outcome for the firmware's get_throttled."""
     now = {bit for bit in NOW if bits >> bit & 1}
     before = {bit for bit in NOW if bits >> (bit + SINCE_START) & 1} - now
     parts = [", ".join(NOW[bit] for bit in sorted(now))] if now else []
     if before:
-        parts.append("earlier since the start: " + ", ".join(NOW[bit] for bit in sorted(before)))
+        parts.append("earlier since boot: " + ", ".join(NOW[bit] for bit in sorted(before)))
     if not now and VOLTAGE not in before:
-        return ok("; ".join(["voltage and clock are right", *parts]))
+        return ok("; ".join(["voltage and clock speed are normal", *parts]))
     if VOLTAGE in now | before:
-        fix = (
-            "take the official power supply (27 W for a Pi 5) and a short cable, fewer USB devices"
-        )
+        fix = "use the official power supply (27 W for a Pi 5), a short cable and fewer USB devices"
     else:
-        fix = "cool it: a fan or the Active Cooler, and air around the case"
+        fix = "add a fan or the Active Cooler, and leave space around the case"
     return failed("; ".join(parts), fix)
 
 
 def least_versions(requirements: Iterable[str], python: str = "") -> dict[str, str]:
-    """The least version of each package that `requirements` (PEP 508) ask for, extras left out;
+    """Return the least version of each package in `requirements` (PEP 508), without extras;
     `python` is a Requires-Python."""
     found = {}
     for line in [*requirements, f"python {python}"]:
@@ -219,7 +219,7 @@ def least_versions(requirements: Iterable[str], python: str = "") -> dict[str, s
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """The numbers at the start of a version, for comparing: 1.21.0+dfsg -> (1, 21)."""
+    """Return the numbers at the start of a version, for comparing: 1.21.0+dfsg -> (1, 21)."""
     leading = re.match(r"\d+(\.\d+)*", text)
     numbers = [int(part) for part in leading[0].split(".")] if leading else []
     while numbers and numbers[-1] == 0:
@@ -228,7 +228,7 @@ def version_of(text: str) -> tuple[int, ...]:
 
 
 def _wanted() -> dict[str, str]:
-    """What the installed package asks for; nothing where it has no metadata (a bare checkout)."""
+    """Return the versions that the package requires; empty without metadata (a bare checkout)."""
     try:
         found = metadata.metadata(PACKAGE)
     except metadata.PackageNotFoundError:
@@ -238,7 +238,7 @@ def _wanted() -> dict[str, str]:
 
 
 def _import(module: str) -> str:
-    """Why a module does not import; empty when it does."""
+    """Import a module; return the error, or an empty string."""
     try:
         importlib.import_module(module)
     except Exception as error:
@@ -247,7 +247,7 @@ def _import(module: str) -> str:
 
 
 def _installed(package: str, module: str) -> str:
-    """The version that is installed, empty when none says so."""
+    """Return the installed version; empty if it is unknown."""
     for name in (package, *OTHER_NAMES.get(package, ())):
         try:
             return metadata.version(name)
@@ -258,10 +258,10 @@ def _installed(package: str, module: str) -> str:
 
 
 CHECKS = (
-    Check(CONFIGURATION, configuration, "correct the file, or move it away"),
+    Check(CONFIGURATION, configuration, "correct the file, or remove it to use the defaults"),
     Check("Python", python, INSTALL),
     Check("libraries", libraries, INSTALL, within_s=60),
-    Check("memory", memory, "see what the line says; if it says nothing, run the doctor again"),
-    Check("clock", clock, "see `timedatectl`"),
-    Check("power", pi_power, "see `vcgencmd get_throttled`"),
+    Check("memory", memory, "run the doctor again; if it fails again, check /proc/meminfo"),
+    Check("clock", clock, "run `timedatectl`"),
+    Check("power", pi_power, "run `vcgencmd get_throttled`"),
 )

@@ -1,4 +1,4 @@
-"""`roomscribe doctor`: all checks, each in a process of its own, and the page or JSON of them."""
+"""`roomscribe doctor`: run all checks, each in its own process, and print them as text or JSON."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from typing import Any
 from appliance import __version__, config
 from appliance.cli.doctor import (
     fleet,
-    homeassistant as home,
+    homeassistant,
     machine,
-    microphone as hearing,
-    model as transcribing,
-    mqtt as publishing,
+    microphone,
+    model,
+    mqtt,
     npu,
     page,
     storage,
-    wyoming as house,
+    wyoming,
 )
 from appliance.cli.doctor.daemon import beside_daemon
 from appliance.cli.doctor.outcome import (
@@ -39,6 +39,7 @@ from appliance.cli.doctor.outcome import (
     Surroundings,
     failed,
     skipped,
+    split_fix,
 )
 from appliance.cli.terminal import DIM, GREEN, RED, coloured
 from appliance.config import Settings
@@ -46,30 +47,30 @@ from appliance.errors import RoomscribeError
 from appliance.system import Child, ChildDiedError, one_line
 
 SCHEMA = 1
-"""Of the JSON; raised when a field changes its meaning or goes."""
+"""Version of the JSON; raised when a field changes its meaning or is removed."""
 MARKS = {OK: "\u2713", FAILED: "\u2717", SKIPPED: "\u2013"}
 PLAIN_MARKS = {OK: "ok", FAILED: "XX", SKIPPED: "--"}
-"""Where the terminal does not show the others."""
+"""For terminals that cannot show MARKS."""
 COLOURS = {OK: GREEN, FAILED: RED, SKIPPED: DIM}
 NAME_WIDTH, WIDEST = 21, 120
 MOST_FAILED = 63
-"""The exit status counts no further; from 64 on it would mean something else (sysexits.h)."""
+"""Largest exit status; from 64 on it would mean something else (sysexits.h)."""
 LAST_LETTERS = 200
-"""So many are shown of what a library printed before it ended a check's process."""
-ONLY_THERE = frozenset({"appliance", "capture", "mqtt", "store"})
-"""Sections with names and places that the user's file alone can tell."""
+"""Longest part that is shown of a library's last line before it ended a check's process."""
+PERSONAL_SECTIONS = frozenset({"appliance", "capture", "mqtt", "store"})
+"""Sections whose defaults say nothing about this machine: names, devices, addresses, folders."""
 GROUPS: dict[str, tuple[Check, ...]] = {
     "machine": machine.CHECKS,
-    "hearing": hearing.CHECKS,
-    "transcribing": (*transcribing.CHECKS, house.SERVED),
+    "sound": microphone.CHECKS,
+    "transcription": (*model.CHECKS, wyoming.REMOTE_CHECK),
     "NPU": npu.CHECKS,
-    "publishing": storage.CHECKS + publishing.CHECKS,
-    "for the house": (*house.CHECKS, *home.CHECKS),
+    "log and broker": storage.CHECKS + mqtt.CHECKS,
+    "Wyoming and Home Assistant": (*wyoming.CHECKS, *homeassistant.CHECKS),
     "page": page.CHECKS,
-    "several rooms": fleet.CHECKS,
-    "service": publishing.SERVICE_CHECKS,
+    "fleet": fleet.CHECKS,
+    "service": mqtt.SERVICE_CHECKS,
 }
-"""All checks, in the order of the page."""
+"""All checks, in the order of the output."""
 
 
 def run(
@@ -77,10 +78,10 @@ def run(
     settings: Settings,
     checks: Mapping[str, tuple[Check, ...]] = GROUPS,
 ) -> int:
-    """`roomscribe doctor`, or some of its `checks`; how many failed, 63 at most.
+    """Run `roomscribe doctor`, or some of its `checks`; return how many failed, 63 at most.
 
-    Whether the configuration is right is one of the checks: where it is not, `settings` are the
-    defaults, and what depends on them is left out.
+    The configuration is one of the checks. Where it is wrong, `settings` has the defaults, and
+    checks that depend on them are skipped.
     """
     around = surroundings(options.config, settings, options.recordings)
     if options.recordings:
@@ -97,7 +98,7 @@ def run(
         findings.append(finding)
         if before is None or before.group != finding.group:
             print(finding.group)
-        if not says_nothing_new(finding, before):
+        if not repeats_reason(finding, before):
             print("\n".join(lines(finding, shown, width)), flush=True)
     print(last_line(findings))
     return exit_status(findings)
@@ -106,18 +107,18 @@ def run(
 def surroundings(
     file: Path | None, settings: Settings, recordings: Path | None = None
 ) -> Surroundings:
-    """Return what the checks are given: the configuration with its mistakes, and the daemon."""
+    """Return the input of the checks: the configuration with its mistakes, and the daemon."""
     daemon, settings = beside_daemon(file, settings)
     wrong = config.read(file).wrong
-    if len(wrong) == len(fields(Settings)):  # a file that says nothing: most defaults will do
-        wrong = ONLY_THERE
+    if len(wrong) == len(fields(Settings)):  # the file is unreadable: most defaults will do
+        wrong = PERSONAL_SECTIONS
     return Surroundings(settings, file, daemon, recordings=recordings, wrong=wrong)
 
 
 def examine(
     around: Surroundings, groups: Mapping[str, tuple[Check, ...]] = GROUPS
 ) -> Iterator[Finding]:
-    """One finding after the other, each as soon as it is there."""
+    """Run the checks one after the other and yield each finding at once."""
     bad = {f"[{section}]" for section in around.wrong}
     for group, checks in groups.items():
         for check in checks:
@@ -129,20 +130,20 @@ def examine(
 
 
 def _outcome(check: Check, around: Surroundings, bad: set[str]) -> Outcome:
-    """The check's outcome; skipped when something that it stands on has failed."""
+    """Run a check; skip it if one that it needs has failed."""
     missing = [name for name in check.needs if name in bad]
     if missing:
-        of = " in the configuration" if missing[-1].startswith("[") else ""
-        return skipped(f"left out until this is well: {', '.join(missing)}{of}")
+        section = " in the configuration" if missing[-1].startswith("[") else ""
+        return skipped(f"skipped because of {', '.join(missing)}{section}")
     return look(check, around)
 
 
 def look(check: Check, around: Surroundings) -> Outcome:
-    """The check's outcome, at the latest `check.within_s` (and a moment) from now.
+    """Run a check in its own process and return its outcome after `check.within_s` at the latest.
 
-    It may hang, crash or be killed in a process of its own. A forked one, since a library that
-    hangs in C cannot be stopped from within, and since what a check opens is closed when it ends,
-    however it ends; the doctor itself loads no library that could not be forked.
+    The check may hang, crash or be killed. A process is used because a library that hangs in C
+    cannot be stopped otherwise, and because its end closes everything that the check opened. It is
+    forked: the doctor itself loads no library that could not be forked.
     """
     deadline_s = time.monotonic() + check.within_s
     during = ""
@@ -154,35 +155,35 @@ def look(check: Check, around: Surroundings) -> Outcome:
                     return message
                 during = f" while {message}"
         except TimeoutError:
-            return failed(f"no answer after {check.within_s:g} s{during}", check.fix)
+            return failed(f"no result after {check.within_s:g} s{during}", check.fix)
         except ChildDiedError as error:
-            how = error.how if error.number else "its process ending"
+            cause = error.how if error.number else "the end of its process"
             last = [line for line in error.printed.splitlines() if line.strip()][-1:]
-            said = "".join(f": {' '.join(line.split())[-LAST_LETTERS:]}" for line in last)
-            return failed(f"the check was ended by {how}{during}{said}", check.fix)
+            output = "".join(f": {' '.join(line.split())[-LAST_LETTERS:]}" for line in last)
+            return failed(f"the check was stopped by {cause}{during}{output}", check.fix)
 
 
-def of_error(error: RoomscribeError, fix: str) -> Outcome:
-    """An expected error's line: what it says to do, behind its last semicolon, is the fix."""
-    found, semicolon, own_fix = str(error).replace("\n", "; ").rpartition("; ")
-    return failed(found, own_fix) if semicolon else failed(own_fix, fix)
+def error_outcome(error: RoomscribeError, fix: str) -> Outcome:
+    """Return the outcome for an expected error; `fix` is used if the error names none."""
+    found, own_fix = split_fix(str(error))
+    return failed(found, own_fix or fix)
 
 
 def _look(connection: Connection, check: Check, around: Surroundings) -> Outcome:
-    """The child: sends what it is about to do; its outcome."""
+    """Run in the child: send each step, and return the outcome."""
     try:
         return check.look(replace(around, doing=connection.send))
     except RoomscribeError as error:
-        return of_error(error, check.fix)
+        return error_outcome(error, check.fix)
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(place.filename).name}:{place.lineno}"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
         found = f"unexpected {type(error).__name__}: {one_line(error)} ({where})"
         return failed(found, check.fix)
 
 
 def marks(encoding: str | None) -> dict[str, str]:
-    """The marks that a terminal of this encoding shows."""
+    """Return the marks that a terminal with this encoding can show."""
     try:
         "".join(MARKS.values()).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -191,7 +192,7 @@ def marks(encoding: str | None) -> dict[str, str]:
 
 
 def lines(finding: Finding, shown: dict[str, str], width: int) -> list[str]:
-    """A check's line, and below it, when it failed, its fix."""
+    """Return a check's line and, if it failed, its fix below."""
     mark = f"  {shown[finding.outcome.status]} "
     found = _wrapped(f"{mark}{finding.name:<{NAME_WIDTH}} ", finding.outcome.found, width)
     found[0] = coloured(mark, COLOURS[finding.outcome.status]) + found[0][len(mark) :]
@@ -200,34 +201,34 @@ def lines(finding: Finding, shown: dict[str, str], width: int) -> list[str]:
     return found + _wrapped(" " * (len(mark) + 2), f"fix: {finding.outcome.fix}", width)
 
 
-def says_nothing_new(finding: Finding, before: Finding | None) -> bool:
-    """True for one that is skipped for the same reason as the one before it in its group."""
+def repeats_reason(finding: Finding, before: Finding | None) -> bool:
+    """Return True for a check that is skipped for the same reason as the one before it."""
     same = before and (before.group, before.outcome) == (finding.group, finding.outcome)
     return bool(same) and finding.outcome.status == SKIPPED
 
 
 def last_line(findings: Sequence[Finding]) -> str:
-    """How it all ended."""
+    """Return the summary."""
     skipped = sum(one.outcome.status == SKIPPED for one in findings)
-    looked = len(findings) - skipped
+    checked = len(findings) - skipped
     seconds = sum(one.seconds for one in findings)
     count = failures(findings)
-    verdict = f"{count} of {looked} checks failed" if count else f"all {looked} checks are well"
-    return f"{verdict}; {skipped} left out; {seconds:.1f} s"
+    verdict = f"{count} of {checked} checks failed" if count else f"all {checked} checks passed"
+    return f"{verdict}; {skipped} skipped; {seconds:.1f} s"
 
 
 def failures(findings: Sequence[Finding]) -> int:
-    """How many failed."""
+    """Return how many checks failed."""
     return sum(one.outcome.status == FAILED for one in findings)
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
-    """The same, MOST_FAILED at most."""
+    """Return how many checks failed, MOST_FAILED at most."""
     return min(MOST_FAILED, failures(findings))
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """All findings, for programs."""
+    """Return all findings, for programs."""
     return {
         "schema": SCHEMA,
         "version": __version__,
@@ -248,7 +249,7 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def _wrapped(begin: str, text: str, width: int) -> list[str]:
-    """`text` behind `begin`, its further lines indented as far; long words stay whole."""
+    """Return `text` after `begin`, with later lines indented as far; long words stay whole."""
     return textwrap.wrap(
         text,
         width,

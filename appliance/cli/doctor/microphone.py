@@ -1,4 +1,4 @@
-"""The microphone and the voice detector."""
+"""Check the microphone and the voice detector."""
 
 from __future__ import annotations
 
@@ -18,40 +18,37 @@ from appliance.system import Holder, holders
 
 CAPTURE_NODES = "dev/snd/pcmC*D*c"
 SETTLE_S, LISTEN_S = 0.3, 1.0
-"""A microphone clicks when it is opened; then it is listened to."""
+"""Seconds that are skipped after opening, because microphones click, and that are measured."""
 QUIET_S, QUIET_SEED, QUIET_LEVEL = 2.0, 5, 20
-"""Noise at about -64 dBFS that must not open an utterance."""
+"""Noise at about -64 dBFS, which must not start an utterance."""
 
 
 def microphone(around: Surroundings) -> Outcome:
-    """It is there, opens, and delivers sound; or the daemon has it, and says so."""
+    """Check that the microphone opens and delivers sound, or that the daemon uses it."""
     settings = around.settings.capture
     if settings.recording:
-        return skipped(f"capture.recording stands in for it: {settings.recording}")
+        return skipped(f"capture.recording is used instead: {settings.recording}")
     there = recorders(around.root)
     daemon = around.daemon
     if daemon and any(daemon.pid in (one.pid, _parent(one.pid)) for one in there):
-        return _held(around, f"held by {daemon}")
+        return _held(around, f"used by {daemon}")
     try:
         return _listen(around)
     except DeviceError as error:
         if daemon and (online := _published(around)):
-            return _held(around, f"not to be opened beside {daemon}", online)
-        held = f"held by {', '.join(map(str, there))}; " if there else ""
+            return _held(around, f"cannot be opened while {daemon} runs", online)
+        held = f"used by {', '.join(map(str, there))}; " if there else ""
         raise DeviceError(f"{held}{error}") from error
 
 
 def recorders(root: Path) -> list[Holder]:
-    """Who has a microphone of ALSA's open."""
+    """Return the processes that have an ALSA microphone open."""
     nodes = (Path("/") / node.relative_to(root) for node in root.glob(CAPTURE_NODES))
     return holders(nodes, root / "proc")
 
 
 def _parent(pid: int) -> int:
-    """The process that started this one; 0 when that is not to be known.
-
-    The daemon's microphone is open in a process of its own.
-    """
+    """Return the parent's process id; 0 if it is unknown. A child of the daemon records."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return int(stat.rpartition(")")[2].split()[1])
@@ -59,28 +56,29 @@ def _parent(pid: int) -> int:
 
 
 def _held(around: Surroundings, who: str, online: str = "") -> Outcome:
-    """The microphone is the daemon's: what it has published of it, if the broker can be asked."""
+    """Return the outcome for a microphone that the daemon uses; `online`: its published state."""
     online = online or _published(around)
     if online == "offline":
         return failed(
-            f"{who}, which says that it is offline",
-            "see `journalctl -u roomscribe`; plug the microphone in again, unmute it (`alsamixer`)",
+            f"{who}, which reports it as offline",
+            "plug the microphone in again, unmute it (`alsamixer`), and see `journalctl -u "
+            "roomscribe`",
         )
-    return ok(f"{who}, which hears it" if online else f"{who}; its level is not known")
+    return ok(f"{who}, which receives sound" if online else f"{who}; its level is unknown")
 
 
 def _published(around: Surroundings) -> str:
-    """online or offline, as the daemon has published it; empty when that is not to be had."""
+    """Return online or offline as the daemon published it; empty if that is unknown."""
     if not around.settings.mqtt.enabled:
         return ""
-    around.doing("asking the broker what the daemon says")
+    around.doing("reading the daemon's state from the broker")
     with contextlib.suppress(Exception):
         return publishing.retained(around.settings, ("microphone",)).get("microphone", "")
     return ""
 
 
 def _listen(around: Surroundings) -> Outcome:
-    """Opens the microphone for a moment. Raises DeviceError."""
+    """Record for a moment. Raises DeviceError."""
     from appliance.capture import Microphone
 
     around.doing("opening the microphone")
@@ -93,7 +91,7 @@ def _listen(around: Surroundings) -> Outcome:
 
 
 def _samples(frames: Iterable[Frame], skip_s: float, length_s: float) -> Samples:
-    """The sound of `length_s` after `skip_s`."""
+    """Return `length_s` of sound after the first `skip_s`."""
     kept: list[Samples] = []
     wanted = round((skip_s + length_s) * SAMPLE_RATE)
     for frame in frames:
@@ -105,21 +103,21 @@ def _samples(frames: Iterable[Frame], skip_s: float, length_s: float) -> Samples
 
 
 def judge_sound(which: str, sound: Samples) -> Outcome:
-    """The outcome for (n,) samples that the microphone `which` gave."""
+    """Return the outcome for (n,) samples from the microphone `which`."""
     from appliance.capture import CLIPPED_SHARE, measure_loudness
 
     if not len(sound):
-        return failed(f"{which} gave no sound", "plug it in again")
+        return failed(f"{which} delivered no sound", "plug it in again")
     if np.ptp(sound) == 0:
         return failed(
             f"{which}: digital silence (every sample is the same)",
-            "unmute it and turn it up (`alsamixer`, F4, space), see its own switch and its plug",
+            "unmute it and turn it up (`alsamixer`, F4, space); check its own switch and its plug",
         )
     rms_db, peak_db, clipped_share = measure_loudness(sound)
     found = f"{which}: {rms_db:.0f} dBFS, peak {peak_db:.0f} dBFS"
     if clipped_share > CLIPPED_SHARE:
         return failed(
-            f"{found}, {clipped_share:.1%} of it clipped", "turn its gain down (`alsamixer`, F4)"
+            f"{found}, {clipped_share:.1%} of it clipped", "turn the gain down (`alsamixer`, F4)"
         )
     return ok(found)
 
@@ -127,7 +125,7 @@ def judge_sound(which: str, sound: Samples) -> Outcome:
 def voice_detector(
     around: Surroundings, sentence: Callable[[], Iterable[Frame]] = spoken_frames
 ) -> Outcome:
-    """It opens on a sentence and stays closed on quiet noise."""
+    """Check that a sentence is detected as speech, and quiet noise is not."""
     around.doing("importing the voice detector")
     from appliance.capture import Segmenter, VoiceDetector
 
@@ -137,18 +135,21 @@ def voice_detector(
         )
         return [*(one for frame in frames for one in segmenter.push(frame)), *segmenter.flush()]
 
-    around.doing("detecting the packaged sentence")
+    around.doing("detecting speech in the test sentence")
     found = [one for one in utterances(sentence()) if isinstance(one, Window)]
-    fix = "leave [voice] and [segmenter] out of the configuration; if that does not help, reinstall"
+    fix = (
+        "remove [voice] and [segmenter] from the configuration; if that does not help, reinstall "
+        "roomscribe"
+    )
     if len(found) != 1:
-        return failed(f"{len(found)} utterances found in one sentence ({TEXT!r})", fix)
+        return failed(f"{len(found)} utterances found in one test sentence ({TEXT!r})", fix)
     if noise := utterances(quiet_frames()):
         return failed(f"{len(noise)} utterances found in quiet noise", fix)
-    return ok(f"a sentence opens it for {found[0].duration_s:.1f} s, quiet noise does not")
+    return ok(f"detects {found[0].duration_s:.1f} s of speech in a sentence, none in quiet noise")
 
 
 def quiet_frames() -> Iterable[Frame]:
-    """QUIET_S of noise without speech."""
+    """Return QUIET_S of noise without speech."""
     count = round(SAMPLE_RATE * 0.03)
     rng = np.random.default_rng(QUIET_SEED)
     for number in range(round(QUIET_S / 0.03)):
@@ -159,8 +160,8 @@ CHECKS = (
     Check(
         "microphone",
         microphone,
-        "plug it in again; `roomscribe devices` shows what is there; `systemctl --user restart "
-        "pipewire` (or pulseaudio) wakes a sound server that hangs",
+        "plug it in again and choose one that `roomscribe devices` lists; if the sound server "
+        "hangs: `systemctl --user restart pipewire` (or pulseaudio)",
         within_s=15,
         needs=("[capture]",),
     ),

@@ -1,4 +1,4 @@
-"""The model: its bundle, the processor's integer arithmetic, a known sentence on the CPU."""
+"""Check the model: its bundle, the processor's integer arithmetic, a known sentence on the CPU."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).resolve().parent / "sentence.flac"
 TEXT = "turn off the cellar fan"
-"""A spoken sentence with its text, for the self-tests: synthesised, of no living voice."""
+"""The test sentence and its text: a synthetic voice."""
 
 
 def spoken_frames(file: Path = FILE) -> Iterator[Frame]:
-    """The sentence, or another recording, as frames of 30 ms; raises AudioError."""
+    """Return the test sentence, or another recording, as frames of 30 ms. Raises AudioError."""
     from appliance.capture import Recording
 
     with Recording(str(file), real_time=False) as recording:
@@ -33,7 +33,7 @@ def spoken_frames(file: Path = FILE) -> Iterator[Frame]:
 
 
 def spoken_window(longest_s: float, file: Path = FILE) -> Window:
-    """The same as one window, cut off at `longest_s`; raises AudioError."""
+    """Return the same as one window of at most `longest_s`. Raises AudioError."""
     samples = np.concatenate([frame.samples for frame in spoken_frames(file)])
     samples = samples[: int(longest_s * SAMPLE_RATE)]
     length_s = len(samples) / SAMPLE_RATE
@@ -41,22 +41,22 @@ def spoken_window(longest_s: float, file: Path = FILE) -> Window:
 
 
 def without_model(around: Surroundings) -> str:
-    """Why no model is looked at: there is none, or nothing that runs one; empty where there is."""
+    """Return why this machine's model is not checked; empty if it is."""
     from appliance.infer import lacking_model, lacking_runtime, transcribed_elsewhere
 
     if lacking_runtime():
-        return "nothing on this machine runs a model"
+        return "this machine has no software to run a model"
     elsewhere = transcribed_elsewhere(around.settings) and lacking_model(around.settings)
     return "this machine has no model; another one transcribes" if elsewhere else ""
 
 
 def words(text: str) -> list[str]:
-    """Words alone, in lower case, for comparing."""
+    """Return the words in lower case, for comparing."""
     return re.findall(r"[\w']+", text.casefold())
 
 
 def bundle(around: Surroundings) -> Outcome:
-    """The configured bundle is whole: every checksum, every size."""
+    """Check the configured bundle: every checksum, every size."""
     if why := without_model(around):
         return skipped(why)
     around.doing("reading the bundle and its checksums")
@@ -66,38 +66,38 @@ def bundle(around: Surroundings) -> Outcome:
     size_mb = sum((found.folder / name).stat().st_size for name in found.files) / 1e6
     line = (
         f"{found.name}, {', '.join(found.languages[:3])}{'...' if found.languages[3:] else ''}, "
-        f"{found.window_s:g} s windows, {len(found.files)} files of {size_mb:.1f} MB whole"
+        f"{found.window_s:g} s windows, {len(found.files)} files, {size_mb:.1f} MB, all intact"
     )
     if found.demo_model:
-        line += "; a demonstration model: `roomscribe model add tiny` brings a real one"
+        line += "; this is a demonstration model: `roomscribe model add tiny` adds a real one"
     return ok(line)
 
 
 def arithmetic(around: Surroundings) -> Outcome:
-    """ONNX Runtime's products of 8- and 4-bit numbers are right on this processor."""
+    """Check that ONNX Runtime multiplies 8- and 4-bit integers correctly on this processor."""
     if why := without_model(around):
         return skipped(why)
     around.doing("loading the model's manifest")
     from appliance.model import load_bundle
 
     found = load_bundle(around.settings.model.bundle)
-    around.doing("computing INT8 products with known results")
+    around.doing("computing products of integers with known results")
     return judge_arithmetic(found)
 
 
 def judge_arithmetic(found: Bundle, products: Products | None = None) -> Outcome:
-    """The outcome for a bundle, with `products` in place of ONNX Runtime's."""
+    """Return the outcome for a bundle; `products` replaces ONNX Runtime's arithmetic."""
     from appliance.infer import LARGEST_ERROR, find_trouble
 
     if found.quantize == "none":
-        return skipped(f"{found.name} computes with 32 bits")
+        return skipped(f"{found.name} uses 32-bit floating point")
     if trouble := find_trouble(found, products):
         return failed(trouble.found, trouble.fix)
-    return ok(f"products of 8 and 4 bits are right within {LARGEST_ERROR:.0%}")
+    return ok(f"8- and 4-bit products are correct within {LARGEST_ERROR:.0%}")
 
 
 def self_test(around: Surroundings) -> Outcome:
-    """A known sentence in, known text out, with the CPU's encoder."""
+    """Check that the model transcribes the test sentence with the CPU's encoder."""
     if why := without_model(around):
         return skipped(why)
     around.doing("loading the model")
@@ -107,7 +107,7 @@ def self_test(around: Surroundings) -> Outcome:
     if ENCODER_FILE not in load_bundle(around.settings.model.bundle).files:
         return skipped("the model has no encoder for the CPU")
     transcriber = open_transcriber(on_cpu(around.settings))
-    around.doing("transcribing the packaged sentence")
+    around.doing("transcribing the test sentence")
     begun_s = time.monotonic()
     result = transcriber.transcribe(spoken_window(transcriber.bundle.window_s))
     took_ms = 1000 * (time.monotonic() - begun_s)
@@ -115,24 +115,27 @@ def self_test(around: Surroundings) -> Outcome:
 
 
 def judge_text(model: str, result: Transcription, took_ms: float) -> Outcome:
-    """The outcome for what `model` made of the sentence: the built-in one knows it word for word;
-    others may spell it otherwise, and a model of another language makes anything of it."""
+    """Return the outcome for the text of the test sentence.
+
+    The built-in model must know it word for word. Others may spell it differently, and a model for
+    another language may write any words.
+    """
     from appliance.model import BUILT_IN
 
-    timing = f"encoder {result.encode_ms:.0f} ms, all {took_ms:.0f} ms"
-    found = f"{TEXT!r} is read as {result.text!r}; {timing}"
+    timing = f"encoder {result.encode_ms:.0f} ms, total {took_ms:.0f} ms"
+    found = f"{TEXT!r} was transcribed as {result.text!r}; {timing}"
     if model == BUILT_IN and words(result.text) != words(TEXT):
-        return failed(found, "reinstall roomscribe; if that does not help, report it as a fault")
-    fix = f"install the model {model} again, or take another one"
+        return failed(found, "reinstall roomscribe; if that does not help, report a bug")
+    fix = f"add the model {model} again, or choose another one"
     if not words(result.text):
         return failed(found, fix)
     if not result.ended:
-        return failed(f"{found}; the decoder does not come to an end", fix)
+        return failed(f"{found}; the decoder did not finish", fix)
     return ok(found)
 
 
 def on_cpu(settings: Settings) -> Settings:
-    """The same settings with the CPU's encoder."""
+    """Return the settings with the CPU's encoder."""
     return replace(settings, encoder=replace(settings.encoder, backend="cpu"))
 
 
@@ -140,21 +143,21 @@ CHECKS = (
     Check(
         BUNDLE,
         bundle,
-        "roomscribe model list shows what is installed",
+        "choose one that `roomscribe model list` shows, or add it again",
         within_s=120,
         needs=("[model]",),
     ),
     Check(
         "INT8 arithmetic",
         arithmetic,
-        "install onnxruntime again",
+        "reinstall onnxruntime",
         within_s=120,
         needs=("[model]", BUNDLE),
     ),
     Check(
         "self-test on the CPU",
         self_test,
-        "install the model again, or take another one",
+        "add the model again, or choose another one",
         within_s=180,
         needs=("[model]", "[encoder]", "[decoder]", "[gates]", BUNDLE),
     ),

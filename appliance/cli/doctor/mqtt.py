@@ -1,4 +1,4 @@
-"""The broker: reachable, lets us in, brings our message back; the service and what it publishes."""
+"""Check the broker, the files with secrets, the systemd unit and the state that it publishes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from appliance.config import MqttSettings, Settings, node_name
 from appliance.mqtt import BrokerProbe, events
 
 LATE_S = 0.5
-"""Retained messages come at once behind the SUBACK; so long is waited for them all the same."""
+"""Seconds to wait for retained messages after the SUBACK; brokers send them at once."""
 BIRTH = "homeassistant/status"
 ASK_S = 5.0
-"""systemctl answers at once, or systemd is in trouble."""
+"""Longest wait for systemctl, which normally answers at once."""
 
 
 def reachable(around: Surroundings, connect_s: float = 5.0) -> Outcome:
-    """The broker is there and lets us in."""
+    """Check that the broker accepts a connection."""
     mqtt = around.settings.mqtt
     if why := _no_broker(around):
         return skipped(why)
@@ -32,12 +32,12 @@ def reachable(around: Surroundings, connect_s: float = 5.0) -> Outcome:
     begun_s = time.monotonic()
     with BrokerProbe(mqtt, node_name(around.settings), connect_s):
         took_ms = 1000 * (time.monotonic() - begun_s)
-    who = f"user {mqtt.username!r}" if mqtt.username else "without a user name"
-    return ok(f"{mqtt.host}:{mqtt.port} lets us in {who}, {took_ms:.0f} ms")
+    who = f"user {mqtt.username!r}" if mqtt.username else "no user name"
+    return ok(f"{mqtt.host}:{mqtt.port} accepts the connection ({who}), {took_ms:.0f} ms")
 
 
 def round_trip(around: Surroundings) -> Outcome:
-    """A message on a topic of our own comes back."""
+    """Check that the broker returns a message on a topic of this appliance."""
     mqtt, node = around.settings.mqtt, node_name(around.settings)
     if why := _no_broker(around):
         return skipped(why)
@@ -46,31 +46,31 @@ def round_trip(around: Surroundings) -> Outcome:
     around.doing("waiting for the broker")
     with BrokerProbe(mqtt, node) as probe:
         if probe.subscribe([topic]):
-            return failed(f"the broker refuses to let us read {topic}", fix)
+            return failed(f"the broker does not allow reading {topic}", fix)
         begun_s = time.monotonic()
         if code := probe.publish(topic, b"doctor"):
-            return failed(f"the broker refuses to let us write {topic} (reason code {code})", fix)
+            return failed(f"the broker does not allow writing {topic} (reason code {code})", fix)
         if not probe.receive(count=1):
-            return failed(f"what we write to {topic} does not come back", fix)
+            return failed(f"a message to {topic} did not come back", fix)
         took_ms = 1000 * (time.monotonic() - begun_s)
     return ok(f"a message came back after {took_ms:.1f} ms")
 
 
 def home_assistant(around: Surroundings) -> Outcome:
-    """Home Assistant's retained birth message; for information."""
+    """Report Home Assistant's retained birth message, if there is one."""
     if why := _no_broker(around):
         return skipped(why)
     around.doing("waiting for the broker")
     birth = _retained(around.settings, [BIRTH]).get(BIRTH)
     if birth is None:
-        return skipped(f"nothing retained at {BIRTH}, which is usual; nothing to conclude from it")
+        return skipped(f"no retained message on {BIRTH}, which is normal")
     if birth == "online":
-        return ok(f"{BIRTH} says online")
-    return skipped(f"{BIRTH} says {birth!r}: Home Assistant is down or restarting")
+        return ok(f"{BIRTH} is online")
+    return skipped(f"{BIRTH} is {birth!r}: Home Assistant is down or restarting")
 
 
 def secret_files(around: Surroundings) -> Outcome:
-    """No file that the configuration names for a password, a key or a token is for every user."""
+    """Check that not every user can read the configured files with a password, key or token."""
     mqtt, home = around.settings.mqtt, around.settings.homeassistant
     named = [
         Path(file).expanduser()
@@ -82,19 +82,19 @@ def secret_files(around: Surroundings) -> Outcome:
     exposed = [file for file in named if _is_open_to_all(file)]
     if exposed:
         files = " ".join(map(str, exposed))
-        return failed(f"every user can read {files}", f"`sudo chmod o= {files}`")
-    return ok("no file with a password, a key or a token is readable for every user")
+        return failed(f"every user can read {files}", f"run `sudo chmod o= {files}`")
+    return ok("files with a password, a key or a token are protected")
 
 
 def _is_open_to_all(file: Path) -> bool:
-    """Whether others may read the file and enter its folder; False if this user cannot see it."""
+    """Return True if others can read the file; False if this user cannot see it."""
     with suppress(OSError):
         return bool(file.stat().st_mode & 0o004 and file.parent.stat().st_mode & 0o001)
     return False
 
 
 def retained(settings: Settings, names: Iterable[str]) -> dict[str, str]:
-    """What is retained on these topics of the node. Raises BrokerError and ConfigError."""
+    """Return the retained messages on these topics of the node. Raises BrokerError, ConfigError."""
     topics = {events.topic(node_name(settings), name): name for name in names}
     return {topics[topic]: text for topic, text in _retained(settings, topics).items()}
 
@@ -108,11 +108,11 @@ def _retained(settings: Settings, topics: Iterable[str]) -> dict[str, str]:
 
 
 def _no_broker(around: Surroundings) -> str:
-    """Why there is nothing to ask; empty when there is."""
+    """Return why the broker is not asked; empty if it is."""
     if not around.settings.mqtt.enabled:
         return "mqtt.enabled is false"
     if password_is_hidden(around.settings.mqtt, around.daemon):
-        return "the broker's password is not for this user: sudo roomscribe doctor"
+        return "this user cannot read the broker's password: run `sudo roomscribe doctor`"
     return ""
 
 
@@ -122,11 +122,11 @@ def _allow(mqtt: MqttSettings, node: str) -> str:
 
 
 def unit(around: Surroundings) -> Outcome:
-    """systemd runs it."""
+    """Check that systemd runs the daemon."""
     if not (around.root / "run/systemd/system").exists() or not shutil.which("systemctl"):
-        running = f"; a daemon runs all the same: {around.daemon}" if around.daemon else ""
-        return skipped(f"systemd does not run this machine{running}")
-    around.doing("asking systemctl")
+        running = f"; running without it: {around.daemon}" if around.daemon else ""
+        return skipped(f"this machine does not use systemd{running}")
+    around.doing("running systemctl")
     names = ("LoadState", "ActiveState", "SubState", "Result", "NRestarts")
     answer = subprocess.run(
         ["systemctl", "show", UNIT, f"--property={','.join(names)}"],
@@ -137,9 +137,9 @@ def unit(around: Surroundings) -> Outcome:
 
 
 def judge_unit(facts: dict[str, str], *, running: str = "") -> Outcome:
-    """The outcome for the unit's properties; `running` is a daemon that was found, if any."""
+    """Return the outcome for the unit's properties; `running` is a daemon that was found."""
     if facts.get("LoadState") != "loaded":
-        also = f"; a daemon runs all the same: {running}" if running else ""
+        also = f"; running without it: {running}" if running else ""
         return skipped(f"{UNIT} is not installed ({facts.get('LoadState') or 'no answer'}){also}")
     state = f"{facts.get('ActiveState')} ({facts.get('SubState')})"
     restarts = int(facts.get("NRestarts") or 0)
@@ -149,12 +149,14 @@ def judge_unit(facts: dict[str, str], *, running: str = "") -> Outcome:
     result = facts.get("Result", "success")
     because = "" if result == "success" else f", last result: {result}"
     return failed(
-        found + because, "`journalctl -u roomscribe -n 50` says why; `systemctl start roomscribe`"
+        found + because,
+        "find the reason with `journalctl -u roomscribe -n 50`, then run `sudo systemctl start "
+        "roomscribe`",
     )
 
 
-def own_word(around: Surroundings) -> Outcome:
-    """What the daemon publishes about itself."""
+def daemon_state(around: Surroundings) -> Outcome:
+    """Check the state that the daemon publishes."""
     if why := _no_broker(around):
         return skipped(why)
     around.doing("waiting for the broker")
@@ -163,9 +165,9 @@ def own_word(around: Surroundings) -> Outcome:
 
 
 def judge_state(availability: str, payload: str) -> Outcome:
-    """The outcome for the retained `availability` and `state`."""
+    """Return the outcome for the retained `availability` and `state`."""
     if availability != "online":
-        return skipped(f"the broker has the daemon as {availability or 'never seen'}")
+        return skipped(f"the daemon is {availability}" if availability else "no state published")
     state = {}
     with suppress(ValueError):
         state = json.loads(payload)
@@ -179,7 +181,7 @@ def judge_state(availability: str, payload: str) -> Outcome:
     ])  # fmt: skip
     if status not in ("running", "muted"):
         reasons = "; ".join(map(str, state.get("reasons", []))) or "no reason given"
-        return failed(f"{found}: {reasons}", "`journalctl -u roomscribe` has the whole story")
+        return failed(f"{found}: {reasons}", "see `journalctl -u roomscribe`")
     return ok(found)
 
 
@@ -188,7 +190,7 @@ CHECKS = (
     Check(
         BROKER,
         reachable,
-        "see mqtt.host and mqtt.port, and that a broker runs there",
+        "check mqtt.host and mqtt.port, and that a broker runs there",
         within_s=15,
         needs=MQTT,
     ),
@@ -206,14 +208,14 @@ CHECKS = (
         within_s=15,
         needs=(*MQTT, BROKER),
     ),
-    Check("secret files", secret_files, "see their modes", needs=("[mqtt]", "[homeassistant]")),
+    Check("secret files", secret_files, "check their modes", needs=("[mqtt]", "[homeassistant]")),
 )
 SERVICE_CHECKS = (
     Check("unit", unit, "see `systemctl status roomscribe`"),
     Check(
-        "its own word",
-        own_word,
-        "`journalctl -u roomscribe` has the whole story",
+        "daemon state",
+        daemon_state,
+        "see `journalctl -u roomscribe`",
         within_s=15,
         needs=(*MQTT, BROKER),
     ),

@@ -1,8 +1,8 @@
-"""The NPU: driver, library, chip, who has it, the HEF, and whether it computes what the CPU does.
+"""Check the NPU: driver, library, chip, its users, the HEF, and its results against the CPU's.
 
-A chip that another program uses is left to it: only what can be read beside a running model is
-looked at. The comparison sends the same windows through both encoders, and through the decoder.
-Run against a simulator alone, never on a real Hailo.
+A chip that another program uses is not opened: only values that can be read while a model runs are
+read. The comparison sends the same windows through both encoders, and through the decoder. It was
+only run against a simulator, never on a real Hailo.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from appliance.system import Holder
 
 LEAST_COSINE = 0.9
-"""Between the states of a window. Hailo's INT8 encoders promise a signal 15 dB above their own
-noise, which makes 0.98; another network's states are near 0. Never compared on a real chip."""
+"""Between the states of a window. Hailo's INT8 encoders promise a signal-to-noise ratio of 15 dB,
+which gives 0.98; states of another network are near 0. Never compared on a real chip."""
 SOUND_FILES = (".flac", ".wav", ".ogg", ".oga", ".mp3")
 
 
@@ -40,21 +40,22 @@ LIBRARIES = (
     "usr/lib/*/libhailort.so.*",
     "usr/local/lib/libhailort.so.*",
 )
-INSTALL = "sudo apt install hailo-all (Hailo-10H: hailo-h10-all) and restart the machine"
-UPGRADE = "sudo apt full-upgrade and restart the machine: all must be equal to the digit"
+INSTALL = "run `sudo apt install hailo-all` (Hailo-10H: hailo-h10-all) and reboot"
+UPGRADE = "run `sudo apt full-upgrade` and reboot; all versions must be exactly equal"
 SEATING = (
-    "look at its cable and seat, and for Hailo in `lspci`; `[encoder] backend = auto` does without"
+    "check its cable and seat, and whether `lspci` lists a Hailo; to run without one, set "
+    "[encoder] backend = auto"
 )
-NEW_HEF = "fetch the HEF again: roomscribe model add NAME --hef hailo8 (hailo8l, hailo10h)"
-COOL = "give it a heat sink and moving air"
+NEW_HEF = "download the HEF again: `roomscribe model add NAME --hef hailo8` (hailo8l, hailo10h)"
+COOL = "add a heat sink and a fan"
 LARGE_PAGES = "`options hailo_pci force_desc_page_size=4096` in /etc/modprobe.d/hailo.conf"
-ABSENT = "there is no Hailo in this machine"
+ABSENT = "this machine has no Hailo"
 DEVICE, LIBRARY, CHIP, HEF = "device", "HailoRT", "chip", "HEF"
-"""Names of checks on which others stand."""
+"""Names of checks that others need."""
 
 
 def device(around: Surroundings) -> Outcome:
-    """The chip's device node is there and may be used."""
+    """Check that the chip has a device node and this user may use it."""
     from appliance.infer import errors
 
     if why := _unwanted(around):
@@ -64,25 +65,26 @@ def device(around: Surroundings) -> Outcome:
     if not nodes:
         if _is_on_the_bus(around.root):
             return failed(
-                "a Hailo is on the PCI bus, but no driver made a device node for it", INSTALL
+                "a Hailo is on the PCI bus but has no device node: no driver is loaded", INSTALL
             )
         if around.settings.encoder.backend == "hailo":
-            return failed("[encoder] backend is hailo, but there is no Hailo", SEATING)
+            return failed("[encoder] backend is hailo, but this machine has no Hailo", SEATING)
         return skipped(ABSENT)
     for node in nodes:
         if not errors.is_accessible(node):
             return failed(
-                f"{node} is not for this user",
-                "install hailo-dkms's udev rule (0666), and give the service DeviceAllow for it",
+                f"this user may not open {node}",
+                "install the udev rule of hailo-dkms (mode 0666), and add DeviceAllow= for it to "
+                "the service",
             )
-    found = f"{', '.join(map(str, nodes))}, driver {driver or 'of unknown version'}"
+    found = f"{', '.join(map(str, nodes))}, driver {driver or 'version unknown'}"
     if errors.lacks_small_pages():
-        found += f"; pages of {errors.PAGE_BYTES} bytes may need {LARGE_PAGES}"
+        found += f"; with pages of {errors.PAGE_BYTES} bytes it may need {LARGE_PAGES}"
     return ok(found)
 
 
 def library(around: Surroundings) -> Outcome:
-    """HailoRT, its Python binding and the driver are of one version."""
+    """Check that HailoRT, its Python binding and the driver have the same version."""
     from appliance.infer import device as hailo, errors
 
     if why := _absent(around):
@@ -100,14 +102,14 @@ def library(around: Surroundings) -> Outcome:
 
 
 def chip(around: Surroundings) -> Outcome:
-    """What the chip says of itself, read beside a running model."""
+    """Check the chip's firmware and temperature, also while a model runs."""
     from appliance.infer import device as hailo
     from appliance.model import CHIP_NAMES
 
     if why := _absent(around):
         return skipped(why)
     binding = hailo.load_binding()
-    around.doing("asking the chip what it is")
+    around.doing("identifying the chip")
     identity = hailo.identify(binding)
     readings = hailo.read(binding, identity.device_id)
     found = [CHIP_NAMES[identity.chip], f"firmware {identity.firmware}"]
@@ -117,33 +119,34 @@ def chip(around: Surroundings) -> Outcome:
         found.append(f"{readings.power_w:.1f} W")
     line = ", ".join(found)
     if machine.version_of(identity.firmware)[:2] != machine.version_of(binding.__version__)[:2]:
-        return failed(f"{line}; the library is {binding.__version__}", UPGRADE)
+        return failed(f"{line}; HailoRT is {binding.__version__}", UPGRADE)
     if readings.throttled or readings.zone == hailo.RED:
-        return failed(f"{line}; too hot, it slows itself down", COOL)
+        return failed(f"{line}; it is too hot and throttles", COOL)
     return ok(line)
 
 
 def owner(around: Surroundings) -> Outcome:
-    """Nobody but the daemon has the chip."""
+    """Check that no other program uses the chip."""
     if why := _absent(around):
         return skipped(why)
     others = _owners()
     if not others:
         seen = "" if os.geteuid() == 0 else ", as far as this user can see"
-        return ok(f"nobody uses it{seen}")
+        return ok(f"not in use{seen}")
     names = ", ".join(map(str, others))
     if around.settings.encoder.share:
         return ok(f"shared with {names}")
     if around.daemon and {one.pid for one in others} == {around.daemon.pid}:
-        return ok(f"held by {around.daemon}")
+        return ok(f"used by {around.daemon}")
     return failed(
         f"in use by {names}",
-        "stop that, or share the chip: [encoder] share = true, in every program that uses it",
+        "stop that program, or share the chip: [encoder] share = true, and the same in the other "
+        "program",
     )
 
 
 def hef(around: Surroundings) -> Outcome:
-    """The model's HEFs are whole and fit model, chip and library. Touches no device."""
+    """Check that the model's HEFs are intact and fit model, chip and library; opens no device."""
     if why := _unwanted(around):
         return skipped(why)
     from appliance.infer import DecoderFiles, device as hailo
@@ -153,13 +156,13 @@ def hef(around: Surroundings) -> Outcome:
     file = bundled_hef(bundle)
     if file is None:
         lacking = f"the model {bundle.name} has no HEF"
-        fix = f"roomscribe model add {bundle.name} --hef hailo8 (hailo8l, hailo10h)"
+        fix = f"run `roomscribe model add {bundle.name} --hef hailo8` (hailo8l, hailo10h)"
         if around.settings.encoder.backend == "hailo":
             return failed(f"[encoder] backend is hailo, but {lacking}", fix)
         return skipped(f"{lacking}: it runs on the CPU")
     kind, version = "", ""
     if not _absent(around):
-        with contextlib.suppress(Exception):  # what is wrong there, the chip's own line says
+        with contextlib.suppress(Exception):  # the check of the chip reports it
             binding = hailo.load_binding()
             version = str(binding.__version__)
             kind = hailo.identify(binding).chip
@@ -169,16 +172,16 @@ def hef(around: Surroundings) -> Outcome:
     if version:
         found.check_library(version)
     runs = "fits the chip" if kind else "no chip to compare it with"
-    return ok(f"whole, for {found.made_for}, compiler {found.compiler or 'unknown'}; {runs}")
+    return ok(f"intact, for {found.made_for}, compiler {found.compiler or 'unknown'}; {runs}")
 
 
 def recordings(around: Surroundings) -> Outcome:
-    """The NPU's encoder computes what the CPU's does on the user's own recordings."""
+    """Compare the encoders of NPU and CPU on the user's recordings."""
     return self_test(around, around.recordings)
 
 
 def self_test(around: Surroundings, folder: Path | None = None) -> Outcome:
-    """The same on the packaged sentence; skipped when the chip turns out to be busy."""
+    """Compare them on the test sentence; skipped if the daemon uses the chip."""
     from appliance.infer import NpuError
 
     if why := _not_testable(around):
@@ -192,7 +195,7 @@ def self_test(around: Surroundings, folder: Path | None = None) -> Outcome:
 
 
 def _not_testable(around: Surroundings) -> str:
-    """Why the chip is not to be opened; empty when it may be."""
+    """Return why the chip is not opened; empty if it is."""
     from appliance.model import ENCODER_FILE, bundled_hef, load_bundle
 
     if why := _absent(around):
@@ -209,32 +212,32 @@ def _not_testable(around: Surroundings) -> str:
 
 
 def _busy(who: str) -> str:
-    return f"in use by {who}: stop it for this test (`sudo systemctl stop roomscribe`)"
+    return f"in use by {who}: for this test, stop it (`sudo systemctl stop roomscribe`)"
 
 
 def _unwanted(around: Surroundings) -> str:
-    """Why no Hailo is asked for; empty when one may be."""
+    """Return why no Hailo is used; empty if one may be."""
     if why := without_model(around):
         return why
     return "[encoder] backend is cpu" if around.settings.encoder.backend == "cpu" else ""
 
 
 def _absent(around: Surroundings) -> str:
-    """Why there is no chip to look at; empty when there is one."""
+    """Return why there is no chip to check; empty if there is one."""
     from appliance.infer import errors
 
     return _unwanted(around) or ("" if errors.nodes() else ABSENT)
 
 
 def _owners() -> list[Holder]:
-    """Other processes that have the chip open."""
+    """Return the other processes that have the chip open."""
     from appliance.infer import errors
 
     return [one for one in errors.owners() if one.pid != os.getpid()]
 
 
 def _is_on_the_bus(root: Path) -> bool:
-    """True when the PCI bus knows a Hailo, whatever its driver does."""
+    """Return True if a Hailo is on the PCI bus, with or without a driver."""
     for file in root.glob(PCI_VENDORS):
         with contextlib.suppress(OSError):
             if file.read_text(encoding="ascii").strip() == HAILO:
@@ -243,7 +246,7 @@ def _is_on_the_bus(root: Path) -> bool:
 
 
 def _library_versions(root: Path) -> list[str]:
-    """Versions of the HailoRT libraries that are installed: the numbers in their files' names."""
+    """Return the versions of the installed HailoRT libraries, from their files' names."""
     names = (file.name for pattern in LIBRARIES for file in root.glob(pattern))
     found = (re.search(r"\.so\.(\d+\.\d+\.\d+)$", name) for name in names)
     return sorted({match[1] for match in found if match})
@@ -254,21 +257,21 @@ class Compared:
     """One window through both encoders."""
 
     cosine: float
-    """Of the angle between both windows' states; 1 is equal."""
+    """Of the angle between both encoders' states; 1 is equal."""
     noise_db: float
-    """Of the CPU's states over the difference; more is better."""
+    """Ratio of the CPU's states to the difference; more is better."""
     same_text: bool
     cpu_errors: int
-    """Words wrong in the text, where what was said is known; else 0."""
+    """Wrong words in the text; 0 if the right text is unknown."""
     npu_errors: int
     words: int
-    """Words said, where that is known; else 0."""
+    """Words of the right text; 0 if it is unknown."""
     cpu_ms: float
     npu_ms: float
 
 
 def compare(around: Surroundings, folder: Path | None) -> list[Compared]:
-    """Both encoders on the packaged sentence, or on the recordings of `folder`, each cut off at the
+    """Run both encoders on the test sentence, or on the recordings in `folder`, each cut to the
     model's window. Raises NpuError, ModelError, AudioError, and ConfigError for an empty folder."""
     from appliance.infer import Encoded, open_npu, open_transcriber, window_mel
     from appliance.model import HEF_FILE
@@ -297,18 +300,18 @@ def compare(around: Surroundings, folder: Path | None) -> list[Compared]:
 
 
 def judge(found: list[Compared]) -> Outcome:
-    """The outcome for what was compared."""
+    """Return the outcome for the compared windows."""
     cosines = [one.cosine for one in found]
-    said = sum(one.words for one in found)
+    word_count = sum(one.words for one in found)
     line = (
-        f"{len(found)} windows: cosine {statistics.mean(cosines):.4f} (least {min(cosines):.4f}), "
-        f"{min(one.noise_db for one in found):.0f} dB above the difference at least, "
+        f"{len(found)} windows: cosine {statistics.mean(cosines):.4f} (min {min(cosines):.4f}), "
+        f"at least {min(one.noise_db for one in found):.0f} dB above the difference, "
         f"{sum(one.same_text for one in found)} texts equal; "
     )
-    if said:
+    if word_count:
         line += (
-            f"words wrong on the CPU {sum(one.cpu_errors for one in found) / said:.1%}, "
-            f"on the NPU {sum(one.npu_errors for one in found) / said:.1%}; "
+            f"word errors on the CPU {sum(one.cpu_errors for one in found) / word_count:.1%}, "
+            f"on the NPU {sum(one.npu_errors for one in found) / word_count:.1%}; "
         )
     line += (
         f"encoder p50 {statistics.median(one.npu_ms for one in found):.0f} ms, "
@@ -317,26 +320,26 @@ def judge(found: list[Compared]) -> Outcome:
     if min(cosines) >= LEAST_COSINE:
         return ok(line)
     return failed(
-        f"{line}; wanted is a cosine of {LEAST_COSINE} or more",
-        "the HEF is of another model, or damaged: roomscribe model add NAME --hef auto; "
-        "until then [encoder] backend = cpu",
+        f"{line}; the cosine should be {LEAST_COSINE} or more",
+        "the HEF is damaged or belongs to another model: run `roomscribe model add NAME --hef "
+        "auto`; until then, set [encoder] backend = cpu",
     )
 
 
-def word_errors(said: list[str], written: list[str]) -> int:
-    """Words to change, leave out or add (Levenshtein)."""
+def word_errors(right: list[str], written: list[str]) -> int:
+    """Return how many words to change, remove or add (Levenshtein)."""
     row = list(range(len(written) + 1))
-    for number, word in enumerate(said, 1):
+    for number, word in enumerate(right, 1):
         before, row[0] = row[0], number
-        for at, other in enumerate(written, 1):
-            before, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, before + (word != other))
+        for i, other in enumerate(written, 1):
+            before, row[i] = row[i], min(row[i] + 1, row[i - 1] + 1, before + (word != other))
     return row[-1]
 
 
 def _one(
-    cpu: Encoded, npu: Encoded, cpu_text: list[str], npu_text: list[str], said: list[str]
+    cpu: Encoded, npu: Encoded, cpu_text: list[str], npu_text: list[str], right: list[str]
 ) -> Compared:
-    """Both encoders on one window; the texts as words, `said` empty where it is not known."""
+    """Compare both encoders on one window; the texts are words, `right` empty if unknown."""
     one, other = (encoded.states.astype(np.float64).ravel() for encoded in (cpu, npu))
     lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
     difference = float(np.linalg.norm(one - other))
@@ -344,16 +347,16 @@ def _one(
         cosine=float(one @ other) / lengths if lengths else 0.0,
         noise_db=min(99.0, 20 * float(np.log10(np.linalg.norm(one) / max(difference, 1e-12)))),
         same_text=cpu_text == npu_text,
-        cpu_errors=word_errors(said, cpu_text) if said else 0,
-        npu_errors=word_errors(said, npu_text) if said else 0,
-        words=len(said),
+        cpu_errors=word_errors(right, cpu_text) if right else 0,
+        npu_errors=word_errors(right, npu_text) if right else 0,
+        words=len(right),
         cpu_ms=cpu.encode_ms,
         npu_ms=npu.encode_ms,
     )
 
 
 def _spoken(folder: Path | None) -> Iterator[tuple[Path, str]]:
-    """Sound files with what is said in them, as far as that is known."""
+    """Return sound files with their right texts, empty if unknown."""
     from appliance.lab import listed_texts
 
     if folder is None:
@@ -377,4 +380,4 @@ CHECKS = (
     Check(HEF, hef, NEW_HEF, within_s=60, needs=MODEL),
     Check("self-test on the NPU", self_test, SEATING, within_s=180, needs=ON_CHIP),
 )
-RECORDINGS = Check("recordings on it", recordings, SEATING, within_s=600, needs=ON_CHIP)
+RECORDINGS = Check("NPU on recordings", recordings, SEATING, within_s=600, needs=ON_CHIP)

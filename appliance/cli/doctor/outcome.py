@@ -1,7 +1,8 @@
-"""What a check is, what it is given, and its outcome."""
+"""A check, its input and its outcome."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,73 +12,85 @@ from appliance.config import Settings
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 CONFIGURATION, BUNDLE, BROKER = "configuration", "model bundle", "broker"
-"""Names of checks on which those of other modules stand."""
+"""Names of checks that checks of other modules need."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one check ended."""
+    """The result of one check."""
 
     status: str
     """One of OK, FAILED, SKIPPED."""
     found: str
-    """One line; of a skipped check why it is."""
+    """One line; the reason if the check was skipped."""
     fix: str = ""
-    """What to do; empty unless it failed."""
+    """What to do; empty unless the check failed."""
 
 
 def ok(found: str) -> Outcome:
-    """All is well; `found` says what is there."""
+    """Return the outcome of a check that passed."""
     return Outcome(OK, found)
 
 
 def failed(found: str, fix: str) -> Outcome:
-    """Something is wrong, and what to do about it."""
+    """Return the outcome of a check that failed: what is wrong, and what to do about it."""
     return Outcome(FAILED, found, fix)
 
 
 def skipped(why: str) -> Outcome:
-    """There is nothing to look at, or looking would disturb somebody."""
+    """Return the outcome of a check that does not apply, or would disturb a running program."""
     return Outcome(SKIPPED, why)
+
+
+def split_fix(message: str) -> tuple[str, str]:
+    """Return what an error's message says happened, and what it says to do (may be empty).
+
+    The second part is what follows the first sentence, or else the last semicolon.
+    """
+    line = message.replace("\n", "; ")
+    if sentences := re.match(r"([^;]*?[^.;])\. (?=[A-Z`])(.*)", line):
+        return sentences[1], sentences[2].removesuffix(".")
+    found, semicolon, fix = line.rpartition("; ")
+    return (found, fix) if semicolon else (line, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What every check is given."""
+    """The input of every check."""
 
     settings: Settings
     config: Path | None = None
-    """The configuration's file as the command line names it."""
+    """The configuration file on the command line."""
     daemon: Daemon | None = None
-    """The daemon that runs on this configuration."""
+    """The daemon that runs with this configuration."""
     root: Path = Path("/")
-    """Where /proc, /sys, /dev and /run are looked for."""
+    """Folder with /proc, /sys, /dev and /run."""
     recordings: Path | None = None
-    """Folder of recordings on which the NPU is compared with the CPU, too."""
+    """Folder of recordings for a comparison of NPU and CPU."""
     wrong: frozenset[str] = frozenset()
-    """Sections of the configuration in which there is a mistake; `settings` has defaults there."""
+    """Sections of the configuration with a mistake; `settings` has their defaults."""
     doing: Callable[[str], None] = lambda _what: None
-    """Takes what a check is about to do, for the case that this is the last it does."""
+    """Call it with the next step, such as "loading the model": it is named if the check hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the page. `look` runs in a process of its own and may raise whatever it likes."""
+    """One line of the doctor's output. `look` runs in its own process and may raise anything."""
 
     name: str
     look: Callable[[Surroundings], Outcome]
     fix: str
-    """For errors that do not say what to do, and for a check that hangs."""
+    """What to do if the check hangs, or raises an error that does not say it."""
     within_s: float = 10.0
-    """It is given up after this."""
+    """Seconds after which the check is stopped."""
     needs: tuple[str, ...] = ()
-    """Checks without which it says nothing new: it is skipped when one of them failed; and sections
-    of the configuration ("[mqtt]"), when there is a mistake in one of them."""
+    """Checks that must pass, and sections of the configuration ("[mqtt]") that must be right;
+    otherwise this check is skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A check's outcome, as it is shown."""
+    """A check's name and outcome, as they are printed."""
 
     group: str
     name: str

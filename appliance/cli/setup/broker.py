@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance import config
 from appliance.cli.dialog import WARNING
-from appliance.cli.discovery import announced
+from appliance.cli.discovery import find_services
 from appliance.cli.setup.answers import Answers, Context
 from appliance.config import DEFAULT_PATH, MqttSettings, node_name
 from appliance.errors import BrokerError, ConfigError
@@ -77,7 +77,7 @@ def find_brokers(mqtt: MqttSettings) -> Iterator[str]:
     Assistant's usual name, and this machine."""
     addresses = [
         (mqtt.host, mqtt.port),
-        *announced("_mqtt._tcp", BROWSE_S),
+        *find_services("_mqtt._tcp", BROWSE_S),
         ("homeassistant.local", MQTT_PORT),
         ("localhost", MQTT_PORT),
     ]

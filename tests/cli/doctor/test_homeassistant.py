@@ -38,8 +38,8 @@ def around(hub: Hub, tmp_path: Path) -> Surroundings:
 
 def test_without_an_address_there_is_nothing_to_ask() -> None:
     assert [check.look(Surroundings(Settings())).found for check in home.CHECKS] == [
-        "homeassistant.url is empty",
-        "assist.phrase is empty",
+        "homeassistant.url is not set",
+        "assist.phrase is not set",
     ]
 
 
@@ -50,17 +50,17 @@ def test_it_says_how_many_words_came_and_that_assist_is_there(around: Surroundin
     found = look(ASSIST, around)
     assert (found.status, found.found) == (
         "ok",
-        "pipeline 'Home Assistant'; Roomscribe kitchen is among its devices, in Kitchen",
+        "pipeline 'Home Assistant'; device Roomscribe kitchen in area Kitchen",
     )
 
 
 def test_what_is_missing_is_said_with_the_cure(hub: Hub, around: Surroundings) -> None:
     hub.devices = []
-    assert "is not among its devices" in look(ASSIST, around).found
+    assert "Home Assistant has no device Roomscribe" in look(ASSIST, around).found
     error = '{"code": "unauthorized", "message": "Unauthorized"}'
     refusal = f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
     hub.raw = {"assist_pipeline/pipeline/list": refusal, "config/area_registry/list": refusal}
-    assert look(ASSIST, around).found == "there is no Assist pipeline"
+    assert look(ASSIST, around).found == "Home Assistant has no Assist pipeline"
     found = look(NAMES, around)
     assert found.status == "failed"
     assert "config/area_registry/list: Unauthorized" in found.found
@@ -74,7 +74,7 @@ def test_assist_is_not_approved_of_for_a_device_without_an_area(
     hub.devices = [{key: value for key, value in DEVICE.items() if key != "area_id"} | area]
     found = look(ASSIST, around)
     assert found.status == "failed"
-    assert "is in no area" in found.found
+    assert "has no area" in found.found
     assert "Devices, Roomscribe kitchen" in found.fix
 
 

@@ -52,7 +52,7 @@ def test_a_library_that_does_not_import_is_named_with_its_own_words(tmp_path: Pa
         check=True,
     )
     assert done.stdout.startswith(
-        "webrtcvad does not import (ModuleNotFoundError: No module named 'pkg_resources')"
+        "webrtcvad cannot be imported (ModuleNotFoundError: No module named 'pkg_resources')"
     )
 
 
@@ -138,17 +138,17 @@ def pi(tmp_path: Path, bits: str) -> Outcome:
 
 
 def test_a_healthy_pi_is_well(tmp_path: Path) -> None:
-    assert pi(tmp_path, "0") == Outcome("ok", "voltage and clock are right; 61 C")
+    assert pi(tmp_path, "0") == Outcome("ok", "voltage and clock speed are normal; 61 C")
 
 
 def test_low_voltage_is_a_fault_now_and_afterwards(tmp_path: Path) -> None:
     now = pi(tmp_path, "50005")
     assert now.status == "failed"
-    assert "the voltage is too low, it is throttled" in now.found
+    assert "the voltage is too low, the processor is throttled" in now.found
     assert "27 W" in now.fix
     before = pi(tmp_path, "10000")
     assert before.status == "failed"
-    assert "earlier since the start: the voltage is too low" in before.found
+    assert "earlier since boot: the voltage is too low" in before.found
 
 
 def test_heat_is_a_fault_while_it_lasts(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_vcgencmd_is_asked_where_the_firmware_has_no_file(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     found = pi_power(Surroundings(Settings(), root=tmp_path))
     assert found.status == "failed"
-    assert "earlier since the start: the voltage is too low, it is throttled" in found.found
+    assert "earlier since boot: the voltage is too low, the processor is throttled" in found.found
 
 
 def test_elsewhere_there_is_no_such_check(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from appliance.cli.doctor.main import (
     lines,
     look,
     marks,
-    says_nothing_new,
+    repeats_reason,
 )
 from appliance.cli.doctor.outcome import Check, Finding, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import Settings, keys
@@ -119,12 +119,10 @@ def test_a_wrong_configuration_comes_first_and_what_does_not_depend_on_it_is_che
     assert "mqtt.port: expected 1 to 65535" in first["found"]
     assert found["self-test on the CPU"]["status"] == "ok"
     assert str(tmp_path / "state") in found["log"]["found"]
-    for name, section in (("broker", "[mqtt]"), ("its own word", "[mqtt]"),
+    for name, section in (("broker", "[mqtt]"), ("daemon state", "[mqtt]"),
                           ("voice detector", "[voice]")):  # fmt: skip
         assert found[name]["status"] == "skipped"
-        assert found[name]["found"] == (
-            f"left out until this is well: {section} in the configuration"
-        )
+        assert found[name]["found"] == (f"skipped because of {section} in the configuration")
 
 
 def test_of_a_file_that_is_no_configuration_the_defaults_are_checked_where_they_may_be_meant(
@@ -170,11 +168,11 @@ def test_beside_a_running_daemon_all_is_well_and_nothing_is_disturbed(tmp_path: 
         faults = {name for name, one in found.items() if one["status"] == "failed"}
         assert faults <= {"clock", "memory", "power", "disk"}, found
         assert found["microphone"]["found"].endswith("dBFS")
-        assert "encoder hailo8" in found["its own word"]["found"]
-        assert found["owner"]["found"] == f"held by the daemon (process {running.pid})"
+        assert "encoder hailo8" in found["daemon state"]["found"]
+        assert found["owner"]["found"] == f"used by the daemon (process {running.pid})"
         assert "in use by" in found["self-test on the NPU"]["found"]
         assert found["round trip"]["status"] == "ok"
-        assert "encoder hailo8" in found["its own word"]["found"]
+        assert "encoder hailo8" in found["daemon state"]["found"]
         assert found["log"]["status"] == "ok"
         running.send_signal(signal.SIGTERM)
         assert running.wait(15) == 0, log_of(config)
@@ -198,11 +196,11 @@ def absent() -> Iterator[Outcome]:
 
 def test_the_same_reason_is_not_shown_twice_in_a_group(absent: Outcome) -> None:
     first, second = Finding("NPU", "device", absent, 0.0), Finding("NPU", "chip", absent, 0.0)
-    assert says_nothing_new(second, first)
-    assert not says_nothing_new(first, None)
-    assert not says_nothing_new(second, Finding("service", "unit", absent, 0.0))
+    assert repeats_reason(second, first)
+    assert not repeats_reason(first, None)
+    assert not repeats_reason(second, Finding("service", "unit", absent, 0.0))
     well = Finding("NPU", "chip", ok("fine"), 0.0)
-    assert not says_nothing_new(well, well)
+    assert not repeats_reason(well, well)
 
 
 # a check may hang, crash, raise or print: the doctor says so and goes on
@@ -233,7 +231,7 @@ def test_a_check_that_hangs_is_given_up_and_says_where() -> None:
 
     begun_s = time.monotonic()
     assert check(hang, within_s=0.3) == failed(
-        "no answer after 0.3 s while opening the microphone", "do something"
+        "no result after 0.3 s while opening the microphone", "do something"
     )
     assert time.monotonic() - begun_s < 5
 
@@ -264,7 +262,7 @@ def test_a_crash_is_a_failed_check_with_the_last_words() -> None:
     found = check(crash)
     assert found.status == "failed"
     assert found.found == (
-        "the check was ended by SIGSEGV while importing onnxruntime: illegal instruction in libfoo"
+        "the check was stopped by SIGSEGV while importing onnxruntime: illegal instruction in libfoo"
     )
 
 
@@ -306,7 +304,7 @@ def test_one_failure_leaves_out_what_stands_on_it_and_nothing_else() -> None:
     }
     findings = list(examine(AROUND, groups))
     assert [one.outcome.status for one in findings] == ["failed", "skipped", "ok"]
-    assert findings[1].outcome.found == "left out until this is well: first"
+    assert findings[1].outcome.found == "skipped because of first"
     assert exit_status(findings) == 1
 
 

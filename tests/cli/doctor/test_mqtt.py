@@ -19,7 +19,7 @@ from rigs.waiting import until
 
 from appliance.cli.doctor import mqtt as doctor, mqtt as publishing
 from appliance.cli.doctor.daemon import Daemon, password_is_hidden, with_credentials
-from appliance.cli.doctor.main import of_error
+from appliance.cli.doctor.main import error_outcome
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import (
     ApplianceSettings,
@@ -78,7 +78,7 @@ def refusal(look: object, where: Surroundings) -> Outcome:
     """The outcome of the error that a check raises."""
     with pytest.raises(BrokerError) as caught:
         look(where)  # type: ignore[operator]
-    return of_error(caught.value, "")
+    return error_outcome(caught.value, "")
 
 
 def test_a_broker_that_lets_us_in_brings_our_message_back(open_broker: Broker) -> None:
@@ -144,7 +144,7 @@ def test_no_user_name_is_told_apart_from_a_wrong_one(strict_broker: Broker) -> N
 
 def test_rights_that_are_missing_are_told(strict_broker: Broker, tmp_path: Path) -> None:
     assert doctor.round_trip(as_user(strict_broker, tmp_path, "whole")).status == "ok"
-    for user, fault in (("nobody", "refuses to let us"), ("writer", "does not come back")):
+    for user, fault in (("nobody", "does not allow"), ("writer", "did not come back")):
         found = doctor.round_trip(as_user(strict_broker, tmp_path, user))
         assert found.status == "failed"
         assert fault in found.found
@@ -160,12 +160,17 @@ def test_a_broker_that_refuses_the_subscription_is_told(tmp_path: Path) -> None:
     with Broker(config=plugin) as broker:
         found = doctor.round_trip(around(broker))
     assert found.status == "failed"
-    assert "refuses to let us read roomscribe/kitchen/doctor/" in found.found
+    assert "does not allow reading roomscribe/kitchen/doctor/" in found.found
 
 
 def test_without_mqtt_nothing_is_asked() -> None:
     off = Surroundings(Settings(mqtt=MqttSettings(enabled=False, host="nowhere.invalid")))
-    for look in (doctor.reachable, doctor.round_trip, doctor.home_assistant, publishing.own_word):
+    for look in (
+        doctor.reachable,
+        doctor.round_trip,
+        doctor.home_assistant,
+        publishing.daemon_state,
+    ):
         assert look(off).status == "skipped"
 
 
@@ -178,7 +183,7 @@ def test_a_password_that_is_not_for_this_user_is_not_missed(
     service = replace(
         around(strict_broker, username="whole"), daemon=Daemon(1, "roomscribe", service=True)
     )
-    checks = (doctor.reachable, doctor.round_trip, doctor.home_assistant, doctor.own_word)
+    checks = (doctor.reachable, doctor.round_trip, doctor.home_assistant, doctor.daemon_state)
     for look in checks:
         assert look(service).status == "skipped"
         assert "sudo roomscribe doctor" in look(service).found
@@ -247,7 +252,7 @@ def test_the_daemon_beside_it_notices_nothing(tmp_path: Path) -> None:
             until(lambda: listener.payloads("availability") == [b"online"])
             assert doctor.reachable(where).status == "ok"
             assert doctor.round_trip(where).status == "ok"
-            found = publishing.own_word(where)
+            found = publishing.daemon_state(where)
             assert found.status == "ok"
             assert found.found.startswith("running, encoder cpu, model home-en")
             assert listener.payloads("availability") == [b"online"]
@@ -255,7 +260,7 @@ def test_the_daemon_beside_it_notices_nothing(tmp_path: Path) -> None:
 
 
 def test_an_absent_daemon_is_no_fault_of_its_own(open_broker: Broker) -> None:
-    found = publishing.own_word(around(open_broker))
+    found = publishing.daemon_state(around(open_broker))
     assert found.status == "skipped"
     assert "never seen" in found.found
 

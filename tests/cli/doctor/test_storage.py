@@ -98,7 +98,7 @@ def test_a_read_only_disk_is_a_fault_and_a_log_in_memory_another(
         store.append(transcript())
         found = storage.log(Surroundings(settings))
     assert found.status == "failed"
-    assert "goes on in memory" in found.found
+    assert "are in memory" in found.found
 
 
 def test_a_full_disk_is_a_fault(tmp_path: Path) -> None:

@@ -32,22 +32,22 @@ def served(server: SpeechServer) -> Surroundings:
 
 
 def test_without_a_server_there_is_nothing_to_ask() -> None:
-    for check in (house.SERVED, *house.CHECKS):
+    for check in (house.REMOTE_CHECK, *house.CHECKS):
         assert check.look(Surroundings(Settings())).status == "skipped"
 
 
 def test_the_server_that_transcribes_for_us_is_tried_with_a_sentence() -> None:
     with SpeechServer(says("Turn off the cellar fan.")) as server:
-        found = look(house.SERVED, served(server))
+        found = look(house.REMOTE_CHECK, served(server))
         assert found.status == "ok", found.found
         assert "large (en, de)" in found.found
         assert "'Turn off the cellar fan.'" in found.found
         server.answer = says("")
-        assert look(house.SERVED, served(server)).status == "failed"
+        assert look(house.REMOTE_CHECK, served(server)).status == "failed"
 
 
 def test_a_server_that_is_away_is_a_failure_with_the_fix() -> None:
-    found = look(house.SERVED, served(SpeechServer()))
+    found = look(house.REMOTE_CHECK, served(SpeechServer()))
     assert found.status == "failed"
     assert "refused" in found.found
     assert "[transcriber] host" in found.fix
