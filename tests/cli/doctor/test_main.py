@@ -262,7 +262,8 @@ def test_a_crash_is_a_failed_check_with_the_last_words() -> None:
     found = check(crash)
     assert found.status == "failed"
     assert found.found == (
-        "the check was stopped by SIGSEGV while importing onnxruntime: illegal instruction in libfoo"
+        "the check was stopped by SIGSEGV while importing onnxruntime: "
+        "illegal instruction in libfoo"
     )
 
 
