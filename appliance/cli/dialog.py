@@ -1,4 +1,4 @@
-"""The terminal that setup asks on: lines, questions, and a display that is redrawn."""
+"""A dialog on the terminal: lines, questions, and a display that is redrawn."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def open_console() -> Console:
 
 
 class Dialog:
-    """Asks a person. Where it is not `interactive`, every question has its default answer."""
+    """Asks the user. If it is not `interactive`, every answer is the default."""
 
     def __init__(self, console: Console, *, interactive: bool) -> None:
         self._console = console
@@ -84,7 +84,7 @@ class Dialog:
             answer = self.ask(question, "yes").casefold()
             if answer in ("y", "yes", "n", "no"):
                 return answer.startswith("y")
-            self.say("Please answer yes or no. Ctrl-C ends setup, and nothing is changed.")
+            self.say("Please answer yes or no. Press Ctrl-C to cancel; nothing is changed then.")
 
     def choose(self, question: str, names: Sequence[str], default: str) -> str:
         """Return one of `names`, given by its number or by a part of its name."""
@@ -97,7 +97,7 @@ class Dialog:
             parts = [one for one in names if answer.casefold() in one.casefold()]
             if len(parts) == 1:
                 return parts[0]
-            self.say(f"{shorten(answer)} is not in the list. Give a number or a name from above.")
+            self.say(f"{shorten(answer)} is not in the list. Enter a number or a name from above.")
 
     @contextmanager
     def display(self, show: Callable[[], RenderableType]) -> Iterator[Callable[[], None]]:

@@ -1,4 +1,4 @@
-"""`roomscribe hardware-check`: one report on how it does on this machine, for a bug report."""
+"""`roomscribe hardware-check`: write a report on this machine, for a bug report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HAILO = "0x1e60"
 ROWS = "reference,conservative,balanced,aggressive,hybrid,npu"
 DOCTOR_WITHIN_S, BENCHMARK_WITHIN_S = 1500, 2400
 PRIVATE = ("appliance", "capture", "mqtt", "store")
-"""Sections of the configuration whose texts say where this machine is and whose it is."""
+"""Sections of the configuration whose texts may identify this machine or its owner."""
 ADDRESSES = (
     (r"\b(?!127\.)\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b", "<address>"),
     (r"\b(?:[0-9A-Fa-f]{2}[:_-]){5}[0-9A-Fa-f]{2}\b", "<hardware address>"),
@@ -42,41 +42,40 @@ ADDRESSES = (
 
 
 def add_hardware_check(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """`roomscribe hardware-check`"""
+    """Add `roomscribe hardware-check` to the command line."""
     sub = add(
         "hardware-check",
-        help="write a report on how it does on this machine, for a bug report",
-        description="Runs `roomscribe doctor` and `roomscribe benchmark` on made-up weights of "
-        "whisper-tiny's size, and writes what they found into one JSON file: the hardware's model, "
-        "versions and figures; no audio, no transcripts, no passwords, and for addresses and names "
-        "of this machine or its people what they are, like <node>. Look through the file before "
-        "you give it away. Stop the service before (sudo systemctl stop roomscribe) and let "
-        "nothing else run. It takes about ten minutes on a Raspberry Pi 5. The exit status is 0 "
-        "when the report is written, whatever is in it.",
+        help="write a report on this machine, for a bug report",
+        description="Runs `roomscribe doctor`, and `roomscribe benchmark` with random weights of "
+        "whisper-tiny's size, and writes the results into a JSON file: hardware, versions and "
+        "measurements. It contains no audio, transcripts or passwords; addresses and names are "
+        "replaced by placeholders such as <node>. Check the file before you share it. First stop "
+        "the service (sudo systemctl stop roomscribe) and other programs. It takes about ten "
+        "minutes on a Raspberry Pi 5. The exit status is 0 if the report was written.",
     )
     sub.add_argument(
         "--out",
         type=Path,
         default=Path("roomscribe-hardware.json"),
         metavar="FILE",
-        help="where the report goes (default: roomscribe-hardware.json, here)",
+        help="file for the report (default: roomscribe-hardware.json)",
     )
     sub.add_argument(
         "--recordings",
         type=Path,
         metavar="FOLDER",
-        help="sound files for the comparison of NPU and CPU, with a transcripts.tsv if possible "
-        "(default: one sentence)",
+        help="folder of sound files for the comparison of NPU and CPU, with a transcripts.tsv if "
+        "possible (default: one sentence)",
     )
-    sub.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default 7)")
-    sub.add_argument("--no-benchmark", action="store_true", help="the doctor alone")
+    sub.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default: 7)")
+    sub.add_argument("--no-benchmark", action="store_true", help="run only the doctor")
     sub.set_defaults(command=hardware_check, lenient=True)
 
 
 def hardware_check(
     options: argparse.Namespace, _settings: Settings, command: Sequence[str] = ()
 ) -> int:
-    """`roomscribe hardware-check`; `command` is run in place of this program."""
+    """Run `roomscribe hardware-check`; `command` replaces this program."""
     command = command or [sys.executable, *sys.orig_argv[1 : sys.orig_argv.index("hardware-check")]]
     try:
         with writing(options.out) as file:
@@ -85,18 +84,17 @@ def hardware_check(
             file.write_text(json.dumps(hidden, indent=1, ensure_ascii=False) + "\n", "utf-8")
     except OSError as error:
         raise ConfigError(
-            f"--out: expected a place where this user may write, found {options.out}: "
-            f"{error.strerror}; name another file"
+            f"{options.out} cannot be written: {error.strerror}. Choose another file with --out."
         ) from error
     for one in found["doctor"].get("checks", []):
         if one["status"] == "failed":
             say(f"failed: {one['name']}: {one['found']}")
-    say(f"written: {options.out}; look through it before you give it away")
+    say(f"Wrote {options.out}. Check it before you share it.")
     return 0
 
 
 def report(command: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """What doctor and benchmark find on this machine, with names and addresses."""
+    """Return the results of doctor and benchmark, still with names and addresses."""
     found: dict[str, Any] = {"schema": SCHEMA, "day": f"{datetime.now(UTC):%Y-%m-%d}"}
     found["machine"] = machine()
     say("running roomscribe doctor")
@@ -111,7 +109,7 @@ def report(command: Sequence[str], options: argparse.Namespace) -> dict[str, Any
 
 
 def doctor(command: Sequence[str], config: Path | None, recordings: Path | None) -> dict[str, Any]:
-    """What the doctor found, or why it found nothing."""
+    """Return the doctor's JSON, or the reason why there is none."""
     arguments = [*command, "doctor", "--json"]
     if config:
         arguments += ["--config", str(config)]
@@ -126,7 +124,7 @@ def doctor(command: Sequence[str], config: Path | None, recordings: Path | None)
 
 
 def benchmark(command: Sequence[str], repeats: int) -> dict[str, Any]:
-    """What the benchmark measured, or why it did not."""
+    """Return the benchmark's JSON, or the reason why there is none."""
     with tempfile.TemporaryDirectory(prefix="roomscribe-hardware.") as scratch:
         file = Path(scratch) / "benchmark.json"
         arguments = ["--random-weights", "tiny", "--rows", ROWS, "--repeats", str(repeats)]
@@ -139,12 +137,12 @@ def benchmark(command: Sequence[str], repeats: int) -> dict[str, Any]:
 
 
 def trouble(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """A command that gave no JSON."""
+    """Return status and errors of a command without JSON."""
     return {"status": done.returncode, "errors": done.stderr.splitlines()[-10:]}
 
 
 def machine() -> dict[str, Any]:
-    """The hardware's model and the versions of what runs on it; nothing of whose it is."""
+    """Return the hardware's model and the versions of the software, without names."""
     memory = re.search(r"MemTotal:\s+(\d+) kB", text("/proc/meminfo"))
     processor = re.search(r"^model name\s*:\s*(.+)$", text("/proc/cpuinfo"), re.MULTILINE)
     system = re.search(r'^PRETTY_NAME="?([^"\n]+)', text("/etc/os-release"), re.MULTILINE)
@@ -169,7 +167,7 @@ def machine() -> dict[str, Any]:
 
 
 def hailo_links() -> Iterator[dict[str, str]]:
-    """Each Hailo on the PCI bus: its kind, and how fast it is connected."""
+    """Yield kind and link speed of each Hailo on the PCI bus."""
     for vendor in sorted(Path("/sys/bus/pci/devices").glob("*/vendor")):
         if text(vendor).strip() == HAILO:
             names = ("device", "current_link_speed", "current_link_width", "max_link_speed")
@@ -177,7 +175,7 @@ def hailo_links() -> Iterator[dict[str, str]]:
 
 
 def packages() -> dict[str, str]:
-    """Versions of the Debian packages that matter, as far as they are installed."""
+    """Return the versions of the installed packages in PACKAGES."""
     if not shutil.which("dpkg-query"):
         return {}
     done = ask(
@@ -188,14 +186,14 @@ def packages() -> dict[str, str]:
 
 
 def daemon_runs() -> bool | None:
-    """True when the service is active: it disturbs the figures; None where nobody can tell."""
+    """Return True if the service is active, which disturbs the figures; None if unknown."""
     if not shutil.which("systemctl"):
         return None
     return ask(["systemctl", "is-active", "roomscribe"], 10).stdout.strip() == "active"
 
 
 def heat(when: str) -> dict[str, Any]:
-    """Temperature, clock and throttling now."""
+    """Return temperature, clock and throttling now."""
     zone = text("/sys/class/thermal/thermal_zone0/temp").strip()
     clock = text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq").strip()
     firmware = next(iter(Path("/sys/devices/platform").glob("soc*/*firmware/get_throttled")), None)
@@ -209,7 +207,7 @@ def heat(when: str) -> dict[str, Any]:
 
 
 def ask(arguments: list[str], within_s: float) -> subprocess.CompletedProcess[str]:
-    """A command's output; what went wrong is in its standard error."""
+    """Run a command and return its output; if it cannot run, stderr has the reason."""
     try:
         return subprocess.run(
             arguments, capture_output=True, text=True, errors="replace", timeout=within_s,
@@ -220,7 +218,7 @@ def ask(arguments: list[str], within_s: float) -> subprocess.CompletedProcess[st
 
 
 def text(file: str | Path) -> str:
-    """A small file's text; empty when it cannot be read."""
+    """Return a small file's text; empty if it cannot be read."""
     try:
         return Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -228,8 +226,8 @@ def text(file: str | Path) -> str:
 
 
 def secrets(config: Path | None) -> dict[str, str]:
-    """What must not be in the report, and what stands in its place: names of this machine and its
-    people, and every text in the private sections of the configuration."""
+    """Return texts that must not be in the report, with their placeholders: names of this machine
+    and its users, and all texts in the private sections of the configuration."""
     name = platform.node()
     slug = re.sub(r"[^a-z0-9]+", "_", name.split(".")[0].lower()).strip("_")
     found = {name: "<host>", name.split(".")[0]: "<host>", slug: "<node>"}
@@ -251,7 +249,7 @@ def secrets(config: Path | None) -> dict[str, str]:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """The configuration as it is written; nothing when it is not TOML."""
+    """Return the configuration as written; empty if it is not TOML."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -259,7 +257,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def redact(value: Any, hidden: dict[str, str]) -> Any:
-    """`value` with everything replaced that is `hidden` or looks like an address; longest first."""
+    """Return `value` with all `hidden` texts and addresses replaced, the longest first."""
     if isinstance(value, dict):
         return {key: redact(one, hidden) for key, one in value.items()}
     if isinstance(value, list):
@@ -275,5 +273,5 @@ def redact(value: Any, hidden: dict[str, str]) -> Any:
 
 
 def say(line: str) -> None:
-    """Tells the user how far it is."""
+    """Print a line of progress."""
     print(f"roomscribe: {line}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`roomscribe log`: shows, follows, exports and deletes transcripts of the local log."""
+"""`roomscribe log`: show, follow, export and delete transcripts of the local log."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from appliance.store import Store, StoredTranscript, Wanted
 
 MOST = 2**63 - 1
-"""SQLite counts no further."""
+"""SQLite's largest integer."""
 SHOWN = 100
-"""So many are shown where no limit is given."""
-LOOK_EVERY_S, TOLD_EVERY_S = 0.25, 5.0
-"""Between two looks at the log: without a daemon that tells, and beside one."""
+"""Number of transcripts shown without --limit."""
+POLL_S, EVENT_POLL_S = 0.25, 5.0
+"""Seconds between two reads of the log: without a daemon, and with one that sends events."""
 CONNECT_EVERY_S = 2.0
-"""Between two attempts to reach a daemon."""
-TOLD_AFTER = 40
-"""So many looks in a row that fail are worth a line."""
+"""Seconds between two attempts to reach a daemon."""
+REPORT_AFTER = 40
+"""Failed reads in a row that are reported."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _AGE = re.compile(
     r"(\d+) ?(s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:ours?)?|d(?:ays?)?|w(?:eeks?)?)(?![a-z]) ?"
 )
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""A cell beginning so is computed by spreadsheets (OWASP, CSV injection)."""
+"""First characters of cells that spreadsheets compute (OWASP, CSV injection)."""
 _DESCRIPTION = "Show the transcripts in the local log, oldest first, export them or delete them."
 _EPILOG = """\
 TIME is an age (90s, 15m, 1h30m, 2 hours, 3d, 1w), or, in this machine's time zone, a day (today,
@@ -135,13 +135,13 @@ def _add_actions(sub: argparse.ArgumentParser) -> None:
 
 
 def log(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe log`; 1 when nothing matches, or a deletion was declined."""
+    """Run `roomscribe log`; return 1 if nothing matches, or a deletion was declined."""
     from appliance.store import Wanted, read_newest
 
     _refuse_contradictions(options)
     options.limit = options.limit and min(options.limit, MOST)
     if (options.json or options.export) and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # JSON is, whatever the terminal's is
+        sys.stdout.reconfigure(encoding="utf-8")  # JSON and CSV are UTF-8 on any terminal
     wanted = Wanted(options.since, options.until, tuple(text for text in options.grep if text))
     if options.delete:
         return _delete(options, settings, wanted)
@@ -164,7 +164,7 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def moment(text: str) -> datetime:
-    """A point in time: an age such as 90s or 1h30m, a day, a time, or both (local).
+    """Return a point in time for an age such as 90s or 1h30m, a day, a time, or both (local).
 
     Raises argparse.ArgumentTypeError.
     """
@@ -191,26 +191,27 @@ def _length(age: re.Match[str]) -> timedelta:
 
 
 def _local(day: date, time_of_day: clock = clock.min) -> datetime:
-    """That time of the day by this machine's clock, in UTC."""
+    """Return a local time of day in UTC."""
     return datetime.combine(day, time_of_day).astimezone(UTC)
 
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
-    """Ends with status 2 where the options make no sense together."""
+    """End with status 2 if the options contradict each other."""
     filtered = options.since or options.until or any(options.grep)
     wrong = {
-        "--limit: expected 0 or more": options.limit is not None and options.limit < 0,
+        "--limit must be 0 or more": options.limit is not None and options.limit < 0,
         "--output needs --export": options.output and not options.export,
-        "--all, --damaged and --yes belong to --delete": not options.delete
+        "--all, --damaged and --yes need --delete": not options.delete
         and (options.all or options.damaged or options.yes),
         "--delete needs --since, --until, --grep or --all": options.delete
         and not (filtered or options.all),
-        "--all and a filter exclude each other": options.all and filtered,
-        "--delete takes no --limit and no --json": options.delete
+        "--all cannot be combined with --since, --until or --grep": options.all and filtered,
+        "--delete cannot be combined with --limit or --json": options.delete
         and (options.limit is not None or options.json),
-        "--json is a way to show; --export jsonl writes all fields": options.json
-        and options.export,
-        "--follow goes on without an end, --until does not": options.follow and options.until,
+        "--json cannot be combined with --export; --export jsonl writes JSON with all fields": (
+            options.json and options.export
+        ),
+        "--follow cannot be combined with --until": options.follow and options.until,
     }
     for sentence, holds in wrong.items():
         if holds:
@@ -218,19 +219,19 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
 
 
 def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[StoredTranscript], None]:
-    """Prints a transcript, for people or for programs, at once."""
+    """Return a function that prints a transcript, for people or as JSON."""
     from appliance.mqtt import events
 
     def show(stored: StoredTranscript) -> None:
         one = stored.transcript
         if options.json:
-            # when the broker took it is nowhere written; it was not before this
+            # the time of publication is not stored, so the time of storing stands for it
             event = events.transcript(stored, node_name(settings), stored.stored, late=False)
             print(events.encode(event).decode(), flush=options.follow)
         else:
             start = one.start.astimezone()
             doubt = YELLOW if "low_confidence" in one.flags else DIM
-            known = math.isfinite(one.confidence)  # a server does not tell
+            known = math.isfinite(one.confidence)  # a Wyoming server sends none
             sure = coloured(f"{percent(one.confidence) if known else '?':>4}", doubt)
             line = f"{coloured(f'{start:%Y-%m-%d %H:%M:%S}', DIM)}  {sure}  {one.text}"
             print(line, flush=options.follow)
@@ -239,21 +240,21 @@ def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[Store
 
 
 def _say_total(settings: Settings, wanted: Wanted, count: int) -> None:
-    """Says so when there are more than are shown."""
+    """Report how many transcripts there are if not all are shown."""
     from appliance.store import Store, open_fallback
 
     total = 0
     with suppress(StoreError), open_fallback(settings) as kept:
         if kept:
-            return  # what is in memory and what is in the file overlap
+            return  # memory and file overlap
         with Store.open(settings.store, read_only=True) as store:
             total = store.count(wanted)
     if total > count:
-        print(f"roomscribe: {count} of {total} shown; --limit 0 shows all", file=sys.stderr)
+        print(f"roomscribe: {count} of {total} shown. --limit 0 shows all.", file=sys.stderr)
 
 
 def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
-    """Shows the newest and all that comes, through daemon restarts and replaced files.
+    """Show the newest transcripts and all new ones, across daemon restarts and replaced files.
 
     A daemon that runs says when something comes; without one the log is looked at often.
     """
@@ -290,8 +291,8 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
             except StoreError as error:
                 # between two files, or until the daemon has healed a damaged one
                 failures += 1
-                if failures == TOLD_AFTER:
-                    print(f"roomscribe: {error}; waiting", file=sys.stderr, flush=True)
+                if failures == REPORT_AFTER:
+                    print(f"roomscribe: waiting: {error}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         return 0
     finally:
@@ -302,13 +303,13 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
 
 
 def _interrupt(interrupted: threading.Event, _number: int, _frame: FrameType | None) -> None:
-    """Ends the command, noted since SQLite swallows what is raised while it calls a function."""
+    """End the command; the event is needed because SQLite drops errors raised in its callbacks."""
     interrupted.set()
     raise KeyboardInterrupt
 
 
 class _News:
-    """Waits for something new in the log."""
+    """Waits for new transcripts."""
 
     def __init__(self, settings: Settings) -> None:
         from appliance.store import runtime_folders
@@ -322,14 +323,14 @@ class _News:
         self._piped = piped
 
     def wait(self) -> bool:
-        """Waits a little, or until the daemon has something; False when nobody reads standard
-        output any more."""
+        """Wait a moment, or until the daemon sends an event; return False if standard output is
+        closed."""
         daemon, poll = self._connected(), select.poll()
         if self._piped:
             poll.register(sys.stdout.fileno(), 0)
         if daemon:
             poll.register(daemon.fileno(), select.POLLIN)
-        found = dict(poll.poll((LOOK_EVERY_S if daemon is None else TOLD_EVERY_S) * 1000))
+        found = dict(poll.poll((POLL_S if daemon is None else EVENT_POLL_S) * 1000))
         if daemon and found.pop(daemon.fileno(), 0):
             try:
                 while daemon.next(0.0):
@@ -339,13 +340,13 @@ class _News:
         return not found
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         if self._daemon:
             self._daemon.close()
         self._daemon, self._connect_s = None, time.monotonic() + CONNECT_EVERY_S
 
     def _connected(self) -> Client | None:
-        """The daemon, if one can be asked."""
+        """Return the daemon's connection, if there is one."""
         if self._daemon is None and time.monotonic() >= self._connect_s:
             try:
                 self._daemon = Client(self._places, within_s=5.0)
@@ -356,46 +357,46 @@ class _News:
 
 
 def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
-    """Deletes what is wanted, once a person or --yes says so."""
+    """Delete transcripts after asking, or with --yes."""
     from appliance.store import Store
 
     with Store.open(settings.store, beside_daemon=True) as store:
         count = store.count(wanted)
         if not options.yes and not sys.stdin.isatty():
-            options.usage_error("--delete asks on a terminal, and there is none: add --yes")
+            options.usage_error("--delete asks on a terminal, but there is none; add --yes")
         if (
             not options.yes
             and count
-            and not _agreed(f"Delete {_transcripts(count)} for good? [y/N] ")
+            and not _confirm(f"Delete {_transcripts(count)} permanently? [y/N] ")
         ):
             print("roomscribe: nothing was deleted", file=sys.stderr)
             return 1
         deleted = store.delete(wanted) if count or options.all else None
-        asides = _rid_of_asides(store, options)
+        asides = _delete_asides(store, options)
     count = deleted.count if deleted else 0
     print(f"deleted {_transcripts(count)}")
     if deleted and not deleted.gone:
         print(
-            "roomscribe: another program is reading the log, or the disk is full: the words leave "
-            "the files once that is over, within an hour at most",
+            "roomscribe: Another program is reading the log, or the disk is full. The text stays "
+            "in the file until that ends, for an hour at most.",
             file=sys.stderr,
         )
     if asides:
         print(
-            f"roomscribe: {_files(asides)} of a damaged log may still hold the words, because they "
-            "were set aside whole. Add --damaged to delete them, too",
+            f"roomscribe: {_files(asides)} of a damaged log may still contain the text. Add "
+            "--damaged to delete them, too.",
             file=sys.stderr,
         )
     return 0 if count else 1
 
 
-def _rid_of_asides(store: Store, options: argparse.Namespace) -> int:
+def _delete_asides(store: Store, options: argparse.Namespace) -> int:
     """Delete the set-aside copies of a damaged log if that is wanted; return how many are left."""
     from appliance.store import delete_set_aside_files, set_aside_files
 
     found = len(set_aside_files(store.path))
-    question = f"Also delete {_files(found)} of a damaged log, which may hold the words? [y/N] "
-    if found and (options.damaged or (not options.yes and _agreed(question))):
+    question = f"Also delete {_files(found)} of a damaged log that may contain the text? [y/N] "
+    if found and (options.damaged or (not options.yes and _confirm(question))):
         delete_set_aside_files(store.path)
         return 0
     return found
@@ -405,8 +406,8 @@ def _files(count: int) -> str:
     return f"{count} set-aside cop{'y' if count == 1 else 'ies'}"
 
 
-def _agreed(question: str) -> bool:
-    """True when the person at the terminal says yes."""
+def _confirm(question: str) -> bool:
+    """Return True if the user answers yes."""
     print(question, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().casefold() in {"y", "yes"}
 
@@ -416,10 +417,10 @@ def _transcripts(count: int) -> str:
 
 
 def write(found: Iterable[StoredTranscript], form: str, output: Path | None) -> int:
-    """Writes every field of the transcripts as `form` (csv, jsonl) and says so; how many.
+    """Write all fields of the transcripts as `form` (csv, jsonl); return how many.
 
-    To a file, for this user alone, whole or not at all, where a link leads; to a device or a pipe
-    as it is; without `output` to standard output. Raises StoreError when it cannot be written.
+    A file is written whole or not at all, readable for this user only, and links are followed. A
+    device or pipe is written directly; without `output`, standard output. Raises StoreError.
     """
     with _opened(output) as (stream, where):
         count = (_csv if form == "csv" else _json_lines)(found, stream)
@@ -440,7 +441,7 @@ def _json_lines(found: Iterable[StoredTranscript], stream: TextIO) -> int:
 
 
 def columns() -> tuple[str, ...]:
-    """Names of the fields, in their order."""
+    """Return the names of the fields, in order."""
     from dataclasses import fields
 
     from appliance.records import Transcript
@@ -449,9 +450,9 @@ def columns() -> tuple[str, ...]:
 
 
 def as_fields(stored: StoredTranscript) -> dict[str, Any]:
-    """The columns with their values: times in UTC, numbers as they are in the log.
+    """Return the columns with their values: times in UTC, numbers as in the log.
 
-    A number that JSON cannot say is None.
+    A number that JSON cannot express is None.
     """
     from dataclasses import asdict
 
@@ -469,7 +470,7 @@ def as_fields(stored: StoredTranscript) -> dict[str, Any]:
 
 
 def _cell(value: object) -> object:
-    """A value as a spreadsheet may be given it."""
+    """Return a value that is safe in a spreadsheet."""
     text = " ".join(value) if isinstance(value, list) else value
     text = text["phrase"] if isinstance(text, dict) else text
     return f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text
@@ -477,7 +478,7 @@ def _cell(value: object) -> object:
 
 @contextmanager
 def _opened(output: Path | None) -> Iterator[tuple[TextIO, object]]:
-    """Where to write, and its name for people."""
+    """Yield the stream to write to, and its name for people."""
     if output is None or _leads_to(output, 1):
         yield sys.stdout, "standard output"
         sys.stdout.flush()
@@ -490,13 +491,12 @@ def _opened(output: Path | None) -> Iterator[tuple[TextIO, object]]:
             yield stream, output if place == output else os.path.realpath(output)
     except OSError as error:
         raise StoreError(
-            f"{output}: cannot write the export: expected a file in a folder that this user may "
-            f"write and space on its disk, found: {error.strerror}; name another file"
+            f"{output} cannot be written: {error.strerror}. Choose another file."
         ) from error
 
 
 def _leads_to(file: Path, number: int) -> bool:
-    """True when a path such as /dev/stdout leads to what this process has open as `number`."""
+    """Return True if a path such as /dev/stdout is this process's file descriptor `number`."""
     with suppress(OSError):
         return os.path.samestat(file.stat(), os.fstat(number))
     return False

@@ -1,4 +1,4 @@
-"""The commands: what they are called, what they take, and how their failures end.
+"""The command line: all commands, their common options, errors and exit statuses.
 
 Exit status: 0 done, 1 nothing found, 2 wrong usage, 65 unreadable recording, 69 device trouble,
 74 store or broker trouble, or output that cannot be written, 75 trouble with a file or with memory
@@ -31,40 +31,40 @@ from appliance.lab import add_benchmark_arguments
 from appliance.system import legible, shorten
 
 CHIPS_THREAD = "NPU"
-"""Name of infer/hailo/npu's threads: one that is there at the end is inside a chip that hangs."""
+"""Name of infer/hailo/npu's threads; one that still runs at the end waits for a chip that hangs."""
 RUN_MODELS = ("onnx", "onnxruntime")
 """Libraries that the package roomscribe-ear comes without."""
 LONGEST = 4000
-"""So many letters of an error are shown."""
+"""Longest error that is printed, in letters."""
 
 DESCRIPTION = """\
-Hears a sentence in the room and publishes its text to MQTT and a local log.
-Nothing leaves the house."""
+Turns what is said in a room into text, publishes it over MQTT and keeps a local log.
+Nothing is sent to the internet."""
 
 EPILOG = """\
 examples:
-  roomscribe run                          listen as /etc/roomscribe/roomscribe.toml says
-  roomscribe transcribe --srt talk.flac   subtitles of a recording
-  roomscribe model add tiny               a real model in place of the built-in one
-  roomscribe log --since 1h --grep light  what was heard in the last hour about a light
+  roomscribe run                          listen with /etc/roomscribe/roomscribe.toml
+  roomscribe transcribe --srt talk.flac   write subtitles for a recording
+  roomscribe model add tiny               replace the built-in model by a real one
+  roomscribe log --since 1h --grep light  show what was said about a light in the last hour
 """
 
 
 GROUPS = {
-    "to begin": ("setup", "devices", "model", "doctor"),
-    "day by day": ("log", "mute", "transcribe", "web"),
-    "the broker": ("mqtt",),
+    "set up": ("setup", "devices", "model", "doctor"),
+    "every day": ("log", "mute", "transcribe", "web"),
+    "MQTT": ("mqtt",),
     "several rooms": ("fleet",),
-    "for systemd, and to try": ("run", "benchmark", "hardware-check"),
+    "for systemd and experts": ("run", "benchmark", "hardware-check"),
 }
-"""Every command, as `roomscribe` alone shows them."""
+"""All commands, as `roomscribe` without arguments shows them."""
 
 
 def main(
     arguments: Sequence[str] | None = None,
     command: Callable[[argparse.Namespace, Settings], int] | None = None,
 ) -> int:
-    """Runs one command, `command` in place of the one that is named; its exit status."""
+    """Run a command and return its exit status; `command` replaces the one in the arguments."""
     try:
         status = _obey(arguments, command)
     except SystemExit:  # argparse, behind a help text or a wrong usage
@@ -78,7 +78,7 @@ def _obey(
     arguments: Sequence[str] | None,
     command: Callable[[argparse.Namespace, Settings], int] | None,
 ) -> int:
-    """Runs one command; its exit status, behind a line for each error."""
+    """Run a command and print its errors; return the exit status."""
     try:
         options = parse(arguments)
         from appliance.daemon import journal
@@ -110,18 +110,18 @@ def _obey(
 
 
 def _unwritten() -> int | None:
-    """The exit status when standard output takes no more, told once; None when it takes all.
+    """Flush standard output; return the exit status if that fails, else None.
 
-    Nobody who reads any more is no error.
+    A closed pipe is no error.
     """
     try:
         sys.stdout.flush()
     except OSError as error:
-        # Python flushes what is left once more when it ends
+        # Python flushes the rest once more when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0
-        _complain(f"standard output: cannot be written: {error.strerror}; some of it is missing")
+        _complain(f"standard output cannot be written: {error.strerror}. The output is incomplete.")
         return StoreError.exit_status
     return None
 
@@ -131,20 +131,20 @@ def _complain(message: object) -> None:
 
 
 class _Lossy(io.FileIO):
-    """Standard error: what cannot be written is lost, and ends no command."""
+    """Standard error; output that cannot be written is lost and ends no command."""
 
     def write(self, data: Any) -> int:
-        """How much was taken: all of it."""
+        """Write and return the number of bytes, as if all were written."""
         with contextlib.suppress(OSError):
             super().write(data)
         return memoryview(data).nbytes
 
 
 def run_process() -> int:
-    """The same as `main`, as a process of its own: all three standard streams are there.
+    """Run `main` as a process, with all three standard streams open.
 
-    A closed one is /dev/null: else the next file that is opened would take its number, and what is
-    written to the stream. What the terminal's encoding does not have is escaped.
+    A closed stream becomes /dev/null; otherwise the next file that is opened would get its number
+    and the stream's output. Letters that the terminal's encoding lacks are escaped.
     """
     for number in range(3):
         try:
@@ -172,7 +172,7 @@ def _renewed(stream: TextIO | None, file: io.FileIO) -> io.TextIOWrapper:
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
-    """What cannot be encoded, as `legible` and Python write it; for codecs.register_error."""
+    """Return letters that cannot be encoded as escapes; for codecs.register_error."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = legible(error.object[error.start : error.end])
@@ -180,18 +180,18 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    """The configuration; what is right in it where the command is to say itself what is wrong."""
+    """Return the configuration. For a lenient command, wrong sections have their defaults."""
     reading = config.read(options.config)
     return reading.settings if getattr(options, "lenient", False) else reading.sure()
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names what is nearest to what nobody knows, below the usage of the command meant."""
+    """Suggests the nearest known word, below the usage of the right command."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As argparse's, but the command itself refuses what it does not know."""
+        """Parse as argparse does, but let the subcommand refuse unknown arguments."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             first = unknown[0].partition("=")[0]
@@ -200,7 +200,7 @@ class _Parser(argparse.ArgumentParser):
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Usage, the mistake, and the nearest right word; status 2."""
+        """Print the usage, the mistake and the nearest known word; end with status 2."""
         if found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             message += _nearest(found[1], re.findall(r"[^\s,']+", found[2]))
         super().error(message)
@@ -212,9 +212,9 @@ def _nearest(word: str, known: Sequence[str]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of one command; those of all commands may stand before its name, too.
+    """Return a command's options; common options may also stand before its name.
 
-    Raises SystemExit behind a help text or a wrong usage, and for no command at all.
+    Raises SystemExit after a help text, after a wrong usage, and without a command.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     top = parser()
@@ -228,37 +228,37 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _overview(top: argparse.ArgumentParser) -> str:
-    """The commands by group, each with its line of help."""
+    """Return the commands by group, each with its help."""
     (names,) = (one for one in top._actions if isinstance(one, argparse._SubParsersAction))
     helps = {one.dest: one.help or "" for one in names._choices_actions}
     lines = ["usage: roomscribe COMMAND ...", "", DESCRIPTION, ""]
     for title, commands in GROUPS.items():
         lines += [f"{title}:", *(f"  {name:15} {helps[name]}" for name in commands), ""]
-    return "\n".join([*lines, "`roomscribe COMMAND --help` says more of each."])
+    return "\n".join([*lines, "For details, run `roomscribe COMMAND --help`."])
 
 
 def _common(suffix: str = "") -> argparse.ArgumentParser:
-    """What every command takes."""
+    """Return a parser with the options of every command."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--config",
         dest=f"config{suffix}",
         type=Path,
         metavar="FILE",
-        help=f"configuration in TOML (default: {config.DEFAULT_PATH} if it is there)",
+        help=f"configuration file (default: {config.DEFAULT_PATH}, if it exists)",
     )
     loudness = common.add_mutually_exclusive_group()
     loudness.add_argument(
-        "-q", "--quiet", dest=f"quiet{suffix}", action="store_true", help="say errors alone"
+        "-q", "--quiet", dest=f"quiet{suffix}", action="store_true", help="print errors only"
     )
     loudness.add_argument(
-        "-v", "--verbose", dest=f"verbose{suffix}", action="store_true", help="say what is done"
+        "-v", "--verbose", dest=f"verbose{suffix}", action="store_true", help="print details"
     )
     return common
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     top = _Parser(
         prog="roomscribe",
         description=DESCRIPTION,
@@ -292,10 +292,10 @@ def parser() -> argparse.ArgumentParser:
 def _add_benchmark(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub = add(
         "benchmark",
-        help="measure the decoder beside its rivals on this machine",
-        description="Measures this machine: encoder and decoder as the daemon runs them beside the "
-        "other ways to run Whisper, side by side, with medians. Rivals that are not installed are "
-        "left out by name (pip install roomscribe[benchmark]).",
+        help="compare this machine's speed with other Whisper engines",
+        description="Measures encoder and decoder on this machine as the daemon runs them, and "
+        "other Whisper engines for comparison; prints medians. Engines that are not installed are "
+        "listed as skipped (pip install roomscribe[benchmark]).",
     )
     add_benchmark_arguments(sub)
     sub.set_defaults(command=_benchmark)
@@ -310,17 +310,17 @@ def _benchmark(options: argparse.Namespace, settings: Settings) -> int:
 def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub = add(
         "doctor",
-        help="check everything the appliance needs, with the fix for what is wrong",
-        description="Looks at the machine, the configuration, the microphone, the model, the NPU, "
-        "the broker and the store, beside a running daemon. The exit status is the number of "
-        "checks that failed (63 at most).",
+        help="check everything, with a fix for every problem",
+        description="Checks machine, configuration, microphone, model, NPU, broker, log and page. "
+        "You can run it while the daemon runs. The exit status is the number of failed checks (63 "
+        "at most).",
     )
     sub.add_argument("--json", action="store_true", help="one JSON object, for programs")
     sub.add_argument(
         "--recordings",
         type=Path,
         metavar="FOLDER",
-        help="where there is an NPU, compare it with the CPU on the sound files of this folder",
+        help="if there is an NPU: compare it with the CPU on the sound files in this folder",
     )
     sub.set_defaults(command=_doctor, lenient=True)
 

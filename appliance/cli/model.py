@@ -1,7 +1,7 @@
-"""`roomscribe model`: fetches, builds, lists, verifies and chooses models, and exports them.
+"""`roomscribe model`: download, build, list, verify, choose and export models.
 
-Heavy rooms are imported by the command that needs them. Over 500 lines because each of the ten
-commands has its options, its work and its words here.
+Each command imports the heavy packages that it needs. Over 500 lines because all ten commands are
+here with their options, work and texts.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ examples:
 """
 
 Add = Callable[..., argparse.ArgumentParser]
-ASKED_BYTES = 100
-"""A name is no longer."""
+NAME_BYTES = 100
+"""Longest name of a model that `serve` reads."""
 AGAIN_S = 0.05
 """Longer than any object takes to be finalised."""
 
@@ -49,11 +49,11 @@ AGAIN_S = 0.05
 def add_model(
     names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
 ) -> None:
-    """Adds `model` and the commands below it."""
+    """Add `roomscribe model` and its subcommands to the command line."""
     top = names.add_parser(
         "model",
-        help="fetch, build, list, verify and choose models",
-        description="Makes Whisper checkpoints into models that the appliance runs.",
+        help="add, list, verify and choose models",
+        description="Builds models for this appliance from Whisper checkpoints, and manages them.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -63,18 +63,18 @@ def add_model(
     _add_fetch(new)
     _add_reading(new)
     for name, command, help_text in (
-        ("remove", remove, "delete an installed model, or an unfinished download"),
-        ("use", use, "choose the model that the appliance runs"),
+        ("remove", remove, "delete a model or an unfinished download"),
+        ("use", use, "choose the model to run"),
     ):
         sub = new(name, help=help_text)
         sub.add_argument("name", metavar="NAME")
         sub.set_defaults(command=command)
     sub = new(
         "serve",
-        help="add the model that is asked for",
-        description="Adds the model whose name is the first line of standard input, one of those "
-        "that setup offers, and says on standard output in JSON lines how far it is; the end of "
-        "standard input ends it. This is what systemd runs when the page asks for a model.",
+        help="add a model for the page (run by systemd)",
+        description="Reads the name of a model, one of those that setup offers, from the first "
+        "line of standard input, adds it and reports progress in JSON lines on standard output. "
+        "Stops when standard input ends. systemd runs this when you add a model on the page.",
     )
     sub.set_defaults(command=serve)
     _add_export(new)
@@ -86,92 +86,94 @@ def add_model(
 def _add_add(new: Add) -> None:
     sub = new(
         "add",
-        help="fetch a checkpoint, build a model of it and verify it",
-        description="Fetches a Whisper checkpoint (or takes a folder), writes its graphs, verifies "
-        "them by decoding and installs the model, whole or not at all. It is in use from then on "
-        "if nobody has chosen a model before. Interrupted, it goes on where it was.",
+        help="download a checkpoint and build a model from it",
+        description="Downloads a Whisper checkpoint (or reads a folder), builds a model from it, "
+        "verifies it with a test decode and installs it completely or not at all. It is used from "
+        "then on unless you have already chosen another model. If it is interrupted, run the same "
+        "command again: the download continues.",
     )
     sub.add_argument(
         "source",
         metavar="NAME|HUB_ID|FOLDER",
-        help="tiny, tiny.en, base, base.en, small, small.en; a repository such as "
-        "openai/whisper-tiny; or a folder with a checkpoint (./tiny for one named like a model)",
+        help="tiny, tiny.en, base, base.en, small, small.en; a repository on the hub such as "
+        "openai/whisper-tiny; or a folder with a checkpoint (write ./tiny for a folder named tiny)",
     )
-    sub.add_argument("--name", help="what the model is to be called (default: from its source)")
+    sub.add_argument("--name", help="name of the model (default: from its source)")
     sub.add_argument(
         "--window",
         type=float,
         metavar="SECONDS",
-        help="length of a window, up to 30 (default 10; 5 for base, as Hailo publishes it)",
+        help="length of a window, up to 30 (default: 10; base: 5, as in Hailo's version)",
     )
     sub.add_argument(
         "--quantize",
         choices=("int8", "none"),
         default="int8",
-        help="int8 (default): a quarter of the size and faster; none: 32-bit floating point",
+        help="int8 (default): a quarter of the size, and faster; none: 32-bit floating point",
     )
     sub.add_argument(
         "--hef",
         default="auto",
         metavar="auto|none|CHIP|FILE",
-        help="the encoder for a Hailo: auto (default) fetches Hailo's own if a chip is in this "
-        "machine; hailo8, hailo8l or hailo10h fetches that chip's; FILE takes one of yours",
+        help="encoder for a Hailo: auto (default) downloads Hailo's encoder if this machine has a "
+        "chip; hailo8, hailo8l or hailo10h downloads the one for that chip; FILE uses your own",
     )
     sub.add_argument(
         "--npu-decoder",
         action="store_true",
-        help="with --hef CHIP: fetch Hailo's decoder as well, for [decoder] backend = hailo; "
-        "for comparison only, it is about ten times slower than the CPU's",
+        help="with --hef CHIP: also download Hailo's decoder, for [decoder] backend = hailo; only "
+        "for comparisons: it is about ten times slower than the CPU",
     )
     sub.add_argument(
         "--decoder-hef",
         type=Path,
         metavar="FILE",
-        help="with --hef: a decoder that you compiled (`model export`), for the same",
+        help="with --hef: a decoder that you compiled yourself (`model export`)",
     )
-    sub.add_argument("--revision", default="main", help="branch, tag or commit (default main)")
+    sub.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
     sub.add_argument(
-        "--language", default="", help="language of the prompt, code or English name (default: "
-        "the one that the checkpoint names, else en)",
+        "--language", default="", help="language of the speech, as a code or an English name "
+        "(default: the checkpoint's, else en)",
     )  # fmt: skip
-    sub.add_argument("--no-use", action="store_true", help="install it, but do not choose it")
+    sub.add_argument("--no-use", action="store_true", help="do not choose it")
     sub.set_defaults(command=add)
 
 
 def _add_fetch(new: Add) -> None:
     sub = new(
         "fetch",
-        help="only fetch a checkpoint, for export, pack or add",
-        description="Fetches a checkpoint into a folder, verified; interrupted, it goes on.",
+        help="only download a checkpoint, for export, pack or add",
+        description="Downloads a checkpoint into a folder and verifies it. If it is interrupted, "
+        "run the same command again: the download continues.",
     )
     sub.add_argument("source", metavar="NAME|HUB_ID")
     sub.add_argument("folder", type=Path, metavar="FOLDER")
-    sub.add_argument("--revision", default="main", help="branch, tag or commit (default main)")
+    sub.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
     sub.set_defaults(command=fetch)
 
 
 def _add_reading(new: Add) -> None:
     sub = new("list", help="list the installed models")
-    sub.add_argument("--json", action="store_true", help="one JSON object a model")
+    sub.add_argument("--json", action="store_true", help="one JSON object per model")
     sub.set_defaults(command=list_models)
-    sub = new("info", help="everything about one model")
+    sub = new("info", help="show all properties of a model")
     sub.add_argument("name", metavar="NAME|FOLDER", nargs="?", help="default: the one in use")
     sub.add_argument("--json", action="store_true")
     sub.set_defaults(command=info)
     sub = new(
         "verify",
-        help="check models: every file's checksum, and a decode",
+        help="check models: the checksum of every file, and a test decode",
     )
-    sub.add_argument("names", metavar="NAME|FOLDER", nargs="*", help="default: all of them")
+    sub.add_argument("names", metavar="NAME|FOLDER", nargs="*", help="default: all models")
     sub.set_defaults(command=verify)
 
 
 def _add_export(new: Add) -> None:
     sub = new(
         "export",
-        help="write what Hailo's compiler needs to make a HEF",
-        description="Writes the graphs in the form that Hailo's Dataflow Compiler takes, "
-        "calibration sets made from recordings, and the command lines to run on an x86 machine.",
+        help="write the input of Hailo's compiler",
+        description="Writes the graphs for Hailo's Dataflow Compiler, calibration sets from "
+        "recordings, and the commands to run on an x86 machine.",
     )
     sub.add_argument("folder", type=Path, metavar="FOLDER", help="a checkpoint's folder")
     sub.add_argument("--for", dest="target", choices=("hailo",), required=True)
@@ -182,22 +184,22 @@ def _add_export(new: Add) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="sound files for the calibration sets; folders are searched",
+        help="sound files for the calibration sets, or folders with some",
     )
-    sub.add_argument("--language", default="", help="spoken in them; as for add")
+    sub.add_argument("--language", default="", help="language of the recordings; as for add")
     sub.add_argument(
         "--opset",
         type=int,
         choices=range(13, 18),
         default=13,
         metavar="13...17",
-        help="ONNX operator set (default 13)",
+        help="ONNX operator set (default: 13)",
     )
     sub.add_argument(
         "--length",
         type=int,
         metavar="TOKENS",
-        help="of the decoder's fixed sequence (default 32; 24 for base)",
+        help="length of the decoder's sequence (default: 32; base: 24)",
     )
     sub.set_defaults(command=export)
 
@@ -267,14 +269,14 @@ def ending_on_signals() -> Iterator[None]:
 
 
 def _end(number: int, _: object) -> None:
-    """Ends the command; a second signal does not disturb it while it clears up."""
+    """End the command; a second signal does not interrupt the clean-up."""
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 
 def _end_again(lost: sys.UnraisableHookArgs) -> None:
-    """Ends the command a moment later where Python has passed over its end: a signal that arrives
-    while an object is finalised raises for nobody."""
+    """End the command a moment later if the signal came while an object was finalised: Python
+    ignores what is raised then."""
     if not isinstance(lost.exc_value, SystemExit):
         sys.__unraisablehook__(lost)
         return
@@ -284,11 +286,11 @@ def _end_again(lost: sys.UnraisableHookArgs) -> None:
 
 
 def add(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe model add`"""
+    """Run `roomscribe model add`."""
     from appliance.convert import AUTO, AddRequest
     from appliance.infer import find_chip
 
-    order = AddRequest(
+    request = AddRequest(
         source=options.source,
         revision=options.revision,
         name=options.name or "",
@@ -300,8 +302,8 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
         npu_decoder=options.npu_decoder,
         decoder_hef=options.decoder_hef,
     )
-    _make(order, _say)
-    _put_to_use(order.bundle_name, options, settings)
+    _build(request, _say)
+    _choose_new(request.bundle_name, options, settings)
     return 0
 
 
@@ -311,59 +313,60 @@ def add_source(source: str) -> None:
     from appliance.infer import find_chip
 
     with changing_models():
-        _make(AddRequest(source, hef=AUTO, chip_present=find_chip()), _say)
+        _build(AddRequest(source, hef=AUTO, chip_present=find_chip()), _say)
 
 
-def _make(
-    order: AddRequest, say: Callable[[str], object], progress: ProgressDisplay | None = None
+def _build(
+    request: AddRequest, say: Callable[[str], object], progress: ProgressDisplay | None = None
 ) -> None:
-    """Fetches, builds, verifies and installs what is asked for. Raises RoomscribeError."""
+    """Download, build, verify and install a model. Raises RoomscribeError."""
     from appliance.convert import make_bundle
     from appliance.model import install, work_on
 
     begun = time.monotonic()
-    with work_on(order.bundle_name) as place:
+    with work_on(request.bundle_name) as staging:
         try:
-            for remark in make_bundle(order, place, progress=progress):
+            for remark in make_bundle(request, staging, progress=progress):
                 say(remark)
-            say("verifying it by a decode")
-            load_s = _prove(place.draft)
-            size = folder_bytes(place.draft)
-            install(place)
+            say("verifying it with a test decode")
+            load_s = _verify(staging.draft)
+            size = folder_bytes(staging.draft)
+            install(staging)
         except BaseException:
-            _say_kept(place, say)
+            _report_kept(staging, say)
             raise
     say(
-        f"{order.bundle_name}: {size / 1e6:.1f} MB in {place.bundle}, ready after "
+        f"{request.bundle_name}: installed {size / 1e6:.1f} MB in {staging.bundle} after "
         f"{time.monotonic() - begun:.1f} s (peak memory {_peak_mb():.0f} MB), "
-        f"verified by a decode; loads in {load_s:.2f} s"
+        f"verified with a test decode; loads in {load_s:.2f} s"
     )
 
 
 def serve(_options: argparse.Namespace, _settings: Settings) -> int:
-    """`roomscribe model serve`; 1 when the model could not be added."""
+    """Run `roomscribe model serve`; return 1 if the model could not be added."""
     from appliance.convert import AUTO, AddRequest
     from appliance.infer import find_chip
     from appliance.model import library
 
     connection = _connection()
-    asked = sys.stdin.buffer.readline(ASKED_BYTES).decode(errors="replace").strip()
+    name = sys.stdin.buffer.readline(NAME_BYTES).decode(errors="replace").strip()
     _end_with(connection)
-    told = _Told()
+    progress = _JsonProgress()
     try:
-        if asked not in library.PUBLISHED:
+        if name not in library.PUBLISHED:
             known = ", ".join(library.PUBLISHED)
-            raise ConfigError(f"model: expected one of {known}, found {shorten(asked)}")
-        _make(AddRequest(asked, hef=AUTO, chip_present=find_chip()), told.note, told)
+            raise ConfigError(f"model: expected one of {known}, found {shorten(name)}")
+        request = AddRequest(name, hef=AUTO, chip_present=find_chip())
+        _build(request, progress.note, progress)
     except RoomscribeError as error:
-        told.say(error=str(error))
+        progress.write(error=str(error))
         return 1
-    told.say(added=asked)
+    progress.write(added=name)
     return 0
 
 
 def _connection() -> socket.socket:
-    """Standard input, a connection where systemd starts the command. Raises ConfigError."""
+    """Return standard input as the connection that systemd opened. Raises ConfigError."""
     number = -1
     try:
         number = os.dup(0)
@@ -372,15 +375,15 @@ def _connection() -> socket.socket:
         if number >= 0:
             os.close(number)
         raise ConfigError(
-            "standard input: expected a connection of systemd's roomscribe-models.socket, found "
-            "none; `roomscribe model add NAME` adds a model"
+            "standard input is no connection of systemd's roomscribe-models.socket. To add a "
+            "model, run `roomscribe model add NAME`."
         ) from None
 
 
 def _end_with(reader: socket.socket) -> None:
-    """Has the end of the connection end the command as Ctrl-C does."""
+    """Have the end of the connection end the command as Ctrl-C does."""
 
-    def look(*_: object) -> None:
+    def check(*_: object) -> None:
         try:
             left = reader.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -390,58 +393,59 @@ def _end_with(reader: socket.socket) -> None:
         if not left:
             _end(signal.SIGTERM, None)
 
-    signal.signal(signal.SIGIO, look)
+    signal.signal(signal.SIGIO, check)
     fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
-    look()
+    check()
 
 
-class _Told:
-    """How far it is, a JSON line for each hundredth of what is done now; a ProgressDisplay, too."""
+class _JsonProgress:
+    """A ProgressDisplay that writes a JSON line for each percent of the current step."""
 
     def __init__(self) -> None:
         self._doing, self._done, self._total, self._share = "", 0, 0, -1
 
-    def say(self, **line: object) -> None:
-        """A line. Who reads it may have gone."""
+    def write(self, **line: object) -> None:
+        """Write a line; the reader may have gone."""
         with suppress(OSError):
             print(json.dumps(line), flush=True)
 
     def begin(self, name: str, done: int, total: int | None) -> None:
-        """Something is done, such as a download, and so much of it."""
+        """Begin a step, such as a download, of which `done` is done already."""
         self._doing, self._done, self._total, self._share = name, done, total or 0, -1
         self.advance(0)
 
     def advance(self, count: int) -> None:
-        """So much more of it."""
+        """Add `count` to what is done."""
         self._done += count
         share = 100 * self._done // self._total if self._total else 0
         if share != self._share:
             self._share = share
-            self.say(doing=self._doing, done=self._done, total=self._total)
+            self.write(doing=self._doing, done=self._done, total=self._total)
 
     def end(self) -> None:
-        """It is done."""
+        """End the step."""
 
     def note(self, line: str) -> None:
-        """Something else is done now, of which nobody knows how far it is."""
-        self.say(doing=line, done=0, total=0)
+        """Begin a step of unknown length."""
+        self.write(doing=line, done=0, total=0)
 
 
-def _say_kept(place: library.StagingFolder, say: Callable[[str], object]) -> None:
-    """Says what of a download outlives the end of the command. The terminal may be gone."""
+def _report_kept(staging: library.StagingFolder, say: Callable[[str], object]) -> None:
+    """Report the part of a download that is kept. The terminal may be gone."""
     from appliance.model import library
 
-    if size := library.begun(place):
+    if size := library.begun(staging):
         with suppress(OSError):
             say(
-                f"{place.name}: {size / 1e6:.1f} MB of its download are kept: the same command "
-                f"goes on with them, `roomscribe model remove {place.name}` deletes them"
+                f"{staging.name}: {size / 1e6:.1f} MB were downloaded and are kept. Run the same "
+                f"command again to continue, or `roomscribe model remove {staging.name}` to delete "
+                "them."
             )
 
 
 def fetch(options: argparse.Namespace, _settings: Settings) -> int:
-    """`roomscribe model fetch`"""
+    """Run `roomscribe model fetch`."""
     from appliance.convert import fetch_checkpoint
 
     try:
@@ -449,22 +453,21 @@ def fetch(options: argparse.Namespace, _settings: Settings) -> int:
         options.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"model fetch: expected a folder that this user may make and write, found "
-            f"{options.folder}: {error.strerror}; name another"
+            f"{options.folder} cannot be created: {error.strerror}. Choose another folder."
         ) from error
     try:
         origin = fetch_checkpoint(options.source, options.revision, options.folder)
     except RoomscribeError:
         if not there:
-            with suppress(OSError):  # what has begun is kept
+            with suppress(OSError):  # it is not empty: a partial download is kept
                 options.folder.rmdir()
         raise
-    _say(f"{options.folder}: {origin.repository} at {origin.revision}, every file verified")
+    _say(f"{options.folder}: {origin.repository} at {origin.revision}, all files verified")
     return 0
 
 
 def list_models(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe model list`; the status of the last damaged one, after showing all."""
+    """Run `roomscribe model list`; return the status of the last damaged model."""
     from appliance.model import installed_bundles, library, load_bundle
 
     status = 0
@@ -492,14 +495,14 @@ def list_models(options: argparse.Namespace, settings: Settings) -> int:
             what = (
                 f"being added or removed by process {begun.process}"
                 if begun.process
-                else "unfinished download: `model add` goes on with it, `model remove` deletes it"
+                else "unfinished download: `model add` continues it, `model remove` deletes it"
             )
             print(f"  {name:16} {begun.size / 1e6:7.1f} MB  {what}")
     return status
 
 
 def info(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe model info`"""
+    """Run `roomscribe model info`."""
     from appliance.model import load_bundle
 
     facts = _facts(load_bundle(options.name or model_in_use(settings)))
@@ -512,7 +515,7 @@ def info(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def verify(options: argparse.Namespace, _settings: Settings) -> int:
-    """`roomscribe model verify`; the status of the last failing one, after checking all."""
+    """Run `roomscribe model verify`; return the status of the last model that failed."""
     from appliance.model import installed_bundles
 
     status = 0
@@ -520,8 +523,8 @@ def verify(options: argparse.Namespace, _settings: Settings) -> int:
         str(folder) for folder in installed_bundles().values()
     ]:
         try:
-            load_s = _prove(name)
-            print(f"{name}: every file is as it was built, and it decodes; loads in {load_s:.2f} s")
+            load_s = _verify(name)
+            print(f"{name}: all files are intact and it decodes; loads in {load_s:.2f} s")
         except RoomscribeError as error:
             print(f"roomscribe: {error}", file=sys.stderr)
             status = error.exit_status
@@ -529,23 +532,23 @@ def verify(options: argparse.Namespace, _settings: Settings) -> int:
 
 
 def remove(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe model remove`"""
+    """Run `roomscribe model remove`."""
     from appliance.model import BUILT_IN, library
 
     if options.name == BUILT_IN or not library.NAME.fullmatch(options.name):
-        found = "the built-in one" if options.name == BUILT_IN else repr(options.name)
+        which = "the built-in model" if options.name == BUILT_IN else repr(options.name)
         raise ConfigError(
-            "model remove: expected the name of an installed model "
-            f"({', '.join(library.installed()) or 'there is none'}), found {found}"
+            f"model remove: {which} cannot be removed. You can remove: "
+            f"{', '.join(library.installed()) or '(no model is installed)'}"
         )
     if options.name == model_in_use(settings):
         if library.drop_download(options.name):
-            _say(f"{options.name}: its unfinished download is deleted; the model stays in use")
+            _say(f"{options.name}: deleted the unfinished download; the model stays in use")
             return 0
         raise ConfigError(
-            f"model {options.name!r} is in use: choose another first, "
+            f"model {options.name!r} is in use; first choose another one: "
             + (
-                "in the configuration: [model] bundle"
+                "[model] bundle in the configuration"
                 if settings.model.bundle
                 else f"roomscribe model use {BUILT_IN}"
             )
@@ -555,28 +558,28 @@ def remove(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def use(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe model use`"""
+    """Run `roomscribe model use`."""
     from appliance.model import library, load_bundle
 
     if options.name:
         load_bundle(options.name)
     if "/" in options.name or not options.name:
         raise ConfigError(
-            f"model use: expected the name of an installed model, found {options.name!r}; "
-            "a folder is named in the configuration: [model] bundle"
+            f"model use: {options.name!r} is not the name of an installed model. To use a folder, "
+            "set [model] bundle in the configuration."
         )
     if settings.model.bundle not in ("", options.name):
         raise ConfigError(
-            f"[model] bundle: the configuration names {settings.model.bundle!r}, which goes before "
-            f"any choice; change it to {options.name!r} there, or remove that line"
+            f"the configuration sets [model] bundle = {settings.model.bundle!r}, which overrides "
+            f"`model use`; change it to {options.name!r}, or remove that line"
         )
     library.choose(options.name)
-    _say(f"{options.name} is in use from the daemon's next start: systemctl restart roomscribe")
+    _say(f"{options.name} is chosen. {RESTART}")
     return 0
 
 
 def export(options: argparse.Namespace, _settings: Settings) -> int:
-    """`roomscribe model export`"""
+    """Run `roomscribe model export`."""
     from appliance.convert import CONFIG_FILE, read_config, require_checkpoint, window_of
     from appliance.lab import export_for_hailo, recorded_mels
 
@@ -597,7 +600,7 @@ def export(options: argparse.Namespace, _settings: Settings) -> int:
 
 
 def pack(options: argparse.Namespace, _settings: Settings) -> int:
-    """`roomscribe model pack`"""
+    """Run `roomscribe model pack`."""
     from appliance.convert import load_checkpoint
     from appliance.lab import check_pack, write_pack
 
@@ -612,7 +615,8 @@ def pack(options: argparse.Namespace, _settings: Settings) -> int:
 
 
 ELSEWHERE = (fetch, export, pack)
-"""Commands that write into folders which the user names, and not into the models folder."""
+"""Commands that write into a folder of the user, not into the models folder."""
+RESTART = "The daemon uses it after `sudo systemctl restart roomscribe`."
 
 
 def model_in_use(settings: Settings) -> str:
@@ -622,22 +626,21 @@ def model_in_use(settings: Settings) -> str:
     return settings.model.bundle or chosen_model() or BUILT_IN
 
 
-def _put_to_use(name: str, options: argparse.Namespace, settings: Settings) -> None:
-    """Chooses the new model where nobody has chosen one, or says how to."""
+def _choose_new(name: str, options: argparse.Namespace, settings: Settings) -> None:
+    """Choose the new model if the user has not chosen one, or say how to."""
     from appliance.model import BUILT_IN, choose, chosen_model
 
     if model_in_use(settings) == name:
-        _say("it is in use; the daemon runs it from its next start: systemctl restart roomscribe")
+        _say(f"It is in use. {RESTART}")
     elif options.no_use or settings.model.bundle or chosen_model():
-        _say(f"{model_in_use(settings)} stays in use; to change: roomscribe model use {name}")
+        _say(f"{model_in_use(settings)} stays in use. To change: `roomscribe model use {name}`")
     else:
         choose(name)
-        _say(f"in use in place of {BUILT_IN} from the daemon's next start: "
-             "systemctl restart roomscribe")  # fmt: skip
+        _say(f"It is chosen instead of {BUILT_IN}. {RESTART}")
 
 
-def _prove(name: str | Path) -> float:
-    """Verifies a bundle's files, loads it and decodes with it; seconds that loading took.
+def _verify(name: str | Path) -> float:
+    """Verify a bundle's files, load it and decode with it; return the seconds to load it.
 
     Raises ModelError.
     """
@@ -666,7 +669,7 @@ def _open(name: str) -> Transcriber:
 
 
 def _facts(bundle: Bundle) -> dict[str, Any]:
-    """What a model is, for people and programs."""
+    """Return a model's properties."""
     languages = bundle.languages
     return {
         "name": bundle.name,
@@ -695,7 +698,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def _peak_mb() -> float:
-    """Largest resident size of this process so far, MB."""
+    """Return the largest resident size of this process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 

@@ -27,7 +27,7 @@ SETTLE_S = 1.0
 def add_mqtt(
     names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
 ) -> None:
-    """`roomscribe mqtt watch` and `roomscribe mqtt forget`"""
+    """Add `roomscribe mqtt watch` and `roomscribe mqtt forget` to the command line."""
     mqtt = names.add_parser("mqtt", help="watch MQTT messages, clear retained ones")
     words = mqtt.add_subparsers(metavar="WHAT", required=True)
     add = functools.partial(words.add_parser, parents=[common])

@@ -25,7 +25,7 @@ MUTED_WITHIN_S = 3.0
 
 
 def add_run(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """`roomscribe run`"""
+    """Add `roomscribe run` to the command line."""
     sub = add(
         "run",
         help="listen, transcribe and publish until stopped",
@@ -42,7 +42,7 @@ def add_run(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def add_mute(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """`roomscribe mute`"""
+    """Add `roomscribe mute` to the command line."""
     sub = add(
         "mute",
         help="close the microphone, or open it again",
@@ -55,7 +55,7 @@ def add_mute(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def add_devices(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """`roomscribe devices`"""
+    """Add `roomscribe devices` to the command line."""
     sub = add(
         "devices",
         help="list the microphones",

@@ -28,7 +28,7 @@ def percent(share: float) -> str:
     return f"{math.floor(round(share, 3) * 100 + 0.5)}%"
 
 
-class Progress:
+class ProgressLine:
     """One line on standard error that is overwritten, if that is a terminal."""
 
     def __init__(self, name: str, *, quiet: bool) -> None:

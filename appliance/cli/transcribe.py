@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from appliance.cli.terminal import Progress
+from appliance.cli.terminal import ProgressLine
 from appliance.config import Settings
 from appliance.errors import RoomscribeError, StoreError
 from appliance.system import legible, shorten, writing
@@ -27,7 +27,7 @@ LINE, LINES = 42, 2
 
 
 def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """`roomscribe transcribe`"""
+    """Add `roomscribe transcribe` to the command line."""
     sub = add(
         "transcribe",
         help="transcribe sound files",
@@ -155,9 +155,9 @@ def _output_file(file: str, options: argparse.Namespace) -> Path:
 
 
 @contextmanager
-def _progress(file: str, options: argparse.Namespace) -> Iterator[Progress]:
+def _progress(file: str, options: argparse.Namespace) -> Iterator[ProgressLine]:
     """Show the progress of a long file on standard error."""
-    progress = Progress(shorten(file), quiet=options.quiet)
+    progress = ProgressLine(shorten(file), quiet=options.quiet)
     try:
         yield progress
     finally:
@@ -165,7 +165,7 @@ def _progress(file: str, options: argparse.Namespace) -> Iterator[Progress]:
 
 
 def _transcribed(
-    file: str, transcriber: AnyTranscriber, settings: Settings, progress: Progress
+    file: str, transcriber: AnyTranscriber, settings: Settings, progress: ProgressLine
 ) -> Iterator[tuple[Window | Discarded, Transcription | None, str | None]]:
     """Yield each window of a file, its transcription and, if it is discarded, the reason."""
     from appliance.capture import Recording, Segmenter, VoiceDetector

@@ -33,7 +33,7 @@ BUILDING = {
 README = {
     "systemctl status roomscribe": 'Status: "listening',
     "sudo roomscribe log --since 2h --grep light": "light",
-    "sudo roomscribe model add tiny": "in use in place of home-en",
+    "sudo roomscribe model add tiny": "chosen instead of home-en",
     "sudo roomscribe doctor": "microphone",
     SUBSCRIBER: "",
 }

@@ -59,8 +59,8 @@ if not child:
     os.execvp("roomscribe", ["roomscribe", "setup", "--page"])
 shown, seen, head, answers, words, before = "", 0, None, 0, [], None
 ANSWERS = [
-    ("called? [", "Kitchen"), ("Enter when you have seen", ""), ("or none [", ""),
-    ("Which one? [home-en]", ""), ("Write it? [yes]", ""),
+    ("called? [", "Kitchen"), ("Enter to continue", ""), ("or none [", ""),
+    ("Which model? [home-en]", ""), ("Write it? [yes]", ""),
 ]
 until = time.monotonic() + 100
 begun = time.monotonic()
@@ -73,7 +73,7 @@ while time.monotonic() < until and not words:
             break
     if ANSWERS and ANSWERS[0][0] in shown[seen:]:
         seen = len(shown)
-        if "seen" in ANSWERS[0][0]:
+        if "continue" in ANSWERS[0][0]:
             time.sleep(3)  # a person looks at the meter
         os.write(terminal, (ANSWERS.pop(0)[1] + "\\n").encode())
         answers += 1

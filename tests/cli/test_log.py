@@ -131,7 +131,7 @@ def test_the_newest_are_shown_and_with_limit_0_all(
 
 def test_it_says_how_many_there_are_where_not_all_are_shown(house: House, store: Store) -> None:
     found = roomscribe("log", "--config", house.config, "--limit", "2", "--grep", "light")
-    assert errors(found) == ["roomscribe: 2 of 3 shown; --limit 0 shows all"]
+    assert errors(found) == ["roomscribe: 2 of 3 shown. --limit 0 shows all."]
     for more in ("--json", "-q", "--limit=0", "--limit=9", "--limit=5"):
         assert roomscribe("log", "--config", house.config, "--limit=2", more).stderr == "", more
 
@@ -194,7 +194,7 @@ def test_an_export_that_fails_leaves_the_old_file(
 ) -> None:
     file = tmp_path / "out" / "export.csv"
     assert house.log("--export", "csv", "--output", file) == 74
-    assert f"roomscribe: {file}: cannot write the export" in capsys.readouterr().err
+    assert f"roomscribe: {file} cannot be written" in capsys.readouterr().err
     file.parent.mkdir()
     file.write_text("the old one", encoding="utf-8")
 
@@ -280,7 +280,7 @@ def test_what_is_deleted_is_gone_beside_the_running_daemon(
     aside.touch()
     assert house.log("--delete", "--yes", "--grep", "goes") == 0
     assert aside.exists()
-    assert "1 set-aside copy of a damaged log may still hold the words" in capsys.readouterr().err
+    assert "1 set-aside copy of a damaged log may still contain the text" in capsys.readouterr().err
     store.append(transcript("and goes"))
     assert house.log("--delete", "--yes", "--damaged", "--grep", "goes") == 0
     assert not aside.exists()
@@ -301,7 +301,7 @@ def test_a_person_is_asked_before_anything_is_deleted(
 
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     assert house.log("--delete", "--until", "90m") == status
-    assert "Delete 4 transcripts for good? [y/N]" in capsys.readouterr().err
+    assert "Delete 4 transcripts permanently? [y/N]" in capsys.readouterr().err
     assert len(store.read_after(0)) == left
 
 
@@ -310,14 +310,14 @@ def test_a_person_is_asked_before_anything_is_deleted(
     [
         ("--delete --yes", "--delete needs --since, --until, --grep or --all"),
         ("--delete --yes --grep=", "--delete needs --since"),
-        ("--delete --all --grep x --yes", "--all and a filter exclude each other"),
-        ("--delete --all --limit 3 --yes", "takes no --limit"),
+        ("--delete --all --grep x --yes", "--all cannot be combined with"),
+        ("--delete --all --limit 3 --yes", "cannot be combined with --limit"),
         ("--delete --all", "add --yes"),
-        ("--yes", "belong to --delete"),
+        ("--yes", "need --delete"),
         ("--output x", "--output needs --export"),
-        ("--follow --until 1h", "--follow goes on without an end"),
+        ("--follow --until 1h", "--follow cannot be combined"),
         ("--follow --export csv", "not allowed with"),
-        ("--json --export csv", "--export jsonl writes all fields"),
+        ("--json --export csv", "--export jsonl writes JSON"),
         ("--limit -1", "expected 0 or more"),
         ("--export xml", "invalid choice"),
     ],

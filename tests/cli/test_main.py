@@ -52,7 +52,7 @@ def test_no_command_is_a_usage_error() -> None:
 
 def test_no_command_shows_all_of_them_by_group() -> None:
     shown = roomscribe().stderr
-    assert shown.index("day by day:") < shown.index("  log  ") < shown.index("the broker:")
+    assert shown.index("every day:") < shown.index("  log  ") < shown.index("MQTT:")
     (names,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
     grouped = [name for group in GROUPS.values() for name in group]
     assert sorted(grouped) == sorted(names.choices)

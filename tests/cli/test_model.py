@@ -97,7 +97,10 @@ def one_line(done: subprocess.CompletedProcess[str], status: int = 78) -> str:
 def test_one_command_fetches_builds_verifies_and_puts_to_use(desk: Desk) -> None:
     added = desk.run("add", REPOSITORY)
     assert added.returncode == 0, added.stderr
-    assert "verified by a decode" in added.stdout and "in use in place of home-en" in added.stdout
+    assert (
+        "verified with a test decode" in added.stdout
+        and "chosen instead of home-en" in added.stdout
+    )
     commit = desk.hub.repositories[REPOSITORY].commit
     facts = json.loads(desk.run("info", "--json").stdout)
     assert facts["name"] == "whisper-home" == desk.in_use()
@@ -219,7 +222,7 @@ def test_nohup_keeps_a_command_alive(desk: Desk, tmp_path: Path) -> None:
     ) as building:
         wait_for(DRAFT, desk.models, building)
         building.send_signal(signal.SIGHUP)
-        assert "in use in place of home-en" in building.communicate()[0]
+        assert "chosen instead of home-en" in building.communicate()[0]
     assert building.returncode == 0
 
 
@@ -244,7 +247,7 @@ def test_what_killed_commands_leave_is_cleared_shown_and_taken_by_remove(
     fetching.kill()
     fetching.communicate()
     listed = [line for line in desk.run("list").stdout.splitlines() if "whisper-home" in line]
-    assert len(listed) == 1 and "unfinished download: `model add` goes on with it" in listed[0]
+    assert len(listed) == 1 and "unfinished download: `model add` continues it" in listed[0]
     facts = [json.loads(line) for line in desk.run("list", "--json").stdout.splitlines()]
     assert [each["unfinished"] for each in facts] == [False, True]
     assert facts[1]["name"] == "whisper-home" and facts[1]["size_bytes"] > 0
@@ -261,7 +264,7 @@ def test_of_a_model_in_use_the_unfinished_download_alone_is_removed(desk: Desk) 
     done = desk.run("remove", "whisper-home")
     assert done.returncode == 0 and "the model stays in use" in done.stdout
     assert not folder.exists() and desk.in_use() == "whisper-home"
-    assert "is in use: choose another first" in one_line(desk.run("remove", "whisper-home"))
+    assert "is in use; first choose another one" in one_line(desk.run("remove", "whisper-home"))
 
 
 @pytest.mark.parametrize(
@@ -319,18 +322,18 @@ def test_a_fetch_that_is_refused_leaves_no_folder(desk: Desk, tmp_path: Path) ->
     sealed.mkdir(mode=0)
     refused = roomscribe("model", "fetch", "tiny", sealed / "new", wrapper=OBEYING_MODES)
     sealed.chmod(0o700)
-    assert f"{sealed}/new: Permission denied; name another" in one_line(refused)
+    assert f"{sealed}/new cannot be created: Permission denied. Choose another" in one_line(refused)
 
 
 def test_no_name_is_not_put_to_use(desk: Desk) -> None:
-    assert "expected the name of an installed model" in one_line(desk.run("use", ""))
+    assert "is not the name of an installed model" in one_line(desk.run("use", ""))
     assert not (desk.models / "in-use").exists()
 
 
 def test_what_cannot_be_removed_is_not_advised(desk: Desk) -> None:
-    expected = "model remove: expected the name of an installed model (there is none), found "
-    assert one_line(desk.run("remove", "home-en")).endswith(expected + "the built-in one")
-    assert one_line(desk.run("remove", "../x")).endswith(expected + "'../x'")
+    for name, which in (("home-en", "the built-in model"), ("../x", "'../x'")):
+        line = one_line(desk.run("remove", name))
+        assert f"{which} cannot be removed. You can remove: (no model is installed)" in line
 
 
 @pytest.mark.parametrize("name", ["nosuch", "./nosuch"])
@@ -350,7 +353,7 @@ def test_a_folder_becomes_a_model_of_another_name_and_stays_unused_if_asked(desk
     assert json.loads(desk.run("info", "mine", "--json").stdout)["window_s"] == 4
     assert desk.run("use", "mine").returncode == 0
     assert desk.in_use() == "mine"
-    assert "is in use: choose another first" in one_line(desk.run("remove", "mine"))
+    assert "is in use; first choose another one" in one_line(desk.run("remove", "mine"))
     assert desk.run("use", "home-en").returncode == 0
     assert desk.run("remove", "mine").returncode == 0
     assert "mine" not in desk.run("list").stdout
@@ -398,7 +401,7 @@ def test_a_link_in_another_users_models_folder_leads_root_nowhere(
 def test_a_second_model_does_not_push_the_chosen_one_aside(desk: Desk) -> None:
     assert desk.run("add", desk.checkpoint, "--name", "first").returncode == 0
     done = desk.run("add", desk.checkpoint, "--name", "second")
-    assert "first stays in use; to change: roomscribe model use second" in done.stdout
+    assert "first stays in use. To change: `roomscribe model use second`" in done.stdout
     assert desk.in_use() == "first"
 
 

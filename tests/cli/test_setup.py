@@ -70,7 +70,7 @@ def test_without_a_terminal_it_says_which_options_it_needs(tmp_path: Path) -> No
     before = config.read_text()
     done = roomscribe("setup", "--config", config)
     assert done.returncode == 2
-    assert "Add --yes, and those of --node, --device, --broker and --model" in done.stderr
+    assert "add --yes, and any of --node, --device, --broker and --model" in done.stderr
     assert config.read_text() == before
 
 
@@ -84,7 +84,7 @@ def test_by_its_options_alone_it_writes_what_has_changed_and_nothing_twice(
     assert done.returncode == 0, done.stderr
     assert '+node = "wohnkuche"' in done.stdout
     assert "turn off the cellar fan" in done.stdout
-    assert "Written. The daemon has not read it yet" in done.stdout
+    assert "is written, but the daemon did not read it" in done.stdout
     table = tomllib.loads(config.read_text())
     assert table["appliance"] == {"node": "wohnkuche"}
     assert (table["capture"], table["mqtt"]) == ({"silence_s": 5}, {"enabled": False})
@@ -148,11 +148,11 @@ def test_a_person_answers_five_questions_and_sees_each_work(tmp_path: Path) -> N
             with terminal:
                 terminal.until("[shed]")
                 terminal.enter("Küche")
-                terminal.until("seen enough")
+                terminal.until("to continue")
                 microphone.speak(SENTENCE)
                 terminal.until("good")
                 terminal.enter()
-                terminal.until("Which one? [default]")
+                terminal.until("Which microphone? [default]")
                 terminal.enter("1")
                 terminal.until("default: good")
                 terminal.until("or none [none]")
@@ -161,19 +161,19 @@ def test_a_person_answers_five_questions_and_sees_each_work(tmp_path: Path) -> N
                 terminal.enter("ada")
                 terminal.until("not shown")
                 terminal.enter("secret")
-                terminal.until("accepts the connection.\nHome Assistant is not connected")
-                terminal.until("Which one? [home-en]")
+                terminal.until("accepts the connection.\nHome Assistant does not use")
+                terminal.until("Which model? [home-en]")
                 terminal.enter()
-                terminal.until("is read as 'turn off the cellar fan'")
+                terminal.until("was transcribed as 'turn off the cellar fan'")
                 terminal.until('+node = "kuche"')
                 terminal.until("Write it? [yes]")
                 terminal.enter("y")
-                terminal.until("the daemon has read it")
+                terminal.until("the daemon uses it")
                 terminal.until("Say a sentence.")
                 speaker = threading.Thread(target=_speak_until, args=(microphone, heard))
                 speaker.start()
                 terminal.until("after you stopped speaking")
-                terminal.until("the broker published it on roomscribe/kuche/transcript")
+                terminal.until("the broker delivered it on roomscribe/kuche/transcript")
                 speaker.join(30)
                 terminal.until("`sudo roomscribe doctor` shows every check.\nNext: ")
                 assert terminal.wait() == 0
@@ -277,9 +277,9 @@ def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> No
             terminal.enter(f"127.0.0.1:{broker.port}")
             terminal.until("accepts the connection")
             terminal.until("no connection to the hub")
-            terminal.until("Which one? [home-en]", 60)
+            terminal.until("Which model? [home-en]", 60)
             terminal.enter("tiny")
-            terminal.until("Which one? [home-en]", 60)
+            terminal.until("Which model? [home-en]", 60)
             terminal.enter()
             terminal.until("Write it? [yes]", 60)
             terminal.enter("maybe")
@@ -316,11 +316,11 @@ def test_the_meter_of_a_microphone_that_no_daemon_has_moves(tmp_path: Path) -> N
     with PulseMicrophone(tmp_path / "microphone") as microphone:
         environment = {**microphone.environment, "TERM": "xterm"}
         with Terminal("setup", "--config", config, *options, environment=environment) as terminal:
-            terminal.until("seen enough")
+            terminal.until("to continue")
             microphone.speak(SENTENCE)
             terminal.until("good")
             terminal.enter()
-            terminal.until("Which one? [default]")
+            terminal.until("Which microphone? [default]")
             # an echoed Enter would leave the header behind, above the table drawn anew
             assert len(re.findall(r"\n\r* +microphone +level", terminal.shown)) == 1
             terminal.enter()

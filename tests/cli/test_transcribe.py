@@ -12,7 +12,7 @@ import soundfile
 from rigs.checkout import SPEECH
 from rigs.command import errors, roomscribe
 
-from appliance.cli.terminal import Progress
+from appliance.cli.terminal import ProgressLine
 from appliance.cli.transcribe import _subtitles
 
 TALK = (
@@ -90,7 +90,7 @@ def test_a_terminal_sees_how_far_a_long_file_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    progress = Progress("talk.flac", quiet=False)
+    progress = ProgressLine("talk.flac", quiet=False)
     progress.update(1.0, 100.0)
     assert capsys.readouterr().err == "", "what is soon done needs none"
     progress._next_s, progress._begun_s = 0.0, progress._begun_s - 10.0
@@ -99,7 +99,7 @@ def test_a_terminal_sees_how_far_a_long_file_is(
     assert re.search(r"talk.flac: 1% of 1:06:40, \d+:\d\d left", said)
     progress.clear()
     assert capsys.readouterr().err.strip() == ""
-    silent = Progress("talk.flac", quiet=True)
+    silent = ProgressLine("talk.flac", quiet=True)
     silent._next_s = 0.0
     silent.update(1.0, 4000.0)
     assert capsys.readouterr().err == ""

@@ -1,3 +1,3 @@
-"""`roomscribe setup`: five questions, each answered by a live proof, while the daemon runs on."""
+"""`roomscribe setup`: five questions; each answer is tried while the daemon keeps running."""
 
 from appliance.cli.setup.main import add_setup as add_setup

@@ -1,4 +1,4 @@
-"""What setup is given, and the answers that it collects, as values that never change."""
+"""The input of setup's questions, and the answers, as immutable values."""
 
 from __future__ import annotations
 

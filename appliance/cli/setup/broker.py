@@ -1,4 +1,4 @@
-"""Question 3: the MQTT broker, connected to before it is taken."""
+"""Question 3: the MQTT broker, tried before it is accepted."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def take_broker(context: Context, answers: Answers, address: str) -> Answers:
     """
     options = context.options
     if address.strip() in ("", NO_BROKER):
-        context.dialog.say("Nothing is published. The log on this machine has every sentence.")
+        context.dialog.say("Transcripts are not published. They are only in this machine's log.")
         return replace(answers, mqtt=replace(answers.mqtt, enabled=False))
     chosen = replace(answers.mqtt, enabled=True, **parse_address(address))
     if options.username is not None:
@@ -124,6 +124,7 @@ def log_in(context: Context, answers: Answers, mqtt: MqttSettings) -> Answers:
     Raises BrokerError, and ConfigError for a file that cannot be read.
     """
     from appliance.cli.doctor.daemon import with_credentials
+    from appliance.cli.doctor.outcome import split_fix
     from appliance.mqtt import BrokerProbe
 
     password = ""
@@ -138,10 +139,10 @@ def log_in(context: Context, answers: Answers, mqtt: MqttSettings) -> Answers:
             asks = context.dialog.interactive and left
             if error.kind != BrokerError.LOGIN or not asks:
                 raise
-            context.dialog.report(BrokerError(str(error).partition(";")[0]))
+            context.dialog.report(BrokerError(split_fix(str(error))[0]))
         mqtt, password = ask_login(context, mqtt)
         tried = replace(mqtt, password_file=in_memory(password))
-    raise BrokerError(f"the broker {address_of(mqtt)} accepts no login")
+    raise BrokerError(f"the broker {address_of(mqtt)} rejected every login")
 
 
 def ask_login(context: Context, mqtt: MqttSettings) -> tuple[MqttSettings, str]:
@@ -150,7 +151,7 @@ def ask_login(context: Context, mqtt: MqttSettings) -> tuple[MqttSettings, str]:
     Raises BrokerError if no password is given: then another broker is wanted.
     """
     name = context.dialog.ask("User name at the broker?", mqtt.username)
-    password = context.dialog.read_secret("Its password (not shown; Enter: another broker): ")
+    password = context.dialog.read_secret("Password (not shown; Enter: another broker): ")
     if not password:
         raise BrokerError(f"no password was given for {address_of(mqtt)}")
     file = context.file.absolute().with_name(PASSWORD_FILE)
@@ -170,16 +171,17 @@ def look_around(context: Context, answers: Answers, probe: BrokerProbe) -> None:
     home = context.settings.homeassistant
     if answers.mqtt.protocol == "5" and home.enabled:
         if probe.reaches(f"{home.prefix}/device/roomscribe_setup_{os.getpid()}/config"):
-            context.dialog.say("Home Assistant is connected to it, and will show this room.")
+            context.dialog.say("Home Assistant uses this broker and will show this room.")
         else:
             context.dialog.say(
-                "Home Assistant is not connected to it. If you have one, add its MQTT integration."
+                "Home Assistant does not use this broker. If you have Home Assistant, add its MQTT "
+                "integration."
             )
     if answers.node != node_name(context.settings):
         probe.subscribe([f"roomscribe/{answers.node}/availability"])
         if any(one.payload == b"online" for one in probe.receive(1.0, count=1)):
             context.dialog.say(
-                f"Another appliance there is called {answers.node}. Run setup again and give this "
-                "one another name.",
+                f"Another appliance is already called {answers.node}. Run setup again and choose "
+                "another name.",
                 WARNING,
             )

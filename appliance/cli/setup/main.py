@@ -1,7 +1,7 @@
-"""The command: its options, and the order of the questions.
+"""`roomscribe setup`: its options, and the order of the questions.
 
-Nothing is changed before the end. Then the changes are shown and written into the configuration,
-whose comments stay, and the daemon reads it again.
+Nothing changes before the end. Then setup shows the changes, writes them into the configuration,
+keeps its comments, and has the daemon read it.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `roomscribe setup` to the command line."""
     sub = add(
         "setup",
-        help="answer a few questions, see each work, and have them written down",
-        description="Asks for the room's name, the microphone, the broker and the model, shows "
-        "that each works, writes what has changed into the configuration, whose comments stay, and "
-        "listens to a sentence. The daemon keeps running. You can run setup again at any time. A "
-        "question that an option answers is not asked. Without a terminal, add --yes: it keeps "
-        "everything that no option names.",
+        help="set up room, microphone, broker and model",
+        description="Asks for the room's name, the microphone, the broker and the model, tries "
+        "each answer, writes the changes into the configuration (your comments stay) and listens "
+        "to a sentence. The daemon keeps running. You can run setup again at any time. It skips "
+        "questions that you answer with an option. Without a terminal, add --yes, which keeps all "
+        "other settings.",
     )
     sub.add_argument("--node", metavar="NAME", help="the room's name, such as kitchen")
     sub.add_argument(
-        "--device", metavar="NAME", help="microphone: a name as `roomscribe devices` shows it"
+        "--device", metavar="NAME", help="microphone, as `roomscribe devices` shows it"
     )
     sub.add_argument(
         "--broker", metavar="HOST[:PORT]", help="the MQTT broker; none: publish nothing"
@@ -66,7 +66,7 @@ def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
         action="store_true",
         help="also switch on the page for a browser, and print a link to it",
     )
-    sub.add_argument("--yes", action="store_true", help="ask nothing, and write what has changed")
+    sub.add_argument("--yes", action="store_true", help="ask nothing, and write the changes")
     sub.set_defaults(command=setup, usage_error=sub.error)
 
 
@@ -74,8 +74,8 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe setup`; return 0, or 1 if the changes were declined."""
     if not options.yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
         options.usage_error(
-            "setup asks its questions on a terminal, and there is none. Add --yes, and those of "
-            f"{FLAGS} that you want to change"
+            f"setup needs a terminal to ask you. Without one, add --yes, and any of {FLAGS} that "
+            "you want to change"
         )
     from appliance.store import runtime_folders
 
@@ -87,7 +87,7 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def run(context: Context) -> int:
-    """Ask, save, listen to a sentence and show how it stands; return the exit status."""
+    """Ask, save, listen to a sentence and show the result; return the exit status."""
     before = configured_answers(context.settings, models.model_in_use(context.settings))
     dialog = context.dialog
     try:
@@ -96,7 +96,7 @@ def run(context: Context) -> int:
         if not save(context, changes, answers):
             return 1
     except KeyboardInterrupt:
-        dialog.say("\nSetup was ended. Nothing was changed.")
+        dialog.say("\nSetup was cancelled. Nothing was changed.")
         raise
     if context.options.page:
         changes |= switch_page_on(context)

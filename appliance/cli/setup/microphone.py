@@ -41,7 +41,8 @@ def ask_microphone(context: Context, answers: Answers) -> Answers:
                 context.dialog.report(error)
         if not meters:
             context.dialog.say(
-                "No microphone found. Go on: the daemon uses one as soon as you plug it in."
+                "No microphone found. You can continue: the daemon uses one as soon as you plug it "
+                "in."
             )
             return answers
         return choose_microphone(context, answers, meters)
@@ -50,7 +51,7 @@ def ask_microphone(context: Context, answers: Answers) -> Answers:
 def choose_microphone(context: Context, answers: Answers, meters: Sequence[Meter]) -> Answers:
     """Show the meters until Enter, and ask for one of several microphones."""
     dialog = context.dialog
-    dialog.say("Say something in a normal voice. Press Enter when you have seen enough.")
+    dialog.say("Say something in a normal voice and watch the level. Press Enter to continue.")
     with dialog.display(lambda: meters_table(meters)) as draw:
         while not is_entered(EVERY_S):
             for one in meters:
@@ -60,7 +61,7 @@ def choose_microphone(context: Context, answers: Answers, meters: Sequence[Meter
     names = [one.name for one in meters]
     name = names[0]
     if len(names) > 1:
-        name = dialog.choose("Which one?", names, in_use.name)
+        name = dialog.choose("Which microphone?", names, in_use.name)
     chosen = meters[names.index(name)]
     dialog.say(f"{name}: {chosen.verdict()}")
     return answers if chosen.in_use else replace(answers, device=name)
@@ -77,7 +78,7 @@ def take_option(context: Context, answers: Answers, wanted: str, names: Sequence
         there = ", ".join(repr(one) for one in found or names)
         count = "more than one microphone has" if found else "no microphone has"
         raise DeviceError(
-            f"--device: {count} {wanted!r} in its name; choose one of: {there or '(none found)'}"
+            f"--device: {count} {wanted!r} in its name. Choose one of: {there or '(none found)'}"
         )
     context.dialog.say(found[0] if wanted else "the default microphone")
     return replace(answers, device=wanted)

@@ -28,7 +28,7 @@ def ask_model(context: Context, answers: Answers) -> Answers:
         default = answers.model
         if name is None and not choices:
             choices, default = show_models(context, answers)
-        name = name or dialog.choose("Which one?", choices, default)
+        name = name or dialog.choose("Which model?", choices, default)
         try:
             return take_model(context, answers, name)
         except RoomscribeError as error:
@@ -70,18 +70,19 @@ def explain(
 
     if proposed != present:
         return (
-            f"{proposed} is proposed: it is the largest that should answer within a second here. "
-            "The times are estimates; setup measures the model that you choose."
+            f"Recommended: {proposed}, the largest model that should answer within a second on "
+            "this machine. The times are estimates; setup measures the model that you choose."
         )
     if present != BUILT_IN:
         return f"{present} is in use."
     only = f"{present} is only a demonstration."
     if not reachable:
-        return f"{only} No real model can be downloaded now: no connection to the hub."
+        return f"{only} A real model cannot be downloaded now: no connection to the hub."
     if not estimates:
-        return f"{only} This machine could not be measured, so that no other is proposed."
+        return f"{only} There is no recommendation because this machine could not be measured."
     return (
-        f"{only} No real model should answer within a second here, or there is too little memory."
+        f"{only} No real model is expected to answer within a second here, or there is too little "
+        "memory."
     )
 
 
@@ -90,7 +91,7 @@ def describe(name: str, installed: Sequence[str], estimates: Mapping[str, Estima
     from appliance.model import BUILT_IN, library, load_bundle
 
     if name == BUILT_IN:
-        return "built in: a demonstration that knows a few hundred words of the home"
+        return "built in; a demonstration with a few hundred household words"
     if name in installed or name not in library.PUBLISHED:
         try:
             bundle = load_bundle(name)
@@ -113,7 +114,7 @@ def take_model(context: Context, answers: Answers, name: str) -> Answers:
     from appliance.model import installed_bundles
 
     if name not in installed_bundles() and name != answers.model:
-        context.dialog.say(f"Adding {name}: a download, then about a minute of work.")
+        context.dialog.say(f"Adding {name}. After the download this takes about a minute.")
         models.add_source(name)
     works, found = try_model(context, name)
     if not works and name != answers.model:

@@ -1,4 +1,4 @@
-"""Show what changes, write it, and have the daemon read it."""
+"""Show the changes, write them, and have the daemon read them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def save(context: Context, changes: Changes, answers: Answers) -> bool:
     """
     dialog, file = context.dialog, context.file
     if not changes and not answers.password:
-        dialog.say("\nNothing to change: your answers are what is configured.")
+        dialog.say("\nNothing to change: your answers match the configuration.")
         return True
     before = read_text(file)
     after = set_keys(before, changes)
@@ -45,15 +45,15 @@ def save(context: Context, changes: Changes, answers: Answers) -> bool:
         write_config(file, after)
     except OSError as error:
         raise StoreError(
-            f"{file}: cannot be written: {error.strerror}; nothing was changed"
+            f"{file} cannot be written: {error.strerror}. Nothing was changed."
         ) from error
     clear_overlay(context.settings, changes)
     try:
         reload_daemon(context.sockets)
     except DaemonError as error:
-        dialog.say(f"Written. The daemon has not read it yet: {error}")
+        dialog.say(f"The configuration is written, but the daemon did not read it: {error}")
     else:
-        dialog.say("Written, and the daemon has read it.")
+        dialog.say("The configuration is written, and the daemon uses it.")
     return True
 
 

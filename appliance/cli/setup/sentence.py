@@ -32,7 +32,7 @@ def hear_sentence(context: Context, *, changed: bool) -> None:
     """
     dialog = context.dialog
     if not dialog.interactive:
-        dialog.say("Skipped: setup runs without questions.")
+        dialog.say("Skipped, because setup runs with --yes.")
         return
     try:
         with ExitStack() as opened:
@@ -107,14 +107,14 @@ def show_transcript(context: Context, event: dict[str, Any], probe: BrokerProbe 
     dialog.say(f"  {event['text']}", "bold")
     latency_s = event["latency_ms"] / 1000
     dialog.say(f"The text was ready {latency_s:.2f} s after you stopped speaking.")
-    line = f"It is number {event['seq']} in the log"
+    line = f"It is transcript {event['seq']} in the log"
     topic = f"roomscribe/{event['node']}/transcript"
     if probe is None:
         dialog.say(f"{line}.")
     elif is_published(probe, event["id"]):
-        dialog.say(f"{line}, and the broker published it on {topic}.")
+        dialog.say(f"{line}, and the broker delivered it on {topic}.")
     else:
-        dialog.say(f"{line}. The broker has not published it on {topic} yet.")
+        dialog.say(f"{line}. The broker has not delivered it on {topic} yet.")
 
 
 def is_published(probe: BrokerProbe, transcript_id: str) -> bool:
