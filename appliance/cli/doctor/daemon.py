@@ -29,7 +29,7 @@ DECRYPT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
+class DaemonProcess:
     """A running `roomscribe run`."""
 
     pid: int
@@ -43,7 +43,7 @@ class Daemon:
         return f"{'the service' if self.service else 'the daemon'} (process {self.pid})"
 
 
-def beside_daemon(config: Path | None, settings: Settings) -> tuple[Daemon | None, Settings]:
+def beside_daemon(config: Path | None, settings: Settings) -> tuple[DaemonProcess | None, Settings]:
     """Return the daemon that runs with `config`, if any, and `settings` with its secrets.
 
     Sets the ADOPTED variables as the daemon has them or, if the service does not run, as systemd
@@ -103,7 +103,7 @@ def _credential_file(name: str, plain: Path, encrypted: Path) -> str:
 
 def token_is_hidden(
     home: HomeAssistantSettings,
-    daemon: Daemon | None,
+    daemon: DaemonProcess | None,
     plain: Path = PLAIN,
     encrypted: Path = ENCRYPTED,
 ) -> bool:
@@ -140,7 +140,10 @@ def _decrypt(file: Path) -> str:
 
 
 def password_is_hidden(
-    mqtt: MqttSettings, daemon: Daemon | None, plain: Path = PLAIN, encrypted: Path = ENCRYPTED
+    mqtt: MqttSettings,
+    daemon: DaemonProcess | None,
+    plain: Path = PLAIN,
+    encrypted: Path = ENCRYPTED,
 ) -> bool:
     """Return True if the daemon may have a password that this user may not read."""
     if not mqtt.username:
@@ -164,7 +167,7 @@ def _is_closed(file: Path) -> bool:
     return not os.access(file, os.R_OK)
 
 
-def running_daemon(config: Path | None, proc: Path = Path("/proc")) -> Daemon | None:
+def running_daemon(config: Path | None, proc: Path = Path("/proc")) -> DaemonProcess | None:
     """Return the daemon that runs with the configuration `config`, or None."""
     wanted = (config or DEFAULT_PATH).absolute()
     for folder in _processes(proc):
@@ -172,7 +175,7 @@ def running_daemon(config: Path | None, proc: Path = Path("/proc")) -> Daemon | 
         if not _is_daemon(words) or _its_config(words, folder) != wanted or _in_container(folder):
             continue
         with suppress(OSError):
-            return Daemon(
+            return DaemonProcess(
                 pid=int(folder.name),
                 user=_user(folder.stat().st_uid),
                 service=UNIT in _text(folder / "cgroup"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.cli.doctor.daemon import Daemon
+from appliance.cli.doctor.daemon import DaemonProcess
 from appliance.config import Settings
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
@@ -61,7 +61,7 @@ class Surroundings:
     settings: Settings
     config: Path | None = None
     """The configuration file on the command line."""
-    daemon: Daemon | None = None
+    daemon: DaemonProcess | None = None
     """The daemon that runs with this configuration."""
     root: Path = Path("/")
     """Folder with /proc, /sys, /dev and /run."""

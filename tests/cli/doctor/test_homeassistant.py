@@ -11,7 +11,7 @@ import pytest
 from rigs.home_websocket import DEVICE, TOKEN, Hub
 
 from appliance.cli.doctor import homeassistant as home
-from appliance.cli.doctor.daemon import Daemon, token_is_hidden, with_token
+from appliance.cli.doctor.daemon import DaemonProcess, token_is_hidden, with_token
 from appliance.cli.doctor.main import look
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import ApplianceSettings, AssistSettings, HomeAssistantSettings, Settings
@@ -110,5 +110,5 @@ def test_the_token_is_found_where_systemd_has_it_and_hidden_where_it_is_not_ours
     own = replace(chosen, token_file="/elsewhere")
     assert with_token(own, plain, encrypted) == own
     assert with_token(HomeAssistantSettings(), plain, encrypted) == HomeAssistantSettings()
-    service = Daemon(os.getpid(), "roomscribe", service=True)
+    service = DaemonProcess(os.getpid(), "roomscribe", service=True)
     assert token_is_hidden(chosen, service, plain, encrypted) == (os.geteuid() != 0)

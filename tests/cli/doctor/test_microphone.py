@@ -22,7 +22,7 @@ from rigs.waiting import until
 from rigs.windows import noise
 
 from appliance.cli.doctor import microphone as hearing
-from appliance.cli.doctor.daemon import Daemon, running_daemon
+from appliance.cli.doctor.daemon import DaemonProcess, running_daemon
 from appliance.cli.doctor.microphone import judge_sound
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import (
@@ -148,7 +148,9 @@ def machine(root: Path, *, pid: int = 77, name: str = "roomscribe") -> Path:
 
 def test_a_microphone_that_the_daemon_holds_is_left_to_it(tmp_path: Path) -> None:
     settings = Settings(mqtt=MqttSettings(enabled=False))
-    around = Surroundings(settings, daemon=Daemon(77, "roomscribe", True), root=machine(tmp_path))
+    around = Surroundings(
+        settings, daemon=DaemonProcess(77, "roomscribe", True), root=machine(tmp_path)
+    )
     found = hearing.microphone(around)
     assert found.status == "ok"
     assert found.found.startswith("held by the service (process 77)")
@@ -165,7 +167,7 @@ def test_of_a_held_microphone_the_daemons_own_word_counts(
             appliance=ApplianceSettings(node="kitchen"),
             mqtt=MqttSettings(host=broker.host, port=broker.port),
         )
-        daemon = Daemon(77, "roomscribe", True)
+        daemon = DaemonProcess(77, "roomscribe", True)
         around = Surroundings(settings, daemon=daemon, root=machine(tmp_path))
         found = hearing.microphone(around)
     assert found.status == status

@@ -18,7 +18,7 @@ from rigs.publishing import running
 from rigs.waiting import until
 
 from appliance.cli.doctor import mqtt as doctor, mqtt as publishing
-from appliance.cli.doctor.daemon import Daemon, password_is_hidden, with_credentials
+from appliance.cli.doctor.daemon import DaemonProcess, password_is_hidden, with_credentials
 from appliance.cli.doctor.main import error_outcome
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import (
@@ -181,7 +181,7 @@ def test_a_password_that_is_not_for_this_user_is_not_missed(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert doctor.reachable(with_file).status == "ok"
     service = replace(
-        around(strict_broker, username="whole"), daemon=Daemon(1, "roomscribe", service=True)
+        around(strict_broker, username="whole"), daemon=DaemonProcess(1, "roomscribe", service=True)
     )
     checks = (doctor.reachable, doctor.round_trip, doctor.home_assistant, doctor.daemon_state)
     for look in checks:

@@ -15,7 +15,7 @@ from rigs.checkout import HOME_EN, SPEECH
 from rigs.hailo_simulator.control import Simulator, enlist, with_hef, write_decoder_hef
 
 from appliance.cli.doctor import npu
-from appliance.cli.doctor.daemon import Daemon
+from appliance.cli.doctor.daemon import DaemonProcess
 from appliance.cli.doctor.npu import Compared, judge, word_errors
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
@@ -181,7 +181,7 @@ def test_a_chip_that_another_program_has_is_left_to_it(
         assert f"{other.pid}" in found.found
         assert "share = true" in found.fix
         assert npu.self_test(around).status == "skipped"
-        ours = replace(around, daemon=Daemon(other.pid, "roomscribe", True))
+        ours = replace(around, daemon=DaemonProcess(other.pid, "roomscribe", True))
         assert npu.owner(ours) == Outcome("ok", f"held by {ours.daemon}")
         assert npu.owner(with_encoder(around, share=True)).status == "ok"
         assert npu.chip(around).status == "ok"
@@ -195,7 +195,7 @@ def test_a_busy_chip_whose_owner_is_not_seen_is_not_fought_over(
     simulator: Simulator, around: Surroundings
 ) -> None:
     simulator.plug(busy=True)
-    ours = replace(around, daemon=Daemon(1, "roomscribe", True))
+    ours = replace(around, daemon=DaemonProcess(1, "roomscribe", True))
     assert npu.self_test(ours).status == "skipped"
     with pytest.raises(DeviceError, match="in use by"):
         npu.self_test(around)

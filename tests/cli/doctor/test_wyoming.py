@@ -11,14 +11,14 @@ from rigs.stt_server import SpeechServer, says
 from rigs.wyoming import running
 
 from appliance.cli.doctor import wyoming as house
-from appliance.cli.doctor.daemon import Daemon
+from appliance.cli.doctor.daemon import DaemonProcess
 from appliance.cli.doctor.main import look
 from appliance.cli.doctor.model import TEXT
 from appliance.cli.doctor.outcome import Check, Surroundings
 from appliance.config import Settings, TranscriberSettings, WyomingSettings
 from appliance.infer.opening import open_transcriber
 
-DAEMON = Daemon(os.getpid(), "roomscribe", service=False)
+DAEMON = DaemonProcess(os.getpid(), "roomscribe", service=False)
 
 
 def around(**keys: Any) -> Surroundings:
