@@ -80,7 +80,7 @@ def test_assist_is_not_approved_of_for_a_device_without_an_area(
 
 def test_an_area_whose_name_is_refused_is_told_by_its_id(hub: Hub, around: Surroundings) -> None:
     hub.devices = [DEVICE | {"area_id": "attic_2"}]
-    assert look(ASSIST, around).found.endswith("in attic_2")
+    assert look(ASSIST, around).found.endswith("in area attic_2")
 
 
 def test_a_refused_token_and_an_address_without_anybody_are_said_and_the_token_is_not(
