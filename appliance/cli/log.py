@@ -170,10 +170,11 @@ def moment(text: str) -> datetime:
     """
     plain = " ".join(text.lower().split()).removesuffix(" ago")
     now = datetime.now().astimezone()
+    ages = (int(age[1]) * timedelta(**{_UNITS[age[2][0]]: 1}) for age in _AGE.finditer(plain))
     days = {"today": 0, "yesterday": 1}
     try:
         if re.fullmatch(f"(?:{_AGE.pattern})+", plain):
-            return now.astimezone(UTC) - sum(map(_length, _AGE.finditer(plain)), timedelta())
+            return now.astimezone(UTC) - sum(ages, timedelta())
         if plain in days:
             return _local(now.date() - timedelta(days=days[plain]))
         if re.match(r"\d\d?:", plain):
@@ -184,10 +185,6 @@ def moment(text: str) -> datetime:
             "expected an age (90s, 15m, 2h, 3d), today, yesterday, or a time (18:00, 2026-01-31, "
             f"2026-01-31T18:00), found '{shorten(text)}'"
         ) from None
-
-
-def _length(age: re.Match[str]) -> timedelta:
-    return int(age[1]) * timedelta(**{_UNITS[age[2][0]]: 1})
 
 
 def _local(day: date, time_of_day: clock = clock.min) -> datetime:
@@ -208,9 +205,8 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
         "--all cannot be combined with --since, --until or --grep": options.all and filtered,
         "--delete cannot be combined with --limit or --json": options.delete
         and (options.limit is not None or options.json),
-        "--json cannot be combined with --export; --export jsonl writes JSON with all fields": (
-            options.json and options.export
-        ),
+        "--json cannot be combined with --export; try --export jsonl": options.json
+        and options.export,
         "--follow cannot be combined with --until": options.follow and options.until,
     }
     for sentence, holds in wrong.items():
@@ -364,11 +360,8 @@ def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
         count = store.count(wanted)
         if not options.yes and not sys.stdin.isatty():
             options.usage_error("--delete asks on a terminal, but there is none; add --yes")
-        if (
-            not options.yes
-            and count
-            and not _confirm(f"Delete {_transcripts(count)} permanently? [y/N] ")
-        ):
+        question = f"Delete {_transcripts(count)} permanently? [y/N] "
+        if count and not options.yes and not _confirm(question):
             print("roomscribe: nothing was deleted", file=sys.stderr)
             return 1
         deleted = store.delete(wanted) if count or options.all else None

@@ -9,6 +9,8 @@ from one Python to the next.
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import re
 import sys
 import textwrap
@@ -196,6 +198,18 @@ def test_every_page_of_docs_is_in_the_index_and_every_link_leads_somewhere() -> 
                 assert (file.parent / target).exists(), f"{file.name}: {target}"
 
 
+def test_messages_that_troubleshooting_quotes_are_those_of_the_code() -> None:
+    from rigs.messages import messages
+
+    files = [file for file in (ROOT / "appliance").rglob("*.py") if file.name != "labels.py"]
+    known = "\n".join(text for file in files for _, _, text in messages(file))
+    known += "\n".join(map(os.strerror, errno.errorcode))
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    for cell in re.findall(r"(?m)^\| (.*?) \|", text.partition("## What happens")[0]):
+        for quoted in re.findall(r"`([^`]+ [^`]+)`", cell):
+            assert quoted in known, f"docs/troubleshooting.md: no message has {quoted!r}"
+
+
 def test_every_place_that_the_table_of_places_names_is_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text.partition("| If you change")[2].partition("\n\n")[0]
@@ -217,5 +231,4 @@ def test_every_place_that_the_table_of_places_names_is_there() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         sys.exit(f"usage: {WRITE}")
-    sys.path.insert(0, str(ROOT))
     PAGE.write_text(page(), encoding="utf-8")
