@@ -61,7 +61,7 @@ class Dialog:
         """Return the answer, or `default` if it is empty or nobody is asked."""
         if not self.interactive:
             return default
-        return self.read(f"{question} [{default}] ") or default
+        return self.read(f"{question} [{default}] " if default else f"{question} ") or default
 
     def read(self, prompt: str) -> str:
         """Return a line, without spaces at its ends. Raises ConfigError at the end of input."""
@@ -94,7 +94,7 @@ class Dialog:
                 return names[int(answer) - 1]
             if answer in names:
                 return answer
-            parts = [one for one in names if answer.casefold() in one.casefold()]
+            parts = [name for name in names if answer.casefold() in name.casefold()]
             if len(parts) == 1:
                 return parts[0]
             self.say(f"{shorten(answer)} is not in the list. Enter a number or a name from above.")

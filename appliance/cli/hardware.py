@@ -86,9 +86,9 @@ def hardware_check(
         raise ConfigError(
             f"{options.out} cannot be written: {error.strerror}. Choose another file with --out."
         ) from error
-    for one in found["doctor"].get("checks", []):
-        if one["status"] == "failed":
-            say(f"failed: {one['name']}: {one['found']}")
+    for check in found["doctor"].get("checks", []):
+        if check["status"] == "failed":
+            say(f"failed: {check['name']}: {check['found']}")
     say(f"Wrote {options.out}. Check it before you share it.")
     return 0
 
@@ -259,9 +259,9 @@ def read_config(file: Path) -> dict[str, Any]:
 def redact(value: Any, hidden: dict[str, str]) -> Any:
     """Return `value` with all `hidden` texts and addresses replaced, the longest first."""
     if isinstance(value, dict):
-        return {key: redact(one, hidden) for key, one in value.items()}
+        return {key: redact(part, hidden) for key, part in value.items()}
     if isinstance(value, list):
-        return [redact(one, hidden) for one in value]
+        return [redact(part, hidden) for part in value]
     if not isinstance(value, str):
         return value
     for secret in sorted(hidden, key=len, reverse=True):

@@ -219,17 +219,17 @@ def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[Store
     from appliance.mqtt import events
 
     def show(stored: StoredTranscript) -> None:
-        one = stored.transcript
+        transcript = stored.transcript
         if options.json:
             # the time of publication is not stored, so the time of storing stands for it
             event = events.transcript(stored, node_name(settings), stored.stored, late=False)
             print(events.encode(event).decode(), flush=options.follow)
         else:
-            start = one.start.astimezone()
-            doubt = YELLOW if "low_confidence" in one.flags else DIM
-            known = math.isfinite(one.confidence)  # a Wyoming server sends none
-            sure = coloured(f"{percent(one.confidence) if known else '?':>4}", doubt)
-            line = f"{coloured(f'{start:%Y-%m-%d %H:%M:%S}', DIM)}  {sure}  {one.text}"
+            start = transcript.start.astimezone()
+            doubt = YELLOW if "low_confidence" in transcript.flags else DIM
+            known = math.isfinite(transcript.confidence)  # a Wyoming server sends none
+            sure = coloured(f"{percent(transcript.confidence) if known else '?':>4}", doubt)
+            line = f"{coloured(f'{start:%Y-%m-%d %H:%M:%S}', DIM)}  {sure}  {transcript.text}"
             print(line, flush=options.follow)
 
     return show
@@ -451,11 +451,11 @@ def as_fields(stored: StoredTranscript) -> dict[str, Any]:
 
     from appliance.mqtt import events
 
-    one = stored.transcript
-    known = {"seq": stored.seq, **asdict(one), "confidence": round(one.confidence, 3)}
-    known |= {name: events.timestamp(getattr(one, name)) for name in ("start", "end")}
-    known |= {"flags": list(one.flags), "stored": events.timestamp(stored.stored)}
-    known |= {"phrase": events.phrase(one.phrase) if one.phrase else None}
+    transcript = stored.transcript
+    known = {"seq": stored.seq, **asdict(transcript), "confidence": round(transcript.confidence, 3)}
+    known |= {name: events.timestamp(getattr(transcript, name)) for name in ("start", "end")}
+    known |= {"flags": list(transcript.flags), "stored": events.timestamp(stored.stored)}
+    known |= {"phrase": events.phrase(transcript.phrase) if transcript.phrase else None}
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in ((name, known[name]) for name in columns())
@@ -478,10 +478,10 @@ def _opened(output: Path | None) -> Iterator[tuple[TextIO, object]]:
         return
     try:
         with (
-            writing(output, mode=0o600) as place,
-            place.open("w", encoding="utf-8", newline="") as stream,
+            writing(output, mode=0o600) as draft,
+            draft.open("w", encoding="utf-8", newline="") as stream,
         ):
-            yield stream, output if place == output else os.path.realpath(output)
+            yield stream, output if draft == output else os.path.realpath(output)
     except OSError as error:
         raise StoreError(
             f"{output} cannot be written: {error.strerror}. Choose another file."

@@ -195,7 +195,7 @@ class _Parser(argparse.ArgumentParser):
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             first = unknown[0].partition("=")[0]
-            known = [one for action in self._actions for one in action.option_strings]
+            known = [option for action in self._actions for option in action.option_strings]
             self.error(f"unrecognized arguments: {' '.join(unknown)}{_nearest(first, known)}")
         return options, unknown
 
@@ -229,8 +229,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _overview(top: argparse.ArgumentParser) -> str:
     """Return the commands by group, each with its help."""
-    (names,) = (one for one in top._actions if isinstance(one, argparse._SubParsersAction))
-    helps = {one.dest: one.help or "" for one in names._choices_actions}
+    (names,) = (action for action in top._actions if isinstance(action, argparse._SubParsersAction))
+    helps = {command.dest: command.help or "" for command in names._choices_actions}
     lines = ["usage: roomscribe COMMAND ...", "", DESCRIPTION, ""]
     for title, commands in GROUPS.items():
         lines += [f"{title}:", *(f"  {name:15} {helps[name]}" for name in commands), ""]

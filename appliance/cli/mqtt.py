@@ -65,9 +65,9 @@ def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
                 )
             print(f"watching {topics} at {settings.mqtt.host}:{settings.mqtt.port}", flush=True)
             while not probe.ended:
-                for one in probe.receive(1.0, count=1):
+                for message in probe.receive(1.0, count=1):
                     now = datetime.now().astimezone()
-                    print(line(now, one.topic, one.payload, one.retained), flush=True)
+                    print(line(now, message.topic, message.payload, message.retained), flush=True)
         print(f"connection lost ({probe.ended}); reconnecting", file=sys.stderr)
         time.sleep(AGAIN_S)
 
@@ -92,7 +92,11 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
                 f"the broker does not allow reading {discovery} and {own}#; check its access list"
             )
         found = probe.receive(SETTLE_S)
-        kept = {one.topic: one.payload for one in found if one.retained and one.payload}
+        kept = {
+            message.topic: message.payload
+            for message in found
+            if message.retained and message.payload
+        }
         if kept.get(f"{own}availability") == b"online":
             raise BrokerError(
                 f"{node} is online and would publish them again; stop it first "

@@ -152,9 +152,9 @@ def devices(_options: argparse.Namespace, _settings: Settings) -> int:
     from appliance.capture import list_microphones, names_to_configure
 
     found = list_microphones()
-    for one, name in zip(found, names_to_configure(found), strict=True):
-        mark = "*" if one.default else " "
-        print(f"{mark} {name}  ({one.channels} ch, {one.rate_hz:.0f} Hz)")
+    for device, name in zip(found, names_to_configure(found), strict=True):
+        mark = "*" if device.default else " "
+        print(f"{mark} {name}  ({device.channels} ch, {device.rate_hz:.0f} Hz)")
     if found:
         print(
             "To choose one, set capture.device to its name or a part of it. * is the default, used "

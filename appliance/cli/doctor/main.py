@@ -209,9 +209,9 @@ def repeats_reason(finding: Finding, before: Finding | None) -> bool:
 
 def last_line(findings: Sequence[Finding]) -> str:
     """Return the summary."""
-    skipped = sum(one.outcome.status == SKIPPED for one in findings)
+    skipped = sum(finding.outcome.status == SKIPPED for finding in findings)
     checked = len(findings) - skipped
-    seconds = sum(one.seconds for one in findings)
+    seconds = sum(finding.seconds for finding in findings)
     count = failures(findings)
     verdict = f"{count} of {checked} checks failed" if count else f"all {checked} checks passed"
     return f"{verdict}; {skipped} skipped; {seconds:.1f} s"
@@ -219,7 +219,7 @@ def last_line(findings: Sequence[Finding]) -> str:
 
 def failures(findings: Sequence[Finding]) -> int:
     """Return how many checks failed."""
-    return sum(one.outcome.status == FAILED for one in findings)
+    return sum(finding.outcome.status == FAILED for finding in findings)
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
@@ -235,15 +235,15 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
         "failed": failures(findings),
         "checks": [
             {
-                "group": one.group,
-                "name": one.name,
-                "status": one.outcome.status,
-                "found": one.outcome.found,
-                "fix": one.outcome.fix,
-                "cure": one.outcome.fix,  # the earlier name of `fix`
-                "seconds": round(one.seconds, 3),
+                "group": finding.group,
+                "name": finding.name,
+                "status": finding.outcome.status,
+                "found": finding.outcome.found,
+                "fix": finding.outcome.fix,
+                "cure": finding.outcome.fix,  # the earlier name of `fix`
+                "seconds": round(finding.seconds, 3),
             }
-            for one in findings
+            for finding in findings
         ],
     }
 

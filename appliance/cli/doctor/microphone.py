@@ -30,7 +30,7 @@ def microphone(around: Surroundings) -> Outcome:
         return skipped(f"capture.recording is used instead: {settings.recording}")
     there = recorders(around.root)
     daemon = around.daemon
-    if daemon and any(daemon.pid in (one.pid, _parent(one.pid)) for one in there):
+    if daemon and any(daemon.pid in (holder.pid, _parent(holder.pid)) for holder in there):
         return _held(around, f"used by {daemon}")
     try:
         return _listen(around)
@@ -133,10 +133,13 @@ def voice_detector(
         segmenter = Segmenter(
             VoiceDetector(around.settings.voice), around.settings.segmenter, window_s=10.0
         )
-        return [*(one for frame in frames for one in segmenter.push(frame)), *segmenter.flush()]
+        return [
+            *(utterance for frame in frames for utterance in segmenter.push(frame)),
+            *segmenter.flush(),
+        ]
 
     around.doing("detecting speech in the test sentence")
-    found = [one for one in utterances(sentence()) if isinstance(one, Window)]
+    found = [utterance for utterance in utterances(sentence()) if isinstance(utterance, Window)]
     fix = (
         "remove [voice] and [segmenter] from the configuration; if that does not help, reinstall "
         "roomscribe"

@@ -136,7 +136,7 @@ def owner(around: Surroundings) -> Outcome:
     names = ", ".join(map(str, others))
     if around.settings.encoder.share:
         return ok(f"shared with {names}")
-    if around.daemon and {one.pid for one in others} == {around.daemon.pid}:
+    if around.daemon and {holder.pid for holder in others} == {around.daemon.pid}:
         return ok(f"used by {around.daemon}")
     return failed(
         f"in use by {names}",
@@ -233,7 +233,7 @@ def _owners() -> list[Holder]:
     """Return the other processes that have the chip open."""
     from appliance.infer import errors
 
-    return [one for one in errors.owners() if one.pid != os.getpid()]
+    return [holder for holder in errors.owners() if holder.pid != os.getpid()]
 
 
 def _is_on_the_bus(root: Path) -> bool:
@@ -301,21 +301,20 @@ def compare(around: Surroundings, folder: Path | None) -> list[Compared]:
 
 def judge(found: list[Compared]) -> Outcome:
     """Return the outcome for the compared windows."""
-    cosines = [one.cosine for one in found]
-    word_count = sum(one.words for one in found)
+    cosines = [window.cosine for window in found]
+    word_count = sum(window.words for window in found)
     line = (
         f"{len(found)} windows: cosine {statistics.mean(cosines):.4f} (min {min(cosines):.4f}), "
-        f"at least {min(one.noise_db for one in found):.0f} dB above the difference, "
-        f"{sum(one.same_text for one in found)} texts equal; "
+        f"at least {min(window.noise_db for window in found):.0f} dB above the difference, "
+        f"{sum(window.same_text for window in found)} texts equal; "
     )
     if word_count:
-        line += (
-            f"word errors on the CPU {sum(one.cpu_errors for one in found) / word_count:.1%}, "
-            f"on the NPU {sum(one.npu_errors for one in found) / word_count:.1%}; "
-        )
+        cpu = sum(window.cpu_errors for window in found) / word_count
+        npu = sum(window.npu_errors for window in found) / word_count
+        line += f"word errors on the CPU {cpu:.1%}, on the NPU {npu:.1%}; "
     line += (
-        f"encoder p50 {statistics.median(one.npu_ms for one in found):.0f} ms, "
-        f"on the CPU {statistics.median(one.cpu_ms for one in found):.0f} ms"
+        f"encoder p50 {statistics.median(window.npu_ms for window in found):.0f} ms, "
+        f"on the CPU {statistics.median(window.cpu_ms for window in found):.0f} ms"
     )
     if min(cosines) >= LEAST_COSINE:
         return ok(line)
@@ -340,12 +339,14 @@ def _one(
     cpu: Encoded, npu: Encoded, cpu_text: list[str], npu_text: list[str], right: list[str]
 ) -> Compared:
     """Compare both encoders on one window; the texts are words, `right` empty if unknown."""
-    one, other = (encoded.states.astype(np.float64).ravel() for encoded in (cpu, npu))
-    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
-    difference = float(np.linalg.norm(one - other))
+    cpu_states, npu_states = (encoded.states.astype(np.float64).ravel() for encoded in (cpu, npu))
+    lengths = float(np.linalg.norm(cpu_states) * np.linalg.norm(npu_states))
+    difference = float(np.linalg.norm(cpu_states - npu_states))
     return Compared(
-        cosine=float(one @ other) / lengths if lengths else 0.0,
-        noise_db=min(99.0, 20 * float(np.log10(np.linalg.norm(one) / max(difference, 1e-12)))),
+        cosine=float(cpu_states @ npu_states) / lengths if lengths else 0.0,
+        noise_db=min(
+            99.0, 20 * float(np.log10(np.linalg.norm(cpu_states) / max(difference, 1e-12)))
+        ),
         same_text=cpu_text == npu_text,
         cpu_errors=word_errors(right, cpu_text) if right else 0,
         npu_errors=word_errors(right, npu_text) if right else 0,

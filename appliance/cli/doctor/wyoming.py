@@ -99,7 +99,7 @@ def _not_ours(around: Surroundings, host: str) -> str:
         address = ip_address(host)
     except ValueError:
         return "this machine has no address"
-    if not any(address in ip_network(one, strict=False) for one in chosen.allow):
+    if not any(address in ip_network(network, strict=False) for network in chosen.allow):
         return f"{host} is not in wyoming.allow"
     return ""
 

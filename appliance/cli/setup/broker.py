@@ -59,8 +59,8 @@ def ask_broker(context: Context, answers: Answers) -> Answers:
 def first_address(context: Context, mqtt: MqttSettings) -> str:
     """Ask for the broker's address and propose one that answers."""
     found = list(find_brokers(mqtt))
-    for one in found:
-        context.dialog.say(f"found {one}")
+    for address in found:
+        context.dialog.say(f"found {address}")
     present = address_of(mqtt)
     keeps = present in found or mqtt.host != MqttSettings().host
     best = present if keeps or not found else found[0]
@@ -151,7 +151,9 @@ def ask_login(context: Context, mqtt: MqttSettings) -> tuple[MqttSettings, str]:
     Raises BrokerError if no password is given: then another broker is wanted.
     """
     name = context.dialog.ask("User name at the broker?", mqtt.username)
-    password = context.dialog.read_secret("Password (not shown; Enter: another broker): ")
+    password = context.dialog.read_secret(
+        "Password (not shown; press Enter to choose another broker): "
+    )
     if not password:
         raise BrokerError(f"no password was given for {address_of(mqtt)}")
     file = context.file.absolute().with_name(PASSWORD_FILE)
@@ -179,7 +181,7 @@ def look_around(context: Context, answers: Answers, probe: BrokerProbe) -> None:
             )
     if answers.node != node_name(context.settings):
         probe.subscribe([f"roomscribe/{answers.node}/availability"])
-        if any(one.payload == b"online" for one in probe.receive(1.0, count=1)):
+        if any(message.payload == b"online" for message in probe.receive(1.0, count=1)):
             context.dialog.say(
                 f"Another appliance is already called {answers.node}. Run setup again and choose "
                 "another name.",

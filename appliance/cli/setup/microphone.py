@@ -34,7 +34,7 @@ def ask_microphone(context: Context, answers: Answers) -> Answers:
         meters = open_meters(context, answers, opened)
         if wanted is not None:
             try:
-                return take_option(context, answers, wanted, [one.name for one in meters])
+                return take_option(context, answers, wanted, [meter.name for meter in meters])
             except DeviceError as error:
                 if not context.dialog.interactive:
                     raise
@@ -54,11 +54,11 @@ def choose_microphone(context: Context, answers: Answers, meters: Sequence[Meter
     dialog.say("Say something in a normal voice and watch the level. Press Enter to continue.")
     with dialog.display(lambda: meters_table(meters)) as draw:
         while not is_entered(EVERY_S):
-            for one in meters:
-                one.listen()
+            for meter in meters:
+                meter.listen()
             draw()
-    in_use = next((one for one in meters if one.in_use), meters[0])
-    names = [one.name for one in meters]
+    in_use = next((meter for meter in meters if meter.in_use), meters[0])
+    names = [meter.name for meter in meters]
     name = names[0]
     if len(names) > 1:
         name = dialog.choose("Which microphone?", names, in_use.name)
@@ -72,10 +72,10 @@ def take_option(context: Context, answers: Answers, wanted: str, names: Sequence
 
     Raises DeviceError if there is none, or more than one.
     """
-    whole = [one for one in names if one.casefold() == wanted.casefold()]
-    found = whole or [one for one in names if wanted.casefold() in one.casefold()]
+    whole = [name for name in names if name.casefold() == wanted.casefold()]
+    found = whole or [name for name in names if wanted.casefold() in name.casefold()]
     if wanted and len(found) != 1:
-        there = ", ".join(repr(one) for one in found or names)
+        there = ", ".join(repr(name) for name in found or names)
         count = "more than one microphone has" if found else "no microphone has"
         raise DeviceError(
             f"--device: {count} {wanted!r} in its name. Choose one of: {there or '(none found)'}"
@@ -96,13 +96,13 @@ def open_meters(context: Context, answers: Answers, opened: ExitStack) -> list[M
     except DeviceError as error:
         context.dialog.report(error)
         return meters
-    for one, name in zip(devices, names_to_configure(devices), strict=True):
+    for device, name in zip(devices, names_to_configure(devices), strict=True):
         if len(meters) >= SHOWN or name in [known.name for known in meters]:
             continue
         meter = Meter(name, recorder=opened.enter_context(Recorder()))
         meter.open(context.settings.capture.block_ms)
         wanted = answers.device.casefold()
-        configured = wanted in name.casefold() if wanted else one.default
+        configured = wanted in name.casefold() if wanted else device.default
         meter.in_use = configured and not any(known.in_use for known in meters)
         meters.append(meter)
     return meters
@@ -131,7 +131,9 @@ def meters_table(meters: Sequence[Meter]) -> RenderableType:
     table = Table(box=None, pad_edge=False)
     for title in ("", "microphone", "level", "loudest", ""):
         table.add_column(title)
-    for number, one in enumerate(meters, 1):
-        peak = "" if one.peak_db is None else f"{one.peak_db:.0f} dB"
-        table.add_row(*map(Text, (str(number), one.name[:40], one.bar(), peak, one.verdict())))
+    for number, meter in enumerate(meters, 1):
+        peak = "" if meter.peak_db is None else f"{meter.peak_db:.0f} dB"
+        table.add_row(
+            *map(Text, (str(number), meter.name[:40], meter.bar(), peak, meter.verdict()))
+        )
     return table

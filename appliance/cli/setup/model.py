@@ -130,7 +130,7 @@ def try_model(context: Context, name: str) -> tuple[bool, str]:
     from appliance.cli.doctor.outcome import FAILED, Surroundings
 
     settings = replace(context.settings, model=ModelSettings(bundle=name))
-    check = next(one for one in CHECKS if one.look is self_test)
+    check = next(check for check in CHECKS if check.look is self_test)
     outcome = look(check, Surroundings(settings, context.file))
     if outcome.status == FAILED:
         return False, f"{name}: {outcome.found}; {outcome.fix}"

@@ -122,6 +122,6 @@ def is_published(probe: BrokerProbe, transcript_id: str) -> bool:
     deadline_s = time.monotonic() + PUBLISHED_S
     while (left_s := deadline_s - time.monotonic()) > 0:
         messages = probe.receive(left_s, count=1)
-        if any(transcript_id.encode() in one.payload for one in messages):
+        if any(transcript_id.encode() in message.payload for message in messages):
             return True
     return False

@@ -58,7 +58,7 @@ class Estimate:
 
     def __str__(self) -> str:
         lacks = "" if self.fits else " (more than is free)"
-        return f"memory {self.memory_gb:.2f} GB{lacks}, about {self.seconds:.1f} s a sentence"
+        return f"memory {self.memory_gb:.2f} GB{lacks}, about {self.seconds:.1f} s per sentence"
 
 
 def suggest(
@@ -75,8 +75,8 @@ def suggest(
         return present
     fitting = [
         name
-        for name, one in estimates.items()
-        if one.fits and one.seconds <= LONGEST_S and (reachable or name in installed)
+        for name, estimate in estimates.items()
+        if estimate.fits and estimate.seconds <= LONGEST_S and (reachable or name in installed)
     ]
     english = [name for name in fitting if name.endswith(".en")]
     return max(english or fitting, key=lambda name: estimates[name].seconds, default=present)
@@ -93,10 +93,10 @@ def estimate_models() -> dict[str, Estimate]:
     return {
         name: Estimate(
             sentence_s(SHAPES[name.removesuffix(".en")], speed),
-            one.memory_gb,
-            one.memory_gb < free_gb,
+            model.memory_gb,
+            model.memory_gb < free_gb,
         )
-        for name, one in library.PUBLISHED.items()
+        for name, model in library.PUBLISHED.items()
     }
 
 

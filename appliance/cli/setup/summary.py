@@ -22,7 +22,7 @@ def show_summary(context: Context, answers: Answers) -> None:
     for finding in findings:
         if finding.outcome.status == FAILED:
             print("\n".join(lines(finding, shown, width)), flush=True)
-    checked = sum(one.outcome.status != SKIPPED for one in findings)
+    checked = sum(finding.outcome.status != SKIPPED for finding in findings)
     count = failures(findings)
     verdict = f"{count} of {checked} checks failed." if count else f"All {checked} checks passed."
     context.dialog.say(f"{verdict} `sudo roomscribe doctor` shows every check.")
