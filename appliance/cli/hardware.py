@@ -29,6 +29,7 @@ PACKAGES = (
     "python3-numpy", "python3-onnxruntime", "libportaudio2",
 )  # fmt: skip
 HAILO = "0x1e60"
+CPUFREQ = "/sys/devices/system/cpu/cpu0/cpufreq"
 ROWS = "reference,conservative,balanced,aggressive,hybrid,npu"
 DOCTOR_WITHIN_S, BENCHMARK_WITHIN_S = 1500, 2400
 PRIVATE = ("appliance", "capture", "mqtt", "store")
@@ -79,8 +80,8 @@ def hardware_check(
     command = command or [sys.executable, *sys.orig_argv[1 : sys.orig_argv.index("hardware-check")]]
     try:
         with writing(options.out) as file:
-            found = report(command, options)
-            hidden = redact(found, secrets(options.config))
+            found = make_report(command, options)
+            hidden = redact(found, private_texts(options.config))
             file.write_text(json.dumps(hidden, indent=1, ensure_ascii=False) + "\n", "utf-8")
     except OSError as error:
         raise ConfigError(
@@ -88,125 +89,130 @@ def hardware_check(
         ) from error
     for check in found["doctor"].get("checks", []):
         if check["status"] == "failed":
-            say(f"failed: {check['name']}: {check['found']}")
-    say(f"Wrote {options.out}. Check it before you share it.")
+            print_progress(f"failed: {check['name']}: {check['found']}")
+    print_progress(f"Wrote {options.out}. Check it before you share it.")
     return 0
 
 
-def report(command: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+def make_report(command: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     """Return the results of doctor and benchmark, still with names and addresses."""
     found: dict[str, Any] = {"schema": SCHEMA, "day": f"{datetime.now(UTC):%Y-%m-%d}"}
-    found["machine"] = machine()
-    say("running roomscribe doctor")
-    found["heat"] = [heat("at the start")]
-    found["doctor"] = doctor(command, options.config, options.recordings)
-    found["heat"].append(heat("after the doctor"))
+    found["machine"] = describe_machine()
+    print_progress("running roomscribe doctor")
+    found["heat"] = [read_heat("at the start")]
+    found["doctor"] = run_doctor(command, options.config, options.recordings)
+    found["heat"].append(read_heat("after the doctor"))
     if not options.no_benchmark:
-        say(f"running roomscribe benchmark, {options.repeats} rounds")
-        found["benchmark"] = benchmark(command, options.repeats)
-        found["heat"].append(heat("after the benchmark"))
+        print_progress(f"running roomscribe benchmark, {options.repeats} rounds")
+        found["benchmark"] = run_benchmark(command, options.repeats)
+        found["heat"].append(read_heat("after the benchmark"))
     return found
 
 
-def doctor(command: Sequence[str], config: Path | None, recordings: Path | None) -> dict[str, Any]:
+def run_doctor(
+    command: Sequence[str], config: Path | None, recordings: Path | None
+) -> dict[str, Any]:
     """Return the doctor's JSON, or the reason why there is none."""
     arguments = [*command, "doctor", "--json"]
     if config:
         arguments += ["--config", str(config)]
     if recordings:
         arguments += ["--recordings", str(recordings)]
-    done = ask(arguments, DOCTOR_WITHIN_S)
+    done = run_command(arguments, DOCTOR_WITHIN_S)
     try:
         found: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        return trouble(done)
+        return failure(done)
     return found
 
 
-def benchmark(command: Sequence[str], repeats: int) -> dict[str, Any]:
+def run_benchmark(command: Sequence[str], repeats: int) -> dict[str, Any]:
     """Return the benchmark's JSON, or the reason why there is none."""
     with tempfile.TemporaryDirectory(prefix="roomscribe-hardware.") as scratch:
         file = Path(scratch) / "benchmark.json"
         arguments = ["--random-weights", "tiny", "--rows", ROWS, "--repeats", str(repeats)]
-        done = ask([*command, "benchmark", *arguments, "--json", str(file)], BENCHMARK_WITHIN_S)
+        done = run_command(
+            [*command, "benchmark", *arguments, "--json", str(file)], BENCHMARK_WITHIN_S
+        )
         try:
             found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return trouble(done)
+            return failure(done)
     return found
 
 
-def trouble(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def failure(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """Return status and errors of a command without JSON."""
     return {"status": done.returncode, "errors": done.stderr.splitlines()[-10:]}
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Return the hardware's model and the versions of the software, without names."""
-    memory = re.search(r"MemTotal:\s+(\d+) kB", text("/proc/meminfo"))
-    processor = re.search(r"^model name\s*:\s*(.+)$", text("/proc/cpuinfo"), re.MULTILINE)
-    system = re.search(r'^PRETTY_NAME="?([^"\n]+)', text("/etc/os-release"), re.MULTILINE)
+    memory = re.search(r"MemTotal:\s+(\d+) kB", read_text("/proc/meminfo"))
+    processor = re.search(r"^model name\s*:\s*(.+)$", read_text("/proc/cpuinfo"), re.MULTILINE)
+    system = re.search(r'^PRETTY_NAME="?([^"\n]+)', read_text("/etc/os-release"), re.MULTILINE)
     return {
-        "model": text("/proc/device-tree/model").strip("\0\n ") or "unknown",
+        "model": read_text("/proc/device-tree/model").strip("\0\n ") or "unknown",
         "processor": processor[1] if processor else platform.machine(),
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
         "memory_mb": int(memory[1]) // 1024 if memory else None,
         "page_bytes": os.sysconf("SC_PAGE_SIZE"),
-        "governor": text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip() or None,
+        "governor": read_text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip()
+        or None,
         "system": system[1] if system else "unknown",
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "hailo_driver": text("/sys/module/hailo_pci/version").strip()
-        or text("/sys/module/hailo1x_pci/version").strip()
+        "hailo_driver": read_text("/sys/module/hailo_pci/version").strip()
+        or read_text("/sys/module/hailo1x_pci/version").strip()
         or None,
         "hailo_links": list(hailo_links()),
-        "packages": packages(),
-        "daemon_runs": daemon_runs(),
+        "packages": package_versions(),
+        "daemon_runs": daemon_is_active(),
     }
 
 
 def hailo_links() -> Iterator[dict[str, str]]:
     """Yield kind and link speed of each Hailo on the PCI bus."""
     for vendor in sorted(Path("/sys/bus/pci/devices").glob("*/vendor")):
-        if text(vendor).strip() == HAILO:
+        if read_text(vendor).strip() == HAILO:
             names = ("device", "current_link_speed", "current_link_width", "max_link_speed")
-            yield {name: text(vendor.with_name(name)).strip() for name in names}
+            yield {name: read_text(vendor.with_name(name)).strip() for name in names}
 
 
-def packages() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Return the versions of the installed packages in PACKAGES."""
     if not shutil.which("dpkg-query"):
         return {}
-    done = ask(
+    done = run_command(
         ["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Abbrev}\n", *PACKAGES], 30
     )
     lines = (line.split() for line in done.stdout.splitlines())
     return {words[0]: words[1] for words in lines if len(words) == 3 and words[2] == "ii"}
 
 
-def daemon_runs() -> bool | None:
+def daemon_is_active() -> bool | None:
     """Return True if the service is active, which disturbs the figures; None if unknown."""
     if not shutil.which("systemctl"):
         return None
-    return ask(["systemctl", "is-active", "roomscribe"], 10).stdout.strip() == "active"
+    return run_command(["systemctl", "is-active", "roomscribe"], 10).stdout.strip() == "active"
 
 
-def heat(when: str) -> dict[str, Any]:
+def read_heat(when: str) -> dict[str, Any]:
     """Return temperature, clock and throttling now."""
-    zone = text("/sys/class/thermal/thermal_zone0/temp").strip()
-    clock = text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq").strip()
+    zone = read_text("/sys/class/thermal/thermal_zone0/temp").strip()
+    clock = read_text(f"{CPUFREQ}/scaling_cur_freq").strip()
     firmware = next(iter(Path("/sys/devices/platform").glob("soc*/*firmware/get_throttled")), None)
     return {
         "when": when,
         "seconds": round(time.monotonic() - BEGUN_S),
         "soc_c": int(zone) / 1000 if zone.lstrip("-").isdigit() else None,
         "clock_mhz": int(clock) // 1000 if clock.isdigit() else None,
-        "throttled": text(firmware).strip() if firmware else None,
+        "throttled": read_text(firmware).strip() if firmware else None,
     }
 
 
-def ask(arguments: list[str], within_s: float) -> subprocess.CompletedProcess[str]:
+def run_command(arguments: list[str], within_s: float) -> subprocess.CompletedProcess[str]:
     """Run a command and return its output; if it cannot run, stderr has the reason."""
     try:
         return subprocess.run(
@@ -217,7 +223,7 @@ def ask(arguments: list[str], within_s: float) -> subprocess.CompletedProcess[st
         return subprocess.CompletedProcess(arguments, -1, "", f"{type(error).__name__}: {error}")
 
 
-def text(file: str | Path) -> str:
+def read_text(file: str | Path) -> str:
     """Return a small file's text; empty if it cannot be read."""
     try:
         return Path(file).read_text(encoding="utf-8", errors="replace")
@@ -225,7 +231,7 @@ def text(file: str | Path) -> str:
         return ""
 
 
-def secrets(config: Path | None) -> dict[str, str]:
+def private_texts(config: Path | None) -> dict[str, str]:
     """Return texts that must not be in the report, with their placeholders: names of this machine
     and its users, and all texts in the private sections of the configuration."""
     name = platform.node()
@@ -272,6 +278,6 @@ def redact(value: Any, hidden: dict[str, str]) -> Any:
     return value
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Print a line of progress."""
     print(f"roomscribe: {line}", file=sys.stderr, flush=True)

@@ -121,7 +121,7 @@ def test_names_addresses_and_homes_are_replaced() -> None:
 
 
 def test_the_names_of_this_machine_are_among_the_hidden(config: Path) -> None:
-    hidden = hardware.secrets(config)
+    hidden = hardware.private_texts(config)
     if platform.node() not in ("", "localhost", "pi", "default", "root"):
         assert platform.node() in hidden
     assert hidden["ednas_kitchen"] == "<appliance.node>"
