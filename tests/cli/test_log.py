@@ -318,7 +318,7 @@ def test_a_person_is_asked_before_anything_is_deleted(
         ("--follow --until 1h", "--follow cannot be combined"),
         ("--follow --export csv", "not allowed with"),
         ("--json --export csv", "try --export jsonl"),
-        ("--limit -1", "expected 0 or more"),
+        ("--limit -1", "must be 0 or more"),
         ("--export xml", "invalid choice"),
     ],
 )

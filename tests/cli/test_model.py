@@ -317,7 +317,9 @@ def test_a_fetch_that_is_refused_leaves_no_folder(desk: Desk, tmp_path: Path) ->
     (tmp_path / "mine").mkdir()
     one_line(desk.run("fetch", "nothing", tmp_path / "mine"))
     assert (tmp_path / "mine").is_dir()
-    assert "/dev/null: File exists" in one_line(desk.run("fetch", "tiny", "/dev/null"))
+    assert "/dev/null cannot be created: File exists" in one_line(
+        desk.run("fetch", "tiny", "/dev/null")
+    )
     sealed = tmp_path / "sealed"
     sealed.mkdir(mode=0)
     refused = roomscribe("model", "fetch", "tiny", sealed / "new", wrapper=OBEYING_MODES)
@@ -410,7 +412,7 @@ def test_the_configuration_goes_before_the_choice(desk: Desk, tmp_path: Path) ->
     config.write_text('[model]\nbundle = "home-en"\n', encoding="utf-8")
     assert desk.run("add", desk.checkpoint, "--name", "mine").returncode == 0
     line = one_line(desk.run("use", "mine", "--config", config))
-    assert "the configuration names 'home-en'" in line
+    assert "sets [model] bundle = 'home-en'" in line
     listed = desk.run("list", "--config", config).stdout
     assert [line.split()[1] for line in listed.splitlines() if line.startswith("*")] == ["home-en"]
 
@@ -452,7 +454,7 @@ def test_a_damaged_model_is_found_and_the_others_are_still_checked(desk: Desk) -
     step.write_bytes(content)
     done = desk.run("verify")
     assert "one/bundle.json" in one_line(done)
-    assert "two: every file is as it was built" in done.stdout
+    assert "two: all files are intact" in done.stdout
     assert "home-en: every file is as it was built" in done.stdout
 
 

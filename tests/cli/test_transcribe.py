@@ -58,7 +58,7 @@ def test_webvtt_has_points_for_commas_and_no_markup() -> None:
 def test_each_of_several_files_has_subtitles_of_its_own(tmp_path: Path, ending: str) -> None:
     files = [SPEECH / "00.flac", SPEECH / "01.flac"]
     refused = roomscribe("transcribe", f"--{ending}", *files)
-    assert (refused.returncode, "add --output-dir" in refused.stderr) == (2, True)
+    assert (refused.returncode, "needs --output-dir" in refused.stderr) == (2, True)
     done = roomscribe("transcribe", f"--{ending}", "--output-dir", tmp_path, *files)
     assert done.returncode == 0
     for name in ("00", "01"):

@@ -62,7 +62,7 @@ def test_a_library_that_is_too_old_is_named_with_both_versions() -> None:
     assert found.status == "failed"
     assert found.found.startswith("numpy ")
     assert found.found.endswith(" is older than 99.1")
-    assert "wanted is 3.99 or newer" in python(AROUND, wanted).found
+    assert "needs 3.99 or newer" in python(AROUND, wanted).found
 
 
 def test_wanted_versions_come_from_the_packages_metadata() -> None:
@@ -105,7 +105,7 @@ def test_keys_that_were_chosen_while_it_runs_are_named_with_their_file(tmp_path:
     over = tmp_path / "settings.toml"
     over.write_text('[capture]\ndevice = "USB"\n', encoding="utf-8")
     found = configuration(Surroundings(Settings(), file))
-    assert found.found == f"{file} is valid; capture.device comes from {over}"
+    assert found.found == f"{file} is valid; {over} overrides capture.device"
 
 
 @pytest.mark.parametrize(("kilobytes", "status"), [(2_000_000, "ok"), (90_000, "failed")])

@@ -40,7 +40,7 @@ from dataclasses import asdict, replace
 from appliance.cli.doctor.main import GROUPS, look
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import Settings
-check = replace(GROUPS["hearing"][0], within_s=float(sys.argv[1]))
+check = replace(GROUPS["sound"][0], within_s=float(sys.argv[1]))
 print(json.dumps(asdict(look(check, Surroundings(Settings())))))
 """
 
@@ -153,7 +153,7 @@ def test_a_microphone_that_the_daemon_holds_is_left_to_it(tmp_path: Path) -> Non
     )
     found = hearing.microphone(around)
     assert found.status == "ok"
-    assert found.found.startswith("held by the service (process 77)")
+    assert found.found.startswith("used by the service (process 77)")
 
 
 @needs_broker
@@ -171,14 +171,14 @@ def test_of_a_held_microphone_the_daemons_own_word_counts(
         around = Surroundings(settings, daemon=daemon, root=machine(tmp_path))
         found = hearing.microphone(around)
     assert found.status == status
-    assert ("hears it" in found.found) == (told == "online")
+    assert ("receives sound" in found.found) == (told == "online")
 
 
 def test_another_program_that_holds_it_is_named(tmp_path: Path) -> None:
     root = machine(tmp_path, pid=78, name="arecord")
     assert [str(one) for one in hearing.recorders(root)] == ["arecord (process 78)"]
     settings = Settings(capture=CaptureSettings(device="no such microphone"))
-    with pytest.raises(DeviceError, match=r"^held by arecord \(process 78\); "):
+    with pytest.raises(DeviceError, match=r"^used by arecord \(process 78\); "):
         hearing.microphone(Surroundings(settings, root=root))
 
 

@@ -36,12 +36,12 @@ def test_the_built_in_model_is_whole_and_says_that_it_is_for_demonstration() -> 
 def test_the_built_in_model_reads_the_packaged_sentence() -> None:
     found = transcribing.self_test(around("home-en"))
     assert found.status == "ok", found.found
-    assert f"is read as '{TEXT}'" in found.found
+    assert f"was transcribed as '{TEXT}'" in found.found
 
 
 def test_another_model_is_asked_for_any_text_that_ends(bundle_folder: Path) -> None:
     found = transcribing.self_test(around(bundle_folder))
-    assert "is read as" in found.found
+    assert "was transcribed as" in found.found
 
 
 def test_the_int8_arithmetic_is_checked_where_a_model_has_any(bundle_folder: Path) -> None:

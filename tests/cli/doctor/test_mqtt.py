@@ -262,7 +262,7 @@ def test_the_daemon_beside_it_notices_nothing(tmp_path: Path) -> None:
 def test_an_absent_daemon_is_no_fault_of_its_own(open_broker: Broker) -> None:
     found = publishing.daemon_state(around(open_broker))
     assert found.status == "skipped"
-    assert "never seen" in found.found
+    assert "no state published" in found.found
 
 
 def test_a_degraded_daemon_is_a_fault_with_its_reasons() -> None:

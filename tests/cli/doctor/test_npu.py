@@ -182,7 +182,7 @@ def test_a_chip_that_another_program_has_is_left_to_it(
         assert "share = true" in found.fix
         assert npu.self_test(around).status == "skipped"
         ours = replace(around, daemon=DaemonProcess(other.pid, "roomscribe", True))
-        assert npu.owner(ours) == Outcome("ok", f"held by {ours.daemon}")
+        assert npu.owner(ours) == Outcome("ok", f"used by {ours.daemon}")
         assert npu.owner(with_encoder(around, share=True)).status == "ok"
         assert npu.chip(around).status == "ok"
     finally:
@@ -211,7 +211,7 @@ def test_a_chip_that_computes_something_else_is_a_fault(
     assert judge([fine]).status == "ok"
     found = judge([fine, replace(fine, cosine=0.2, noise_db=-3.0, same_text=False, npu_errors=5)])
     assert found.status == "failed"
-    assert "(least 0.2000)" in found.found
+    assert "(min 0.2000)" in found.found
     assert "on the NPU 50.0%" in found.found
 
 

@@ -33,7 +33,7 @@ def test_a_whole_log_is_well_while_the_daemon_writes(tmp_path: Path) -> None:
         found = storage.log(around(tmp_path))
         assert found.status == "ok"
         assert f"schema {SCHEMA}" in found.found
-        assert "2 transcripts wait" in found.found
+        assert "2 unpublished transcripts" in found.found
         assert (tmp_path / FILE_NAME).read_bytes() == before
         store.append(transcript())
 
@@ -107,4 +107,4 @@ def test_a_full_disk_is_a_fault(tmp_path: Path) -> None:
     found = storage.disk(around(tmp_path), least_free_mb=free_mb + 10_000)
     assert found.status == "failed"
     assert "MB free" in found.found
-    assert f"wanted are {free_mb + 10_000}" in found.found
+    assert f"at least {free_mb + 10_000}" in found.found

@@ -57,7 +57,7 @@ def test_our_own_server_is_tried_with_a_sentence() -> None:
     with open_transcriber(Settings()) as brain, running(brain) as server:
         found = look(house.CHECKS[0], around(listen="127.0.0.1", port=server.port))
     assert found.status == "ok", found.found
-    assert f"is read as '{TEXT}'" in found.found.lower()
+    assert f"was transcribed as '{TEXT}'" in found.found.lower()
 
 
 def test_our_own_server_is_looked_for_where_the_house_sees_it() -> None:
@@ -66,7 +66,7 @@ def test_our_own_server_is_looked_for_where_the_house_sees_it() -> None:
         found = look(house.CHECKS[1], around(port=server.port, allow=everywhere))
         assert found.status == "ok", found.found
         alone = look(house.CHECKS[1], around(port=server.port, listen="127.0.0.1"))
-        assert "this machine alone" in alone.found
+        assert "only this machine" in alone.found
 
 
 def test_nobody_listening_is_a_failure_and_no_daemon_is_none() -> None:
