@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints each sentence as it is said: subscriber.py [HOST [PORT]]. Needs paho-mqtt 2."""
+"""Prints each sentence that is spoken: subscriber.py [HOST [PORT]]. Needs paho-mqtt 2."""
 
 import json
 import sys

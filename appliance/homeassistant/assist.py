@@ -25,7 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from appliance.config import AssistSettings
-from appliance.homeassistant.connection import CommandError, HomeAssistantError, WebsocketLink
+from appliance.homeassistant.connection import (
+    CommandError,
+    HomeAssistantError,
+    WebsocketLink,
+    as_list,
+    as_table,
+)
 from appliance.records import HEARD_HERE, AssistReply, Transcript
 from appliance.system import shorten, write_whole
 
@@ -262,9 +268,9 @@ class Assist:
         found: dict[str, Any] = {}
 
         def take(event: dict[str, Any]) -> None:
-            kind, data = event.get("type"), _table(event.get("data"))
+            kind, data = event.get("type"), as_table(event.get("data"))
             if kind == "intent-end":
-                found.update(_table(data.get("intent_output")))
+                found.update(as_table(data.get("intent_output")))
             elif kind == "error":
                 found["error"] = shorten(data.get("message") or data.get("code") or "error", 200)
             if kind in ("run-end", "error") and not done.done():
@@ -318,16 +324,9 @@ async def preferred_pipeline(link: WebsocketLink) -> dict[str, Any]:
 
     Raises CommandError where the release knows no such command, and HomeAssistantError.
     """
-    listed = _table((await link.send_command("assist_pipeline/pipeline/list"))[1])
-    pipelines = listed.get("pipelines")
-    return next(
-        (
-            one
-            for one in map(_table, pipelines if isinstance(pipelines, list) else [])
-            if one.get("id") == listed.get("preferred_pipeline")
-        ),
-        {},
-    )
+    listed = as_table((await link.send_command("assist_pipeline/pipeline/list"))[1])
+    preferred = listed.get("preferred_pipeline")
+    return next((one for one in as_list(listed.get("pipelines")) if one.get("id") == preferred), {})
 
 
 async def _understood(
@@ -344,17 +343,10 @@ async def _understood(
     given: dict[str, Any] = {}
     if isinstance(language, str) and language != "*":
         given["language"] = language
-    found = _table(
-        (
-            await link.send_command(
-                "conversation/agent/homeassistant/debug",
-                sentences=[text],
-                device_id=device,
-                **given,
-            )
-        )[1]
-    ).get("results")
-    return _table(found[0]) if isinstance(found, list) and found else {}
+    command = "conversation/agent/homeassistant/debug"
+    _, found = await link.send_command(command, sentences=[text], device_id=device, **given)
+    results = as_table(found).get("results")
+    return as_table(results[0]) if isinstance(results, list) and results else {}
 
 
 def is_guess(text: str, understood: dict[str, Any]) -> bool:
@@ -362,7 +354,7 @@ def is_guess(text: str, understood: dict[str, Any]) -> bool:
     match is not exact, and the text contains neither an entity's name nor the place."""
     if understood.get("match") is not True or understood.get("fuzzy_match") is not True:
         return False
-    slots, sentence = _table(understood.get("slots")), f" {_words(text)} "
+    slots, sentence = as_table(understood.get("slots")), f" {_words(text)} "
     named = [slots[key] for key in ("name", *PLACE_SLOTS) if isinstance(slots.get(key), str)]
     return not any(f" {_words(name)} " in sentence for name in named)
 
@@ -376,10 +368,10 @@ def _reply(transcript: Transcript, text: str, found: dict[str, Any], took_ms: fl
     """Return the agent's reply; `found` has the form of Home Assistant's IntentResponse."""
     if error := found.get("error"):
         return AssistReply(transcript.id, text, "failed", error=error, took_ms=took_ms)
-    response = _table(found.get("response"))
+    response = as_table(found.get("response"))
     kind = response.get("response_type")
-    code = _table(response.get("data")).get("code")
-    speech = _table(_table(response.get("speech")).get("plain")).get("speech")
+    code = as_table(response.get("data")).get("code")
+    speech = as_table(as_table(response.get("speech")).get("plain")).get("speech")
     talking = found.get("conversation_id")
     return AssistReply(
         transcript.id,
@@ -400,7 +392,3 @@ def _as_utf8(text: str) -> str:
 
 def _is_id(text: str) -> bool:
     return len(text) <= 200 and text.isascii() and text.isprintable()
-
-
-def _table(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

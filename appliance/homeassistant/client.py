@@ -30,6 +30,8 @@ from appliance.homeassistant.connection import (
     RefusedTokenError,
     TooLongError,
     WebsocketLink,
+    as_list,
+    as_table,
     connect,
     first,
 )
@@ -254,7 +256,10 @@ class HomeAssistantClient(Listener):
 
     async def _serve_connection(self, link: WebsocketLink) -> None:
         """Work over an open connection until it ends."""
-        while (await _config(link)).get("state", "RUNNING") != "RUNNING":
+        while (
+            as_table((await link.send_command("get_config"))[1]).get("state", "RUNNING")
+            != "RUNNING"
+        ):
             self._report_trouble(f"{self._url} is still starting")
             await asyncio.sleep(self._intervals.starting_s)
         for kind in CHANGES:
@@ -326,7 +331,6 @@ class HomeAssistantClient(Listener):
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _run_command(self, link: WebsocketLink, transcript: Transcript, text: str) -> None:
-        """Hand one sentence over and pass on the reply."""
         assert self._assist
         reply: AssistReply | None = refused(transcript, text, "the connection has ended")
         try:
@@ -343,18 +347,12 @@ class HomeAssistantClient(Listener):
                 self._callbacks.on_reply(reply)
 
 
-async def _config(link: WebsocketLink) -> dict[str, Any]:
-    found = (await link.send_command("get_config"))[1]
-    return found if isinstance(found, dict) else {}
-
-
 async def devices_of(link: WebsocketLink) -> list[dict[str, Any]]:
     """Return the device registry; nothing if it may not be read, or is too long."""
     try:
-        found = (await link.send_command("config/device_registry/list"))[1]
+        return as_list((await link.send_command("config/device_registry/list"))[1])
     except CommandError:
         return []
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def own_device(devices: Sequence[dict[str, Any]], node: str) -> dict[str, Any]:

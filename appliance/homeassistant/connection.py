@@ -37,6 +37,21 @@ T = TypeVar("T")
 Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
+def as_table(value: object) -> dict[str, Any]:
+    """Return a JSON value if it is a table, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[dict[str, Any]]:
+    """Return the tables in a JSON value if that is a list, else none."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def as_text(value: object) -> str:
+    """Return a JSON value if it is a text, else ""."""
+    return value if isinstance(value, str) else ""
+
+
 class HomeAssistantError(DeviceError):
     """Home Assistant cannot be reached or used; the text ends with what to do."""
 
@@ -165,7 +180,6 @@ class WebsocketLink:
         raise HomeAssistantError(f"{self._url} has ended the connection: {shorten(why, 80)}")
 
     def _oldest_command(self) -> str:
-        """Return the command whose answer is outstanding for the longest time."""
         return next((command for command, _ in self._results.values()), "")
 
     async def _send(self, message: dict[str, Any]) -> None:
@@ -194,8 +208,7 @@ class WebsocketLink:
             if found.get("success") is True:
                 answer.set_result(found.get("result"))
                 return
-            error = found.get("error")
-            error = error if isinstance(error, dict) else {}
+            error = as_table(found.get("error"))
             code, text = (shorten(error.get(name) or "", 100) for name in ("code", "message"))
             answer.set_exception(CommandError(command, code, text))
 
@@ -290,8 +303,7 @@ async def _authenticate(websocket: Any, url: HomeAssistantUrl, token: str) -> st
     from websockets.exceptions import ConnectionClosed
 
     async def receive() -> dict[str, Any]:
-        found = json.loads(await websocket.recv())
-        return found if isinstance(found, dict) else {}
+        return as_table(json.loads(await websocket.recv()))
 
     try:
         async with asyncio.timeout(OPEN_WITHIN_S):

@@ -22,6 +22,9 @@ from appliance.homeassistant.connection import (
     CommandError,
     HomeAssistantError,
     WebsocketLink,
+    as_list,
+    as_table,
+    as_text,
 )
 from appliance.records import Name, Tier
 from appliance.system import write_whole
@@ -73,33 +76,33 @@ async def fetch(link: WebsocketLink, devices: Sequence[Mapping[str, Any]]) -> Na
     entries: dict[str, Any] = {}
     shown: dict[str, Any] = {}
     if wanted:
-        entries = _table(
+        entries = as_table(
             await _request(link, "config/entity_registry/get_entries", entity_ids=wanted)
         )
         shown = await _shown(link, wanted)
-    areas = _list(await _request(link, "config/area_registry/list"))
+    areas = as_list(await _request(link, "config/area_registry/list"))
     floors: list[dict[str, Any]] = []
     with suppress(CommandError):  # older than 2024.4
-        floors = _list(await _request(link, "config/floor_registry/list"))
-    area_of = {_text(one.get("id")): _text(one.get("area_id")) for one in devices}
+        floors = as_list(await _request(link, "config/floor_registry/list"))
+    area_of = {as_text(one.get("id")): as_text(one.get("area_id")) for one in devices}
     found: list[Name] = []
     used: set[str] = set()
     for entity in wanted:
-        entry = _table(entries.get(entity))
+        entry = as_table(entries.get(entity))
         if entry.get("disabled_by") or _is_ours(entry):
             continue
-        used.add(_text(entry.get("area_id")) or area_of.get(_text(entry.get("device_id")), ""))
+        used.add(as_text(entry.get("area_id")) or area_of.get(as_text(entry.get("device_id")), ""))
         name = shown.get(entity) or entry.get("name") or entry.get("original_name")
         called = entity.partition(".")[0] in CALLED_DOMAINS
-        found.append((_text(name), Tier.CALLED if called else Tier.OTHER))
+        found.append((as_text(name), Tier.CALLED if called else Tier.OTHER))
         found += [(alias, Tier.ALIAS) for alias in _texts(entry.get("aliases"))]
     floors_used = {
-        _text(area.get("floor_id")) for area in areas if _text(area.get("area_id")) in used
+        as_text(area.get("floor_id")) for area in areas if as_text(area.get("area_id")) in used
     }
     for places, key, there in ((areas, "area_id", used), (floors, "floor_id", floors_used)):
         for place in places:
-            tier = Tier.USED_PLACE if _text(place.get(key)) in there - {""} else Tier.PLACE
-            names = [_text(place.get("name")), *_texts(place.get("aliases"))]
+            tier = Tier.USED_PLACE if as_text(place.get(key)) in there - {""} else Tier.PLACE
+            names = [as_text(place.get("name")), *_texts(place.get("aliases"))]
             found += [(name, tier) for name in names]
     kept, left_out = cleaned(found)
     return Names(kept, left_out + len(exposed) - len(wanted), len(exposed), registry)
@@ -158,17 +161,17 @@ def write(folder: Path, names: Sequence[Name]) -> None:
 async def _exposed(link: WebsocketLink) -> tuple[list[str], bool]:
     """Return the entities exposed to Assist, and whether they come from the registry."""
     try:
-        found = _table(_table(await _request(link, EXPOSED)).get("exposed_entities"))
-        chosen = {name for name, how in found.items() if _table(how).get(ASSISTANT) is True}
+        found = as_table(as_table(await _request(link, EXPOSED)).get("exposed_entities"))
+        chosen = {name for name, how in found.items() if as_table(how).get(ASSISTANT) is True}
         registry = False
     except CommandError as error:
         if error.code not in ("unauthorized", "unknown_command"):
             raise
         chosen, registry = set(), True
-        for entry in _list(await _request(link, REGISTRY)):
-            how = _table(_table(entry.get("options")).get(ASSISTANT))
+        for entry in as_list(await _request(link, REGISTRY)):
+            how = as_table(as_table(entry.get("options")).get(ASSISTANT))
             if how.get("should_expose") is True:
-                chosen.add(_text(entry.get("entity_id")))
+                chosen.add(as_text(entry.get("entity_id")))
     return [name for name in chosen if _ENTITY.fullmatch(name)], registry
 
 
@@ -178,7 +181,7 @@ async def _shown(link: WebsocketLink, entities: Sequence[str]) -> dict[str, Any]
 
     def take(event: dict[str, Any]) -> None:
         if not first.done():
-            first.set_result(_table(event.get("a")))
+            first.set_result(as_table(event.get("a")))
 
     number, _ = await link.send_command("subscribe_entities", take, entity_ids=entities)
     try:
@@ -188,8 +191,8 @@ async def _shown(link: WebsocketLink, entities: Sequence[str]) -> dict[str, Any]
         raise HomeAssistantError("Home Assistant sent no states; see its log") from None
     link.forget(number)
     await link.send_command("unsubscribe_events", subscription=number)
-    found = ((entity, _table(_table(state).get("a"))) for entity, state in states.items())
-    return {entity: _text(attributes.get("friendly_name")) for entity, attributes in found}
+    found = ((entity, as_table(as_table(state).get("a"))) for entity, state in states.items())
+    return {entity: as_text(attributes.get("friendly_name")) for entity, attributes in found}
 
 
 async def _request(link: WebsocketLink, command: str, **arguments: Any) -> Any:
@@ -197,21 +200,8 @@ async def _request(link: WebsocketLink, command: str, **arguments: Any) -> Any:
 
 
 def _is_ours(entry: Mapping[str, Any]) -> bool:
-    """Return True for an entity of a Roomscribe: nobody says "Roomscribe mute"."""
-    ours = _text(entry.get("unique_id")).startswith("roomscribe_")
+    ours = as_text(entry.get("unique_id")).startswith("roomscribe_")
     return ours and entry.get("platform") == "mqtt"
-
-
-def _table(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
 
 
 def _texts(value: object) -> Iterator[str]:

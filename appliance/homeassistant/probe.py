@@ -15,6 +15,7 @@ from appliance.homeassistant.connection import (
     CommandError,
     HomeAssistantUrl,
     WebsocketLink,
+    as_list,
     connect,
 )
 
@@ -77,14 +78,11 @@ async def _area(link: WebsocketLink, device: Mapping[str, Any]) -> str:
         _, areas = await link.send_command("config/area_registry/list")
     except CommandError:
         return str(area)
-    for one in areas if isinstance(areas, list) else ():
-        if isinstance(one, dict) and one.get("area_id") == area:
-            return str(one.get("name") or area)
-    return str(area)
+    names = (one.get("name") for one in as_list(areas) if one.get("area_id") == area)
+    return str(next(names, None) or area)
 
 
 async def _pipeline(link: WebsocketLink) -> str:
-    """Return the name of the preferred Assist pipeline; "" without one."""
     try:
         found = await preferred_pipeline(link)
     except CommandError:

@@ -317,7 +317,6 @@ class BrokerConnection:
         return oldest_s + self._settings.keepalive_s + self._delays.answer_s
 
     def _pop_topic(self, message: int) -> str:
-        """Return the topic of the message that the broker answers; "" if it is unknown."""
         topic, _ = self._unacknowledged.pop(message, ("", 0.0))
         return topic
 

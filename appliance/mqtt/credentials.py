@@ -119,7 +119,6 @@ def _unusable(key: str, expected: str, found: str, error: OSError | RuntimeError
 
 
 def _reason(error: OSError | RuntimeError) -> str:
-    """Return OpenSSL's or the system's message."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
     return getattr(error, "strerror", None) or str(error)

@@ -131,7 +131,6 @@ def _speech(node: str) -> dict[str, Any]:
 
 
 def _switches(node: str) -> dict[str, Any]:
-    """Return the entities of the microphone and of mute."""
     return {
         "microphone": {
             **_component(node, "binary_sensor", "microphone", "Microphone", events.MICROPHONE),
@@ -151,7 +150,6 @@ def _switches(node: str) -> dict[str, Any]:
 
 
 def _measurements(node: str) -> dict[str, Any]:
-    """Return the entities of a transcript's numbers."""
     measured = {"state_class": "measurement"}
     return {
         "confidence": {
@@ -199,7 +197,6 @@ def _temperatures(node: str, present: Collection[str]) -> dict[str, Any]:
 
 
 def _diagnostics(node: str) -> dict[str, Any]:
-    """Return the entities of the status and of unpublished transcripts."""
     diagnostic = {"entity_category": "diagnostic"}
     return {
         "outbox": {

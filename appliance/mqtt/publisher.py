@@ -533,7 +533,6 @@ class Publisher(Listener):
         return max(0.0, min(due_s, self._stop_s, now_s + PROGRESS_S) - now_s)
 
     def _is_drained(self) -> bool:
-        """Return True if nothing more can be delivered before the deadline."""
         if self._connection.is_connected and not self._outbox.has_in_flight:
             return True
         return not self._connection.is_open or time.monotonic() >= self._stop_s

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
         runtime_folder as runtime_folder,
         runtime_folders as runtime_folders,
     )
+    from appliance.store.repair import set_aside_files as set_aside_files
     from appliance.store.store import (
         Store as Store,
         delete_set_aside_files as delete_set_aside_files,
         inspect as inspect,
         open_fallback as open_fallback,
         read_newest as read_newest,
-        set_aside_files as set_aside_files,
     )
     from appliance.store.tables import StoredTranscript as StoredTranscript, Wanted as Wanted
 

@@ -232,5 +232,4 @@ def plain_errors(path: Path, doing: str, sudo: str = "") -> Iterator[None]:
 
 
 def _is_closed(path: Path) -> bool:
-    """Return True if this user may not read and write the file."""
     return not os.access(path, os.R_OK | os.W_OK)

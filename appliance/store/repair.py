@@ -131,7 +131,7 @@ def finish(path: Path) -> None:
 
 
 def set_aside_files(path: Path) -> list[Path]:
-    """Return the set-aside files, the newest first."""
+    """Return the damaged copies of the log `path`, the newest first; they may hold deleted text."""
     found = path.parent.glob(f"{path.name}.damaged-*Z")
     return sorted(found, reverse=True)
 
@@ -156,7 +156,6 @@ def delete_set_aside_files(path: Path) -> None:
 
 
 def _aside(path: Path) -> Path:
-    """Return an unused name for the damaged file."""
     moment = datetime.now(UTC)
     while (name := sibling(path, moment.strftime(f".damaged-{_STAMP}"))).exists():
         moment += timedelta(seconds=1)
@@ -309,6 +308,5 @@ def _indexed(source: sqlite3.Connection, low: int, high: int) -> set[int]:
 
 
 def _rows(source: sqlite3.Connection, sql: str, *values: object) -> Iterator[Row]:
-    """Yield the rows of a statement up to the first one that cannot be read."""
     with suppress(sqlite3.DatabaseError, UnicodeDecodeError):
         yield from source.execute(sql, values)

@@ -310,11 +310,6 @@ class Store:
         return self._database.read("read the log", lambda found: tables.number(found, sql))
 
 
-def set_aside_files(path: Path) -> list[Path]:
-    """Return the damaged copies of the log `path`; deleted transcripts may still be in them."""
-    return repair.set_aside_files(path)
-
-
 def delete_set_aside_files(path: Path) -> None:
     """Delete the damaged copies of the log `path`. Raises StoreError."""
     with plain_errors(path, "delete the set-aside files"):

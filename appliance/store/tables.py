@@ -98,23 +98,12 @@ _PHRASE = ("ALTER TABLE transcripts ADD COLUMN phrase TEXT",)
 _LANGUAGE = ("ALTER TABLE transcripts ADD COLUMN language_probability REAL",)
 """NULL if the language was fixed."""
 
-MIGRATIONS = {
-    1: _TRANSCRIPTS,
-    2: _SEARCH,
-    3: _CONFIDENCE,
-    4: _ORIGIN,
-    5: _PHRASE,
-    6: _LANGUAGE,
-}
+_STEPS = (_TRANSCRIPTS, _SEARCH, _CONFIDENCE, _ORIGIN, _PHRASE, _LANGUAGE)
+MIGRATIONS = dict(enumerate(_STEPS, 1))
 """Statements that turn each layout into the next; a new file goes through all of them."""
 
 TABLES = {
-    1: {"transcripts", "outbox"},
-    2: {"transcripts", "outbox", "search"},
-    3: {"transcripts", "outbox", "search"},
-    4: {"transcripts", "outbox", "search"},
-    5: {"transcripts", "outbox", "search"},
-    6: {"transcripts", "outbox", "search"},
+    layout: {"transcripts", "outbox", *(["search"] if layout > 1 else [])} for layout in MIGRATIONS
 }
 """Tables that a file of each layout must have."""
 

@@ -45,7 +45,7 @@ class UtteranceHistory:
         for sentence in sentences:
             self.add(sentence)
 
-    def add(self, sentence: Sentence) -> None:
+    def add(self, sentence: Sentence | Transcript) -> None:
         """Add the next transcript.
 
         If it continues an earlier utterance, both become one sentence, because the earlier one was
@@ -112,15 +112,7 @@ class LogHistory:
     def add(self, transcript: Transcript) -> None:
         """Add a transcript that was stored, if the history is in memory."""
         if self._version:
-            self.utterances.add(
-                Sentence(
-                    transcript.utterance_id,
-                    transcript.window,
-                    transcript.windows,
-                    transcript.text,
-                    transcript.continues,
-                )
-            )
+            self.utterances.add(transcript)
 
     def forget(self) -> None:
         """Forget everything; the next question reads the log again."""
@@ -136,7 +128,6 @@ class LogHistory:
 
 
 def _sentences(connection: sqlite3.Connection) -> list[Sentence]:
-    """Return the newest sentences of the file, in order, without those that cannot be read."""
     continues = "continues" if tables.version(connection) > 3 else "NULL"
     rows = connection.execute(
         f'SELECT utterance_id, "window", windows, text, {continues} FROM transcripts '

@@ -226,7 +226,6 @@ def _info(data: Mapping[str, Any], language: str) -> Info:
 
 
 def _tables(value: object) -> list[dict[str, Any]]:
-    """Return the tables in what should be a list of tables."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 

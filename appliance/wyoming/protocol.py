@@ -78,7 +78,6 @@ def _json(table: Mapping[str, Any]) -> bytes:
 
 
 def _object(text: bytes, what: str) -> dict[str, Any]:
-    """Return the JSON object in `text`. Raises ProtocolError."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

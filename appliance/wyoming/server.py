@@ -287,28 +287,21 @@ class ClientConnection:
             self._end()
 
     async def _next(self) -> Event | None:
-        """The next event; None at the end. Raises ProtocolError."""
+        """Return the next event; None at the end. Raises ProtocolError."""
         self._is_reading = True
         try:
-            return await self._read()
+            async with asyncio.timeout(self._server.timeouts.idle_s):
+                header = Header.parse(await self._reader.readuntil(b"\n"))
+                data = await self._reader.readexactly(header.data_length)
+                return header.event(data, await self._reader.readexactly(header.payload_length))
+        except asyncio.LimitOverrunError:
+            raise ProtocolError(f"expected a header of at most {LARGEST} bytes") from None
+        except asyncio.IncompleteReadError as error:
+            if error.partial:
+                raise
+            return None
         finally:
             self._is_reading = False
-
-    async def _read(self) -> Event | None:
-        """The next event; None at the end. Raises ProtocolError."""
-        async with asyncio.timeout(self._server.timeouts.idle_s):
-            try:
-                line = await self._reader.readuntil(b"\n")
-            except asyncio.LimitOverrunError:
-                raise ProtocolError(f"expected a header of at most {LARGEST} bytes") from None
-            except asyncio.IncompleteReadError as error:
-                if error.partial:
-                    raise
-                return None
-            header = Header.parse(line)
-            data = await self._reader.readexactly(header.data_length)
-            payload = await self._reader.readexactly(header.payload_length)
-        return header.event(data, payload)
 
     async def _handle(self, event: Event) -> None:
         """Answer an event; unknown ones are ignored, as the protocol demands."""
@@ -338,7 +331,6 @@ class ClientConnection:
                 self._end()
 
     async def _begin(self, form: SoundFormat) -> TranscriptionRequest:
-        """Wait until there is room to segment more sound, and begin a request."""
         server = self._server
         if server.requests >= REQUESTS:
             raise RequestError("busy", f"{REQUESTS} requests are in progress; try again")
@@ -386,7 +378,6 @@ class ClientConnection:
         self._end()
 
     def _pack_new_texts(self, request: TranscriptionRequest) -> bytes:
-        """Return the parts of the text that were not sent yet, as events."""
         pieces, request.new_texts = request.new_texts, []
         events = [Event("transcript-chunk", {"text": piece}) for piece in pieces]
         if not self._text_begun:
@@ -396,7 +387,6 @@ class ClientConnection:
         return b"".join(map(pack, events))
 
     def _language(self, request: TranscriptionRequest | None) -> str | None:
-        """Return the spoken language, else the model's."""
         spoken = request.language if request else ""
         return spoken or self._server.hooks.model().language or None
 
@@ -410,7 +400,6 @@ class ClientConnection:
         await self._send(_error(code, text))
 
     def _release_detector(self) -> None:
-        """Let another request be segmented."""
         if self._detector:
             self._server.release_detector(self._detector)
         self._detector = None
@@ -485,7 +474,6 @@ def _open(host: str, port: int) -> socket.socket:
 
 
 def _address(writer: asyncio.StreamWriter) -> Address | None:
-    """Return the client's address; None if it has left already."""
     peer = writer.get_extra_info("peername")
     if not peer:
         return None

@@ -341,7 +341,7 @@ def test_after_a_reconnection_a_house_that_was_seen_has_to_say_that_it_is_there(
     watch.on_connected(200.0, discovery=3)
     watch.on_puback(200.1, 3, nobody=True)
     assert watch.is_holding(700.0), "nobody subscribes to announcements: it is known to be away"
-    assert "away" in watch.reason
+    assert "offline" in watch.reason
 
 
 def test_a_house_that_came_back_before_us_is_not_taken_for_away() -> None:
