@@ -1,21 +1,20 @@
-"""The error tree: everything that the appliance raises on purpose.
+"""The error tree: every expected failure.
 
     RoomscribeError
     |-- ConfigError      a key or value in the configuration, or on the command line   exit 78
     |-- ModelError       a model bundle, a checkpoint, or a graph in them              exit 78
     |   `-- MissingModelError   no such bundle                             exit 78, of `run` 75
     |-- AudioError       a recording that cannot be read                               exit 65
-    |-- DeviceError      microphone, NPU, speech-to-text server: gone, busy, refused   exit 69
+    |-- DeviceError      microphone, NPU, speech-to-text server: missing, busy, refused   exit 69
     |-- StoreError       the log, or another file that is read or written              exit 74
-    |-- BrokerError      the MQTT broker: out of reach, or it refuses                  exit 74
-    `-- DaemonError      the daemon: does not run, or it refuses                       exit 69
+    |-- BrokerError      the MQTT broker: not reachable, or it refuses                 exit 74
+    `-- DaemonError      the daemon: not running, or it refuses                        exit 69
 
-What is not caught below ends the command, or the daemon, with its message on the last line and its
-status (cli/main); systemd starts the daemon again, but not after 78, which is for what only a
-person can change. A ConfigError or ModelError whose cause may be gone at the next attempt ends with
-75 (`passes`): a disk that fails, too little memory, too many open files; so does the daemon without
-its model, whose disk may be mounted later (cli/run).
-Caught are, in the daemon:
+An error that nobody catches ends the command or the daemon with its message on the last line and
+its status (cli/main). systemd starts the daemon again, except after 78, which only a person can
+fix. A ConfigError or ModelError whose cause may pass (`passes`: a failing disk, too little memory,
+too many open files) ends with 75; so does the daemon without its model, whose disk may be mounted
+later (cli/run). The daemon catches:
 
 - of a reload, whatever is raised before its pipeline runs: the old configuration stays in use
   (daemon/service)
@@ -29,9 +28,8 @@ Caught are, in the daemon:
 - StoreError: a fallback in memory (store/fallback), and another try for each transcript
   (daemon/transcription); BrokerError and StoreError: another try (mqtt/publisher)
 
-Commands that go through several things (doctor, transcribe, model list, model verify) say each
-error and go on with the next. Every message is one line: what was wanted, what was found, what to
-do.
+Commands that process several things (doctor, transcribe, model list, model verify) print each error
+and continue with the next. Every message is one line: what happened, and what to do.
 """
 
 from __future__ import annotations
@@ -49,18 +47,18 @@ _PASSING = frozenset(
         *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH),
     }
 )
-"""What disks, network file systems and a machine without room say of a file that is whole."""
+"""Errors of disks, network file systems and full machines that may pass."""
 
 
 class RoomscribeError(Exception):
     """Base of every expected failure."""
 
     exit_status = 70
-    """What the command ends with (sysexits.h), unless the cause passes: see `status`."""
+    """Exit status (sysexits.h), unless the cause may pass: see `status`."""
 
     @property
     def status(self) -> int:
-        """What the command ends with."""
+        """Exit status of the command."""
         return TRY_AGAIN if self.exit_status == 78 and passes(self) else self.exit_status
 
 
@@ -81,7 +79,7 @@ class ModelError(RoomscribeError):
 
 
 class MissingModelError(ModelError):
-    """There is no such bundle; there may be one when its disk is mounted."""
+    """No such bundle; its disk may be mounted later."""
 
 
 class AudioError(RoomscribeError):
@@ -97,27 +95,27 @@ class DeviceError(RoomscribeError):
 
 
 class ServerError(DeviceError):
-    """Who transcribes for this machine is out of reach, refuses, or answers what is no answer: the
-    window waits."""
+    """The server that transcribes for this machine cannot be reached, refuses, or answers wrongly:
+    the window waits."""
 
     def __init__(self, trouble: str, *, busy: bool = False) -> None:
         super().__init__(trouble)
         self.busy = busy
-        """True when the window is not the cause, too much to do for instance."""
+        """True if the window is not the cause, but the server's load for instance."""
 
 
 class RefusedError(DeviceError):
-    """Who transcribes for this machine, and is well, fails with this one window."""
+    """The server that transcribes for this machine works, but fails with this window."""
 
 
 class StoreError(RoomscribeError):
-    """The log cannot be read or written, or another file of the daemon's or a user's cannot."""
+    """The log, or another file of the daemon or a user, cannot be read or written."""
 
     exit_status = 74
 
 
 class BrokerError(RoomscribeError):
-    """The MQTT broker is out of reach, or refuses."""
+    """The MQTT broker cannot be reached, or refuses."""
 
     exit_status = 74
     LOGIN, TLS = "login", "tls"
@@ -129,15 +127,15 @@ class BrokerError(RoomscribeError):
 
 
 class DaemonError(RoomscribeError):
-    """The daemon does not run, is not for this user, or refuses a command (control/client)."""
+    """The daemon does not run, refuses this user, or refuses a command (control/client)."""
 
     exit_status = 69
     answer: Mapping[str, object] = MappingProxyType({})
-    """All of the refusal: `code`, and what else stands in it."""
+    """The fields of the refusal, `code` among them."""
 
 
 def passes(error: BaseException) -> bool:
-    """True when `error`, or what it was raised from, may be gone at the next attempt."""
+    """Return True if `error`, or what it was raised from, may pass."""
     return any(
         isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _PASSING)
         for cause in _causes(error)
@@ -145,7 +143,7 @@ def passes(error: BaseException) -> bool:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """True when `error`, or what it was raised from, is a failed allocation of memory."""
+    """Return True if `error`, or what it was raised from, is a lack of memory."""
     return any(
         isinstance(cause, MemoryError)
         or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM)
@@ -154,7 +152,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """`error`, what it was raised from, and so on."""
+    """Yield `error`, what it was raised from, and so on."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

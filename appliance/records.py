@@ -1,4 +1,4 @@
-"""What travels through the appliance. Every record is frozen; arrays in it are never written to.
+"""Data passed between stages. Every record is frozen; arrays in it are never written to.
 
 A record with an array or a number that may be NaN is equal to itself alone (`eq=False`): compared
 field by field, the array raises ValueError and NaN differs, on Python 3.13 even from itself.
@@ -39,13 +39,13 @@ Logits = NDArray[np.float32]
 """(vocabulary,) float32."""
 
 HEARD_HERE = "microphone"
-"""Transcript.source of what the appliance hears itself."""
+"""Transcript.source of the appliance's own microphone."""
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 def new_id(now_s: float | None = None) -> str:
-    """A fresh ULID: 48 bits of Unix milliseconds and 80 random bits, 26 letters, sorts by time."""
+    """Return a ULID: 48 bits of Unix milliseconds, 80 random bits; 26 letters, sorts by time."""
     millis = int((time.time() if now_s is None else now_s) * 1000) & ((1 << 48) - 1)
     value = (millis << 80) | int.from_bytes(os.urandom(10), "big")
     return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
@@ -53,7 +53,7 @@ def new_id(now_s: float | None = None) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """30 ms (or what a source gives) of sound: `samples` (n,) int16; `start_s` of the first one."""
+    """Usually 30 ms of sound: `samples` (n,) int16; `start_s` is the time of the first one."""
 
     samples: Samples
     start_s: float
@@ -68,7 +68,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """A piece of one utterance that the model takes in at once.
+    """A part of an utterance that the model reads at once.
 
     `samples` (n,) int16, pre-roll and hang-over included, at most the model's length.
     `speech_end_s` is the end of the last frame judged speech: latency is counted from there.
@@ -83,15 +83,14 @@ class Window:
     start_s: float
     speech_end_s: float
     voiced_s: float
-    """Seconds of it judged speech."""
+    """Seconds of it that are speech."""
     flags: tuple[str, ...] = ()
     """clipped, cut_at_window, gap (a few samples lost within), interrupted (source lost in
     mid-utterance)."""
     overlap_s: float = 0.0
-    """So much of its beginning is the end of the window before it, too; 0 where the cut fell into
-    a pause."""
+    """Seconds at its start that are the end of the window before, too; 0 after a cut in a pause."""
     id: str = field(default_factory=new_id)
-    """Becomes its transcript's: a window that is transcribed twice is stored once."""
+    """Also its transcript's id: a window that is transcribed twice is stored once."""
     continues: str = ""
     """As in Transcript."""
 
@@ -103,7 +102,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """Speech that gave no transcript, with why; never with its text."""
+    """Speech without a transcript, with the reason; never with its text."""
 
     reason: str
     """too_short, no_speech, repetition, low_confidence, overload, failed or set_aside."""
@@ -113,44 +112,44 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """What a window says so far, while it is spoken; live only, never stored.
+    """Text of a window while someone speaks; never stored.
 
-    An `eager` one is made in the silence that may end the utterance. The transcript of the window
-    has its text, unless a `resumed` one comes between: the speaker went on.
+    An `eager` one is made in the silence that may end the utterance. The window's transcript has
+    its text, unless a `resumed` one follows: the speaker went on.
     """
 
     utterance_id: str
     window: int
     """1 for the utterance's first window, as in its transcript."""
     rev: int
-    """1 for the utterance's first; each one takes the place of all before of its window."""
+    """1 for the utterance's first; each one replaces the earlier ones of its window."""
     text: str
     stable_chars: int
-    """So many characters of `text`, up to a word's end, the revision before had, too (agreement of
-    two successive hypotheses: LocalAgreement-2)."""
+    """Characters of `text`, up to a word's end, that the revision before had, too (agreement of two
+    successive hypotheses: LocalAgreement-2)."""
     eager: bool = False
     resumed: bool = False
-    """True when the eager one before holds no more; the text is still that one's."""
+    """True if the eager one before is no longer valid; the text is still that one's."""
     continues: str = ""
     """As in Transcript."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """One of the sentences that are expected, as what a window says."""
+    """An expected sentence that a window may say."""
 
     sentence: str
-    """In lower case, with the optional words and alternatives that were said."""
+    """In lower case, with the spoken optional words and alternatives."""
     name: str
     """Of its group in the file of sentences."""
     slots: Mapping[str, str | int]
     confidence: float
-    """How likely this is what was said, 0..1; that it was none of the sentences is allowed for."""
+    """Probability that this was spoken, 0..1; it may also have been no expected sentence."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transcription:
-    """What the model made of one window; no times but the milliseconds that it took."""
+    """Result of the model for one window, without times of day."""
 
     text: str
     tokens: tuple[int, ...]
@@ -164,39 +163,38 @@ class Transcription:
     ended: bool
     """True when end-of-text was reached, False when the token limit stopped the decode."""
     encoder: str
-    """cpu, hailo8, hailo8l or hailo10h; wyoming for a server, which tells no probabilities: they
-    are not a number; fleet for a brain that tells none of the others."""
+    """cpu, hailo8, hailo8l or hailo10h; wyoming for a server, whose probabilities are NaN; fleet
+    for a brain that names none of the others."""
     encode_ms: float
     decode_ms: float
     confidence: float
-    """How likely the text is right word for word, 0..1, by the model's calibration; without one
-    the geometric mean probability of the tokens."""
+    """Probability that the text is right word for word, 0..1, by the model's calibration; without
+    one the geometric mean probability of the tokens."""
     flags: tuple[str, ...] = ()
     complete: bool | None = None
-    """Whether the text is a whole sentence, by what the decoder knows; None where that does not
-    tell, and where nobody asked (`Encoded.speculative`)."""
+    """Whether the text is a whole sentence, according to the decoder; None if it does not know, or
+    if this was not requested (`Encoded.speculative`)."""
     model: str = ""
-    """What wrote it, where that may be another than the transcriber's bundle."""
+    """Model, if that may be another than the transcriber's bundle."""
     phrase: Phrase | None = None
-    """The likeliest of the sentences that are expected, where any are and one was found."""
+    """The likeliest expected sentence, if one was found."""
     phrase_continues: bool = True
     """False if no longer expected sentence begins with `phrase`."""
     language_probability: float = math.nan
-    """Of `language` among those that may be spoken; not a number where it is not in question."""
+    """Probability of `language` among the possible ones; NaN if there is only one."""
     recommended: Mapping[str, float] = field(default_factory=dict)
-    """What the model that wrote it recommends for keys of [gates] that leave it to the bundle;
-    empty for the model here."""
+    """Values of another machine's model for keys of [gates] that leave them to the bundle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """One window's text with all that a reader gets; becomes the event of the MQTT contract."""
+    """One window's text with everything that is published; becomes the MQTT event."""
 
     id: str
     utterance_id: str
     window: int
     windows: int | None
-    """How many the utterance has; None while it goes on."""
+    """Windows of the utterance; None until it ends."""
     start: datetime
     end: datetime
     text: str
@@ -216,54 +214,53 @@ class Transcript:
     confidence: float
     """As in Transcription."""
     continues: str = ""
-    """utterance_id of the utterance that was taken to be over, and that this one goes on with;
-    empty for nearly all."""
+    """utterance_id of the utterance that ended too early and goes on here; nearly always empty."""
     source: str = HEARD_HERE
-    """Where the sound came from: the appliance's own microphone, or who sent it (wyoming)."""
+    """Origin of the sound: the own microphone, or wyoming."""
     phrase: Phrase | None = None
     """As in Transcription; None for a part of a longer utterance."""
     language_probability: float | None = None
-    """As in Transcription; None where it is not in question."""
+    """As in Transcription; None instead of NaN."""
 
 
 class Tier(enum.IntEnum):
-    """How likely a name of the home is said; the first are the likeliest."""
+    """How likely a name of the home is spoken; the first are the likeliest."""
 
     ADDRESS = 0
-    """The phrase that begins a sentence for Assist."""
+    """The address phrase of Assist."""
     USED_PLACE = 1
-    """A room or floor with something in it that may be asked for."""
+    """A room or floor that contains an exposed entity."""
     CALLED = 2
-    """An entity that is called by its name: a light, a scene."""
+    """An entity that people call by its name: a light, a scene."""
     PLACE = 3
     OTHER = 4
-    """An entity whose place is named rather than itself: a sensor."""
+    """An entity that people call by its place: a sensor."""
     ALIAS = 5
     """Another name of an entity."""
 
 
 Name = tuple[str, Tier]
-"""A name of the home: letters, digits and what may stand within a word, single spaces between."""
+"""A name of the home: words of letters, digits and signs within words, with single spaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssistReply:
-    """What became of a sentence that was meant for Home Assistant's Assist."""
+    """Result of a sentence that was sent to Home Assistant's Assist."""
 
     id: str
-    """The transcript's."""
+    """Of the transcript."""
     text: str
     """The command, without the address phrase."""
     status: str
-    """action_done, query_answer or error, as the agent answered; failed where it did not."""
+    """action_done, query_answer or error, as the agent answered; failed without an answer."""
     speech: str = ""
-    """What is to be said to the speaker."""
+    """The answer for the speaker."""
     language: str = ""
     error: str = ""
-    """Of `error` the agent's code (no_intent_match...), of `failed` why, in plain words."""
+    """For `error` the agent's code (no_intent_match...), for `failed` the reason."""
     conversation_id: str = ""
     took_ms: float | None = None
-    """From handing it over to the answer; None where there was none."""
+    """From the request to the answer; None without an answer."""
 
 
 class Listener:
@@ -292,49 +289,48 @@ class Listener:
 
 
 def utc_from_monotonic(moment_s: float) -> datetime:
-    """Wall-clock time (UTC) of a moment given on time.monotonic()'s clock."""
+    """Return the wall-clock time (UTC) of a moment on time.monotonic()'s clock."""
     return datetime.fromtimestamp(time.time() - (time.monotonic() - moment_s), UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class ApplianceState:
-    """How the appliance is, as the `state` and `microphone` topics publish it."""
+    """State of the appliance, as the topics `state` and `microphone` publish it."""
 
     status: str
     """running, degraded or muted."""
     reasons: tuple[str, ...]
-    """Why it is not simply running, in plain words, never with a password or a text."""
+    """Problems, in plain words, never with a password or a transcript."""
     encoder: str
     model: str
     microphone: str
-    """The device's name, or what stands in for it."""
+    """Name of the device, or of the recording."""
     microphone_online: bool
-    """Present and delivering samples that are not digital silence."""
+    """True if it delivers samples that are not digital silence."""
     queue_depth: int
-    """Windows that wait to be transcribed."""
+    """Windows that wait for transcription."""
     uptime_s: float
     version: str
     muted: bool | None = False
-    """True while the microphone is closed on request; None while it is closed because nobody knows
-    whether it is to be, or is about to be opened."""
+    """True while the microphone is closed on request; None while it is closed because the mute file
+    cannot be read, or while it is being opened."""
     machine: str = ""
-    """What the appliance runs on; empty where that is not known."""
+    """Board or machine; empty if unknown."""
     listens: bool = True
-    """False for a machine that has no microphone and is to have none."""
+    """False for a machine without a microphone (capture.device = "none")."""
     fleet: tuple[str, str] | None = None
-    """Role in a fleet, and the server that is connected to, empty while none is; None alone."""
+    """Role in a fleet, and the connected server or ""; None without a fleet."""
     wyoming: str | None = ""
-    """Address and port where the speech of others is transcribed; None while that cannot be had,
-    empty where nobody wants it."""
+    """Address and port of the Wyoming server; None while it cannot listen, empty if it is off."""
 
     def news(self) -> tuple[object, ...]:
-        """What is published as soon as it changes; the rest waits for the next regular message."""
+        """Return the fields that are published at once if they change; others wait for the next."""
         return (self.status, self.reasons, self.encoder, self.model, self.microphone)
 
 
 @dataclass(frozen=True, slots=True)
 class ApplianceStats:
-    """Counters and readings, as the `stats` topic publishes them; None is for what is not known."""
+    """Counters and readings, as the topic `stats` publishes them; None if unknown."""
 
     counters: Mapping[str, int]
     """transcripts, discarded_<reason>, frames_dropped... since the start."""
@@ -342,6 +338,6 @@ class ApplianceStats:
     npu_temperature_c: float | None = None
     soc_temperature_c: float | None = None
     throttling: tuple[str, ...] | None = None
-    """What the machine suffers from now, in plain words."""
+    """Current limits of the machine, in plain words."""
     round_trips_ms: tuple[float, ...] = ()
-    """How long a fleet's brains took for the last windows of this ear."""
+    """Time that a fleet's workers took for the last windows of this satellite."""

@@ -1,16 +1,16 @@
-"""What the machine gives: whole files, locks, processes, messages' text, /proc and temperature.
+"""The operating system: atomic files, locks, child processes, text for messages, /proc.
 
-write_whole, replacing, sync_folder   a file is there whole, and outlasts a power cut, or not
-writing, require_writable             the same for what a user named; whether it may be written
-lock, acting_as_owner                 one process's file; root in another's folder
-find_credential, read_secret          secrets, from systemd or a file
+write_whole, replacing, sync_folder   files that survive a power cut completely or not at all
+writing, require_writable             the same for files that a user named
+lock, acting_as_owner                 a file that one process holds; root in another user's folder
+find_credential, read_secret          secrets from systemd or a file
 Child                                 a function in a process of its own
-BackgroundTask                        a call that may hang
-shorten, legible, one_line            text from outside, fit for a message
-holders                               who has a device open
-boot_id, soc_temperature_c ...        what the kernel says
+BackgroundTask                        a call that may hang, in a thread
+shorten, legible, one_line            text from outside, safe for a message
+holders                               processes that have a device open
+boot_id, soc_temperature_c ...        readings of the kernel
 
-Over 500 lines because each of these is short and nobody's own.
+Over 500 lines because each piece is short and belongs to no other package.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
 MODEL = "proc/device-tree/model"
 THROTTLED = "sys/devices/platform/soc*/*firmware/get_throttled"
 GROWTH_MB = 400.0
-"""More than a full spool's bookkeeping, sixty windows in memory and the publisher's queue take."""
+"""Enough for a full spool's bookkeeping, 60 windows in memory and the publisher's queue."""
 NOW = {0: "low voltage", 1: "capped clock", 2: "throttled", 3: "near its temperature limit"}
 """Bits of get_throttled (Raspberry Pi documentation, vcgencmd)."""
 POLL_S = 0.2
 REAP_S = 2.0
-"""A killed process that is there for longer hangs in the kernel, and is left alone."""
+"""A killed process that exists for longer hangs in the kernel, and is left alone."""
 CAP_DAC_READ_SEARCH = 2
 """Its bit; capabilities(7)."""
 SECRET_AT_MOST = 4096
 """Bytes; a longer file holds no password."""
 PRINTED = 4096
-"""So many bytes are kept of the end of what a child printed."""
+"""Bytes of a child's output that are kept, from its end."""
 
 PROGRAM = (
     "import json, sys; descriptor = int(sys.argv.pop()); sys.path[:] = json.loads(sys.argv.pop()); "
@@ -67,7 +67,7 @@ PROGRAM = (
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes what was made, renamed and deleted in `folder` outlast a power cut. Raises OSError."""
+    """Make changes of names in `folder` survive a power cut. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -77,12 +77,12 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(file: Path, mode: int | None = None) -> Iterator[Path]:
-    """An empty draft in `file`'s folder, which takes its name when the block ends well.
+    """Yield an empty draft in `file`'s folder, which replaces `file` if the block ends well.
 
-    `file` is on the disk then, and it is the old or the new one, whole, at any time. When the block
-    raises, the draft is deleted and `file` is as it was; a kill or a power cut may leave the draft,
-    a hidden file whose name ends in .draft. `mode`: permissions, given exactly and from the
-    beginning; None: what the umask allows. Raises OSError.
+    At any time `file` is completely the old or the new one, and the new one is on the disk when
+    this returns. If the block raises, the draft is deleted. A kill or a power cut may leave it: a
+    hidden file whose name ends in .draft. `mode`: exact permissions from the beginning; None: by
+    the umask. Raises OSError.
     """
     draft = file.with_name(f".{file.name[:32]}.{secrets.token_hex(4)}.draft")  # 255 bytes at most
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -103,9 +103,9 @@ def replacing(file: Path, mode: int | None = None) -> Iterator[Path]:
 
 
 def write_whole(file: Path, content: bytes | str, mode: int | None = None) -> os.stat_result:
-    """Writes the file whole or not at all, as `replacing` does; its stat. Raises OSError.
+    """Write the file completely or not at all, as `replacing` does, and return its stat.
 
-    Text is written as UTF-8.
+    Text is written as UTF-8. Raises OSError.
     """
     with replacing(file, mode) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -114,10 +114,10 @@ def write_whole(file: Path, content: bytes | str, mode: int | None = None) -> os
 
 @contextmanager
 def writing(file: Path, mode: int | None = None) -> Iterator[Path]:
-    """Where to write so that `file`, which a user named, has it when the block ends well.
+    """Yield the path to write for `file`, which a user named.
 
-    A draft, as of `replacing`, of the file that a link leads to; what is there and no regular file
-    (a device, a pipe) is given as it is, to be opened and written. Raises OSError.
+    It is a draft, as in `replacing`, of the file that a link leads to; or `file` itself if that is
+    no regular file (a device, a pipe). Raises OSError.
     """
     try:
         regular = stat.S_ISREG(file.stat().st_mode)
@@ -138,11 +138,11 @@ def lock(
     flags: int = os.O_RDWR | os.O_CREAT,
     mode: int = 0o600,
 ) -> io.FileIO:
-    """The open file, locked (flock) until it is closed or the process ends, however it ends.
+    """Return the open file, locked (flock) until it is closed or the process ends.
 
-    The file is that of this name: one that the lock's last holder deleted is opened anew. `shared`:
-    other shared holders do not matter. `wait`: until it is free. Raises BlockingIOError, without
-    `wait`, while another holds it, and OSError; without O_CREAT in `flags` FileNotFoundError.
+    A file that the last holder deleted is opened again. `shared`: other shared holders are allowed.
+    `wait`: wait until it is free; otherwise raise BlockingIOError. Raises OSError; without O_CREAT
+    in `flags` FileNotFoundError.
     """
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     while True:
@@ -160,10 +160,10 @@ def lock(
 
 @contextmanager
 def acting_as_owner(folder: Path) -> Iterator[None]:
-    """Lets root write as the owner of `folder` alone, in which that owner may have put links.
+    """Let root write only what the owner of `folder` may write: it may contain that owner's links.
 
-    Root still reads every file. For another user, and where root owns `folder` or it is not there,
-    nothing changes. Raises OSError.
+    Root can still read every file. Does nothing for other users, and if root owns `folder` or it
+    does not exist. Raises OSError.
     """
     owner = None
     with suppress(OSError):
@@ -185,7 +185,7 @@ def acting_as_owner(folder: Path) -> Iterator[None]:
 
 
 def _read_everything() -> None:
-    """Makes CAP_DAC_READ_SEARCH of capabilities(7) effective for this thread, if it is permitted.
+    """Make CAP_DAC_READ_SEARCH of capabilities(7) effective for this thread, if it is permitted.
 
     The structures are those of capget(2), version 3: a header, and effective, permitted and
     inheritable bits, in two times 32.
@@ -199,20 +199,20 @@ def _read_everything() -> None:
 
 
 def find_credential(name: str) -> Path | None:
-    """Path of a credential of systemd, if it is there."""
+    """Return the path of a systemd credential, if there is one."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     path = Path(folder) / name if folder else None
     return path if path and path.exists() else None
 
 
 def require_writable(file: Path, fix: str) -> None:
-    """Raises ConfigError, which ends in `fix`, before anything was begun in vain: the user may not
+    """Raise ConfigError, which ends in `fix`, before anything was begun in vain: the user may not
     write the configuration `file`, or not beside it."""
     there = file if file.exists() else file.parent
     if not os.access(there, os.W_OK) or not os.access(file.parent, os.W_OK):
-        found = "one that is not for this user" if there.exists() else "no such folder"
+        found = "a file that you may not write" if there.exists() else "no such folder"
         raise ConfigError(
-            f"{file}: expected a configuration that this user may write, found {found}; {fix}, "
+            f"{file}: expected a configuration that you may write, found {found}; {fix}, "
             "or name another with --config"
         )
 
@@ -224,11 +224,10 @@ _open_to_all: set[Path] = set()
 
 
 def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
-    """The one line in `file`, else in systemd's credential of that name, else None.
+    """Return the only line of `file`, or of the systemd credential, or None without both.
 
-    A line end behind it does not belong to it. `key` names the file in messages, `what` what it
-    holds; no message shows the secret. Raises ConfigError for a file that cannot be read, is empty,
-    or holds more.
+    `key` names the file in messages, `what` its content; no message shows the secret. Raises
+    ConfigError for a file that cannot be read, is empty, or has several lines.
     """
     path = Path(file) if file else find_credential(credential)
     if path is None:
@@ -263,7 +262,7 @@ class BackgroundTask(threading.Thread):
     """
 
     def __init__(self, work: Callable[[], Any], name: str = "NPU") -> None:
-        """Starts the thread."""
+        """Start the thread."""
         super().__init__(name=name, daemon=True)
         self.outcome: Any = None
         self.error: Exception | None = None
@@ -271,7 +270,7 @@ class BackgroundTask(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Thread's body."""
+        """Make the call."""
         try:
             self.outcome = self._work()
         except Exception as error:
@@ -279,9 +278,9 @@ class BackgroundTask(threading.Thread):
 
 
 def shorten(text: object, most: int = 60) -> str:
-    """`text` for a message: one printable line of at most `most` characters, "..." at a cut end.
+    """Return `text` as one printable line of at most `most` characters, "..." at a cut end.
 
-    What would break the line or confuse a terminal is escaped as Python's repr does.
+    Line breaks and control characters are escaped as in Python's repr.
     """
     shown = "".join(
         letter if letter.isprintable() else repr(letter)[1:-1]
@@ -291,20 +290,20 @@ def shorten(text: object, most: int = 60) -> str:
 
 
 def legible(text: object) -> str:
-    """`text` as UTF-8 can hold it: the bytes of a file name that are none are written \\xe9.
+    """Return `text` with bytes of a file name that are not UTF-8 written as \\xe9.
 
-    Python has such a byte as a lone surrogate (PEP 383), which JSON, MQTT and a log refuse.
+    In Python such a byte is a lone surrogate (PEP 383), which JSON, MQTT and a log refuse.
     """
     return re.sub("[\udc80-\udcff]", lambda byte: f"\\x{ord(byte[0]) - 0xDC00:02x}", str(text))
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, on one line; its type where it says nothing."""
+    """Return an exception's message on one line, or its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 class ChildDiedError(Exception):
-    """The process ended before it answered. Its text is `how`."""
+    """The process ended before it answered."""
 
     def __init__(self, how: str, number: int, printed: str) -> None:
         super().__init__(how)
@@ -321,7 +320,7 @@ class ChildFailedError(Exception):
 
 
 class _Failed(str):
-    """What a child sends when its function raised."""
+    """Message of a child whose function raised."""
 
 
 class Child:
@@ -348,7 +347,7 @@ class Child:
         start: Literal["spawn", "fork"] = "spawn",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts it. Raises OSError."""
+        """Start the process. Raises OSError."""
         from multiprocessing import Pipe
         from multiprocessing.context import ForkProcess
 
@@ -381,20 +380,20 @@ class Child:
 
     @property
     def printed(self) -> str:
-        """The end of what it has printed, on standard output and standard error."""
+        """The end of its standard output and standard error."""
         return self._printed.decode(errors="replace")
 
     def send(self, message: object) -> None:
-        """Gives the child a message; to one that has died, nothing: `receive` tells."""
+        """Send the child a message. If it has died, `receive` raises that."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(message)
 
     def receive(self, within_s: float = math.inf, poll: Callable[[], object] = lambda: None) -> Any:
-        """The child's next message; the last is what its function returned.
+        """Return the child's next message; the last one is what its function returned.
 
-        `poll` is called some five times a second meanwhile, and what it raises ends the waiting.
-        Raises TimeoutError after `within_s`, ChildFailedError when the function raised, and
-        ChildDiedError when the process ended.
+        `poll` is called five times a second meanwhile; what it raises ends the wait. Raises
+        TimeoutError after `within_s`, ChildFailedError if the function raised, and ChildDiedError
+        if the process ended.
         """
         from multiprocessing.connection import wait
 
@@ -418,7 +417,7 @@ class Child:
                 raise TimeoutError(f"no answer after {within_s:g} s")
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Ends the child and all that it started: by itself within `wait_s`, else by SIGKILL."""
+        """End the child and all that it started: by itself within `wait_s`, else by SIGKILL."""
         self._connection.close()
         self._output.close()
         self._end(wait_s)
@@ -463,7 +462,7 @@ class Child:
 
 
 class _Interpreter(subprocess.Popen[bytes]):
-    """A fresh one, which waits for its order, with the methods of multiprocessing's processes."""
+    """A fresh interpreter that waits for its function, with the interface of ForkProcess."""
 
     def __init__(
         self, theirs: Connection, output: Connection, environment: Mapping[str, str]
@@ -485,17 +484,17 @@ class _Interpreter(subprocess.Popen[bytes]):
         return self.returncode
 
     def is_alive(self) -> bool:
-        """False once it has ended."""
+        """Return False once it has ended."""
         return self.poll() is None
 
     def join(self, within_s: float) -> None:
-        """Waits for its end."""
+        """Wait for its end."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(within_s)
 
 
 def spawned(descriptor: int) -> None:
-    """The child in a fresh interpreter."""
+    """Run the child in a fresh interpreter."""
     from multiprocessing.connection import Connection
 
     connection = Connection(descriptor)
@@ -509,7 +508,7 @@ def _fork(
     environment: Mapping[str, str],
     *order: object,
 ) -> None:
-    """The forked child."""
+    """Run the forked child."""
     os.setsid()
     for end in inherited:
         end.close()
@@ -521,7 +520,7 @@ def _fork(
 
 
 def _run(connection: Connection, order: Callable[[], Any]) -> None:
-    """What both kinds of children do."""
+    """Run the ordered function and send its result."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     sys.stdout = sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
@@ -529,7 +528,7 @@ def _run(connection: Connection, order: Callable[[], Any]) -> None:
         work, arguments = order()
         connection.send(work(connection, *arguments))
     except Exception as error:
-        with suppress(OSError):  # whoever asked may be gone
+        with suppress(OSError):  # the parent may have ended
             connection.send(_Failed(f"{type(error).__name__}: {one_line(error)}"))
 
 
@@ -546,11 +545,12 @@ class Holder:
 
 
 def holders(files: Iterable[Path], proc: Path = Path("/proc")) -> list[Holder]:
-    """Who has one of `files` open, as far as this user may see; this process comes last."""
+    """Return the processes that have one of `files` open, as far as this user may see; this one
+    last."""
     wanted = {str(path) for file in files for path in (file, file.resolve())}
     found = []
     for folder in proc.glob("[0-9]*") if wanted else ():
-        with suppress(OSError):  # it has ended, or belongs to somebody else
+        with suppress(OSError):  # it has ended, or belongs to another user
             if any(_target(entry) in wanted for entry in (folder / "fd").iterdir()):
                 name = _text(folder / "comm").strip() or "a program"
                 found.append(Holder(int(folder.name), name))
@@ -558,7 +558,7 @@ def holders(files: Iterable[Path], proc: Path = Path("/proc")) -> list[Holder]:
 
 
 def _target(link: Path) -> str:
-    """What a link leads to; empty where it is gone."""
+    """Return the target of a link; empty if it is gone."""
     try:
         return str(link.readlink())
     except OSError:
@@ -567,31 +567,31 @@ def _target(link: Path) -> str:
 
 @functools.cache
 def boot_id() -> str:
-    """The kernel's name for this run of the machine; empty when it cannot be read."""
+    """Return the kernel's id of this boot; empty if it cannot be read."""
     return _text(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 
 def machine(root: Path = Path("/")) -> str:
-    """`Raspberry Pi 5 Model B Rev 1.0`; empty where nothing says so."""
+    """Return the board's name, such as `Raspberry Pi 5 Model B Rev 1.0`; empty if unknown."""
     return _text(root / MODEL).strip("\0 \n")[:64]
 
 
 def lacks_vnni(root: Path = Path("/"), architecture: str = platform.machine()) -> bool:
-    """Whether this is an x86 processor on which sums of unsigned times signed 8-bit numbers
-    saturate, because it has no VNNI (before about 2020, and many virtual machines)."""
+    """Return True for an x86 processor without VNNI (before about 2020, many virtual machines):
+    its sums of unsigned times signed 8-bit numbers saturate."""
     if architecture.lower() not in ("x86_64", "amd64", "i386", "i686"):
         return False
     return not re.search(r"\bavx(512)?_vnni\b", _text(root / "proc/cpuinfo"))
 
 
 def soc_temperature_c(root: Path = Path("/")) -> float | None:
-    """The processor's temperature."""
+    """Return the processor's temperature, if it can be read."""
     text = _text(root / "sys/class/thermal/thermal_zone0/temp").strip()
     return int(text) / 1000 if re.fullmatch(r"-?\d{1,7}", text) else None
 
 
 def throttling(root: Path = Path("/")) -> tuple[str, ...] | None:
-    """What a Raspberry Pi suffers from now; empty for nothing."""
+    """Return a Raspberry Pi's current limits; None if they cannot be read."""
     text = next((_text(file).strip() for file in root.glob(THROTTLED)), "")
     if not re.fullmatch(r"(0x)?[0-9a-fA-F]{1,8}", text):
         return None
@@ -600,13 +600,13 @@ def throttling(root: Path = Path("/")) -> tuple[str, ...] | None:
 
 
 def resident_mb(root: Path = Path("/")) -> float:
-    """The memory that this process has, in megabytes (2**20); 0 where the kernel does not say."""
+    """Return this process's resident memory in megabytes (2**20); 0 if unknown."""
     pages = _text(root / "proc/self/statm").split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20) if len(pages) > 1 else 0.0
 
 
 def free_memory(root: Path = Path("/")) -> float:
-    """Bytes that programs may still take, swap included; infinite where the kernel does not say."""
+    """Return the bytes that programs may still allocate, swap included; infinite if unknown."""
     found = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE))
     if "MemAvailable" not in found:
         return math.inf
@@ -614,11 +614,11 @@ def free_memory(root: Path = Path("/")) -> float:
 
 
 def memory_ceiling_mb(configured_mb: int, root: Path = Path("/")) -> float:
-    """How much memory the appliance may have, decided once it is ready; beyond it something leaks.
+    """Return the memory limit of the appliance once it is ready; above it, something leaks.
 
-    `configured_mb`, where it is not 0; else GROWTH_MB more than it has now, and less than nine
-    tenths of what systemd allows (MemoryHigh=), where the kernel would begin to slow it down: but
-    always a quarter of that growth, so that a small machine does not restart for ever.
+    `configured_mb`, unless 0. Else GROWTH_MB more than now, but below 90 % of systemd's
+    MemoryHigh=, where the kernel would slow the process down; at least a quarter of that growth, so
+    that a small machine does not restart for ever.
     """
     if configured_mb:
         return float(configured_mb)
@@ -628,7 +628,7 @@ def memory_ceiling_mb(configured_mb: int, root: Path = Path("/")) -> float:
 
 
 def _allowed_mb(root: Path) -> float:
-    """MemoryHigh= of the unit, in megabytes; infinite without one."""
+    """Return the unit's MemoryHigh= in megabytes; infinite without one."""
     group = re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE)
     if group:
         limit = _text(root / "sys/fs/cgroup" / group[1] / "memory.high").strip()
