@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> int:
-    """Runs the command line; its exit status."""
+    """Run the command line and return its exit status."""
     # numpy's BLAS would start a thread for each core for matrices that one multiplies in 2 ms
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:

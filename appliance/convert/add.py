@@ -1,4 +1,4 @@
-"""A checkpoint by name, hub id or folder -> a bundle in a staging folder, with a HEF if wanted."""
+"""Make a bundle of a checkpoint (name, hub id or folder) in a staging folder."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ WORTH_A_WORD = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
-    """What the user asks for."""
+    """Options of `roomscribe model add`."""
 
     source: str
     """A known name, a hub id, or a folder."""
     revision: str = "main"
     name: str = ""
-    """Of the bundle; "": from the source."""
+    """Name of the bundle; "": from the source."""
     window_s: float | None = None
     quantize: str = "int8"
     language: str = ""
@@ -77,7 +77,7 @@ class AddRequest:
 
     @property
     def chip(self) -> str | None:
-        """The chip for which a HEF is wanted."""
+        """The chip to get a HEF for."""
         return (
             self.chip_present if self.hef == AUTO else self.hef if self.hef in CHIP_NAMES else None
         )
@@ -89,8 +89,8 @@ class AddRequest:
 
     @property
     def folder(self) -> Path | None:
-        """The folder (or file, for `require_checkpoint` to explain) that the source names, if it
-        names one. Known names go before folders."""
+        """The folder (or file, for `require_checkpoint` to explain) that the source names, if any.
+        Known names go first."""
         folder = Path(self.source).expanduser()
         if self.source in hub.NAMES or not os.path.exists(folder):  # noqa: PTH110 (never raises)
             return None
@@ -98,7 +98,7 @@ class AddRequest:
 
     @property
     def bundle_name(self) -> str:
-        """What the bundle is to be called."""
+        """Name of the bundle."""
         if self.name or self.source in hub.NAMES:
             return self.name or self.source
         stem = self.folder.resolve().name if self.folder else self.source.rsplit("/", 1)[-1]
@@ -112,11 +112,10 @@ def make_bundle(
     progress: ProgressDisplay | None = None,
     free: Callable[[], float] = free_memory,
 ) -> Iterator[str]:
-    """Builds the bundle in staging.draft; yields remarks for the user on the way.
+    """Build the bundle in staging.draft; yield remarks for the user on the way.
 
-    `free` says how many bytes of memory there are; too few are refused before the weights come.
-
-    Raises ConfigError and ModelError; downloads that are done stay in staging.checkpoint.
+    `free` returns the free memory in bytes; with too little, nothing is downloaded. Complete
+    downloads stay in staging.checkpoint. Raises ConfigError and ModelError.
     """
     _check_window(request.window_s)
     progress = progress or open_progress_display()
@@ -190,7 +189,7 @@ def _obtain_checkpoint(
 
 
 def _check_window(window_s: float | None) -> None:
-    """Raises ConfigError for a length that no Whisper has."""
+    """Raise ConfigError for a length that Whisper cannot have."""
     if window_s is not None and not 0.04 <= window_s <= LONGEST_WINDOW_S:
         raise ConfigError(
             f"--window: expected 0.04 to {LONGEST_WINDOW_S:g} seconds, found {window_s:g}"
@@ -200,7 +199,7 @@ def _check_window(window_s: float | None) -> None:
 def _plan(
     checkpoint: Path, window_s: float | None, language: str
 ) -> tuple[WhisperConfig, Decoding]:
-    """What is known before the weights are there. Raises ModelError for what does not fit them."""
+    """Return sizes and decoding rules; needs no weights. Raises ModelError for a contradiction."""
     config = read_config(checkpoint / CONFIG_FILE)
     window_positions(config, window_s or window_of(config))
     return config, read_decoding(checkpoint, config, language)
@@ -209,7 +208,7 @@ def _plan(
 def _require_memory(
     request: AddRequest, config: WhisperConfig, progress: ProgressDisplay, found: float
 ) -> None:
-    """Tells what a large model takes; raises ModelError where that is more than the bytes found."""
+    """Report what a large model needs. Raises ModelError if that is more than `found` bytes."""
     needed = memory_needed(config, request.quantize)
     need = f"{needed / 1e9:.1f} GB of memory to build and to verify it"
     if found < needed:
@@ -223,20 +222,20 @@ def _require_memory(
 
 
 def memory_needed(config: WhisperConfig, quantize: str) -> int:
-    """Peak of `model add` in bytes; measured with shapes from tiny to large, on x86-64."""
+    """Return the peak memory of `model add` in bytes, measured from tiny to large on x86-64."""
     return BASE_MEMORY + round(MEMORY_EACH[quantize] * parameters(config))
 
 
 def window_of(config: WhisperConfig) -> float:
-    """The window, in seconds, of a model whose user asked for none."""
+    """Return the default window of a model in seconds."""
     wanted = BASE_WINDOW_S if config.d_model == BASE_D_MODEL else DEFAULT_WINDOW_S
     return min(wanted, config.max_source_positions / POSITIONS_PER_SECOND)
 
 
 def _published_hef(request: AddRequest) -> hailo_store.HefSource | None:
-    """Hailo's encoder for the request; None when none is wanted, or there is none and may be none.
+    """Return Hailo's encoder for the request; None if none is published or requested.
 
-    Raises ConfigError when the user named a chip for which there is none.
+    Raises ConfigError if the user named a chip without one.
     """
     if not request.chip:
         return None
@@ -250,9 +249,9 @@ def _published_hef(request: AddRequest) -> hailo_store.HefSource | None:
 
 
 def _published_decoder(request: AddRequest) -> hailo_store.DecoderSource | None:
-    """Hailo's decoder for the request; None when none is wanted.
+    """Return Hailo's decoder for the request; None if it is not requested.
 
-    Raises ConfigError when there is none, or no encoder of Hailo's to go with it.
+    Raises ConfigError if Hailo publishes none, or no encoder for it.
     """
     if not request.npu_decoder:
         return None
@@ -272,7 +271,7 @@ def _published_decoder(request: AddRequest) -> hailo_store.DecoderSource | None:
 
 
 def _put_decoder(source: hailo_store.DecoderSource, staging: StagingFolder) -> None:
-    """Puts Hailo's decoder and its tables into the draft and its manifest. Raises ModelError."""
+    """Put Hailo's decoder and its tables into the draft and its manifest. Raises ModelError."""
     fetched = hailo_store.fetch_decoder(source, staging.checkpoint)
     with model_errors(staging.draft):
         for file, name in zip(fetched, DECODER_FILES, strict=True):
@@ -281,9 +280,9 @@ def _put_decoder(source: hailo_store.DecoderSource, staging: StagingFolder) -> N
 
 
 def _own_decoder(request: AddRequest, encoder: hailo_store.HefSource | None) -> Hef | None:
-    """The user's own decoder, looked at; None when there is none.
+    """Return the user's own decoder, checked; None without one.
 
-    Raises ConfigError without an encoder to go with it, ModelError when it cannot be used.
+    Raises ConfigError without an encoder for it, ModelError if it cannot be used.
     """
     if not request.decoder_hef:
         return None
@@ -300,12 +299,11 @@ def _own_decoder(request: AddRequest, encoder: hailo_store.HefSource | None) -> 
 
 
 def _put_own_decoder(hef: Hef, checkpoint: Path, staging: StagingFolder) -> None:
-    """Puts the user's decoder into the draft and its manifest, with the tables by which the host
-    makes its input. Raises ModelError where it is not one of this model and window.
+    """Put the user's decoder into the draft and its manifest, with the host's tables for its input.
 
-    It is as an export for Hailo's compiler is: two inputs, by their names encoder states (P,
-    d_model) and placed embeddings (L, d_model); outputs of L rows that are the vocabulary, side by
-    side, in an order that the file tells.
+    It must be made from an export of this model and window: two inputs, encoder states (P, d_model)
+    and placed embeddings (L, d_model); outputs of L rows that together are the vocabulary, in the
+    file's order. Raises ModelError.
     """
     bundle = load_bundle(staging.draft)
     width, inputs = bundle.d_model, sorted(hef.inputs, key=lambda edge: edge.name)
@@ -335,7 +333,7 @@ def _put_own_decoder(hef: Hef, checkpoint: Path, staging: StagingFolder) -> None
 
 
 def _put_hef(file: Path, chip: str, staging: StagingFolder) -> None:
-    """Copies a HEF into the draft and enters it into the manifest. Raises ModelError."""
+    """Copy a HEF into the draft and enter it in the manifest. Raises ModelError."""
     with model_errors(file):
         shutil.copyfile(file, staging.draft / HEF_FILE)
         enter_files(staging.draft, (HEF_FILE,), hef_chip=chip)

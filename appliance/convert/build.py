@@ -54,7 +54,7 @@ from appliance.system import lacks_vnni
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a bundle is to be, besides what the checkpoint says."""
+    """Properties of a bundle that the checkpoint does not define."""
 
     name: str
     window_s: float
@@ -71,7 +71,7 @@ class Recipe:
     no_speech_sure: float = 1.0
     no_speech_lone: float = 1.0
     vtln: Vtln | None = None
-    """How texts that are not sure are heard again."""
+    """Rules of the second pass for texts of low probability."""
     quantize: str = "none"
     """One of QUANTIZE."""
     vocabulary_scan: str = "exact"
@@ -109,7 +109,7 @@ def build_bundle(
     tell: Callable[[int], None] = lambda _: None,
     inline: int = INLINE,
 ) -> None:
-    """Writes the bundle folder `out`, whole or not at all; one that is there is replaced.
+    """Write the bundle folder `out`, whole or not at all; one that is there is replaced.
 
     `tell` hears the size of each weight, in bytes as float32, when it is written. A graph with more
     than `inline` bytes of constants has them in a file of their own.

@@ -1,4 +1,4 @@
-"""A Whisper checkpoint folder -> the network's sizes and its verified, named weights.
+"""Read a Whisper checkpoint: the network's sizes and its verified, named weights.
 
 Beside config.json lie model.safetensors, or its shards and model.safetensors.index.json, or
 encoder_model.onnx and decoder_model.onnx, also in a folder onnx. Nothing of a checkpoint is ever
@@ -76,23 +76,23 @@ class Checkpoint:
     weights: Weights
     """Lazy: each access reads the tensor from its file; nothing is kept."""
     sha256: str
-    """Of model.safetensors; of several files as `tensors.digest` says."""
+    """Of model.safetensors; for several files see `tensors.digest`."""
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`. Raises ModelError listing everything that is wrong with it.
+    """Return the checkpoint in `folder`. Raises ModelError listing everything that is wrong.
 
-    Every number is read once, tensor by tensor, to see that it is finite.
+    Every number is read once, tensor by tensor, to check that it is finite.
     """
     require_checkpoint(folder)
     find = _find(folder)
     config = read_config(folder / CONFIG_FILE)
     tied = read_json(folder / CONFIG_FILE).get("tie_word_embeddings") is not False
     tensors, files = find(config)
-    place = files[0] if len(files) == 1 else folder
+    path = files[0] if len(files) == 1 else folder
     troubles, readers = _check(tensors, config, tied=tied)
     if troubles:
-        raise ModelError(f"{place}: {listed('wrong weights', troubles)}")
+        raise ModelError(f"{path}: {listed('wrong weights', troubles)}")
     return Checkpoint(config, LazyWeights(readers), digest(files))
 
 
@@ -102,7 +102,7 @@ Reader = Callable[[], NDArray[np.float32]]
 
 
 def _find(folder: Path) -> Callable[[WhisperConfig], Found]:
-    """How to open the weights in `folder`, which has passed `require_checkpoint`."""
+    """Return how to open the weights in `folder`, which has passed `require_checkpoint`."""
     if (file := folder / WEIGHTS_FILE).exists():
         return lambda _: (_with_prefix(open_safetensors(file)), [file])
     if (index := folder / INDEX_FILE).exists():
@@ -118,7 +118,7 @@ def _open_index(index: Path) -> Found:
 
 
 def _with_prefix(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
-    """Names as WhisperForConditionalGeneration has them; WhisperModel leaves "model." out."""
+    """Return names as in WhisperForConditionalGeneration; WhisperModel leaves out "model."."""
     if any(name.startswith("model.") for name in tensors):
         return tensors
     return {
@@ -127,35 +127,37 @@ def _with_prefix(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTens
     }
 
 
-def require_checkpoint(place: Path) -> None:
-    """Raises ModelError unless `place` is a folder with the files of a checkpoint; it says what is
-    there in place of them, and the fix. The files themselves are not looked at.
+def require_checkpoint(path: Path) -> None:
+    """Raise ModelError, with the fix, unless `path` is a folder with the files of a checkpoint.
+
+    The content of the files is not checked.
     """
     try:
-        if not place.is_dir():
-            found = _file_instead(place) if place.exists() else "none"
-            raise ModelError(f"{place}: expected a folder with a checkpoint, found {found}")
-        if (place / MANIFEST).is_file():
+        if not path.is_dir():
+            found = _file_instead(path) if path.exists() else "none"
+            raise ModelError(f"{path}: expected a folder with a checkpoint, found {found}")
+        if (path / MANIFEST).is_file():
             raise ModelError(
-                f"{place}: expected a checkpoint, found a bundle, which is already built; "
+                f"{path}: expected a checkpoint, found a bundle, which is already built; "
                 "name it as it is under [model]"
             )
-        names = {file.name for file in place.iterdir()}
+        names = {file.name for file in path.iterdir()}
         described = [name for name in (CONFIG_FILE, ADAPTER_FILE) if name in names]
-        config = read_json(place / described[0]) if described else {}
-        found = foreign(names, config, place.resolve().name) or _folder_instead(place, names)
+        config = read_json(path / described[0]) if described else {}
+        found = foreign(names, config, path.resolve().name) or _folder_instead(path, names)
     except OSError as error:
-        raise unreadable(place, error) from error
+        raise unreadable(path, error) from error
     if found:
         raise ModelError(
-            f"{place}: expected {CONFIG_FILE} with {WEIGHTS_FILE}, or with encoder_model.onnx and "
+            f"{path}: expected {CONFIG_FILE} with {WEIGHTS_FILE}, or with encoder_model.onnx and "
             f"decoder_model.onnx, found {found}"
         )
 
 
 def foreign(names: Collection[str], config: Mapping[str, Any], title: str) -> str:
-    """What a folder or repository called `title` is, whose files belong to another program, and the
-    fix; "" where none is known by its `names` and its config.json (or an adapter's).
+    """Return what a folder or repository `title` of another program is, and the fix; "" if unknown.
+
+    It is recognised by its files' `names` and its config.json (or an adapter's).
     """
     whole = {WEIGHTS_FILE, INDEX_FILE} & {*names}
     if ADAPTER_FILE in names and not whole:
@@ -179,20 +181,20 @@ def foreign(names: Collection[str], config: Mapping[str, Any], title: str) -> st
 
 
 def _number(folder: Path) -> int:
-    """The step in a training's checkpoint-500; -1 for another folder."""
+    """Return the step of a training's checkpoint-500; -1 for another folder."""
     match = re.fullmatch(r"checkpoint-(\d+)", folder.name)
     return int(match[1]) if match else -1
 
 
 def _original(name: str) -> str:
-    """The fix for a model that was made of another one, by its name."""
+    """Return the fix for a model that was made from another one, by its name."""
     match = SIZES.search(name.lower())
     published = f"openai/whisper-{LATEST.get(match[0], match[0])}" if match else "HUB_ID"
     return f"add the model that it was made from in place of it: roomscribe model add {published}"
 
 
 def _file_instead(file: Path) -> str:
-    """What a file is that was given in place of a folder, and the fix."""
+    """Return what a file is that was given instead of a folder, and the fix."""
     require_regular(file)
     with file.open("rb") as stream:
         magic = stream.read(4)
@@ -206,7 +208,7 @@ def _file_instead(file: Path) -> str:
 
 
 def _pickle(name: str) -> str:
-    """What to do with PyTorch's own format."""
+    """Return what to do with PyTorch's own format."""
     published = SIZES.fullmatch(Path(name).stem)  # as OpenAI calls its own
     return (
         f"{shown(name)}, a pickle, which could run code of its author and is never opened; "
@@ -215,7 +217,7 @@ def _pickle(name: str) -> str:
 
 
 def _folder_instead(folder: Path, names: Collection[str]) -> str:
-    """What a folder has in which the weights or config.json are missing, and the fix."""
+    """Return what a folder without weights or config.json has, and the fix; "" if it has both."""
     weights = (WEIGHTS_FILE in names) or (INDEX_FILE in names) or bool(find_onnx(folder))
     if weights and CONFIG_FILE in names:
         return ""
@@ -244,7 +246,7 @@ def _folder_instead(folder: Path, names: Collection[str]) -> str:
 def _check(
     tensors: Mapping[str, StoredTensor], config: WhisperConfig, *, tied: bool
 ) -> tuple[list[str], dict[str, Reader]]:
-    """Everything missing, surplus or wrong, and how to get each weight."""
+    """Return everything missing, surplus or wrong, and how to read each weight."""
     shapes = expected_shapes(config)
     present = {name: tensor for name, tensor in tensors.items() if name != TIED_OUTPUT}
     readers: dict[str, Reader] = {name: tensor.read for name, tensor in present.items()}
@@ -262,7 +264,7 @@ def _check(
 def _check_output(
     tensors: Mapping[str, StoredTensor], shape: tuple[int, ...], *, tied: bool
 ) -> list[str]:
-    """What is wrong with the output projection, which is to be the token embedding."""
+    """Return what is wrong with the output projection, which must equal the token embedding."""
     output, embedding = tensors.get(TIED_OUTPUT), tensors.get(EMBEDDING)
     if output is None:
         missing = f"{TIED_OUTPUT}: missing, though tie_word_embeddings is false"
@@ -278,7 +280,7 @@ def _check_output(
 
 
 def _trouble(tensor: StoredTensor, shape: tuple[int, ...]) -> str:
-    """What is wrong with a tensor; empty where nothing is. Reads it."""
+    """Return what is wrong with a tensor; empty if nothing is. Reads it."""
     if tensor.dtype not in DTYPES:
         return f"expected {', '.join(DTYPES)}, found {tensor.dtype}"
     if tensor.shape != shape:
@@ -290,5 +292,5 @@ def _trouble(tensor: StoredTensor, shape: tuple[int, ...]) -> str:
 
 
 def _hash(tensor: StoredTensor) -> bytes:
-    """SHA-256 of the numbers, so that two large matrices are never in memory at once."""
+    """Return the numbers' SHA-256, so that two large matrices are never in memory together."""
     return hashlib.sha256(tensor.read().data).digest()

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its tokens: the vocabulary, the language, and what is never written.
+"""Read a checkpoint's tokens: vocabulary, language, prompt and suppressed tokens.
 
 The vocabulary is vocab.json with added_tokens.json, or tokenizer.json alone, as transformers writes
 it from version 5 on. How to decode stands in generation_config.json; checkpoints from before there
@@ -34,7 +34,7 @@ ENGLISH = "en"
 LEAST_MULTILINGUAL = 51_865
 """Tokens; a Whisper with fewer is English-only (openai/whisper, model.py, is_multilingual)."""
 SUPPRESSED_FIRST = (220, 50_256)
-"""A space, and the end of English-only texts: transformers' WhisperConfig where nothing is told."""
+"""A space, and the end of English-only texts: transformers' WhisperConfig by default."""
 
 _NAMES = """
 afrikaans=af albanian=sq amharic=am arabic=ar armenian=hy assamese=as azerbaijani=az
@@ -59,7 +59,7 @@ NAMES = dict(entry.split("=") for entry in _NAMES.split()) | {"haitian creole": 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How a model is asked for a transcript, and what it may write."""
+    """The prompt of a model, and the tokens that it may write."""
 
     vocabulary: dict[str, int]
     """Every token's id, special ones included."""
@@ -237,7 +237,7 @@ class _Rules:
         )
 
     def _forced(self) -> tuple[list[str], Path]:
-        """Names of the tokens that are to follow the first, and the file that says so.
+        """Return the names of the forced tokens after the first, and the file that lists them.
 
         transformers looks into config.json where generation_config.json says nothing. Raises
         ModelError.

@@ -1,6 +1,6 @@
-"""Files over HTTP(S): redirects, retries, broken downloads that go on, each file verified.
+"""Download files over HTTP(S): redirects, retries, resumed downloads; each file is verified.
 
-A person at a terminal sees a bar of a long download; elsewhere a line comes now and then.
+A terminal shows a progress bar; elsewhere a line is written now and then.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from appliance.convert.partial_file import (
 from appliance.errors import ModelError
 
 WORTH_A_LINE = 10_000_000
-"""Smaller files, in bytes, go by without a word where there is no terminal."""
+"""Bytes; smaller files are not reported without a terminal."""
 MOST_REDIRECTS = 10
 """In a row."""
 BLOCK = 1 << 14
-"""Bytes read at once; what came of a block before a break is lost."""
+"""Bytes read at once; an incomplete block is lost."""
 
 T = TypeVar("T")
 
@@ -47,16 +47,16 @@ class ProgressDisplay(Protocol):
     """Shows one download after the other, in bytes."""
 
     def begin(self, name: str, done: int, total: int | None) -> None:
-        """A download of `name` goes on after `done` bytes; again after each break."""
+        """Start showing a download of `name` after `done` bytes; again after each break."""
 
     def advance(self, count: int) -> None:
-        """`count` more bytes have come."""
+        """Show that `count` more bytes have arrived."""
 
     def end(self) -> None:
-        """The download is over, well or not."""
+        """Stop showing the download, complete or not."""
 
     def note(self, line: str) -> None:
-        """Something that is worth a line."""
+        """Show a line."""
 
 
 class Bar:
@@ -67,7 +67,7 @@ class Bar:
         self._bar: tqdm | None = None
 
     def begin(self, name: str, done: int, total: int | None) -> None:
-        """Draws the bar of a file, or moves it back or forth to `done`."""
+        """Draw the bar of a file, or move it to `done`."""
         self.end()
         # tqdm would otherwise start a thread that redraws bars which stand still
         tqdm.monitor_interval = 0
@@ -76,18 +76,18 @@ class Bar:
         )
 
     def advance(self, count: int) -> None:
-        """Moves the bar."""
+        """Move the bar."""
         if self._bar is not None:
             self._bar.update(count)
 
     def end(self) -> None:
-        """Leaves the bar as it stands."""
+        """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
     def note(self, line: str) -> None:
-        """Writes a line above the bar."""
+        """Write a line above the bar."""
         tqdm.write(line, file=self._stream)
 
 
@@ -100,7 +100,7 @@ class Lines:
         self._done, self._total, self._reported = 0, 0, 0
 
     def begin(self, name: str, done: int, total: int | None) -> None:
-        """Says what is fetched, if it is large."""
+        """Write the name and size of a large file."""
         self._name, self._done, self._total = name, done, total or 0
         self._reported = done
         if self._total >= WORTH_A_LINE:
@@ -108,7 +108,7 @@ class Lines:
             self.note(f"{name}: {self._total / 1e6:.1f} MB{after}")
 
     def advance(self, count: int) -> None:
-        """Says how far it is at each tenth, or each 100 MB of a file of unknown length."""
+        """Write a line for each tenth, or each 100 MB of a file of unknown length."""
         self._done += count
         step = self._total // 10 or 100_000_000
         if self._total and self._total < WORTH_A_LINE:
@@ -119,44 +119,44 @@ class Lines:
             self.note(f"{self._name}: {self._done / 1e6:.1f} MB{share}")
 
     def end(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def note(self, line: str) -> None:
-        """Writes the line."""
+        """Write the line."""
         print(line, file=self._stream, flush=True)
 
 
 def open_progress_display(stream: TextIO | None = None) -> ProgressDisplay:
-    """A bar where `stream` (standard error) is a terminal with a size, lines elsewhere."""
+    """Return a bar if `stream` (standard error) is a terminal with a size, else lines."""
     stream = stream or sys.stderr
     return Bar(stream) if stream.isatty() and _has_size(stream) else Lines(stream)
 
 
 def _has_size(terminal: TextIO) -> bool:
-    """Whether a bar can be drawn; a serial line or a container may have 0 columns or rows."""
+    """Return False for a serial line or a container with 0 columns or rows."""
     return os.environ.get("COLUMNS") != "0" and 0 not in os.get_terminal_size(terminal.fileno())
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long the network is waited for, and how often it is tried."""
+    """Timeouts, and pauses between attempts."""
 
     connect_s: float = 10.0
     read_s: float = 30.0
-    """Longest silence in the middle of an answer."""
+    """Longest pause within an answer."""
     pauses_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
-    """Between attempts; they begin anew whenever a download got further than before."""
+    """Between attempts; they start again if a download has made progress."""
     longest_s: float = 310.0
-    """A server that asks for a longer pause (Retry-After, RateLimit) is not waited for. Hugging
-    Face's hub counts requests in windows of 5 minutes."""
+    """Longest pause that a server may request (Retry-After, RateLimit). Hugging Face's hub counts
+    requests in windows of 5 minutes."""
     sleep: Callable[[float], None] = time.sleep
 
 
 class Downloader:
-    """Fetches from `home`, scheme and host, and from where it redirects to.
+    """Fetches files from `home` (scheme and host), and from its redirects.
 
-    The token goes to home alone. Proxies and certificates are those of the environment
-    (HTTPS_PROXY, NO_PROXY, REQUESTS_CA_BUNDLE); passwords in ~/.netrc are left alone.
+    Only home gets the token. Proxies and certificates are those of the environment
+    (HTTPS_PROXY, NO_PROXY, REQUESTS_CA_BUNDLE); ~/.netrc is ignored.
     """
 
     def __init__(
@@ -178,10 +178,10 @@ class Downloader:
     def read_headers(
         self, address: str, enough: Callable[[Mapping[str, str]], bool], attempts: int
     ) -> dict[str, str]:
-        """The headers of a HEAD answer, names in small letters; raises what fetch raises.
+        """Return the headers of a HEAD answer, names in lower case. Raises what `fetch` raises.
 
-        A redirect is followed unless its headers are `enough`: a hub says what it knows of a file
-        when it sends one elsewhere for the content. Its own ETag and length are left out then.
+        A redirect is followed unless its headers are `enough`: a hub describes a file when it
+        redirects to its content. The redirect's own ETag and length are left out.
         """
 
         def attempt() -> dict[str, str]:
@@ -228,7 +228,7 @@ class Downloader:
             return part.finish()
 
     def _receive(self, source: RemoteFile, part: PartialFile, name: str) -> None:
-        """One attempt at what is still missing of a part."""
+        """Try once to receive the missing rest of a part."""
         if part.complete:
             return
         with self._send("GET", source.address, part.request_headers()) as answer:
@@ -253,7 +253,7 @@ class Downloader:
         reached: Callable[[], int] = int,
         attempts: int | None = None,
     ) -> T:
-        """What `attempt` returns, tried again after trouble, with growing pauses."""
+        """Return what `attempt` returns; retry after errors that may pass, with growing pauses."""
         pauses = self._policy.pauses_s[: None if attempts is None else attempts - 1]
         failed, furthest = 0, reached()
         while True:
@@ -283,9 +283,9 @@ class Downloader:
         headers: dict[str, str],
         enough: Callable[[Mapping[str, str]], bool] = lambda _: False,
     ) -> Iterator[Any]:
-        """The answer at the end of the redirects. Raises RetryableError, ModelError."""
+        """Yield the answer after all redirects. Raises RetryableError, ModelError."""
         for _ in range(MOST_REDIRECTS):
-            with self._ask(method, address, headers) as answer:
+            with self._request(method, address, headers) as answer:
                 if not is_redirect(answer.status_code, answer.headers) or enough(answer.headers):
                     yield answer
                     return
@@ -295,8 +295,8 @@ class Downloader:
             address = target
         raise ModelError(f"{address}: expected at most {MOST_REDIRECTS} redirects in a row")
 
-    def _ask(self, method: str, address: str, headers: dict[str, str]) -> Any:
-        """The answer to one request; its body is yet to be read."""
+    def _request(self, method: str, address: str, headers: dict[str, str]) -> Any:
+        """Return the answer to one request, with its body unread."""
         if self._token and origin(address) == self._home:
             headers = headers | {"Authorization": f"Bearer {self._token}"}
         try:
@@ -321,7 +321,7 @@ class Downloader:
 
 
 def _begin(answer: Any, source: RemoteFile, part: PartialFile) -> int | None:
-    """The size that an answer announces, with the part ready for its body.
+    """Return the size that an answer announces; prepare the part for its body.
 
     Raises RetryableError, DownloadRefusedError, and ModelError for a size that cannot be right.
     """
@@ -344,7 +344,7 @@ def _begin(answer: Any, source: RemoteFile, part: PartialFile) -> int | None:
 
 
 def _blocks(answer: Any) -> Iterator[bytes]:
-    """The body, bit by bit. Raises RetryableError."""
+    """Yield the blocks of the body. Raises RetryableError."""
     try:
         yield from answer.iter_content(BLOCK)
     except requests.RequestException as error:

@@ -108,7 +108,7 @@ class Graph:
         return name
 
     def weight(self, name: str) -> str:
-        """A weight of the checkpoint, as it is."""
+        """Add a weight of the checkpoint unchanged."""
         return self.constant(name, self._weights[name])
 
     def linear(self, x: str, name: str, *, bias: bool = True, scale: float = 1.0) -> str:
@@ -158,7 +158,7 @@ class Graph:
         return self.node("MatMul", self.node("Softmax", scores, axis=-1), values)
 
     def save(self, file: Path, name: str) -> None:
-        """Writes the graph and checks it."""
+        """Write the graph and check it."""
         constants = {tensor.name: tensor for tensor in self._constants.values()}
         if self._data:
             self._data.close()
@@ -188,7 +188,7 @@ class _DataFile:
         self._stream = file.open("wb")
 
     def put(self, name: str, array: NDArray[np.generic]) -> onnx.TensorProto:
-        """Appends a constant, in C order; the tensor that stands for it."""
+        """Append a constant, in C order, and return its tensor."""
         start = self.size + -self.size % ALIGNMENT
         self._stream.write(bytes(start - self.size))
         self._stream.write(array.reshape(-1).view(np.uint8).data)
@@ -197,32 +197,32 @@ class _DataFile:
         return _external(name, kind, array.shape, (self._file.name, start, array.nbytes))
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Write what is left."""
         self._stream.close()
 
     def take_back(self, tensors: Iterable[onnx.TensorProto]) -> None:
-        """Puts the constants into the tensors that stand for them, and deletes the file."""
+        """Put the constants into the tensors that stand for them, and delete the file."""
         with self._file.open("rb") as stream:
             for tensor in tensors:
-                place = {entry.key: entry.value for entry in tensor.external_data}
-                if place.get("location") == self._file.name:
-                    stream.seek(int(place["offset"]))
-                    tensor.raw_data = stream.read(int(place["length"]))
+                location = {entry.key: entry.value for entry in tensor.external_data}
+                if location.get("location") == self._file.name:
+                    stream.seek(int(location["offset"]))
+                    tensor.raw_data = stream.read(int(location["length"]))
                     del tensor.external_data[:]
                     tensor.ClearField("data_location")
         self._file.unlink()
 
 
 def _external(
-    name: str, kind: int, shape: Sequence[int], place: tuple[str, int, int]
+    name: str, kind: int, shape: Sequence[int], location: tuple[str, int, int]
 ) -> onnx.TensorProto:
-    """A constant that lies in another file of the graph's folder: its name, first byte and bytes.
+    """Return a constant in another file of the graph's folder: its name, first byte and size.
 
     Its numbers are little-endian.
     """
     tensor = TensorProto(name=name, data_type=kind, dims=shape)
     tensor.data_location = TensorProto.EXTERNAL
-    for key, value in zip(("location", "offset", "length"), place, strict=True):
+    for key, value in zip(("location", "offset", "length"), location, strict=True):
         tensor.external_data.add(key=key, value=str(value))
     return tensor
 
@@ -320,8 +320,8 @@ class RuntimeGraph(Graph):
         """A constant that lies in another file of the graph's folder, from byte `start`: float16 if
         the graph is `int8`, else float32."""
         kind, width = (TensorProto.FLOAT16, 2) if self.int8 else (TensorProto.FLOAT, 4)
-        place = (file, start, width * math.prod(shape))
-        self._constants[name] = _external(name, kind, shape, place)
+        location = (file, start, width * math.prod(shape))
+        self._constants[name] = _external(name, kind, shape, location)
         return name
 
     def linear(self, x: str, name: str, *, bias: bool = True, scale: float = 1.0) -> str:

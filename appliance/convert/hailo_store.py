@@ -1,4 +1,4 @@
-"""Which Whisper HEFs Hailo publishes, where, and how they are fetched.
+"""Find and fetch the Whisper HEFs that Hailo publishes.
 
 The store is public and without checksums: a file is known by its address, its size and its first
 bytes; libhailort checks the rest when it is loaded. ROOMSCRIBE_HAILO_STORE names another store.
@@ -76,7 +76,7 @@ class DecoderSource:
 def encoder_hef(
     chip: str, checkpoint: str, environment: Mapping[str, str] = os.environ
 ) -> HefSource | None:
-    """Hailo's encoder for a chip and a checkpoint (name or repository); None if there is none."""
+    """Return Hailo's encoder for a chip and a checkpoint (name or repository), or None."""
     name = _short(checkpoint)
     if (chip, name) not in _ENCODERS:
         return None
@@ -87,7 +87,7 @@ def encoder_hef(
 def decoder_hef(
     chip: str, checkpoint: str, environment: Mapping[str, str] = os.environ
 ) -> DecoderSource | None:
-    """Hailo's decoder for a chip and a checkpoint (name or repository); None if there is none."""
+    """Return Hailo's decoder for a chip and a checkpoint (name or repository), or None."""
     name, store = _short(checkpoint), _store(environment)
     if (chip, name) not in _DECODERS:
         return None
@@ -104,19 +104,19 @@ def decoder_hef(
 
 
 def published(chip: str) -> str:
-    """The encoders that there are for a chip, for messages: "tiny (10 s), base (5 s)"."""
+    """Return the encoders for a chip, for messages: "tiny (10 s), base (5 s)"."""
     found = [(name, size) for (each, name), (size, _) in _ENCODERS.items() if each == chip]
     return ", ".join(f"{name} ({window_s:g} s)" for name, window_s in found)
 
 
 def published_decoders(chip: str) -> str:
-    """The decoders that there are for a chip, for messages: "tiny (32 tokens)"."""
+    """Return the decoders for a chip, for messages: "tiny (32 tokens)"."""
     found = [(name, size) for (each, name), (size, _) in _DECODERS.items() if each == chip]
     return ", ".join(f"{name} ({tokens} tokens)" for name, tokens in found)
 
 
 def explain_none(chip: str, checkpoint: str, window_s: float) -> str:
-    """Why no published HEF fits, and what can be done; one line."""
+    """Return why no published HEF fits, and what to do; one line."""
     if chip not in CHIP_NAMES:
         return f"chip {chip!r}: expected {', '.join(CHIP_NAMES)}"
     return (
@@ -132,7 +132,7 @@ def fetch_hef(
     progress: ProgressDisplay | None = None,
     policy: RetryPolicy | None = None,
 ) -> Path:
-    """The HEF in `folder`, fetched unless it is there already. Raises ModelError."""
+    """Return the HEF in `folder`; fetch it if necessary. Raises ModelError."""
     client = Downloader(source.address, "", policy, progress)
     fix = "give a HEF of yours (--hef FILE), or none (--hef none)"
     return _fetch(client, source.address, MAGIC, folder, fix)
@@ -144,8 +144,9 @@ def fetch_decoder(
     progress: ProgressDisplay | None = None,
     policy: RetryPolicy | None = None,
 ) -> tuple[Path, Path, Path]:
-    """The decoder's HEF, its token table and its table of positions in `folder`, fetched unless
-    they are there already. Raises ModelError.
+    """Return the decoder's HEF, token table and table of positions in `folder`.
+
+    Fetches them if necessary. Raises ModelError.
     """
     client = Downloader(source.address, "", policy, progress)
     fix = "leave --npu-decoder out: the CPU decodes faster"
@@ -158,25 +159,25 @@ def fetch_decoder(
 
 def _fetch(client: Downloader, address: str, magic: bytes, folder: Path, fix: str) -> Path:
     """A file of the store in `folder`. Raises ModelError; `fix` is how to do without it."""
-    place = folder / address.rsplit("/", 1)[-1]
+    path = folder / address.rsplit("/", 1)[-1]
     try:
         length = client.read_headers(address, lambda _: False, ATTEMPTS).get("content-length", "")
         size = int(length) if length.isdecimal() else None
-        with model_errors(place):
-            whole = place.is_file() and place.stat().st_size == size
+        with model_errors(path):
+            whole = path.is_file() and path.stat().st_size == size
         if not whole:
-            client.fetch(RemoteFile(address, size, magic=magic, limit=LIMIT), place)
+            client.fetch(RemoteFile(address, size, magic=magic, limit=LIMIT), path)
     except DownloadRefusedError as refused:
         raise ModelError(f"{refused}; Hailo's store has moved or dropped it: {fix}") from refused
     except UnreachableError as error:
         raise ModelError(
             f"{error}; check the network and run the same command again, or: {fix}"
         ) from error
-    return place
+    return path
 
 
 def _short(checkpoint: str) -> str:
-    """The name that a known repository has."""
+    """Return the short name of a known repository."""
     return next((name for name, each in NAMES.items() if each == checkpoint), checkpoint)
 
 

@@ -1,10 +1,10 @@
-"""A Whisper checkpoint by name or hub id -> a folder with its files, each verified.
+"""Download a Whisper checkpoint by name or hub id, and verify each file.
 
 The hub is Hugging Face's, or the one that HF_ENDPOINT names; a token is sent to it alone. A file
 is at ENDPOINT/OWNER/NAME/resolve/REVISION/FILE; HEAD answers with commit, size and checksum:
 X-Linked-Etag is the SHA-256 of a large file, it or ETag the git blob name of a small one.
 
-The folder is kept between runs: what is whole is not fetched again, what is broken goes on.
+The folder is kept between runs: complete files are not fetched again, others are resumed.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ TOKEN_LENGTH = 1000
 """Most characters; the hub's own have 37."""
 _LOGIN = "set HF_TOKEN or run `hf auth login`"
 FIRST_ATTEMPTS = 3
-"""To learn of a file: the user of a machine that is offline is not to wait long for the error."""
+"""Attempts to find a file; without a network the user soon gets the error."""
 SMALL = (VOCAB_FILE, ADDED_FILE, TOKENIZER_FILE, GENERATION_FILE)
 ONNX = ("onnx/encoder_model.onnx", "onnx/decoder_model.onnx")
 ONNX_DATA = tuple(f"{name}_data" for name in ONNX)
-"""Weights of a graph, where they are too many for its own file."""
+"""Weights of a graph that are too large for its own file."""
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 FOREIGN = ("adapter_config.json", "model.bin", "ggml-base.bin", "openvino_encoder_model.xml")
-"""By these a repository of another program is known."""
+"""Files that identify a repository of another program."""
 SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\.safetensors")
 RECORD = "fetched.json"
-"""Says of a folder what was fetched into it: repository, commit, and SHA-256 of each file."""
+"""Records what was fetched into a folder: repository, commit, and SHA-256 of each file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Entry:
 
 
 def repository_of(name: str) -> str:
-    """The repository that a known name or a hub id means. Raises ModelError."""
+    """Return the repository of a known name or a hub id. Raises ModelError."""
     if name in NAMES:
         return NAMES[name]
     if REPOSITORY.fullmatch(name) and not re.search(r"\.\.|--|[.-](/|$)", name):
@@ -115,7 +115,7 @@ class Repository:
         self._revision = ""
 
     def settle(self, revision: str, file: str) -> Entry:
-        """The entry of a file that must be there; all later ones are of the same commit.
+        """Return the entry of a file that must exist; all later ones are of the same commit.
 
         Raises ModelError for an unknown repository or revision, a missing login and no answer.
         """
@@ -134,7 +134,7 @@ class Repository:
         return entry
 
     def find(self, file: str, limit: int = JSON_LIMIT) -> Entry | None:
-        """A file of the repository; None if it has none of that name. Raises ModelError."""
+        """Return a file of the repository, or None. Raises ModelError."""
         address = self._address(file)
         try:
             headers = self._client.read_headers(address, _enough, FIRST_ATTEMPTS)
@@ -168,20 +168,20 @@ class Repository:
         )
 
     def present(self, files: Iterable[str], limit: int = LARGEST) -> list[Entry]:
-        """The entries of those files that the repository has."""
+        """Return the entries of the files that the repository has."""
         found = (self.find(file, limit) for file in files)
         return [entry for entry in found if entry is not None]
 
     def foreign(self, config: Mapping[str, Any]) -> str:
-        """What the repository is, with this config.json, if not a checkpoint; "" where that is not
-        known. Raises ModelError."""
+        """Return what a repository of another program is, with the fix; "" if unknown. Raises
+        ModelError."""
         from appliance.convert.checkpoint import foreign
 
         names = () if config.get("model_type") == MODEL_TYPE else FOREIGN
         return foreign({entry.name for entry in self.present(names)}, config, self.name)
 
     def fetch(self, entry: Entry, destination: Path) -> str:
-        """Puts a file in its place; its SHA-256. Raises ModelError."""
+        """Move a file to its path and return its SHA-256. Raises ModelError."""
         try:
             return self._client.fetch(entry.source, destination)
         except DownloadRefusedError as refused:
@@ -190,7 +190,7 @@ class Repository:
             raise _advised(error) from error
 
     def licence(self) -> str:
-        """What the model's README says in its head; "" if it says nothing. Raises ModelError."""
+        """Return the licence in the README's head; "" if there is none. Raises ModelError."""
         try:
             text = self._client.read(self._address("README.md"), 1 << 16).decode(errors="replace")
         except DownloadRefusedError:
@@ -206,7 +206,7 @@ class Repository:
         return f"{self._endpoint}/{self.name}/resolve/{revision}/{quote(file)}"
 
     def _explained(self, refused: DownloadRefusedError) -> ModelError:
-        """What a refusal means for the user."""
+        """Return what a refusal means for the user."""
         page = f"{self._endpoint}/{self.name}"
         answer = refused.answer
         if refused.code == "RevisionNotFound":
@@ -242,7 +242,7 @@ def find_token(
     environment: Mapping[str, str],
     home_of: Callable[[str], str] = lambda user: pwd.getpwnam(user).pw_dir,
 ) -> tuple[str, str]:
-    """The user's token for the hub and where it is from; ("", "") if there is none.
+    """Return the user's token for the hub and its source; ("", "") without one.
 
     It is in HF_TOKEN, or where `hf auth login` puts it: HF_TOKEN_PATH, or the file token in HF_HOME
     or ~/.cache/huggingface. Under sudo, which changes the environment, the user's own file counts
@@ -266,7 +266,7 @@ def find_token(
 
 
 def _enough(headers: Mapping[str, str]) -> bool:
-    """Whether a redirect has all that the hub knows of a file."""
+    """Return True if a redirect has everything that the hub knows of a file."""
     elsewhere = bool(urlsplit(headers["Location"]).netloc)
     return "X-Repo-Commit" in headers and ("X-Linked-Etag" in headers or elsewhere)
 
@@ -294,7 +294,7 @@ def hub_is_reachable(environment: Mapping[str, str] = os.environ, within_s: floa
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a checkpoint comes from."""
+    """Source of a checkpoint."""
 
     repository: str
     revision: str
@@ -315,9 +315,9 @@ def fetch_checkpoint(
     environment: Mapping[str, str] = os.environ,
     check: Callable[[Path], object] = lambda _: None,
 ) -> Origin:
-    """Fetches what a checkpoint consists of, as it is at one commit, into an existing folder.
+    """Fetch the files of a checkpoint at one commit into an existing folder.
 
-    `check` is called with the folder when all but the weights is there; what it raises ends this.
+    `check` is called with the folder before the weights are fetched; what it raises ends this.
     Raises ModelError: unknown, not a Whisper, only as a pickle, no network, no room, damaged.
     """
     repository = Repository(repository_of(name), environment, policy=policy, progress=progress)
@@ -397,19 +397,19 @@ class _FetchFolder:
         self._note()
 
     def put(self, entries: list[Entry]) -> None:
-        """Fetches those of the files that are not there yet. Raises ModelError."""
+        """Fetch those of the files that are not there yet. Raises ModelError."""
         missing = [entry for entry in entries if not self._has(entry)]
         sizes = [(entry.source.size or 0) - self._begun(entry) for entry in missing]
         require_free_space(self.folder, sum(sizes), self._repository.name)
         for entry in missing:
-            place = self.folder / entry.name
-            with model_errors(place):
-                place.parent.mkdir(exist_ok=True)
-            self.files[entry.name] = self._repository.fetch(entry, place)
+            path = self.folder / entry.name
+            with model_errors(path):
+                path.parent.mkdir(exist_ok=True)
+            self.files[entry.name] = self._repository.fetch(entry, path)
             self._note()
 
     def clear_but(self, entries: list[Entry]) -> None:
-        """Deletes what an earlier run fetched and this one does not want. Raises ModelError."""
+        """Delete what an earlier run fetched and this one does not want. Raises ModelError."""
         wanted = {entry.name for entry in entries}
         for name in {*self._known, *SMALL, WEIGHTS_FILE, INDEX_FILE, *ONNX, *ONNX_DATA} - wanted:
             with model_errors(self.folder):
@@ -417,27 +417,26 @@ class _FetchFolder:
                     (self.folder / f"{name}{suffix}").unlink(missing_ok=True)
 
     def _has(self, entry: Entry) -> bool:
-        """Whether the file is there with the hub's checksum, or, where the hub gives none, with the
-        one that it had when it was fetched."""
-        place, source = self.folder / entry.name, entry.source
-        with model_errors(place):
-            if not place.is_file() or source.size not in (None, place.stat().st_size):
+        """Return True if the file has the hub's checksum, or, without one, that of its download."""
+        path, source = self.folder / entry.name, entry.source
+        with model_errors(path):
+            if not path.is_file() or source.size not in (None, path.stat().st_size):
                 return False
-            digest = sha256(place)
+            digest = sha256(path)
             same = digest == (source.sha256 or self._trusted.get(entry.name))
             if source.git_sha1:
-                same = git_sha1(place) == source.git_sha1
+                same = git_sha1(path) == source.git_sha1
         if same:
             self.files[entry.name] = digest
         return same
 
     def _begun(self, entry: Entry) -> int:
-        """Bytes that an earlier run left of a file."""
+        """Return the bytes that an earlier run left of a file."""
         part = self.folder / f"{entry.name}.part"
         return part.stat().st_size if part.is_file() else 0
 
     def _recorded(self) -> tuple[str, dict[str, str]]:
-        """The commit of an earlier run, and SHA-256 by name of what was fetched by then.
+        """Return the commit of an earlier run, and the SHA-256 of its files by name.
 
         Raises ModelError for a folder with a checkpoint that no such run has put there.
         """
@@ -462,7 +461,7 @@ class _FetchFolder:
         return str(values.get("revision")), digests
 
     def _note(self) -> None:
-        """Writes the record anew, with all that may be in the folder."""
+        """Write the record of all files that may be in the folder."""
         record = self.folder / RECORD
         values = {
             "repository": self._repository.name,

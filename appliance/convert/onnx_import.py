@@ -85,7 +85,7 @@ BY_MODULE = {
 """What an input of an operator is to the module that it came from."""
 BIASED = {"Add", "BiasGelu", "Gemm"}
 WEIGHT, BIAS, QUERY, KEY = ".weight", ".bias", ".q_proj", ".k_proj"
-PLACES = ("", "onnx")
+SUBFOLDERS = ("", "onnx")
 SUFFIXES = ("", "_fp16")
 ENCODER_STEM, DECODER_STEMS = "encoder_model", ("decoder_model", "decoder_model_merged")
 LATER_STEM = "decoder_with_past_model"
@@ -141,16 +141,16 @@ class _Outline:
             raise ValueError("graphs nested too deep")
         parts: list[bytes] = []
         for field in protobuf.fields(self._data, at, end):
-            place = (kind, field.number)
+            key = (kind, field.number)
             self._count(field.begin - field.start)
-            if field.wire == protobuf.LENGTH and (inner := INSIDE.get(place)):
+            if field.wire == protobuf.LENGTH and (inner := INSIDE.get(key)):
                 message = self.of(field.begin, field.end, inner, depth + 1)
                 parts += [_key(field.number), _length(message), message]
-            elif field.wire == protobuf.LENGTH and place in NUMBERS:
+            elif field.wire == protobuf.LENGTH and key in NUMBERS:
                 parts.append(self._reference(field.begin, field.end - field.begin))
             elif field.number in KEPT[kind]:
                 self._count(field.end - field.begin)
-                if field.wire == protobuf.LENGTH and place in TEXTS:
+                if field.wire == protobuf.LENGTH and key in TEXTS:
                     self._data[field.begin : field.end].decode()
                 parts.append(self._data[field.start : field.end])
         return b"".join(parts)
@@ -212,18 +212,18 @@ def _locate(name: str, tensor: Any, file: Path) -> StoredTensor:
     where = {str(entry.key): str(entry.value) for entry in tensor.external_data}
     if not where:
         return StoredTensor(file, 0, 0, f"{kind} in a form of its own", shape)
-    place, offset = where.get("location", ""), where.get("offset", "0")
-    if not is_plain(place):
-        raise ValueError(f"{shown(name)} in {shown(place)}, which is not in the same folder")
+    location, offset = where.get("location", ""), where.get("offset", "0")
+    if not is_plain(location):
+        raise ValueError(f"{shown(name)} in {shown(location)}, which is not in the same folder")
     length = math.prod(shape) * DTYPES[kind].itemsize
     given = where.get("length", str(length))
     if not offset.isdecimal() or given != str(length):
         raise ValueError(f"{shown(name)} at {shown(offset)}, {shown(given)} bytes of {length}")
-    source = file.parent / place
+    source = file.parent / location
     if not source.is_file():
-        raise ValueError(f"{shown(name)} in {place}, which is not there")
+        raise ValueError(f"{shown(name)} in {location}, which is not there")
     if int(offset) + length > source.stat().st_size:
-        raise ValueError(f"{shown(name)} beyond the end of {place}")
+        raise ValueError(f"{shown(name)} beyond the end of {location}")
     return StoredTensor(source, int(offset), length, kind, shape)
 
 
@@ -273,21 +273,21 @@ class Layers:
         return tables.pop() if len(tables) == 1 else None
 
     def _take_named(self, node: Any) -> None:
-        """Takes the constants at a node that are no matrix of a linear layer."""
+        """Take the constants at a node that are no matrix of a linear layer."""
         module = self._module_by_scope(node)
         roles = BY_MODULE.get(node.op_type, {})
-        for place, name in enumerate(node.input):
+        for index, name in enumerate(node.input):
             tensor, _ = self._constant(name)
-            if tensor is None or (node.op_type in PRODUCTS and place < 2):
+            if tensor is None or (node.op_type in PRODUCTS and index < 2):
                 continue
             own = self._full(name)
             self._take(EMBEDDING if own == TIED_OUTPUT else own, tensor)
-            full = self._tails.get(f"{module}.{roles.get(place, '')}", "")
+            full = self._tails.get(f"{module}.{roles.get(index, '')}", "")
             if tensor.shape == self._shapes.get(full):
                 self._take(full, tensor)
 
     def _take_matrix(self, node: Any, module: str) -> None:
-        """Takes the matrix of a linear product, as (out, in), for a module."""
+        """Take the matrix of a linear product, as (out, in), for a module."""
         matrix = self._matrix(node)
         if matrix is not None and module:
             self._owners[node.output[0]] = module
@@ -385,8 +385,8 @@ def find_onnx(folder: Path) -> list[Path]:
     Empty without any. Raises ModelError where there are files, but not these two.
     """
     names: set[str] = set()
-    for place in PLACES:
-        inside = folder / place
+    for subfolder in SUBFOLDERS:
+        inside = folder / subfolder
         for suffix in SUFFIXES:
             encoder = inside / f"{ENCODER_STEM}{suffix}.onnx"
             decoders = [inside / f"{stem}{suffix}.onnx" for stem in DECODER_STEMS]
@@ -434,7 +434,7 @@ def open_onnx_weights(
 def _weights_of(
     file: Path, scopes: Sequence[Scope], half: str, config: WhisperConfig
 ) -> dict[str, StoredTensor]:
-    """The weights of one half of the network. Raises ModelError where two claim one place."""
+    """Return the weights of one half of the network. Raises ModelError if two have one name."""
     shapes = {
         name: shape for name, shape in expected_shapes(config).items() if name.startswith(half)
     }

@@ -1,7 +1,7 @@
-"""A download on the disk, and what an HTTP answer says about it.
+"""An unfinished download on the disk, and the HTTP headers that describe it.
 
-It grows as NAME.part beside its place, is verified, then renamed. NAME.part.json says what the part
-is of, so that it never goes on as something else.
+It grows as NAME.part beside its destination, is verified, then renamed. NAME.part.json identifies
+the file, so that another one never continues it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from appliance.system import lock, shorten, sync_folder
 
 REDIRECTS = {301, 302, 303, 307, 308}
 PASSING = {408, 425, 429}
-"""Answers below 500 that may be another one later."""
+"""Statuses below 500 that may change."""
 LARGEST = 16_000_000_000
 """Bytes; the largest Whisper has 6.2 GB as float32."""
 MESSAGE_LENGTH = 200
-"""Letters of a server's own words that are passed on."""
+"""Characters of a server's message that are shown."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class DownloadRefusedError(ModelError):
-    """An answer that another attempt will not change."""
+    """An answer that another attempt cannot change."""
 
     def __init__(self, address: str, status: int, code: str, message: str = "") -> None:
         self.http_status, self.code, self.message = status, code, message
@@ -44,17 +44,17 @@ class DownloadRefusedError(ModelError):
 
     @property
     def answer(self) -> str:
-        """Status, and the code and the words that came with it, if any."""
+        """Status, with code and message, if any."""
         why = ": ".join(each for each in (self.code, self.message) if each)
         return f"answer {self.http_status}{f' ({why})' if why else ''}"
 
 
 class UnreachableError(ModelError):
-    """No answer, or none that helps, after all attempts."""
+    """No usable answer after all attempts."""
 
 
 class RetryableError(Exception):
-    """Trouble that may pass: what happened, and the pause in seconds that the server asks for."""
+    """An error that may pass, and the pause in seconds that the server requests."""
 
     def __init__(self, what: str, wait_s: float = 0.0) -> None:
         super().__init__(what)
@@ -62,7 +62,7 @@ class RetryableError(Exception):
 
 
 def check(status: int, headers: Mapping[str, str], address: str) -> None:
-    """Raises RetryableError or RefusedError unless an answer is a good one, or a redirect."""
+    """Raise RetryableError or RefusedError unless an answer is a good one, or a redirect."""
     if status >= 500 or status in PASSING:
         wait_s = parse_retry_after(headers.get("Retry-After", ""))
         raise RetryableError(
@@ -76,12 +76,12 @@ def check(status: int, headers: Mapping[str, str], address: str) -> None:
 
 
 def is_redirect(status: int, headers: Mapping[str, str]) -> bool:
-    """Whether an answer names another place."""
+    """Return True if an answer names another address."""
     return status in REDIRECTS and "Location" in headers
 
 
 def read_total_size(headers: Mapping[str, str], partial: bool) -> int | None:
-    """The whole file's size as an answer announces it."""
+    """Return the size of the whole file that an answer announces."""
     if partial:
         return parse_content_range(headers)[1]
     length = headers.get("Content-Length", "")
@@ -89,13 +89,13 @@ def read_total_size(headers: Mapping[str, str], partial: bool) -> int | None:
 
 
 def read_strong_etag(headers: Mapping[str, str]) -> str:
-    """The ETag that stands for these very bytes; "" without one (RFC 9110, 8.8.3)."""
+    """Return the strong ETag; "" without one (RFC 9110, 8.8.3)."""
     etag = headers.get("ETag", "")
     return etag if etag.startswith('"') else ""
 
 
 def parse_content_range(headers: Mapping[str, str]) -> tuple[int, int | None]:
-    """First byte and total size of a partial answer; (-1, None) if it does not say."""
+    """Return first byte and total size of a partial answer; (-1, None) if unknown."""
     span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
     if span is None:
         return -1, None
@@ -103,7 +103,7 @@ def parse_content_range(headers: Mapping[str, str]) -> tuple[int, int | None]:
 
 
 def origin(address: str) -> tuple[str, str, int]:
-    """Scheme, host and port. Raises ModelError for anything but http and https."""
+    """Return scheme, host and port. Raises ModelError for anything but http and https."""
     try:
         parts = urlsplit(address)
         port = {"http": 80, "https": 443}[parts.scheme]
@@ -116,7 +116,7 @@ def origin(address: str) -> tuple[str, str, int]:
 
 
 def parse_retry_after(value: str) -> float:
-    """Seconds, from a number or a date; 0 when it is neither."""
+    """Return seconds, from a number or a date; 0 for anything else."""
     if value.strip().isdecimal():
         return float(value)
     try:
@@ -126,7 +126,7 @@ def parse_retry_after(value: str) -> float:
 
 
 def parse_rate_limit(value: str) -> float:
-    """Seconds until a server answers again, by its RateLimit header; 0 where it says nothing of it.
+    """Return the seconds until a server answers again by its RateLimit header, else 0.
 
     Such as `"api";r=0;t=55`: no request is left for the next 55 s
     (draft-ietf-httpapi-ratelimit-headers-09, 4). One second more, for they are rounded.
@@ -140,7 +140,7 @@ def parse_rate_limit(value: str) -> float:
 
 
 def reason(error: BaseException) -> str:
-    """The innermost cause that a failed request names."""
+    """Return the innermost cause of a failed request."""
     for _ in range(10):
         inner = getattr(error, "reason", None)
         if not isinstance(inner, BaseException):
@@ -158,7 +158,7 @@ def reason(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file somewhere on the net, and what is known of it beforehand."""
+    """A file on a server, and its known properties."""
 
     address: str
     size: int | None = None
@@ -167,18 +167,18 @@ class RemoteFile:
     git_sha1: str = ""
     """Of the git blob: SHA-1 over b"blob SIZE\\0" and the content."""
     magic: bytes = b""
-    """What the file begins with."""
+    """First bytes of the file."""
     limit: int = LARGEST
-    """Bytes, for a file that does not say its size, or lies about it."""
+    """Most bytes that are accepted, whatever the announced size."""
 
     @property
     def identity(self) -> str:
-        """Differs for files that differ, as far as can be known."""
+        """A text that differs for different files, as far as can be known."""
         return self.sha256 or self.git_sha1 or self.address
 
 
 class PartialFile:
-    """What has come of a file so far. To be used in `with`, which holds a lock on it."""
+    """The received part of a file. Use it in `with`, which locks it."""
 
     def __init__(self, destination: Path, source: RemoteFile) -> None:
         self._destination, self._source = destination, source
@@ -208,7 +208,7 @@ class PartialFile:
         self._stream.close()
 
     def _resume(self) -> None:
-        """Goes on with what an earlier run left, if it is of the same file."""
+        """Go on with what an earlier run left, if it is of the same file."""
         try:
             record = json.loads(self._record.read_bytes())
             identity, etag = str(record["identity"]), str(record["etag"])
@@ -225,11 +225,11 @@ class PartialFile:
 
     @property
     def complete(self) -> bool:
-        """Whether all is there; False while the size is unknown."""
+        """True if all has arrived; False while the size is unknown."""
         return self.size == self._source.size
 
     def request_headers(self) -> dict[str, str]:
-        """What asks the server for the rest, and only if the file is still the same."""
+        """Return headers that request the rest, if the file has not changed."""
         if self.size and not (self._etag or self._source.sha256 or self._source.git_sha1):
             self.restart()
         if not self.size:
@@ -238,14 +238,14 @@ class PartialFile:
         return wanted | ({"If-Range": self._etag} if self._etag else {})
 
     def continued_by(self, headers: Mapping[str, str]) -> bool:
-        """Whether the body of a 206 answer is the rest of this part."""
+        """Return True if the body of a 206 answer is the rest of this part."""
         etag = read_strong_etag(headers)
         return parse_content_range(headers)[0] == self.size and (
             not etag or not self._etag or etag == self._etag
         )
 
     def remember(self, headers: Mapping[str, str]) -> None:
-        """Notes what the following bytes are of. Raises ModelError."""
+        """Record the file of the following bytes. Raises ModelError."""
         self._etag = read_strong_etag(headers) or self._etag
         with model_errors(self._record):
             self._record.write_text(
@@ -253,9 +253,9 @@ class PartialFile:
             )
 
     def write(self, block: bytes) -> None:
-        """Appends. Raises ModelError; a part that filled the disk is deleted first.
+        """Append. Raises ModelError; if the disk is full, the part is deleted first.
 
-        The same disk may hold the transcripts, and they need the room more.
+        The transcripts may be on the same disk, and need the space more.
         """
         try:
             rest = memoryview(block)
@@ -270,7 +270,7 @@ class PartialFile:
         self.size += len(block)
 
     def restart(self) -> None:
-        """Forgets what has come so far."""
+        """Forget what has come so far."""
         with model_errors(self.file):
             self._record.unlink(missing_ok=True)
             self._stream.seek(0)
@@ -279,12 +279,12 @@ class PartialFile:
         self._etag, self.size = "", 0
 
     def discard(self) -> None:
-        """Deletes the part."""
+        """Delete the part."""
         self._record.unlink(missing_ok=True)
         self.file.unlink(missing_ok=True)
 
     def finish(self) -> str:
-        """Verifies the file and puts it in its place; its SHA-256. Raises ModelError."""
+        """Verify the file, move it to its path and return its SHA-256. Raises ModelError."""
         with model_errors(self.file):
             os.fsync(self._stream.fileno())
             if trouble := self._trouble():
@@ -299,7 +299,7 @@ class PartialFile:
         return self._hash.hexdigest()
 
     def _trouble(self) -> str:
-        """What is wrong with the file; "" if nothing is."""
+        """Return what is wrong with the file; "" if nothing is."""
         source, found = self._source, self._hash.hexdigest()
         if source.size is not None and self.size != source.size:
             return f"expected {source.size} bytes, found {self.size}"
@@ -315,14 +315,14 @@ class PartialFile:
 
 
 def git_sha1(file: Path) -> str:
-    """The name git gives to a file's content."""
+    """Return git's name of a file's content."""
     digest = hashlib.sha1(b"blob %d\0" % file.stat().st_size, usedforsecurity=False)
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: digest).hexdigest()
 
 
 def require_free_space(folder: Path, needed: int, what: str) -> None:
-    """Raises ModelError unless `needed` bytes fit on the disk of `folder`."""
+    """Raise ModelError unless `needed` bytes fit on the disk of `folder`."""
     with model_errors(folder):
         free = shutil.disk_usage(folder).free
     if needed > free:

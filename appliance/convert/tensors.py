@@ -1,4 +1,4 @@
-"""Weights as files: a tensor's place in one, safetensors, and JSON tables, verified before use.
+"""Read weights from files: safetensors, shards and JSON tables, verified before use.
 
 The format (huggingface/safetensors, README): 8 bytes with the length of the header, little-endian;
 the header, a JSON table of names with dtype, shape and the offsets of the first byte and behind
@@ -24,7 +24,7 @@ from appliance.model import read_json, require_regular, sha256, unreadable
 from appliance.system import shorten
 
 Weights = Mapping[str, NDArray[np.float32]]
-"""Weights by Hugging Face's names. May be lazy: whoever needs a tensor twice keeps it."""
+"""Weights by Hugging Face's names. May be lazy: keep a tensor that you need twice."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -45,7 +45,7 @@ NAME_LENGTH = 120
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor's place in a file that was long enough when it was opened."""
+    """Position of a tensor in a file that was long enough when it was opened."""
 
     file: Path
     offset: int
@@ -53,7 +53,7 @@ class StoredTensor:
     length: int
     """Bytes in the file."""
     dtype: str
-    """One of DTYPES where the tensor can be read; else what the file says."""
+    """One of DTYPES if the tensor can be read; else the file's own name."""
     shape: tuple[int, ...]
     """As `read` gives it."""
     transposed: bool = False
@@ -87,7 +87,7 @@ class StoredTensor:
 
 
 class LazyWeights(Mapping[str, NDArray[np.float32]]):
-    """Weights made when asked for, by reading a file or by computing; nothing is kept."""
+    """Weights that are read or computed at each access; nothing is kept."""
 
     def __init__(self, readers: Mapping[str, Callable[[], NDArray[np.float32]]]) -> None:
         self._readers = readers
@@ -177,10 +177,10 @@ def open_shards(index: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
 
     Raises ModelError saying what is wrong with a file, or in what the index and the files differ.
     """
-    places = read_json(index).get(INDEX_KEY)
-    if not isinstance(places, dict) or not places:
+    file_names = read_json(index).get(INDEX_KEY)
+    if not isinstance(file_names, dict) or not file_names:
         raise ModelError(f"{index}: {INDEX_KEY}: expected a table of weights and their files")
-    for name in places.values():
+    for name in file_names.values():
         if not is_plain(name) or not name.endswith(".safetensors"):
             raise ModelError(
                 f"{index}: {INDEX_KEY}: expected names of safetensors files in the same folder, "
@@ -188,19 +188,19 @@ def open_shards(index: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
             )
     tensors: dict[str, StoredTensor] = {}
     troubles: list[str] = []
-    files = [index.parent / name for name in sorted(set(places.values()))]
+    files = [index.parent / name for name in sorted(set(file_names.values()))]
     for file in files:
         held = open_safetensors(file)
         for name, tensor in held.items():
             if name in tensors:
                 troubles.append(f"{shown(name)}: in {tensors[name].file.name} and in {file.name}")
-            elif name not in places:
+            elif name not in file_names:
                 troubles.append(f"{shown(name)}: in {file.name}, but not in the index")
             tensors.setdefault(name, tensor)
         troubles += [
             f"{shown(name)}: not in {file.name}"
-            for name, place in places.items()
-            if place == file.name and name not in held
+            for name, file_name in file_names.items()
+            if file_name == file.name and name not in held
         ]
     if troubles:
         raise ModelError(f"{index}: {listed('wrong entries', troubles)}; get all the files again")

@@ -45,7 +45,7 @@ def write_encoder(
     zero_points: bool = False,
     inline: int = INLINE,
 ) -> None:
-    """Writes encoder.onnx: mel (1, 2 P, n_mels) float32 -> states (1, P, d_model) float32.
+    """Write encoder.onnx: mel (1, 2 P, n_mels) float32 -> states (1, P, d_model) float32.
 
     P is `positions`; the position table is cut to it. The convolutions are never `int8`. Residuals
     are Sum, not Add, which ONNX Runtime would fuse with the layer norm behind it: its 1.31 takes
@@ -96,7 +96,7 @@ def _attend_to_itself(graph: RuntimeGraph, normed: str, block: str, config: Whis
 
 
 def write_embedding(checkpoint: Checkpoint, bundle: Bundle, file: Path) -> None:
-    """Writes the token embedding (vocabulary, d) row by row, those of the tokens that can be
+    """Write the token embedding (vocabulary, d) row by row, those of the tokens that can be
     written first: little-endian float32, or float16 in an int8 bundle.
     """
     table, order = checkpoint.weights[EMBEDDING], np.concatenate([bundle.kept, bundle.left_out])
@@ -115,7 +115,7 @@ def write_cross(
     zero_points: bool = False,
     inline: int = INLINE,
 ) -> None:
-    """Writes cross.onnx: states (1, P + 1, d) -> cross_keys_l (H, h, P + 1) and cross_values_l
+    """Write cross.onnx: states (1, P + 1, d) -> cross_keys_l (H, h, P + 1) and cross_values_l
     (H, P + 1, h) of every layer l; the last row of the states must be zero and makes the virtual
     position.
     """
@@ -140,7 +140,7 @@ def write_cross(
 def write_step(
     checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: int = INLINE
 ) -> RuntimeGraph:
-    """Writes step.onnx: n new tokens behind those known -> what follows w of them.
+    """Write step.onnx: n new tokens behind those known -> what follows w of them.
 
     Inputs: embedded (1, n, d) the tokens' rows of the embedding; places (n,) int64 where they
     stand; last (1,) int32 the last one's place; count () int32 = last + 1; wanted (w,) int64, which
@@ -183,7 +183,7 @@ def write_step(
 
 
 def write_joint(checkpoint: Checkpoint, bundle: Bundle, step: RuntimeGraph, folder: Path) -> bool:
-    """Writes what verifies n <= JOINT tokens at once, each as step.onnx gives it alone, bit by bit:
+    """Write what verifies n <= JOINT tokens at once, each as step.onnx gives it alone, bit by bit:
     three graphs with the matrices in step.bin. False, and nothing, for a bundle where that is not
     to be had: one without 8-bit numbers, with an int4 scan, or too wide.
 

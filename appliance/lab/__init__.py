@@ -1,4 +1,4 @@
-"""What the daemon never runs: measuring, and exports for other chips."""
+"""Measure and export models: benchmark, packs, and exports for Hailo's compiler."""
 
 from __future__ import annotations
 

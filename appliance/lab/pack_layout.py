@@ -1,4 +1,4 @@
-"""What lies where in a pack: which blob holds which weights of the encoder, in which type.
+"""Layout of a pack: which blob holds which weights of the encoder, in which type.
 
 A pack is a folder with pack.json and a blob for each part of the encoder:
 
@@ -132,7 +132,7 @@ def widen(stored: list[NDArray[Any]], dtype: str) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Where an array lies in its blob."""
+    """Position of an array in its blob."""
 
     shape: tuple[int, ...]
     dtype: str

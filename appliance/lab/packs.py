@@ -1,4 +1,4 @@
-"""Packs: the encoder's weights as blobs for kernels that load their weights themselves.
+"""Write and read packs: the encoder's weights as blobs for kernels that load them themselves.
 
 An AMD XDNA's kernels through XRT buffers are one example (`xrt` beside this module); `pack_layout`
 has the format. pack.json is written from a pack's layout, and read only if every value of it is
@@ -60,7 +60,7 @@ class Index:
 
 
 def _to_json(index: Index) -> dict[str, Any]:
-    """What pack.json says."""
+    """Return the content of pack.json."""
     return {
         "format": FORMAT,
         "schema": SCHEMA,
@@ -106,7 +106,7 @@ def read_index(folder: Path) -> Index:
 
 
 def _from_json(found: dict[str, Any]) -> Index:
-    """The index by its free values, as far as is needed to say what all others must be."""
+    """Return the index from the values that determine all others."""
     _compare(FORMAT, found.get("format"), "format")
     _compare(SCHEMA, found.get("schema"), "schema")
     dtype = found.get("dtype")
@@ -147,7 +147,7 @@ def _checksum(value: object, key: str) -> str:
 
 
 def _compare(expected: Any, found: Any, key: str) -> None:
-    """Raises ModelError at the first place where two JSON values differ."""
+    """Raise ModelError at the first place where two JSON values differ."""
     if isinstance(expected, dict) and isinstance(found, dict):
         for name in [*expected, *(found.keys() - expected.keys())]:
             inner = f"{key}.{name}" if key else name
@@ -155,15 +155,15 @@ def _compare(expected: Any, found: Any, key: str) -> None:
     elif isinstance(expected, list) and isinstance(found, list):
         if len(expected) != len(found):
             raise ModelError(f"{key}: expected {len(expected)} entries, found {len(found)}")
-        for at, (one, other) in enumerate(zip(expected, found, strict=True)):
-            _compare(one, other, f"{key}[{at}]")
+        for index, (left, right) in enumerate(zip(expected, found, strict=True)):
+            _compare(left, right, f"{key}[{index}]")
     elif type(expected) is not type(found) or expected != found:
         raise ModelError(f"{key}: expected {shorten(repr(expected))}, found {shorten(repr(found))}")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """What a pack's type cost one weight."""
+    """Precision that one weight lost."""
 
     name: str
     blob: str
@@ -179,7 +179,7 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class PackReport:
-    """What `write_pack` wrote."""
+    """Result of `write_pack`."""
 
     folder: Path
     dtype: str
@@ -214,7 +214,7 @@ class PackReport:
 
 
 def write_pack(checkpoint: Checkpoint, out: Path, dtype: str) -> PackReport:
-    """Writes the pack folder `out`, whole or not at all; a pack that is there is replaced.
+    """Write the pack folder `out`, whole or not at all; a pack that is there is replaced.
 
     `dtype` is bf16, fp16, int8 or fp32. Raises ModelError for weights that do not fit the type,
     naming all of them, for a target that is no pack, and where there is no room.
@@ -240,7 +240,7 @@ def write_pack(checkpoint: Checkpoint, out: Path, dtype: str) -> PackReport:
 
 
 def _check_target(out: Path) -> None:
-    """Raises ModelError if writing to `out` would take away anything but a pack."""
+    """Raise ModelError if writing to `out` would take away anything but a pack."""
     if not out.exists():
         return
     try:
@@ -258,7 +258,7 @@ def _check_target(out: Path) -> None:
 def _write_blobs(
     weights: Weights, blobs: tuple[Blob, ...], folder: Path
 ) -> tuple[list[TensorReport], dict[str, str]]:
-    """Writes all blobs; what each weight lost, and each file's SHA-256.
+    """Write all blobs; what each weight lost, and each file's SHA-256.
 
     Raises ModelError naming all weights that do not fit.
     """
@@ -319,7 +319,7 @@ class Pack:
 
 
 def read_pack(folder: Path) -> Pack:
-    """The pack in a folder, every offset, size, shape and checksum verified.
+    """Return the pack in a folder, with every offset, size, shape and checksum verified.
 
     Raises ModelError naming file, key, what was expected, what was found and what to do.
     """
@@ -328,7 +328,7 @@ def read_pack(folder: Path) -> Pack:
 
 
 def _map(folder: Path, blob: Blob, index: Index) -> Bytes:
-    """A blob, verified."""
+    """Return a verified blob."""
     file = folder / blob.file
     try:
         data: Bytes = np.memmap(file, np.uint8, "r")

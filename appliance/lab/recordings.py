@@ -1,4 +1,4 @@
-"""What is said in a folder's recordings: a list with a line of column names, separated by tabs."""
+"""Read the texts of a folder's recordings: a tab-separated list with column names."""
 
 from __future__ import annotations
 

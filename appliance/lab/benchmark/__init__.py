@@ -1,1 +1,1 @@
-"""Measures this decoder beside others on the machine at hand: the same weights, the same window."""
+"""Compare this decoder with others on this machine: the same weights, the same window."""

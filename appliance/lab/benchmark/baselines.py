@@ -53,7 +53,7 @@ class PlainSession:
 
 
 def quantize(file: Path, out: Path) -> None:
-    """Writes `file` with INT8 weights (one scale a matrix, symmetric) and activations quantised as
+    """Write `file` with INT8 weights (one scale a matrix, symmetric) and activations quantised as
     they come: onnxruntime.quantization.quantize_dynamic as `optimum-cli onnxruntime quantize` calls
     it, without --per_channel, which is slower."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -75,7 +75,7 @@ class PlainRunner(ABC):
     """An encoder as Hugging Face exports it, and greedy decoding of a kind."""
 
     def __init__(self, encoder: Path | None, bundle: Bundle, frames: int, threads: int) -> None:
-        """Loads the encoder for `frames`; without it only the decoder is there."""
+        """Load the encoder for `frames`; without it only the decoder is there."""
         self._bundle, self._frames = bundle, frames
         self._encoder = PlainSession(encoder, threads) if encoder else None
 
@@ -124,7 +124,7 @@ class PlainRunner(ABC):
 
     @abstractmethod
     def _steps(self, states: States) -> Generator[Logits, int, None]:
-        """Yields logits (vocabulary,), those after the prompt first, and takes the token chosen."""
+        """Yield logits (vocabulary,), first those after the prompt; receive the chosen token."""
 
 
 class ExportedRunner(PlainRunner):
@@ -134,7 +134,7 @@ class ExportedRunner(PlainRunner):
     def __init__(
         self, encoder: Path | None, decoder: Path, bundle: Bundle, frames: int, threads: int
     ) -> None:
-        """Loads the graphs; without `encoder` only the decoder is there. `decoder` is the folder of
+        """Load the graphs; without `encoder` only the decoder is there. `decoder` is the folder of
         both decoder graphs."""
         super().__init__(encoder, bundle, frames, threads)
         self._first = PlainSession(decoder / DECODER, threads)
@@ -157,7 +157,7 @@ class UncachedRunner(PlainRunner):
     """Encoder, then one run of the whole sequence for each token."""
 
     def __init__(self, encoder: Path | None, decoder: Path, bundle: Bundle, threads: int) -> None:
-        """Loads the graphs; without `encoder` only the decoder is there. `decoder` is the folder of
+        """Load the graphs; without `encoder` only the decoder is there. `decoder` is the folder of
         its graph and tables."""
         super().__init__(encoder, bundle, bundle.frames, threads)
         self._decoder = PlainSession(decoder / GRAPH, threads)

@@ -45,7 +45,7 @@ class Runner(Protocol):
 
 
 def choose(name: str) -> None:
-    """Makes `now` read one of CLOCKS."""
+    """Make `now` read one of CLOCKS."""
     global _chosen  # noqa: PLW0603 - the clock is the process's
     _chosen = CLOCKS[name]
 

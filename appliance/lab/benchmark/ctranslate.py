@@ -25,7 +25,7 @@ from appliance.records import Mel
 def write_model(
     checkpoint: Checkpoint, pieces: dict[str, int], quantization: str, out: Path
 ) -> int:
-    """Writes the model folder; bytes that one token reads of it.
+    """Write the model folder and return the bytes that one token reads of it.
 
     `pieces` is the vocabulary by Hugging Face's names, `quantization` int8 or float32.
     """
@@ -60,7 +60,7 @@ class CTranslateRunner:
     """
 
     def __init__(self, folder: Path, bundle: Bundle, frames: int, threads: int) -> None:
-        """Loads the model for mels of `frames` frames."""
+        """Load the model for mels of `frames` frames."""
         self._bundle, self._frames = bundle, frames
         self._model = ctranslate2.models.Whisper(
             str(folder), device="cpu", compute_type="default", intra_threads=threads

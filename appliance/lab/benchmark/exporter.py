@@ -128,8 +128,8 @@ def write_decoder_with_past_model(checkpoint: Checkpoint, file: Path) -> None:
         normed = graph.layer_norm(x, f"{name}.self_attn_layer_norm")
         new = _keys_and_values(graph, normed, f"{name}.self_attn")
         keys, values = (
-            graph.node("Concat", old, one, axis=2)
-            for old, one in zip(known[layer]["decoder"], new, strict=True)
+            graph.node("Concat", old, added, axis=2)
+            for old, added in zip(known[layer]["decoder"], new, strict=True)
         )
         _give(graph, layer, "decoder", (keys, values), "known_and_new")
         x = graph.attend_from(x, f"{name}.self_attn", keys, values)

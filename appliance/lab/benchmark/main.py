@@ -61,8 +61,8 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
     print(as_text(result))
     try:
         if options.json:
-            with writing(options.json) as place:
-                place.write_text(json.dumps(as_json(result), indent=1) + "\n", encoding="utf-8")
+            with writing(options.json) as path:
+                path.write_text(json.dumps(as_json(result), indent=1) + "\n", encoding="utf-8")
         if options.picture and result.measured:
             report.draw(result, options.picture)
     except OSError as error:
@@ -71,7 +71,7 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raises ConfigError for what would fail only after the measurement."""
+    """Raise ConfigError for what would fail only after the measurement."""
     troubles = []
     if options.picture and (trouble := report.check_package()):
         troubles.append(f"benchmark --picture: {trouble}: pip install 'roomscribe[benchmark]'")

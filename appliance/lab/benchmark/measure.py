@@ -114,7 +114,7 @@ class RowProcess(Child):
     """A row in a process of its own, under `with`."""
 
     def __init__(self, row: Row, *, encoder: bool) -> None:
-        """Starts it and waits until the row is loaded; without `encoder` only its decoder is.
+        """Start it and wait until the row is loaded; without `encoder` only its decoder is.
 
         numpy's own threads are as many as the row's. Raises RowError.
         """

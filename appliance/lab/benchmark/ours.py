@@ -70,7 +70,7 @@ class OurRunner:
         encoder: bool,
         drafts: Drafts | None = None,
     ) -> None:
-        """Loads the bundle; without `encoder` only the decoder is there."""
+        """Load the bundle; without `encoder` only the decoder is there."""
         self._bundle = load_bundle(folder)
         self._rules = preset_guards(self._bundle, preset)
         self._encoder: Encoder | None = None
@@ -117,7 +117,7 @@ class DraftRunner(OurRunner):
     def __init__(
         self, folder: Path, preset: str, threads: int, *, encoder: bool, seen: bool
     ) -> None:
-        """Loads the bundle and measures what passes cost."""
+        """Load the bundle and measure what passes cost."""
         self._drafts, self._seen = Drafts(), seen
         self._taught = False
         super().__init__(folder, preset, threads, encoder=encoder, drafts=self._drafts)
@@ -174,7 +174,7 @@ class NpuRunner(OurRunner):
     """Encoder on the NPU; decoder on the CPU, or (`full`) on the NPU as well."""
 
     def __init__(self, folder: Path, threads: int, *, full: bool) -> None:
-        """Loads the bundle; the chip is opened by `ready` alone, since it has one owner at a time
+        """Load the bundle; the chip is opened by `ready` alone, since it has one owner at a time
         and several rows want it.
         """
         super().__init__(folder, PRESET, threads, encoder=False)

@@ -110,7 +110,7 @@ def ratios(result: Result) -> dict[str, dict[str, float]]:
         if each is not ours:
             pairs = {name: (each.figure(key), ours.figure(key)) for name, key in RATIOS.items()}
             found[each.row.key] = {
-                name: round(one / other, 3) for name, (one, other) in pairs.items() if one and other
+                name: round(row / ours, 3) for name, (row, ours) in pairs.items() if row and ours
             }
     return found
 
@@ -209,9 +209,9 @@ def _memory_cells(result: Result) -> list[list[str]]:
             [
                 each.row.label,
                 *(_mb(memory[name]) for name in ("imports_mb", "peak_mb", "running_mb")),
-                _mb(_less(memory["running_mb"], memory["imports_mb"])),
+                _mb(_difference(memory["running_mb"], memory["imports_mb"])),
                 *(_mb(memory[name]) for name in ("decoder_peak_mb", "decoder_running_mb")),
-                _mb(_less(memory["decoder_running_mb"], memory["decoder_imports_mb"])),
+                _mb(_difference(memory["decoder_running_mb"], memory["decoder_imports_mb"])),
             ]
         )
     return cells
@@ -243,8 +243,10 @@ def _table(cells: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _less(one: float | None, other: float | None) -> float | None:
-    return one - other if one is not None and other is not None else None
+def _difference(minuend: float | None, subtrahend: float | None) -> float | None:
+    if minuend is None or subtrahend is None:
+        return None
+    return minuend - subtrahend
 
 
 def _mb(value: float | None) -> str:
@@ -257,7 +259,7 @@ def check_package() -> str:
 
 
 def draw(result: Result, file: Path) -> None:
-    """Writes the rows as stacked bars, a PNG, whole or not at all. Raises OSError."""
+    """Write the rows as stacked bars, a PNG, whole or not at all. Raises OSError."""
     from matplotlib.figure import Figure
 
     rows = list(reversed(result.measured))
@@ -269,8 +271,8 @@ def draw(result: Result, file: Path) -> None:
         widths = [each.median(f"{name}_ms") for each in rows]
         axes.barh(names, widths, left=left, label=name, color=colour)
         left = [begin + width for begin, width in zip(left, widths, strict=True)]
-    for place, total in enumerate(left):
-        axes.text(total, place, f" {total:.0f}", va="center")
+    for row, total in enumerate(left):
+        axes.text(total, row, f" {total:.0f}", va="center")
     weights = ", random weights" if result.subject.random else ""
     axes.set_xlabel("ms per utterance")
     axes.set_title(

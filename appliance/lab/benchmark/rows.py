@@ -78,8 +78,8 @@ def bytes_of_graph(file: Path, unread: str = "") -> int:
     graph = onnx.load(str(file), load_external_data=False).graph
     readers: dict[str, set[str]] = {}
     for node in graph.node:
-        for place, name in enumerate(node.input):
-            is_lookup = node.op_type in LOOKED_UP and place == 0
+        for index, name in enumerate(node.input):
+            is_lookup = node.op_type in LOOKED_UP and index == 0
             readers.setdefault(name, set()).add("lookup" if is_lookup else "whole")
     total = 0
     for constant in graph.initializer:
@@ -178,13 +178,13 @@ class RowMaker:
 
     def _made(self, name: str, write: Callable[[Path], object]) -> Path:
         """A file or folder that rows share, written once; there whole or not at all."""
-        place, draft = self._scratch / name, self._scratch / "draft" / name
-        if not place.exists():
+        path, draft = self._scratch / name, self._scratch / "draft" / name
+        if not path.exists():
             rmtree(draft.parent, ignore_errors=True)
             draft.parent.mkdir()
             write(draft)
-            draft.rename(place)
-        return place
+            draft.rename(path)
+        return path
 
     def _row(
         self, key: str, kind: str, token_bytes: int, *, alone: bool = True, **plan: object

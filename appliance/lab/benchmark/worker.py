@@ -33,7 +33,7 @@ Plan = dict[str, Any]
 
 
 def serve(connection: Connection, plan: Plan, encoder: bool) -> None:
-    """Loads the row, says so, and answers requests until the connection is closed."""
+    """Load the row, report that, and answer requests until the connection is closed."""
     worker = Worker(plan, encoder=encoder)
     connection.send({"ready": True})
     while True:
@@ -78,7 +78,7 @@ class Worker:
     """Answers requests about one row."""
 
     def __init__(self, plan: Plan, *, encoder: bool) -> None:
-        """Loads the row. `encoder` False: the decoder alone, on made-up encoder states."""
+        """Load the row. `encoder` False: the decoder alone, on made-up encoder states."""
         self._bundle: Bundle = plan["bundle"]
         self._tokens, self._encoder = plan["tokens"], encoder
         _import_for(plan["kind"])
@@ -160,7 +160,7 @@ def _memory_mb(key: str) -> float:
 
 
 def _reset_peak() -> bool:
-    """Forgets the peak so far; False where the kernel does not let a process do so."""
+    """Forget the peak so far; False where the kernel does not let a process do so."""
     try:
         CLEAR.write_text(RESET_PEAK, encoding="ascii")
     except OSError:

@@ -61,13 +61,15 @@ def _sound_files(names: Sequence[str]) -> Iterator[str]:
 def transcribing(
     checkpoint_folder: Path, window_s: float, language: str, folder: Path
 ) -> Iterator[Transcribe]:
-    """Transcribes with the checkpoint itself in float32, by way of a bundle that lies in `folder`
+    """Transcribe with the checkpoint itself in float32, by way of a bundle that lies in `folder`
     meanwhile. Raises ModelError.
     """
     with TemporaryDirectory(dir=folder) as scratch:
-        place = Path(scratch) / "bundle"
-        build_bundle(checkpoint_folder, place, Recipe("calibration", window_s, language=language))
-        bundle = load_bundle(place)
+        bundle_folder = Path(scratch) / "bundle"
+        build_bundle(
+            checkpoint_folder, bundle_folder, Recipe("calibration", window_s, language=language)
+        )
+        bundle = load_bundle(bundle_folder)
         encoder = open_encoder(bundle, EncoderSettings(backend="cpu"))
         decoder = Decoder(bundle, bundle.guards, 0)
 
@@ -98,7 +100,7 @@ class Rows:
             self._write_header()
 
     def append(self, row: NDArray[np.float32]) -> None:
-        """Writes one more row."""
+        """Write one more row."""
         self._stream.write(np.ascontiguousarray(row.reshape(self._shape), np.float32).data)
         self.count += 1
 
@@ -109,7 +111,7 @@ class Rows:
 
 
 def write_encoder_set(folder: Path, mels: Iterable[Mel], shape: tuple[int, int]) -> int:
-    """Writes the encoder's set of mels of `shape` (W, n_mels); how many there were.
+    """Write the encoder's set of mels of `shape` (W, n_mels); how many there were.
 
     Nothing is left of it when there was none. Raises ModelError for a mel of another shape.
     """
@@ -124,7 +126,7 @@ def write_encoder_set(folder: Path, mels: Iterable[Mel], shape: tuple[int, int])
 def write_decoder_set(
     folder: Path, network: str, transcribe: Transcribe, tables: Tables, positions: int
 ) -> int:
-    """Writes the decoder's set beside the encoder's, of whose windows it is made; their count.
+    """Write the decoder's set beside the encoder's, of whose windows it is made; their count.
 
     `network` is the name that the compiler is given. Raises ModelError for other states than
     (P, d_model), P `positions`.

@@ -1,7 +1,7 @@
-"""A checkpoint -> what a person with Hailo's Dataflow Compiler needs to make HEFs of it.
+"""Export a checkpoint for Hailo's Dataflow Compiler, which makes HEFs of it.
 
 The graphs are checked to be such as the compiler can be expected to read (`check_for_hailo`). Its
-own list of layers is behind an account. What stands here is what is public of it: Hailo's
+own list of layers is behind an account. These rules come from public sources: Hailo's
 conversion scripts for Whisper (github.com/hailo-ai/hailo-whisper: static export with opset 13 or
 17, simplified), a log of such an encoder parsed and compiled by DFC 3.x (github.com/ktomanek/
 huggingface_whisper_to_hailo_conversion, notes/hailo_conversion_log.md), and people's tests of
@@ -120,7 +120,7 @@ def export_for_hailo(
 
 
 def _refuse_foreign(out: Path) -> None:
-    """Raises ModelError where something other than an export is in the way."""
+    """Raise ModelError where something other than an export is in the way."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
@@ -152,7 +152,7 @@ def _plan(config: WhisperConfig, window_s: float, length: int | None, name: str)
 def _write_graphs(
     checkpoint: Checkpoint, sizes: Sizes, opset: int, folder: Path
 ) -> dict[str, list[str]]:
-    """Writes both graphs and the host's tables; facts about the graphs."""
+    """Write both graphs and the host's tables; return facts about the graphs."""
     encoder, decoder = folder / "encoder.onnx", folder / "decoder.onnx"
     write_hailo_encoder(checkpoint, sizes.positions, encoder, opset=opset)
     write_hailo_decoder(checkpoint, sizes.positions, sizes.length, decoder, opset=opset)
@@ -171,7 +171,7 @@ def _write_calibration(
     transcribing: AbstractContextManager[Transcribe],
     folder: Path,
 ) -> tuple[int, int]:
-    """Writes the calibration sets; the windows in each."""
+    """Write the calibration sets; the windows in each."""
     count = write_encoder_set(folder, mels, (2 * sizes.positions, sizes.n_mels))
     if not count:
         return 0, 0
@@ -194,7 +194,7 @@ def _remarks(windows: tuple[int, int]) -> list[str]:
 
 
 def _write_texts(report: Report, sha256: str, folder: Path) -> None:
-    """Writes what people read, report.json last."""
+    """Write what people read, report.json last."""
     sizes = report.sizes
     (folder / "README.txt").write_text(hailo_texts.readme(sizes, report.windows), "utf-8")
     script = folder / hailo_texts.ENCODER_SCRIPT

@@ -95,10 +95,10 @@ def sizes(tensor: onnx.ValueInfoProto) -> tuple[int, ...] | None:
 
 
 class HailoGraph(Graph):
-    """A growing static graph in the opset asked for; the first axis of a tensor is the batch."""
+    """A growing static graph in a given opset; the first axis of a tensor is the batch."""
 
     def __init__(self, weights: Weights, opset: int) -> None:
-        """Raises ModelError for an opset that the compiler is not known to read."""
+        """Raise ModelError for an opset that the compiler is not known to read."""
         if opset not in OPSETS:
             raise ModelError(f"opset: expected {OPSETS[0]} to {OPSETS[-1]}, found {opset}")
         super().__init__(weights)
@@ -110,7 +110,7 @@ class HailoGraph(Graph):
         self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
 
     def call(self, name: str) -> None:
-        """Names the newest node, so that the compiler can be given it."""
+        """Name the newest node, so that the compiler can be given it."""
         self._nodes[-1].name = name
 
     def layer_norm(self, x: str, name: str) -> str:
@@ -184,7 +184,7 @@ class HailoGraph(Graph):
         return names
 
     def save(self, file: Path, name: str) -> None:
-        """Writes the graph with the shape of each tensor in it. The graph is spent by this.
+        """Write the graph with the shape of each tensor in it. The graph is spent by this.
 
         Raises ModelError when it is larger than one file can be.
         """
@@ -211,7 +211,7 @@ class HailoGraph(Graph):
 def write_hailo_encoder(
     checkpoint: Checkpoint, positions: int, file: Path, *, opset: int = 13
 ) -> None:
-    """Writes the encoder: mel (1, n_mels, 1, 2 P) float32 -> states (1, P, d_model) float32.
+    """Write the encoder: mel (1, n_mels, 1, 2 P) float32 -> states (1, P, d_model) float32.
 
     The time axis is an image's width: both convolutions are two-dimensional, of height one.
     P is `positions`; the position table is cut to it. Raises ModelError.
@@ -253,7 +253,7 @@ def _convolve(graph: HailoGraph, weights: Weights, x: str, name: str, stride: in
 def write_hailo_decoder(
     checkpoint: Checkpoint, positions: int, length: int, file: Path, *, opset: int = 13
 ) -> None:
-    """Writes the decoder: encoder_hidden_states (1, P, d_model) and token_embeddings
+    """Write the decoder: encoder_hidden_states (1, P, d_model) and token_embeddings
     (1, L, d_model), both float32 -> logits_0 .. logits_3 (1, L, vocabulary / 4) float32.
 
     P is `positions`, L `length`. Row i of the logits, the four parts put side by side, is about

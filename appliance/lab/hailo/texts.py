@@ -1,4 +1,4 @@
-"""What an export for Hailo says to the person who runs the compiler: scripts and a README.
+"""Scripts and README of an export for Hailo's compiler.
 
 The commands and calls are those that public projects use with Hailo's Dataflow Compiler; nothing
 of this was ever run through it.
