@@ -1,4 +1,4 @@
-"""The home around the appliance: what Home Assistant calls its people and things."""
+"""The simulated home: names of its people and things in Home Assistant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An evening with the appliance as it is shipped, everything switched on; prints one table.
+"""Run an evening: the shipped appliance with everything switched on; print one table.
 
     scripts/evening [--short | --long] [--groups a,b] [--seed N] [--work FOLDER] [--resume]
     scripts/evening --against COMMIT ...
@@ -51,7 +51,7 @@ Record = dict[str, Any]
 
 
 def main() -> int:
-    """Runs an evening; 1 when something is wrong that does not depend on time."""
+    """Run an evening; 1 when something is wrong that does not depend on time."""
     options = arguments()
     if missing := [*microphone.missing_packages(), *filter(None, [broker.missing()])]:
         print(f"evening: not installed: {', '.join(missing)}", file=sys.stderr)
@@ -138,7 +138,7 @@ class Side:
     """A checkout in an evening: its results so far, and its stand while it runs."""
 
     def __init__(self, name: str, root: Path, options: argparse.Namespace) -> None:
-        """Raises ValueError when it cannot be gone on with."""
+        """Raise ValueError when it cannot be gone on with."""
         self.root, self.folder = root, options.work / name
         self.header = {
             **about(root), "level": options.level, "seed": options.seed,
@@ -157,7 +157,7 @@ class Side:
         return merged(self.header, [done[number] for number in sorted(done)])
 
     def report(self) -> None:
-        """Prints the figures, and writes them down."""
+        """Print the figures and store them."""
         evening = self.evening
         self.rows, self.whole = scored(evening)
         self.faults = faults(evening, self.rows, self.whole)
@@ -173,14 +173,14 @@ class Side:
 
 
 def compare(*sides: Side) -> None:
-    """Prints the figures of two sides beside each other."""
+    """Print the figures of two sides beside each other."""
     names = [side.header["commit"] for side in sides]
     print("\n" + compared(names, [side.rows for side in sides]) + "\n")
     print(compared_wholes(names, [side.whole for side in sides], [side.evening for side in sides]))
 
 
 def hear(sides: Sequence[Side], blocks: Sequence[Block]) -> None:
-    """Plays what is left of the evening to each side, block by block, in turn."""
+    """Play what is left of the evening to each side, block by block, in turn."""
     waiting = [
         (number, side)
         for number in range(len(blocks))
@@ -238,7 +238,7 @@ def worktree(commit: str) -> Iterator[Path]:
 
 
 def say(line: str) -> None:
-    """Prints a line about the evening itself."""
+    """Print a line about the evening itself."""
     print(f"== {time.strftime('%H:%M:%S')} {line}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Which event belongs to which sentence: by the times that the events carry."""
+"""Match events to sentences by the events' times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays a block of an evening to a stand and writes down what became of each of its sounds."""
+"""Play a block of an evening to a stand and record the result of each sound."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Player:
         return result
 
     def _walk(self, block: Block) -> None:
-        """Plays the block and does each step when it is due; says where the evening is."""
+        """Play the block and do each step when it is due; print where the evening is."""
         steps = [*block.steps, *(Step(at, "item", n) for n, at in enumerate(block.places))]
         steps.sort(key=lambda one: one.at)
         sound = block.render()
@@ -96,7 +96,7 @@ class Player:
             self._census(step.what)
 
     def _census(self, label: str) -> None:
-        """Measures memory, threads and descriptors."""
+        """Measure memory, threads and descriptors."""
         stand = self._stand
         page = stand.page_usage()
         self.memory.append(
@@ -178,7 +178,7 @@ class Player:
 def deal(
     records: Sequence[Record], mail: Mail, speech: Sequence[Span], wholes: Sequence[Span]
 ) -> list[Record]:
-    """Gives each record its events: those of its speech, and those of what is heard beside it.
+    """Give each record its events: those of its speech, and those of what is heard beside it.
     Returns the events that belong to none."""
     stray = []
     found: list[Event | Discard] = [*mail.events, *mail.discards]

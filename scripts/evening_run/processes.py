@@ -1,4 +1,4 @@
-"""What processes take of the machine: memory, threads, file descriptors, CPU time."""
+"""Measure processes: memory, threads, file descriptors, CPU time."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Clock:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         self._over.set()
         self._thread.join(5)
 

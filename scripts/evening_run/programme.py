@@ -1,4 +1,4 @@
-"""What is said and heard in an evening: the recordings, in which rooms, in which order.
+"""The programme of an evening: the recordings, their rooms and their order.
 
 The end of speech is read from the clean recording, before rooms and noise are added.
 """

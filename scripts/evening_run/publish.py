@@ -1,4 +1,4 @@
-"""Puts an evening's figures into README.md and docs/figures.md, between their markers."""
+"""Write an evening's figures into README.md and docs/figures.md, between their markers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Record = dict[str, Any]
 
 
 def write(root: Path, evening: Record, note: str = "") -> None:
-    """Writes the figures into both pages; `note` says what is to be known of them."""
+    """Write the figures into both pages; `note` says what is to be known of them."""
     for name, text in (
         ("README.md", headline(evening, note)),
         ("docs/figures.md", table(evening, note)),

@@ -1,4 +1,4 @@
-"""An evening's results on the disk: a line a block while it runs, one JSON file at its end."""
+"""Results of an evening on the disk: a line per block while it runs, one JSON file at the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Checkpoint:
     """A file with a line for what was chosen, and one for each block that is done."""
 
     def __init__(self, file: Path, header: Record, *, resume: bool) -> None:
-        """Raises ValueError when the evening to go on with was another one."""
+        """Raise ValueError when the evening to go on with was another one."""
         self._file = file
         self.done: dict[int, Record] = {}
         if resume and file.exists():
@@ -44,7 +44,7 @@ class Checkpoint:
         file.write_text(json.dumps(header) + "\n", encoding="utf-8")
 
     def add(self, number: int, record: Record) -> None:
-        """Keeps a block's record."""
+        """Keep a block's record."""
         self.done[number] = record = {"block": number, **record}
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")

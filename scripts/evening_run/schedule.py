@@ -1,4 +1,4 @@
-"""When each sound of an evening is heard, and what happens to the appliance meanwhile."""
+"""The schedule of an evening: when each sound is played and what else happens."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def log_uniform(rng: random.Random, low: float, high: float) -> float:
 
 
 def add(block: Block, item: Item, gap_s: float) -> None:
-    """Adds a sound whose speech begins `gap_s` after the end of the last one."""
+    """Add a sound whose speech begins `gap_s` after the end of the last one."""
     place = block.length + max(0, int(gap_s * SAMPLE_RATE) - item.begin - tail(block))
     block.items.append(item)
     block.places.append(place)
@@ -79,7 +79,7 @@ def tail(block: Block) -> int:
 
 
 def act(block: Block, what: str, victim: Item) -> None:
-    """Adds a step in the silence behind the last sound; a kill gets a sentence of its own."""
+    """Add a step in the silence behind the last sound; a kill gets a sentence of its own."""
     rest = max(0, int(ANSWERED_S * SAMPLE_RATE) - tail(block))
     if what == "kill":
         block.length += rest
@@ -95,7 +95,7 @@ def act(block: Block, what: str, victim: Item) -> None:
 
 
 def finish(blocks: Sequence[Block]) -> None:
-    """Adds the steps that measure memory after the last reload and at the end."""
+    """Add the steps that measure memory after the last reload and at the end."""
     for block in blocks:
         block.length += int(ANSWERED_S * SAMPLE_RATE)
     reloads = [(block, step) for block in blocks for step in block.steps if step.what == "reload"]

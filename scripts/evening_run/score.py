@@ -1,4 +1,4 @@
-"""What an evening came to: the figures of each group, and of the whole."""
+"""Score an evening: the figures of each group and of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The appliance as it is shipped, with everything switched on, and a home around it.
+"""The test stand: the shipped appliance with everything switched on, and a simulated home.
 
 A real daemon, page, browser, Mosquitto and PulseAudio; a stand-in for Home Assistant's websocket.
 """
@@ -82,7 +82,7 @@ class Stand:
         self._stack.close()
 
     def _open(self, stack: ExitStack) -> None:
-        """Starts everything, the daemon last but for those who look at it."""
+        """Start everything, the daemon last but for those who look at it."""
         stack.callback(self.clock.stop)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
@@ -106,7 +106,7 @@ class Stand:
             self._open_page(stack)
 
     def _configure(self) -> None:
-        """Writes the shipped configuration with what a user of everything changes in it."""
+        """Write the shipped configuration with what a user of everything changes in it."""
         token = self._folder / "token"
         token.write_text(TOKEN, encoding="utf-8")
         token.chmod(0o600)
@@ -146,7 +146,7 @@ class Stand:
             return start(*words, stdout=log, stderr=log, environment=given, root=self._root)
 
     def _wait_until_ready(self, times: int) -> None:
-        """Waits until the daemons have said so often that they listen."""
+        """Wait until the daemons have said so often that they listen."""
 
         def ready() -> bool:
             if self.daemon.poll() is not None:
@@ -188,7 +188,7 @@ class Stand:
         self.tally.reload_s.append(round(time.monotonic() - begun_s, 2))
 
     def kill(self) -> None:
-        """Kills the daemon and starts it again, as systemd would; back when it listens."""
+        """Kill the daemon and start it again, as systemd would; return when it listens."""
         times, begun_s = self._ready_count(), time.monotonic()
         self.daemon.kill()
         self.daemon.wait(10)
@@ -198,7 +198,7 @@ class Stand:
         self.tally.restart_s.append(round(time.monotonic() - begun_s, 2))
 
     def restart_broker(self) -> None:
-        """Stops the broker and starts it again a second later."""
+        """Stop the broker and start it again a second later."""
         self.broker.stop()
         time.sleep(DOWN_S)
         self.broker.start()
@@ -267,7 +267,7 @@ class Stand:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process in order, or at once where that takes too long."""
+    """End a process in order, or at once where that takes too long."""
     process.terminate()
     try:
         process.wait(10)

@@ -1,4 +1,4 @@
-"""One continuous stream into a PulseAudio microphone, and the moment at which each sample came.
+"""Play one continuous stream into a PulseAudio microphone, and record when each sample came.
 
 What is played and what the microphone gave are the same bytes, so the place of a sound in the
 microphone's stream is found exactly, and so is a stutter. Between the sounds there is room tone.
@@ -88,7 +88,7 @@ class Stream:
                     pipe.close()
 
     def play(self, sound: Samples) -> int:
-        """Plays a sound behind what is being played; the place of its first sample."""
+        """Play a sound behind what is being played; the place of its first sample."""
         with self._lock:
             at = self._end
             self._end += len(sound)
@@ -96,7 +96,7 @@ class Stream:
             return at
 
     def wait_for(self, place: int) -> None:
-        """Waits until the microphone has given that sample."""
+        """Wait until the microphone has given that sample."""
         while (left := place + self._shift // 2 - self._given()) > 0:
             if any(process.poll() is not None for process in self.processes):
                 raise RuntimeError("the sound server ended")
@@ -142,7 +142,7 @@ class Stream:
                 self._arrivals.popleft()
 
     def _align(self, begin: int, end: int) -> bool:
-        """Finds these samples in what the microphone gave."""
+        """Find these samples in what the microphone gave."""
         with self._lock:
             wanted = self._part(0, 2 * begin, 2 * end)
             if len(wanted) < 2 * (end - begin):

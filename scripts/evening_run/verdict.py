@@ -1,4 +1,4 @@
-"""What must hold in any evening, however fast the machine is."""
+"""Requirements that each evening must meet, on any machine."""
 
 from __future__ import annotations
 

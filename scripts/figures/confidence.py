@@ -1,4 +1,4 @@
-"""How true a bundle's confidence is, and the fit that makes it so.
+"""Measure how right a bundle's confidence is, and fit its calibration.
 
     scripts/measure confidence --report FOLDER...                 how true it is now
     scripts/measure confidence --fit FOLDER... --report FOLDER... [--write]
@@ -56,7 +56,7 @@ class Heard:
 
 
 def main() -> int:
-    """Prints the fit and the table; the exit status."""
+    """Print the fit and the table; the exit status."""
     parser = argparse.ArgumentParser("scripts/measure confidence", description=__doc__)
     parser.add_argument("--bundle", default="home-en")
     parser.add_argument("--fit", type=Path, nargs="+", default=[])
@@ -96,7 +96,7 @@ def listen(
 ) -> Iterator[Heard]:
     """What is kept of each recording in the folder's list, as it is and in noise."""
     rng = np.random.default_rng(SEED)
-    for name, said in said_texts(folder).items():
+    for name, spoken in said_texts(folder).items():
         plain = read(folder / name)
         group = f"{folder.name}/{name.split('/')[0]}" if "/" in name else folder.name
         for sound in (plain, *(with_noise(rng, plain, snr_db) for snr_db in noises_db)):
@@ -108,7 +108,7 @@ def listen(
                 if not judge(result, transcriber.gates, window.voiced_s):
                     count = len(result.tokens) + result.ended
                     total = result.avg_logprob * count
-                    right = alike(said) == alike(result.text)
+                    right = alike(spoken) == alike(result.text)
                     yield Heard(group, result.avg_logprob, total, result.confidence, right)
 
 
@@ -138,7 +138,7 @@ def logistic(
 def show(
     name: str, heard: Sequence[Heard], calibration: Calibration | None, *, bins: bool = False
 ) -> None:
-    """Prints a line of the table: how far confidence is from the truth (expected calibration
+    """Print a line of the table: how far confidence is from the truth (expected calibration
     error), how well it ranks (area under the ROC curve), what is marked at the limit."""
     if not heard:
         print(f"{name:40s} nothing kept")

@@ -1,4 +1,4 @@
-"""The main job, for real: five sentences spoken into a microphone, read by an MQTT subscriber.
+"""Show the main job: five sentences played into a microphone, received by an MQTT subscriber.
 
 Starts a private Mosquitto and a private PulseAudio microphone, runs the daemon as systemd would,
 plays five recorded sentences, prints each transcript as `mosquitto_sub` receives it, shows
@@ -47,7 +47,7 @@ sentence before, and closes later."""
 
 
 def main() -> int:
-    """Runs the demonstration; its exit status."""
+    """Run the demonstration and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", action="store_true", help="all sentences, and the idle CPU")
     parser.add_argument("--seed", type=int, help="whole number that says which five are drawn")
@@ -119,7 +119,7 @@ def listen(
     spoken: microphone.PulseMicrophone | None,
     heard: queue.Queue[Heard],
 ) -> list[Heard]:
-    """Speaks the sentences one by one and prints what the subscriber hears of each."""
+    """Play the sentences one by one and print what the subscriber receives."""
     events: list[Heard] = []
     if spoken:
         time.sleep(1.0)
@@ -252,7 +252,7 @@ def real_time_factor(events: list[Heard]) -> float:
 
 
 def say(line: str) -> None:
-    """Prints a line of the demonstration itself."""
+    """Print a line of the demonstration itself."""
     print(f"== {line}", flush=True)
 
 

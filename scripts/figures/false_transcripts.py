@@ -1,4 +1,4 @@
-"""False transcripts per hour of sound in which nobody speaks, through the appliance's own path.
+"""Measure false transcripts per hour of sound without speech, through the appliance's own path.
 
     nice scripts/measure false_transcripts [--bundle home-en] [--recordings FOLDER] [--kept FILE]
 
@@ -81,7 +81,7 @@ def measure(samples: Samples, settings: Settings, transcriber: Transcriber) -> d
 
 
 def main() -> None:
-    """Prints a line for each stream with a false transcript, and the sum."""
+    """Print a line for each stream with a false transcript, and the sum."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", default="home-en")
     parser.add_argument("--recordings", type=Path, default=SHARED_AUDIO)
@@ -111,7 +111,7 @@ ALONE = "each by itself"
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    """Prints the sums: of each kind of stream, and of all."""
+    """Print the sums: of each kind of stream, and of all."""
     reasons: Counter[str] = Counter()
     for one in results:
         reasons.update(one["discarded"])

@@ -1,4 +1,4 @@
-"""What faults of the NPU do to a stream of speech, and what the backend costs: one table.
+"""Measure what NPU faults do to a stream of speech, and what the backend costs: one table.
 
     scripts/measure hailo [--windows 300] [--faults 100] [--bundle home-en] [--only overlap|deaf]
 
@@ -113,7 +113,7 @@ def spread(values: list[float]) -> str:
 
 
 def row(name: str, value: str) -> None:
-    """Prints a line of the table."""
+    """Print a line of the table."""
     print(f"{name:52} {value}", flush=True)
 
 
@@ -271,7 +271,7 @@ class Clock:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--windows", type=int, default=300)
     parser.add_argument("--faults", type=int, default=100)
@@ -338,7 +338,7 @@ class Disturbed:
         self.returned_s, self.was_absent = 0.0, False
 
     def run(self, faults: int) -> None:
-        """Transcribes the stream and says how it went."""
+        """Transcribe the stream and print the result."""
         self.encoder.open()
         self.transcriber.encoder = self.encoder
         places = set(map(int, self.rng.choice(len(self.windows), faults, replace=False)))
@@ -356,7 +356,7 @@ class Disturbed:
         self.report(faults, heard, used)
 
     def strike(self) -> None:
-        """Lets something go wrong at the next window."""
+        """Let something go wrong at the next window."""
         kind = list(FAULTS)[int(self.rng.integers(len(FAULTS)))]
         self.kind, self.was = kind, self.encoder.name
         self.simulator.set(**FAULTS[kind])
@@ -371,7 +371,7 @@ class Disturbed:
         return self.transcriber.decode(encoded).text
 
     def repair(self) -> None:
-        """Puts the chip right again, for some faults only after a while."""
+        """Put the chip right again, for some faults only after a while."""
         kind, self.kind = self.kind, ""
         if not kind:
             return
@@ -394,7 +394,7 @@ class Disturbed:
             self.clock.now_s += 1
 
     def report(self, faults: int, heard: list[tuple[str, str]], used: Counter[str]) -> None:
-        """Prints how it went."""
+        """Print how it went."""
         ids = [name for name, _ in heard]
         expected = [window.utterance_id for window in self.windows]
         same = sum(text == want for (_, text), want in zip(heard, self.wanted, strict=True))

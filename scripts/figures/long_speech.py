@@ -1,4 +1,4 @@
-"""What cutting long speech into windows costs in words: one table.
+"""Measure the word errors that cutting long speech into windows causes: one table.
 
     scripts/measure long_speech [--bundle home-en]
 
@@ -43,7 +43,7 @@ ROOM_TONE = 16.0
 class Take:
     """One sentence, or several on end."""
 
-    said: str
+    spoken: str
     samples: Samples
 
 
@@ -67,7 +67,7 @@ def on_end(sentences: list[Take]) -> list[Take]:
     for one in sentences:
         if len(found[-1].samples) + len(one.samples) > TAKE_S * SAMPLE_RATE:
             found.append(Take("", np.empty(0, np.int16)))
-        found[-1].said = f"{found[-1].said} {one.said}".strip()
+        found[-1].spoken = f"{found[-1].spoken} {one.spoken}".strip()
         found[-1].samples = np.concatenate((found[-1].samples, one.samples))
     return found
 
@@ -97,12 +97,12 @@ def heard(found: list[Window | Discarded], transcriber: Transcriber, *, join: bo
 def compare(
     takes: list[Take], limits_s: tuple[float, ...], transcriber: Transcriber, settings: Settings
 ) -> None:
-    """Prints word errors of the takes in a window each, and cut with and without an overlap."""
+    """Print word errors of the takes in a window each, and cut with and without an overlap."""
     plain = replace(settings, segmenter=replace(settings.segmenter, overlap_ms=0))
     whole = [heard(cut(in_a_room(take.samples), settings, transcriber.bundle.window_s), transcriber)
              for take in takes]  # fmt: skip
-    said = [take.said for take in takes]
-    errors, count = tally(list(zip(said, whole, strict=True)))
+    spoken = [take.spoken for take in takes]
+    errors, count = tally(list(zip(spoken, whole, strict=True)))
     print(f"  in one window: {100 * errors / count:.1f} % of {count} words wrong")
     ways = {
         "cut, no overlap": (plain, True),
@@ -116,7 +116,7 @@ def compare(
             texts.append(heard(found, transcriber, join=join))
             windows += len(found)
             overlaps += sum(isinstance(one, Window) and one.overlap_s > 0 for one in found)
-        errors, count = tally(list(zip(np.repeat(said, len(limits_s)), texts, strict=True)))
+        errors, count = tally(list(zip(np.repeat(spoken, len(limits_s)), texts, strict=True)))
         fewer, more = differences(list(zip(np.repeat(whole, len(limits_s)), texts, strict=True)))
         print(
             f"  {name}: {100 * errors / count:.1f} % of {count} words wrong; against one window "
@@ -127,7 +127,7 @@ def compare(
 
 def tally(pairs: list[tuple[str, str]]) -> tuple[int, int]:
     """Word errors and words said, over all pairs."""
-    counts = [word_errors(said, text) for said, text in pairs]
+    counts = [word_errors(spoken, text) for spoken, text in pairs]
     return sum(one for one, _ in counts), sum(one for _, one in counts)
 
 
@@ -141,7 +141,7 @@ def differences(pairs: list[tuple[str, str]]) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", default="home-en")
     options = parser.parse_args()

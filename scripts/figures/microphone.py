@@ -1,4 +1,4 @@
-"""How soon the appliance hears again after its microphone was gone, stalled, or its reader killed.
+"""Measure how soon sound is captured again after the microphone was lost, stalled or killed.
 
     scripts/measure microphone [TIMES] [--idle SECONDS]
 
@@ -93,7 +93,7 @@ class Listener:
         return seen_s
 
     def kill(self) -> None:
-        """Kills the supervisor."""
+        """Kill the supervisor."""
         self._process.kill()
         self._process.wait()
 
@@ -105,24 +105,24 @@ class Listener:
 
 
 def main() -> int:
-    """Prints the figures; 1 when a recovery takes longer than it may."""
+    """Print the figures; 1 when a recovery takes longer than it may."""
     options = argparse.ArgumentParser()
     options.add_argument("times", nargs="?", type=int, default=5)
     options.add_argument("--idle", type=float, default=0.0)
-    asked = options.parse_args()
+    options_given = options.parse_args()
     if missing := rig_microphone.missing_packages():
         print(f"expected PulseAudio, found none: apt install {' '.join(missing)}", file=sys.stderr)
         return 69
     with tempfile.TemporaryDirectory() as name:
         microphone = rig_microphone.PulseMicrophone(Path(name) / "rig")
         with microphone:
-            if asked.idle:
-                return idle(microphone, asked.idle)
-            return recoveries(microphone, asked.times)
+            if options_given.idle:
+                return idle(microphone, options_given.idle)
+            return recoveries(microphone, options_given.times)
 
 
 def recoveries(microphone: rig_microphone.PulseMicrophone, times: int) -> int:
-    """Runs each fault so many times."""
+    """Run each fault so many times."""
     slow = 0
     with Listener(microphone) as listener:
         listener.frame_s(0.0)
@@ -147,7 +147,7 @@ def recoveries(microphone: rig_microphone.PulseMicrophone, times: int) -> int:
 
 
 def gone(take: Callable[[], object], seconds: float, bring: Callable[[], object]) -> float:
-    """Takes something away for a while; when it was brought back."""
+    """Take something away for a while; when it was brought back."""
     take()
     time.sleep(seconds)
     bring()
@@ -155,7 +155,7 @@ def gone(take: Callable[[], object], seconds: float, bring: Callable[[], object]
 
 
 def signalled(listener: Listener, number: signal.Signals) -> float:
-    """Sends a signal to the reader; when that was."""
+    """Send a signal to the reader; when that was."""
     begun_s = time.monotonic()
     os.kill(listener.reader, number)
     return begun_s

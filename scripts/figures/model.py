@@ -1,4 +1,4 @@
-"""How well a bundle hears, through the appliance's own path: one table.
+"""Measure a bundle's word errors through the appliance's own path: one table.
 
     scripts/measure model [--bundle home-en] [--recordings FOLDER]
 
@@ -45,7 +45,7 @@ SEED = 7
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", default="home-en")
     parser.add_argument("--recordings", type=Path, default=SHARED_AUDIO)
@@ -65,7 +65,7 @@ class Examination:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.transcriber: Transcriber = open_transcriber(settings)
-        self.said = [one.text for one in sentences()]
+        self.spoken = [one.text for one in sentences()]
         self.sounds = [read(one.file) for one in sentences()]
 
     def window(self, sound: Sound, lead_s: float) -> Transcription:
@@ -104,20 +104,20 @@ class Examination:
                 noisy.append(with_noise(rng, np.concatenate((lead, sound)), snr_db))
             self.line(f"windows, noise {snr_db} dB", [self.window(sound, 0) for sound in noisy])
         heard = [self.kept(sound) for sound in self.sounds]
-        show("pipeline", f"WER {word_error_rate(self.said, heard):5.1f} %", self.right(heard))
-        for said, text in zip(self.said, heard, strict=True):
-            if words(said) != words(text):
-                print(f"    said {said!r}, heard {text!r}")
+        show("pipeline", f"WER {word_error_rate(self.spoken, heard):5.1f} %", self.right(heard))
+        for spoken, text in zip(self.spoken, heard, strict=True):
+            if words(spoken) != words(text):
+                print(f"    said {spoken!r}, heard {text!r}")
 
     def offsets(self) -> None:
         """The same sentences starting anywhere in the window."""
         for lead_s in OFFSETS_S:
             fitting = [len(s) / SAMPLE_RATE + lead_s <= 10 for s in self.sounds]
-            said = [t for t, fits in zip(self.said, fitting, strict=True) if fits]
+            spoken = [t for t, fits in zip(self.spoken, fitting, strict=True) if fits]
             sounds = [s for s, fits in zip(self.sounds, fitting, strict=True) if fits]
             heard = [self.window(sound, lead_s).text for sound in sounds]
-            rate = word_error_rate(said, heard)
-            show(f"windows, speech at {lead_s} s", f"WER {rate:5.1f} %", f"{len(said)} sentences")
+            rate = word_error_rate(spoken, heard)
+            show(f"windows, speech at {lead_s} s", f"WER {rate:5.1f} %", f"{len(spoken)} sentences")
 
     def without_speech(self, name: str, sounds: list[tuple[str, Sound]]) -> None:
         """Share of the windows in which the pipeline publishes nothing, and what it published."""
@@ -151,15 +151,15 @@ class Examination:
             show(f"people, {name}", f"WER {rate:5.1f} %", f"{len(pairs)} recordings")
 
     def line(self, name: str, results: list[Transcription]) -> None:
-        """Shows the word error rate of the test set's sentences."""
+        """Show the word error rate of the test set's sentences."""
         heard = [result.text for result in results]
         ended = sum(result.ended for result in results)
-        rate = word_error_rate(self.said, heard)
+        rate = word_error_rate(self.spoken, heard)
         show(name, f"WER {rate:5.1f} %", f"{self.right(heard)}, end-of-text {ended}/{len(heard)}")
 
     def right(self, heard: list[str]) -> str:
         """How many sentences are right word for word."""
-        right = sum(words(a) == words(b) for a, b in zip(self.said, heard, strict=True))
+        right = sum(words(a) == words(b) for a, b in zip(self.spoken, heard, strict=True))
         return f"{right}/{len(heard)} sentences right"
 
 
@@ -171,7 +171,7 @@ def cut(samples: Samples, settings: Settings, window_s: float) -> list[Window | 
 
 
 def show(name: str, figure: str, more: str) -> None:
-    """Prints one line of the table."""
+    """Print one line of the table."""
     print(f"{name:45s} {figure:35s} {more}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What broker restarts cost, and how soon subscribers know: figures on a real Mosquitto.
+"""Measure what broker restarts cost and how soon events arrive, with a real Mosquitto.
 
     scripts/measure mqtt [--restarts 20] [--utterances 200] [--seconds 4] [--house] [--bystander]
 
@@ -29,7 +29,7 @@ TURNS = 100
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--restarts", type=int, default=20)
     parser.add_argument("--utterances", type=int, default=200)

@@ -1,4 +1,4 @@
-"""What the page takes: time until it shows, a sentence's way there, memory, and what readers cost.
+"""Measure the page: first paint, latency of a sentence, memory, and the cost of clients.
 
     scripts/measure page [SENTENCES]
 
@@ -50,7 +50,7 @@ new MutationObserver(() => {
 
 
 def main() -> int:
-    """Prints the figures; 1 when a target is missed."""
+    """Print the figures; 1 when a target is missed."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 12
     files = [(FOLDER / file).read_bytes() for file, _ in FILES.values()]
     sent = sum(len(gzip.compress(file)) for file in files)

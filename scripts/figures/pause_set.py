@@ -1,4 +1,4 @@
-"""Synthesises sentences with pauses in them: what the end of speech is measured on.
+"""Synthesise sentences with pauses, the test set for the end of speech.
 
     scripts/measure pause_set FOLDER [--sentences 80] [--seed 1]
 
@@ -294,7 +294,7 @@ class Studio:
 
 
 def build(folder: Path, count: int, seed: int) -> list[Row]:
-    """Writes the set into a folder; the list comes last, so that half a set has none."""
+    """Write the set into a folder; the list comes last, so that half a set has none."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for group in VOICES:
@@ -314,7 +314,7 @@ def build(folder: Path, count: int, seed: int) -> list[Row]:
 
 
 def main() -> int:
-    """Builds the set; 1 where a synthesiser is missing."""
+    """Build the set; 1 where a synthesiser is missing."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

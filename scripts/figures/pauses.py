@@ -1,4 +1,4 @@
-"""How soon a text is there after the last word, and how many sentences are cut in two.
+"""Measure the latency after the last word, and how many sentences are cut in two.
 
     scripts/measure pauses FOLDER [--recordings FOLDER] [--early 0 300 350 ...] [--plot FILE.svg]
 
@@ -128,7 +128,7 @@ class Reading:
     result: Transcription
     took_s: float
     decisions: tuple[tuple[float, Transcription], ...]
-    """When it was told whether the text is a whole sentence, the last time with `result`."""
+    """When it was decided whether the text is a whole sentence, the last time with `result`."""
 
 
 class Reader:
@@ -144,16 +144,16 @@ class Reader:
         key = sha256(window.samples.tobytes()).digest()
         if key not in self._read:
             begun_s = time.process_time()
-            told: list[tuple[float, Transcription]] = []
+            timed: list[tuple[float, Transcription]] = []
 
             def decided(result: Transcription) -> None:
-                told.append((time.process_time() - begun_s, result))
+                timed.append((time.process_time() - begun_s, result))
 
             encoded = replace(self.transcriber.encode(window), speculative=True)
             written = self.transcriber.decode(encoded, Progress(decided, lambda: True))
             decided(written)
-            scale = self._decode_ms / 1000 / told[0][0] if self._decode_ms else 1.0
-            decisions = tuple((scale * after_s, result) for after_s, result in told)
+            scale = self._decode_ms / 1000 / timed[0][0] if self._decode_ms else 1.0
+            decisions = tuple((scale * after_s, result) for after_s, result in timed)
             self._read[key] = Reading(written, decisions[-1][0], decisions)
         return self._read[key]
 
@@ -170,10 +170,10 @@ class Room:
         self._gates, self.heard = Gates(reader.transcriber.gates), Heard()
         self._ahead, self._ready_s = "", 0.0
         self._decisions: list[tuple[float, Window, Transcription]] = []
-        """That are still to be told: when, of which window, and what."""
+        """Decisions that are still to come: when, of which window, and what."""
 
     def push(self, frame: Frame) -> None:
-        """Hears a frame, and what was decided while it lasted."""
+        """Hear a frame, and what was decided while it lasted."""
         while self._decisions and self._decisions[0][0] <= frame.end_s:
             when_s, speculation, result = self._decisions.pop(0)
             self._segmenter.expect(speculation.id, self._silence_ms(speculation, result))
@@ -183,8 +183,10 @@ class Room:
         if self._settings.speculate and window_now and window_now.id != self._ahead:
             reading = self._reader.read(window_now)
             self._ahead, self._ready_s = window_now.id, frame.end_s + reading.took_s
-            told = reading.decisions if self._settings.early_ms else ()
-            self._decisions = [(frame.end_s + after_s, window_now, one) for after_s, one in told]
+            decisions = reading.decisions if self._settings.early_ms else ()
+            self._decisions = [
+                (frame.end_s + after_s, window_now, result) for after_s, result in decisions
+            ]
             self.heard.guesses += 1
             self.heard.work_ms += _work_ms(reading)
 
@@ -194,7 +196,7 @@ class Room:
         return silence_ms(speculation, result, self._settings, gates, whole=whole, longer=longer)
 
     def _close(self, found: list[Window | Discarded], when_s: float) -> None:
-        """Takes in the windows that are there at that time."""
+        """Take in the windows that are there at that time."""
         for one in found:
             if not isinstance(one, Window):
                 continue
@@ -214,7 +216,7 @@ def _work_ms(reading: Reading) -> float:
 
 
 def hear(case: Case, settings: Settings, reader: Reader, history: UtteranceHistory) -> Heard:
-    """Runs one sound through detector, segmenter, model and gates, with an utterance `history`."""
+    """Run one sound through detector, segmenter, model and gates, with an utterance `history`."""
     room = Room(case, settings, reader, history)
     for frame in Framer().push(case.samples, 0.0):
         room.push(frame)
@@ -253,7 +255,7 @@ def people(folder: Path) -> Iterator[Case]:
 class Tally:
     """The figures of a group."""
 
-    said: int = 0
+    spoken: int = 0
     cut: int = 0
     cut_unpaused: int = 0
     unpaused: int = 0
@@ -267,8 +269,8 @@ class Tally:
     texts: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, case: Case, heard: Heard) -> str:
-        """Counts a case; what is wrong with it."""
-        self.said += 1
+        """Count a case; what is wrong with it."""
+        self.spoken += 1
         self.unpaused += not case.paused
         mine = [one for one in heard.closed if _end_s(one.window) > case.begin_s + 0.05]
         cut = any(one.when_s < case.end_s - CUT_MS / 1000 for one in mine)
@@ -294,14 +296,14 @@ class Tally:
 
     def __str__(self) -> str:
         if not self.text_ms:
-            return f"{self.said} said, none whole"
+            return f"{self.spoken} said, none whole"
         error = word_error_rate(*zip(*self.texts, strict=True)) if self.texts else float("nan")
         return (
-            f"{self.said} said, cut {self.cut} ({self.cut / self.said:.1%}; without a pause "
+            f"{self.spoken} said, cut {self.cut} ({self.cut / self.spoken:.1%}; without a pause "
             f"{self.cut_unpaused} of {self.unpaused}), lost {self.lost}, ends {self.ends}; latency "
             f"{_spread(self.text_ms)} ms, closed {_spread(self.closed_ms)} ms; early "
-            f"{self.early / self.said:.0%}, guesses {self.guesses / self.said:.2f}, "
-            f"work {self.work_ms / self.said:.0f} ms; "
+            f"{self.early / self.spoken:.0%}, guesses {self.guesses / self.spoken:.2f}, "
+            f"work {self.work_ms / self.spoken:.0f} ms; "
             f"WER {error:.1f} %"
         )
 
@@ -319,7 +321,7 @@ def tallies(
     cases: Sequence[Case],
     settings: Settings,
     reader: Reader,
-    told: Callable[[str], object] | None = None,
+    report: Callable[[str], object] | None = None,
     log: dict[str, str] | None = None,
 ) -> dict[str, Tally]:
     """The figures of every group, of one setting; `log`: the text of each case's name."""
@@ -333,9 +335,9 @@ def tallies(
         wrong = ""
         for name in case.groups:
             wrong = found.setdefault(name, Tally()).add(case, heard)
-        if told:
+        if report:
             late_ms = 1000 * (heard.closed[-1].when_s - case.end_s) if heard.closed else 0.0
-            told(f"{case.name}: {late_ms:.0f} ms {wrong} {heard.texts}")
+            report(f"{case.name}: {late_ms:.0f} ms {wrong} {heard.texts}")
     return found
 
 
@@ -363,9 +365,9 @@ def draw(file: Path, curves: dict[str, dict[int, Tally]]) -> None:
         colour = late.plot(list(early), [np.median(one.text_ms) for one in whole], label=name)
         style = {"color": colour[0].get_color(), "linestyle": ":"}
         late.plot(list(early), [np.percentile(one.text_ms, 95) for one in whole], **style)
-        cut.plot(list(early), [100 * one.cut / one.said for one in whole], label=name)
+        cut.plot(list(early), [100 * one.cut / one.spoken for one in whole], label=name)
         if 0 in points and not name.endswith(SAID):
-            cut.axhline(100 * points[0].cut / points[0].said, **style)
+            cut.axhline(100 * points[0].cut / points[0].spoken, **style)
     late.set(xlabel="early_ms", ylabel="latency, ms: p50, p95 dotted")
     cut.set(xlabel="early_ms", ylabel="% of sentences cut; dotted: early_ms = 0")
     cut.legend(fontsize="small")
@@ -377,7 +379,7 @@ def draw(file: Path, curves: dict[str, dict[int, Tally]]) -> None:
 
 
 def main() -> int:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -403,13 +405,15 @@ def main() -> int:
         logs: dict[str, dict[str, str]] = {"": {}}
         if options.log:
             logs[SAID] = log_of(cases, replace(Settings(), segmenter=segmenter), reader)
-        for early_ms, (said, log) in product(options.early or (segmenter.early_ms,), logs.items()):
+        for early_ms, (spoken, log) in product(
+            options.early or (segmenter.early_ms,), logs.items()
+        ):
             settings = replace(Settings(), segmenter=replace(segmenter, early_ms=early_ms))
             found = tallies(cases, settings, reader, print if options.verbose else None, log)
             for name in sorted(found):
-                print(f"early_ms {early_ms}: {name}{said}: {found[name]}", flush=True)
+                print(f"early_ms {early_ms}: {name}{spoken}: {found[name]}", flush=True)
             for name in GROUPS & set(found):
-                curves.setdefault(name + said, {})[early_ms] = found[name]
+                curves.setdefault(name + spoken, {})[early_ms] = found[name]
     if options.plot:
         draw(options.plot, dict(sorted(curves.items())))
     return 0

@@ -1,4 +1,4 @@
-"""Makes the recordings on which the confidence of expected sentences is fitted and reported.
+"""Make the recordings for fitting and reporting the confidence of expected sentences.
 
     scripts/measure phrase_sets OUT --people CLONES
 
@@ -111,24 +111,24 @@ def readings(clones: Path) -> Iterator[tuple[str, str, Samples]]:
 def speak(half: str, texts: Sequence[str], rng: random.Random) -> Recordings:
     """The texts by synthesisers."""
     synthesizers, voices = Synthesizers(), VOICES["choose" if half == "fit" else "report"]
-    said = []
+    spoken = []
     for text in texts:
         done = finish(*synthesizers.say(rng.choice(voices), text, rng))
         if done:
-            said.append((text, done[0]))
-    return said
+            spoken.append((text, done[0]))
+    return spoken
 
 
 def write_sets(
-    folder: Path, name: str, said: Recordings, listed: Sequence[str], rng: random.Random
+    folder: Path, name: str, spoken: Recordings, listed: Sequence[str], rng: random.Random
 ) -> None:
     """The same recordings with a list that contains what is said, and with one that does not."""
-    texts = {text for text, _ in said}
-    write_recordings(folder / name, said, sorted(set(listed)))
+    texts = {text for text, _ in spoken}
+    write_recordings(folder / name, spoken, sorted(set(listed)))
     words = [word for text in listed for word in text.split()]
     near = {differing(text, words, rng, beginnings=name == "readings") for text in texts}
     others = (near | set(listed)) - texts
-    write_recordings(folder / f"{name}-other", said, sorted(one for one in others if one))
+    write_recordings(folder / f"{name}-other", spoken, sorted(one for one in others if one))
 
 
 def differing(
@@ -136,13 +136,13 @@ def differing(
 ) -> str:
     """A sentence that differs in one word: an opposite, number or room where there is one to put in
     its place, else any word; or, of `beginnings`, the first half of it."""
-    said = text.split()
-    if beginnings and len(said) > 3 and rng.random() < BEGINNING:
-        return " ".join(said[: rng.randint(2, len(said) - 1)])
-    choices = {place: others for place, word in enumerate(said) if (others := like(word))}
-    place = rng.choice(list(choices) or range(len(said)))
-    said[place] = rng.choice([one for one in choices.get(place, words) if one != said[place]])
-    return " ".join(said)
+    spoken = text.split()
+    if beginnings and len(spoken) > 3 and rng.random() < BEGINNING:
+        return " ".join(spoken[: rng.randint(2, len(spoken) - 1)])
+    choices = {place: others for place, word in enumerate(spoken) if (others := like(word))}
+    place = rng.choice(list(choices) or range(len(spoken)))
+    spoken[place] = rng.choice([one for one in choices.get(place, words) if one != spoken[place]])
+    return " ".join(spoken)
 
 
 def like(word: str) -> Sequence[str]:
@@ -151,11 +151,11 @@ def like(word: str) -> Sequence[str]:
     return next((kind for kind in (*pairs, NUMBERS, ROOMS) if word in kind), ())
 
 
-def write_recordings(folder: Path, said: Recordings, expected: Sequence[str] = ()) -> None:
+def write_recordings(folder: Path, spoken: Recordings, expected: Sequence[str] = ()) -> None:
     """A folder for `scripts/measure phrases`, with the sentences that are expected in it."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows: Mapping[str, str] = {f"{at:04}.flac": text for at, (text, _) in enumerate(said)}
-    for name, (_, sound) in zip(rows, said, strict=True):
+    rows: Mapping[str, str] = {f"{at:04}.flac": text for at, (text, _) in enumerate(spoken)}
+    for name, (_, sound) in zip(rows, spoken, strict=True):
         soundfile.write(folder / name, sound, SAMPLE_RATE)
     lines = [f"{name}\t{text}\n" for name, text in rows.items()]
     (folder / "transcripts.tsv").write_text("file\ttext\n" + "".join(lines), "utf-8")

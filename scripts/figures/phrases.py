@@ -1,4 +1,4 @@
-"""How often an expected sentence is found where the free text is wrong, and what it costs.
+"""Measure how often an expected sentence is found although the text is wrong, and its cost.
 
     scripts/measure phrases FOLDER... [--bundle home-en] [--file PHRASES.toml]
     scripts/measure phrases FOLDER... --fit FOLDER... [--write]
@@ -41,7 +41,7 @@ class Heard:
     """What was made of a recording."""
 
     group: str
-    said: bool
+    spoken: bool
     """True where somebody says something."""
     text: bool
     """The free text is right."""
@@ -53,7 +53,7 @@ class Heard:
 
 
 def main() -> int:
-    """Prints the table; the exit status."""
+    """Print the table; the exit status."""
     parser = argparse.ArgumentParser("scripts/measure phrases", description=__doc__)
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--bundle", default="home-en")
@@ -99,7 +99,7 @@ def compare(
 ) -> Iterator[Heard]:
     """What is made of each recording in the folder's list."""
     rng = np.random.default_rng(SEED)
-    for name, said in said_texts(folder).items():
+    for name, spoken in said_texts(folder).items():
         stream = np.concatenate((quiet(rng, 1), read(folder / name), quiet(rng, 2)))
         windows = [
             one
@@ -116,14 +116,16 @@ def compare(
         search_ms = 1000 * (time.perf_counter() + begun_s - 2 * between_s)
         group = f"{folder.name}/{name.split('/')[0]}" if "/" in name else folder.name
         found = expecting.phrases.evidence if expecting.phrases and result.text else None
-        same = [alike(said) == alike(one) for one in (plain.text, found.sentence if found else "")]
-        yield Heard(group, bool(said.strip()), same[0], same[1], found, search_ms)
+        same = [
+            alike(spoken) == alike(one) for one in (plain.text, found.sentence if found else "")
+        ]
+        yield Heard(group, bool(spoken.strip()), same[0], same[1], found, search_ms)
 
 
 def fitted(folders: Sequence[Sequence[Heard]]) -> PhraseCalibration:
     """The logistic regression of a right sentence on what is known of it."""
     rows = [
-        (*features(one.found), one.said and one.sentence, 1 / len(heard))
+        (*features(one.found), one.spoken and one.sentence, 1 / len(heard))
         for folder in folders
         for heard in [[one for one in folder if one.found]]
         for one in heard
@@ -152,19 +154,19 @@ def recalibrated(one: Heard, fit: PhraseCalibration) -> Heard:
 
 
 def show(name: str, heard: Sequence[Heard]) -> None:
-    """Prints a line: how many were said, how many texts are right, and how many sentences are of
+    """Print a line: how many were said, how many texts are right, and how many sentences are of
     those found with at least each confidence; and the expected calibration error."""
-    said = [one for one in heard if one.said]
+    spoken = [one for one in heard if one.spoken]
     cells = []
     for limit in LIMITS:
         found = [one for one in heard if one.found and one.found.confidence >= limit]
-        cells.append(f"{sum(one.said and one.sentence for one in found)} of {len(found)}")
+        cells.append(f"{sum(one.spoken and one.sentence for one in found)} of {len(found)}")
     p50, p95 = np.percentile([one.search_ms for one in heard], (50, 95))
-    texts = sum(one.text for one in said)
+    texts = sum(one.text for one in spoken)
     columns = "".join(f"  {cell:>13}" for cell in cells)
-    sure = [(one.found.confidence, one.said and one.sentence) for one in heard if one.found]
+    sure = [(one.found.confidence, one.spoken and one.sentence) for one in heard if one.found]
     error = distance(*np.array(sure or [(0.0, False)]).T)
-    print(f"{name:28} {len(said):5} {texts:5}{columns}   {p50:6.0f} {p95:4.0f}  {error:.2f}")
+    print(f"{name:28} {len(spoken):5} {texts:5}{columns}   {p50:6.0f} {p95:4.0f}  {error:.2f}")
 
 
 if __name__ == "__main__":

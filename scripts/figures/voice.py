@@ -1,4 +1,4 @@
-"""Measures voice detection and segmentation on real recordings; prints one line per figure.
+"""Measure voice detection and segmentation on real recordings; print one line per figure.
 
     scripts/measure voice [FOLDER]
 
@@ -209,7 +209,7 @@ class Heard:
     cpu_ms_per_s: float = 0.0
 
     def take(self, one: Window | Discarded, now_s: float) -> None:
-        """Keeps what the segmenter found now."""
+        """Keep what the segmenter found now."""
         self.out_s = now_s
         if isinstance(one, Window):
             self.windows.append(one)
@@ -232,7 +232,7 @@ class Heard:
 
 
 def hear(samples: Samples, settings: Settings) -> Heard:
-    """Runs a stream through a fresh detector and segmenter."""
+    """Run a stream through a fresh detector and segmenter."""
     segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, WINDOW_S)
     frames = list(Framer().push(samples, 0.0))
     heard = Heard()
@@ -258,7 +258,7 @@ class Tally:
     count: int = 0
 
     def add(self, name: str, samples: Samples, heard: Heard, *, noisy: bool = False) -> None:
-        """Counts one recording of speech; `samples` without the padding."""
+        """Count one recording of speech; `samples` without the padding."""
         self.count += 1
         steps = np.flatnonzero(loud_steps(samples))
         times_s = PAD_S + steps * STEP / SAMPLE_RATE
@@ -307,7 +307,7 @@ def labelled_recall(samples: Samples, spoken: list[tuple[float, float]], heard: 
 
 
 def print_streams(folder: Path, settings: Settings) -> None:
-    """Prints the figures of the commands shorter than 5 s, heard as streams."""
+    """Print the figures of the commands shorter than 5 s, heard as streams."""
     clips: dict[str, list[tuple[str, Samples]]] = {"chosen": [], "others": []}
     noises: list[Samples] = []
     for file, row in manifest(folder):
@@ -325,7 +325,7 @@ def print_streams(folder: Path, settings: Settings) -> None:
 
 
 def main() -> int:
-    """Prints the figures; 1 when a target is missed."""
+    """Print the figures; 1 when a target is missed."""
     parser = argparse.ArgumentParser(description="Figures of voice detection and segmentation.")
     parser.add_argument("folder", nargs="?", type=Path, default=SHARED_AUDIO)
     parser.add_argument("--verbose", action="store_true", help="one line per recording")

@@ -1,4 +1,4 @@
-"""How many words of a home are written rightly with a list of them, and what that does to others.
+"""Measure how many listed words become right with contextual biasing, and its effect on others.
 
     scripts/measure words [--bundle home-en] [--recordings FOLDER]
 
@@ -114,7 +114,7 @@ class Said:
 
 
 def main() -> int:
-    """Prints the tables; the exit status."""
+    """Print the tables; the exit status."""
     parser = argparse.ArgumentParser("scripts/measure words", description=__doc__)
     parser.add_argument("--bundle", default="home-en")
     parser.add_argument("--recordings", type=Path)
@@ -132,8 +132,8 @@ def main() -> int:
         known = [*spelled(" ".join(words for _, words in lists)), *spelled(DECOYS)]
         show(settings, name, known, with_words, *without)
         if name == "report":
-            said = [(one.text, frozenset[str](), read_sound(one.file)) for one in sentences()]
-            speech = list(encode(settings, said))
+            spoken = [(one.text, frozenset[str](), read_sound(one.file)) for one in sentences()]
+            speech = list(encode(settings, spoken))
             show(settings, "speech", known, [], *speech)
         for title, short in SHORT.items():
             show(settings, f"{name}, {title}", spelled(short), [], *without)
@@ -173,8 +173,8 @@ def synthesised(settings: Settings, name: str) -> tuple[list[Said], list[Said]]:
     ]
     plain = (text for text in commands(GRAMMAR[name], "test") if 3 <= len(text.split()) <= 12)
     texts += [(text, frozenset()) for text in islice(plain, OTHERS)]
-    said = [(text, listed, speak(text)) for text, listed in texts]
-    heard = list(encode(settings, ((a, b, sound) for a, b, sound in said if sound is not None)))
+    spoken = [(text, listed, speak(text)) for text, listed in texts]
+    heard = list(encode(settings, ((a, b, sound) for a, b, sound in spoken if sound is not None)))
     return [one for one in heard if one.listed], [one for one in heard if not one.listed]
 
 
@@ -189,12 +189,12 @@ def recorded(folder: Path) -> Iterator[tuple[str, frozenset[str], Samples]]:
 
 
 def encode(
-    settings: Settings, said: Iterable[tuple[str, frozenset[str], Samples]]
+    settings: Settings, spoken: Iterable[tuple[str, frozenset[str], Samples]]
 ) -> Iterator[Said]:
     """One window of each, with silence around it."""
     with open_transcriber(settings) as transcriber:
         longest = int(transcriber.bundle.window_s * SAMPLE_RATE)
-        for text, listed, sound in said:
+        for text, listed, sound in spoken:
             samples = np.pad(sound, (SAMPLE_RATE * 6 // 10, SAMPLE_RATE * 3 // 10))
             if len(samples) <= longest:
                 window = Window("", 1, True, samples, 0.0, 0.0, 0.0)
@@ -232,10 +232,10 @@ def percent(counts: Sequence[tuple[int, int]]) -> str:
     return f"{100 * sum(wrong for wrong, _ in counts) / total:.1f}" if total else "-"
 
 
-def errors(said: Said, heard: str) -> tuple[int, int, int, int]:
+def errors(spoken: Said, heard: str) -> tuple[int, int, int, int]:
     """Listed words that are wrong and how many there are, and the same of all others; what was
     inserted counts with the others."""
-    wanted, found = words(said.text), words(heard)
+    wanted, found = words(spoken.text), words(heard)
     costs = np.zeros((len(wanted) + 1, len(found) + 1), int)
     costs[:, 0], costs[0] = range(len(wanted) + 1), range(len(found) + 1)
     for row, one in enumerate(wanted, 1):
@@ -249,15 +249,15 @@ def errors(said: Said, heard: str) -> tuple[int, int, int, int]:
     while row or column:
         same = row and column and wanted[row - 1] == found[column - 1]
         if row and column and costs[row, column] == costs[row - 1, column - 1] + (not same):
-            wrong[wanted[row - 1] in said.listed] += not same
+            wrong[wanted[row - 1] in spoken.listed] += not same
             row, column = row - 1, column - 1
         elif row and costs[row, column] == costs[row - 1, column] + 1:
-            wrong[wanted[row - 1] in said.listed] += 1
+            wrong[wanted[row - 1] in spoken.listed] += 1
             row -= 1
         else:
             wrong[False] += 1
             column -= 1
-    count = sum(word in said.listed for word in wanted)
+    count = sum(word in spoken.listed for word in wanted)
     return wrong[True], count, wrong[False], len(wanted) - count
 
 

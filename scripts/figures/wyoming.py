@@ -1,4 +1,4 @@
-"""How fast others get their text (Wyoming), how many at once, and what that costs the microphone.
+"""Measure Wyoming requests: latency, throughput, and their cost for the microphone.
 
     scripts/measure wyoming [--bundle home-en] [--sentences 20]
 
@@ -51,7 +51,7 @@ QUIET_S = 1.5
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", default="home-en")
     parser.add_argument("--sentences", type=int, default=20)
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def measure(folder: Path, bundle: str, chosen: Sequence[Sentence]) -> None:
-    """Prints the figures of these sentences."""
+    """Print the figures of these sentences."""
     spoken = [sound_of(one.file, 0.3, 0.7) for one in chosen]
     with serving(folder / "latency", bundle) as house:
         for each in spoken[:3]:

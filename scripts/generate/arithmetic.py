@@ -1,4 +1,4 @@
-"""Writes appliance/infer/arithmetic.onnx, the products that the check of a processor computes.
+"""Write appliance/infer/arithmetic.onnx, the products for checking a processor.
 
     PYTHONPATH=tests:scripts .venv/bin/python -m generate.arithmetic [FILE]
 
@@ -19,7 +19,7 @@ from appliance.infer import arithmetic
 
 
 def write(file: Path) -> None:
-    """Writes the graph: many rows as encoder.onnx and cross.onnx multiply them, one as step.onnx
+    """Write the graph: many rows as encoder.onnx and cross.onnx multiply them, one as step.onnx
     does, and the scan of 4 bits."""
     matrix, narrow = arithmetic.weights(), arithmetic.narrow_weights()
     weights = {EMBEDDING: np.ascontiguousarray(narrow.T)}

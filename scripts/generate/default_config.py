@@ -1,4 +1,4 @@
-"""Writes config/roomscribe.toml from the settings tree, so that file and code cannot differ.
+"""Write config/roomscribe.toml from the settings tree, so that file and code cannot differ.
 
 PYTHONPATH=tests:scripts .venv/bin/python -m generate.default_config
 """

@@ -1,4 +1,4 @@
-"""Makes tests/golden/hailo_*.txt: the operators of torch's own export of a Whisper, in order.
+"""Make tests/golden/hailo_*.txt: the operators of torch's own export of a Whisper, in order.
 
     pip install torch==2.13.0 transformers safetensors onnx onnxsim==0.4.36
     PYTHONPATH=.:tests:scripts python -m generate.hailo
@@ -35,7 +35,7 @@ PARTS = 4
 
 
 def main() -> None:
-    """Writes one file for each network and opset."""
+    """Write one file for each network and opset."""
     weights = random_weights(CASE.config, CASE.seed)
     model = Reference.build(CASE.config, weights, CASE.positions).model
     mel = torch.zeros(1, CASE.config.num_mel_bins, 1, 2 * CASE.positions)
@@ -107,7 +107,7 @@ def export(network: nn.Module, inputs: tuple[Tensor, ...], opset: int) -> onnx.M
 
 
 def record(network: str, opset: int, model: onnx.ModelProto) -> None:
-    """Writes the operators of one graph with their provenance."""
+    """Write the operators of one graph with their provenance."""
     made = datetime.datetime.now(datetime.UTC).date()
     head = (
         f"# made by: scripts/generate/hailo.py on {made}, {platform.machine()}\n"

@@ -1,4 +1,4 @@
-"""Makes tests/golden: what transformers' Whisper computes, for the parity tests to compare with.
+"""Make tests/golden: results of transformers' Whisper for the parity tests.
 
     pip install torch==2.13.0 transformers safetensors
     PYTHONPATH=.:tests:scripts python -m generate.parity [--only tiny]
@@ -29,7 +29,7 @@ LEAST_MARGIN = 2e-4
 
 
 def main() -> None:
-    """Writes one array file and one provenance file for each case."""
+    """Write one array file and one provenance file for each case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=[case.name for case in CASES])
     wanted = parser.parse_args().only
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def make(case: Case) -> None:
-    """Computes and writes the golden values of one case."""
+    """Compute and write the golden values of one case."""
     weights = random_weights(case.config, case.seed)
     reference = Reference.build(case.config, weights, case.positions)
     results: dict[str, list[NDArray[Any]]] = {"states": []}

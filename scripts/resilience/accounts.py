@@ -1,4 +1,4 @@
-"""What became of what was said.
+"""Compare what was spoken with the transcripts.
 
 `compare` counts sentences that were lost, doubled, out of order or wrong; `Hearing` judges the
 soak's scenes, speech and noise, by their transcripts; `stored` and `spooled` read what a daemon
@@ -55,15 +55,15 @@ class Verdict:
         )
 
 
-def compare(said: Sequence[Hashable], heard: Sequence[Hashable]) -> Verdict:
+def compare(spoken: Sequence[Hashable], heard: Sequence[Hashable]) -> Verdict:
     """The fewest faults that turn what was said into what was heard."""
     begin = 0
-    while begin < min(len(said), len(heard)) and said[begin] == heard[begin]:
+    while begin < min(len(spoken), len(heard)) and spoken[begin] == heard[begin]:
         begin += 1
     end = 0
-    while end < min(len(said), len(heard)) - begin and said[-1 - end] == heard[-1 - end]:
+    while end < min(len(spoken), len(heard)) - begin and spoken[-1 - end] == heard[-1 - end]:
         end += 1
-    steps = _align(said[begin : len(said) - end], heard[begin : len(heard) - end])
+    steps = _align(spoken[begin : len(spoken) - end], heard[begin : len(heard) - end])
     lost = [(place, what) for step, place, what in steps if step == LOST]
     doubled = [(place, what) for step, place, what in steps if step == DOUBLED]
     moved = 0
@@ -76,11 +76,13 @@ def compare(said: Sequence[Hashable], heard: Sequence[Hashable]) -> Verdict:
     return Verdict(len(lost), len(doubled), moved, sum(step == WRONG for step, _, _ in steps))
 
 
-def _align(said: Sequence[Hashable], heard: Sequence[Hashable]) -> list[tuple[int, int, Hashable]]:
+def _align(
+    spoken: Sequence[Hashable], heard: Sequence[Hashable]
+) -> list[tuple[int, int, Hashable]]:
     """The cheapest way from `said` to `heard`: step, place in what was said, sentence."""
     ways = [bytearray([DOUBLED]) * (len(heard) + 1)]
     above = [COST[DOUBLED] * count for count in range(len(heard) + 1)]
-    for i, one in enumerate(said, 1):
+    for i, one in enumerate(spoken, 1):
         way, row = bytearray([LOST]) * (len(heard) + 1), [COST[LOST] * i]
         for j, other in enumerate(heard, 1):
             best, step = above[j - 1], MATCH
@@ -95,13 +97,13 @@ def _align(said: Sequence[Hashable], heard: Sequence[Hashable]) -> list[tuple[in
         above = row
         ways.append(way)
     steps: list[tuple[int, int, Hashable]] = []
-    i, j = len(said), len(heard)
+    i, j = len(spoken), len(heard)
     while i or j:
         step = ways[i][j]
         i -= step != DOUBLED
         j -= step != LOST
         if step != MATCH:
-            steps.append((step, i, heard[j] if step == DOUBLED else said[i]))
+            steps.append((step, i, heard[j] if step == DOUBLED else spoken[i]))
     return steps[::-1]
 
 
@@ -114,7 +116,7 @@ class Sentences:
     """Which sentence a text is, where each has the texts that a run without faults gave it."""
 
     def __init__(self, texts: dict[int, set[str]]) -> None:
-        """Raises ValueError when two sentences share a text: they could not be told apart."""
+        """Raise ValueError when two sentences share a text: they could not be told apart."""
         self.names: dict[str, int] = {}
         for number, variants in texts.items():
             for text in variants:

@@ -1,4 +1,4 @@
-"""Whatever a disk does while sentences come: full, read-only, locked, file gone, file damaged.
+"""Test disk faults while sentences come: full, read-only, locked, file deleted, file damaged.
 
 Every sentence that was spoken must reach a subscriber; the trouble must be in `state`, and heal
 without a restart. Each case has a small ext4 disk, a daemon and a broker of its own.
@@ -36,9 +36,9 @@ class Case:
     """What one trouble left."""
 
     name: str
-    said: list[int] = field(default_factory=list)
+    spoken: list[int] = field(default_factory=list)
     verdict: Verdict = field(default_factory=Verdict)
-    told: str = ""
+    reported: str = ""
     """Where the trouble was told: `state`, or, when it was healed at once, the log."""
     healed_s: float | None = None
     trouble: str = ""
@@ -46,13 +46,15 @@ class Case:
     @property
     def broken(self) -> bool:
         """True when a promise was not kept."""
-        return bool(self.verdict.broken or not self.told or self.healed_s is None or self.trouble)
+        return bool(
+            self.verdict.broken or not self.reported or self.healed_s is None or self.trouble
+        )
 
     def __str__(self) -> str:
         faults = f"{self.verdict}" if self.verdict.broken else "nothing lost"
-        told = f"told in {self.told}" if self.told else "NOT TOLD"
+        reported = f"reported in {self.reported}" if self.reported else "NOT REPORTED"
         healed = "NOT HEALED" if self.healed_s is None else f"well {self.healed_s:.1f} s later"
-        return f"{self.name}: {len(self.said)} said, {faults}, {told}, {healed}" + (
+        return f"{self.name}: {len(self.spoken)} spoken, {faults}, {reported}, {healed}" + (
             f", {self.trouble}" if self.trouble else ""
         )
 
@@ -60,7 +62,7 @@ class Case:
 class Bench:
     """A small ext4 disk, a daemon on it, a broker and a subscriber with a kept session."""
 
-    def __init__(self, stack: ExitStack, known: Sentences, said: list[Said]) -> None:
+    def __init__(self, stack: ExitStack, known: Sentences, spoken: list[Said]) -> None:
         self.place = stack.enter_context(Place())
         self.place.state.mkdir()
         stack.enter_context(disk(self.place.folder / "disk.img", self.place.state))
@@ -69,7 +71,7 @@ class Bench:
         self.place.configure(self.broker.port)
         self.case = Case("")
         self.daemon: Daemon | None = None
-        self._stack, self._known, self._sentences = stack, known, said
+        self._stack, self._known, self._sentences = stack, known, spoken
         self._others: list[str] = []
         """Ids that were heard before the case began to count."""
 
@@ -84,13 +86,13 @@ class Bench:
             self.daemon = None
 
     def say(self, count: int) -> None:
-        """Speaks the next sentences; returns when they were heard to their end."""
+        """Play the next sentences; return when they were heard to their end."""
         assert self.daemon
         for _ in range(count):
-            one = self._sentences[len(self.case.said) % len(self._sentences)]
+            one = self._sentences[len(self.case.spoken) % len(self._sentences)]
             if self.daemon.feed(one.pcm, 60):
                 raise TimeoutError("the daemon takes no sound")
-            self.case.said.append(one.number)
+            self.case.spoken.append(one.number)
         if self.daemon.feed(bytes(6 * STEP), 60) or not holds(self._read, 60):
             raise TimeoutError("the daemon takes no sound")
 
@@ -108,24 +110,24 @@ class Bench:
         return [texts[one] for one in first_times(e["id"] for e in self.listener.events())]
 
     def reports_trouble(self, within_s: float = 30.0) -> None:
-        """Waits until the trouble is told."""
+        """Wait until the trouble is told."""
 
-        def told() -> str:
+        def reported() -> str:
             if any(one["status"] == "degraded" for one in self.states()):
                 return "state"
             log = self.place.log.read_text(encoding="utf-8", errors="replace")
             return "the log" if re.search(r" ERROR .*roomscribe\.db", log) else ""
 
-        holds(told, within_s)
-        self.case.told = told()
+        holds(reported, within_s)
+        self.case.reported = reported()
 
     def heals(self) -> None:
-        """Waits until all is told, nothing is spooled and `state` is well."""
+        """Wait until all is told, nothing is spooled and `state` is well."""
         begun_s = time.monotonic()
 
         def well() -> bool:
             return (
-                len(self.heard()) >= len(self.case.said)
+                len(self.heard()) >= len(self.case.spoken)
                 and not spooled(self.place.spool)
                 and self.states()[-1]["status"] == "running"
             )
@@ -134,7 +136,7 @@ class Bench:
             self.case.healed_s = time.monotonic() - begun_s
         if self.daemon is None or not self.daemon.alive():
             self.case.trouble = "the daemon ended"
-        self.case.verdict = compare(self.case.said, self._known.of(self.heard()))
+        self.case.verdict = compare(self.case.spoken, self._known.of(self.heard()))
 
 
 @contextmanager
@@ -242,7 +244,7 @@ def damaged_running(bench: Bench) -> None:
     bench.broker.start()
     bench.reports_trouble(5)
     bench.heals()
-    if not bench.case.told:
+    if not bench.case.reported:
         bench.stop()
         bench.start()
         bench.reports_trouble(20)
@@ -279,11 +281,11 @@ def run(names: list[str] | None = None) -> list[Case]:
     """Every case, or those named. Raises OSError where no disk can be made."""
     texts = reference_texts(12)
     known = Sentences(texts)
-    said = [one for one in sentences() if one.number in texts]
+    spoken = [one for one in sentences() if one.number in texts]
     cases = []
     for name in names or list(CASES):
         with ExitStack() as stack:
-            bench = Bench(stack, known, said)
+            bench = Bench(stack, known, spoken)
             bench.case.name = name
             try:
                 CASES[name](bench)

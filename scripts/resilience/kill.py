@@ -1,4 +1,4 @@
-"""kill -9 at random moments of a stream of sentences, while the broker goes up and down.
+"""Kill (-9) the daemon at random moments of a stream of sentences, while the broker restarts.
 
 A sentence that the dead process had not heard to its end is spoken again; one that it had is in
 the store or in the spool, or lost. In the end the store and a subscriber with a kept session hold
@@ -54,7 +54,7 @@ class BrokerOutages:
             self.restarts += 1
 
     def _start(self) -> None:
-        """Starts it, in up to five attempts: on a busy machine it may not listen in time."""
+        """Start it, in up to five attempts: on a busy machine it may not listen in time."""
         for left in reversed(range(5)):
             try:
                 self._broker.start()
@@ -76,7 +76,7 @@ class BrokerOutages:
 class Outcome:
     """What the killing left."""
 
-    said: list[int] = field(default_factory=list)
+    spoken: list[int] = field(default_factory=list)
     """Numbers of the sentences, in the order in which they were heard to their end."""
     kills: int = 0
     hits: int = 0
@@ -118,8 +118,8 @@ class Outcome:
         ready_s = self.ready_s or [math.inf]
         starts = f"median {statistics.median(ready_s):.2f} s, longest {max(ready_s):.2f} s"
         return (
-            f"kill: {len(self.said)} utterances, {self.kills} kills, {self.hits} with a window in "
-            f"the spool, {self.stopped_work} in mid-transcription ({self.put_off} put off), "
+            f"kill: {len(self.spoken)} utterances, {self.kills} kills, {self.hits} with a window "
+            f"in the spool, {self.stopped_work} in mid-transcription ({self.put_off} put off), "
             f"{self.restarts} broker restarts; neither in store nor in spool {self.lost_at_kills}; "
             f"store: {self.store}; subscriber: {self.subscriber}, {same}, {self.repeated} came "
             f"again with theirs; start to READY {starts}"
@@ -132,11 +132,11 @@ class Killing:
     """One daemon after another, in one place."""
 
     def __init__(
-        self, place: Place, said: list[Said], chance: random.Random, listener: Subscriber
+        self, place: Place, spoken: list[Said], chance: random.Random, listener: Subscriber
     ) -> None:
         self.outcome = Outcome()
         self._place, self._chance, self._listener = place, chance, listener
-        self._sentences, self._turn = said, list[Said]()
+        self._sentences, self._turn = spoken, list[Said]()
         self._stream: list[Said] = []
 
     def sentence(self, number: int) -> Said:
@@ -149,7 +149,7 @@ class Killing:
 
     def live(self, dies: Callable[[Daemon], bool] | None, count: int = 0) -> None:
         """One daemon, fed until `dies` says so, else until `count` sentences were said to it."""
-        first = len(self.outcome.said)
+        first = len(self.outcome.spoken)
         with Daemon(self._place) as daemon:
             ends: list[int] = []
             rest = b""
@@ -185,7 +185,7 @@ class Killing:
             self.outcome.lost_at_kills += heard - kept
         self.outcome.hits += bool(waiting)
         for number in range(first, first + max(kept, heard)):
-            self.outcome.said.append(self.sentence(number).number)
+            self.outcome.spoken.append(self.sentence(number).number)
 
     def _finish(self, daemon: Daemon, count: int) -> None:
         """All that was said is stored and told; then the sound ends, and the daemon with it."""
@@ -214,7 +214,7 @@ class Killing:
         return reached
 
     def _frozen(self, daemon: Daemon) -> bool:
-        """Stops the process where it is; False, and on it goes, where it must not be killed."""
+        """Stop the process where it is; False, and on it goes, where it must not be killed."""
         daemon.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, daemon.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         attempts = max((one.attempts for one in spooled(self._place.spool)), default=0)
@@ -228,7 +228,7 @@ class Killing:
 
 
 def run(kills: int, seed: int = 0, *, spool: bool = True, count: int = 40) -> Outcome:
-    """Kills a daemon so many times, and compares what is left with what was said.
+    """Kill a daemon this many times, and compare the log with what was spoken.
 
     `count` of the sentences are used; with `spool` false, losses must be found.
     """
@@ -260,8 +260,8 @@ def run(kills: int, seed: int = 0, *, spool: bool = True, count: int = 40) -> Ou
     outcome.repeated = len(events) - len(heard)
     outcome.seq_rises = [seq for seq, _, _ in rows] == sorted({seq for seq, _, _ in rows})
     outcome.ids_equal = ids == heard
-    outcome.store = compare(outcome.said, known.of(text for _, _, text in rows))
-    outcome.subscriber = compare(outcome.said, known.of(by_id[one] for one in heard))
+    outcome.store = compare(outcome.spoken, known.of(text for _, _, text in rows))
+    outcome.subscriber = compare(outcome.spoken, known.of(by_id[one] for one in heard))
     if outcome.broken:
         strange = [
             row

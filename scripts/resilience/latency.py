@@ -1,4 +1,4 @@
-"""From the last sample of speech to the message at the subscriber, and where the time goes.
+"""Measure the time from the last sample of speech to the subscriber, and its parts.
 
 Real time, a real Mosquitto, a subscriber and the product's pipeline in this process with a clock
 around its calls. The parts are measured one by one, and must add up.
@@ -183,7 +183,7 @@ class Player:
                 yield Frame(sound[at : at + FRAME], due_s - FRAME / RATE)
 
     def stop(self) -> None:
-        """Makes `frames` end soon."""
+        """Make `frames` end soon."""
         self._stopped = True
 
     def __enter__(self) -> Self:
@@ -353,7 +353,7 @@ def run(
     least_ms: tuple[float, float] = (0.0, 0.0),
     early_ms: int | None = None,
 ) -> Outcome:
-    """Says the sentences, of which so many at least must be heard, in real time; with `partials`
+    """Say the sentences, of which so many at least must be heard, in real time; with `partials`
     their partial texts are told, too; encoder and decoder take at least `least_ms`."""
     player, clock, outcome = Player(sounds), Clock(), Outcome(said=len(sounds), least=least)
     with Broker() as broker, Place() as place, ExitStack() as stack:

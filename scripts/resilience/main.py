@@ -1,4 +1,4 @@
-"""Tries to break what Roomscribe promises; one line of figures each, status 1 when one is broken.
+"""Try to break Roomscribe's promises; print a line for each, status 1 if one is broken.
 
     scripts/torture [--short] [kill] [disk] [broker] [power] [fuzz] [latency] [fleet] [soak]
 
@@ -35,7 +35,7 @@ BACK_WITHIN_S = 5.0
 
 
 def main() -> int:
-    """Runs the ordeals that were named; 1 when a promise was broken."""
+    """Run the ordeals that were named; 1 when a promise was broken."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def kill(given: argparse.Namespace) -> bool:
-    """Kills of the daemon."""
+    """Kill of the daemon."""
     from resilience import kill as ordeal
 
     outcome = ordeal.run(
@@ -100,7 +100,7 @@ def disk(given: argparse.Namespace) -> bool:
 
 
 def broker(given: argparse.Namespace) -> bool:
-    """Restarts of the broker while sentences come."""
+    """Restart of the broker while sentences come."""
     from rigs.storm import storm
 
     logging.disable(logging.CRITICAL)  # each restart would have its lines

@@ -1,4 +1,4 @@
-"""Cuts the power at random moments of the store's life and looks for what was lost.
+"""Cut the power at random moments of the store's life and look for losses.
 
 A child process stores transcripts (after an update from the first layout), moves the cursor,
 deletes, checkpoints and restarts, while strace writes down every write and every fsync. Each cut is
@@ -80,7 +80,7 @@ class File:
     pending: list[Change] = field(default_factory=list)
 
     def sync(self) -> None:
-        """Makes all of it safe."""
+        """Make all of it safe."""
         for change in self.pending:
             change.apply(self.safe)
         self.pending.clear()
@@ -113,13 +113,13 @@ class Disk:
     """A folder as the program sees it, and what would be left of it."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
-        """Begins with `files`, all of them safe."""
+        """Begin with `files`, all of them safe."""
         self._names = {name: File(bytearray(content)) for name, content in files.items()}
         self._safe_names = dict(self._names)
         self._later: list[dict[str, File]] = []
 
     def happen(self, event: Event) -> None:
-        """Lets it happen."""
+        """Let it happen."""
         match event.call:
             case "write":
                 self._names[event.name].pending.append(Change(event.offset, event.data))
@@ -215,7 +215,7 @@ def _inside(path: bytes, folder: Path) -> str:
 
 
 def main() -> int:
-    """Parses the command line; the exit status."""
+    """Parse the command line; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cuts", type=int, default=300, help="how many (default 300)")
     parser.add_argument("--transcripts", type=int, default=200, help="how many (default 200)")
@@ -229,7 +229,7 @@ def main() -> int:
 
 
 def torture(options: argparse.Namespace, place: Path) -> int:
-    """Lets the child live once, and cuts the power of its disk many times."""
+    """Run the child once, and cut its disk's power many times."""
     state = place / "state"
     state.mkdir(mode=0o700)
     make_old_file(state / FILE_NAME)
@@ -255,7 +255,7 @@ def torture(options: argparse.Namespace, place: Path) -> int:
 
 
 def report(options: argparse.Namespace, happened: list[Event], losses: list[str]) -> int:
-    """Prints the figures, and the first losses; the exit status."""
+    """Print the figures, and the first losses; the exit status."""
     calls = [event.call for event in happened]
     for loss in losses[:5]:
         print(loss, file=sys.stderr)
@@ -278,7 +278,7 @@ class Promise:
     last: int = OLD
 
     def note(self, line: str) -> None:
-        """Takes note of what the child says."""
+        """Take note of what the child says."""
         word, number = line.split()
         match word:
             case "stored":

@@ -1,4 +1,4 @@
-"""The program whose power is cut: lives with its store, and says what the store has promised.
+"""The program whose power is cut: it uses a store and prints what the store has promised.
 
 python -m resilience.power_child FOLDER TRANSCRIPTS [--without-sync]
 """

@@ -1,4 +1,4 @@
-"""What the ordeals share: sentences between silences, a daemon's folder, a daemon fed by a pipe."""
+"""Shared by the tests: sentences between silences, a daemon's folder, a daemon fed by a pipe."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Place:
         self.spool, self.config = self.folder / "spool", self.folder / "roomscribe.toml"
 
     def configure(self, port: int, *, spool: bool = True) -> None:
-        """Writes the configuration, with or without the spool."""
+        """Write the configuration, with or without the spool."""
         write_config(
             self.folder,
             port,
@@ -118,21 +118,24 @@ class Daemon:
         self.ready_s: float | None = None
         """Seconds from the start to READY."""
         self.statuses: list[str] = []
-        """What it told systemd."""
+        """Its messages to systemd."""
         self.written = 0
         """Bytes of sound put into the pipe."""
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         address = f"\0roomscribe-torture-{os.getpid()}-{self.begun_s}"
         self._notify.bind(address)
         self._notify.setblocking(False)
-        told = {"NOTIFY_SOCKET": "@" + address[1:], "ROOMSCRIBE_MODELS": str(place.folder / "no")}
+        environment = {
+            "NOTIFY_SOCKET": "@" + address[1:],
+            "ROOMSCRIBE_MODELS": str(place.folder / "no"),
+        }
         with place.log.open("ab") as log:
             self.process = start(
                 *("run", "--config", place.config, *(() if program else ("--recording", "-"))),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                environment=told | more,
+                environment=environment | more,
                 program=program or (("-m", "resilience.fast") if fast else PROGRAM),
             )
         assert self.process.stdin is not None
@@ -141,7 +144,7 @@ class Daemon:
         os.set_blocking(self._pipe, False)
 
     def feed(self, pcm: bytes, seconds: float) -> bytes:
-        """Writes what the pipe takes within so long; the rest. BrokenPipeError when it is dead."""
+        """Write what the pipe takes within so long; the rest. BrokenPipeError when it is dead."""
         until_s = time.monotonic() + seconds
         while pcm and (left_s := until_s - time.monotonic()) > 0:
             if select.select([], [self._pipe], [], left_s)[1]:
@@ -161,7 +164,7 @@ class Daemon:
         return self.written - left[0]
 
     def look(self) -> None:
-        """Reads what it told systemd."""
+        """Read its messages to systemd."""
         while True:
             try:
                 message = self._notify.recv(4096).decode()
@@ -182,7 +185,7 @@ class Daemon:
         self.look()
 
     def end_of_sound(self, timeout_s: float = 60.0) -> int:
-        """Closes the pipe; the exit status of the daemon, which ends then."""
+        """Close the pipe; the exit status of the daemon, which ends then."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(timeout_s)

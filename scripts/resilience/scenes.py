@@ -1,4 +1,4 @@
-"""A day's sound for the soak, made as it is needed: talk, noise, music and quiet, with the truth.
+"""Make a day's sound for the soak: talk, noise, music and silence, with their true texts.
 
 Scene number n of a seed is always the same. A chime comes again after a pause, as chimes do; other
 noises go on without one. With $ROOMSCRIBE_SHARED its recordings are used; else

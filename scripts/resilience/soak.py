@@ -1,4 +1,4 @@
-"""Hours of sound through one daemon, as fast as it digests them: what grows, what is missed.
+"""Feed hours of sound to one daemon as fast as it can: what grows, what is missed.
 
 The daemon is a process of its own that hears a pipe (resilience.fast), so that its memory, file
 descriptors and threads are its own. A line of measures is added to FOLDER/soak.jsonl each minute;
@@ -136,7 +136,7 @@ class Run:
         self.began_h: float = last.get("hours", 0.0)
         self.wall_s: float = last.get("wall_s", 0.0)
         self.discarded = Counter(last.get("discarded", {}))
-        self.told: set[str] = set()
+        self.published: set[str] = set()
         self._place, self._daemon, self._listener = place, daemon, listener
         self._begun_s, self._before = time.monotonic(), last.get("transcripts", 0)
         rows = stored(place.state)
@@ -144,7 +144,7 @@ class Run:
         self.hearing = Hearing(folder / "positions.jsonl", last)
 
     def feed(self, hours: float, sounds: Sounds, seed: int, every_s: float) -> None:
-        """Plays scene after scene until so many hours are full; writes a line each minute."""
+        """Play scene after scene for this many hours; write a line each minute."""
         line_s = time.monotonic() + every_s
         while self.hours() < hours:
             made = scene(sounds, seed, self.scene)
@@ -169,7 +169,7 @@ class Run:
         return self.began_h + self._daemon.consumed() / BYTES_PER_S / 3600
 
     def write(self, until_s: float, waiting: int = 20) -> None:
-        """Adds a line: everything said before `until_s` of this process is judged.
+        """Add a line: everything said before `until_s` of this process is judged.
 
         So many transcripts may still be on their way to the subscriber.
         """
@@ -178,7 +178,7 @@ class Run:
         for message in self._listener.messages[:]:
             self._listener.messages.remove(message)
             if message.topic.endswith("/transcript"):
-                self.told.add(json.loads(message.payload)["id"])
+                self.published.add(json.loads(message.payload)["id"])
             elif message.topic.endswith("/discarded"):
                 self.discarded[json.loads(message.payload)["reason"]] += 1
         judged = self.hearing.judge({row[1]: row[2] for row in rows}, until_s)
@@ -189,7 +189,7 @@ class Run:
             "wall_s": self.wall_s + time.monotonic() - self._begun_s,
             "scene": self.scene,
             "transcripts": self._before + len(rows),
-            "not_told": len({row[1] for row in rows[: len(rows) - waiting]} - self.told),
+            "not_told": len({row[1] for row in rows[: len(rows) - waiting]} - self.published),
             "discarded": dict(self.discarded),
             **found,
             **judged,
@@ -230,7 +230,7 @@ def run(hours: float, folder: Path, seed: int = 0, *, every_s: float = EVERY_S) 
 
 
 def draw(lines: list[dict[str, Any]], file: Path) -> None:
-    """Writes a PNG; without matplotlib there is none, with a line that says so."""
+    """Write a PNG; without matplotlib there is none, with a line that says so."""
     try:
         import matplotlib as mpl
     except ImportError:

@@ -1,4 +1,4 @@
-"""When each word and phone of a recording is spoken, and a long recording cut into phrases.
+"""Find the time of each word and phone in a recording, and cut long recordings into phrases.
 
 The acoustic model is CMU's, of pocketsphinx (https://github.com/cmusphinx/pocketsphinx, BSD); words
 that its dictionary lacks get flite's pronunciation.
@@ -87,9 +87,9 @@ class Aligner:
             )
             for phone in entry
         ]
-        said = [s.phone for s in segments if s.phone in VOWELS]
+        spoken = [s.phone for s in segments if s.phone in VOWELS]
         usual = [phone for phone in self.pronounce(name) if phone in VOWELS]
-        vowels = iter(usual if len(usual) == len(said) else ["ax"] * len(said))
+        vowels = iter(usual if len(usual) == len(spoken) else ["ax"] * len(spoken))
         phones = []
         for segment in segments:
             phone = from_arpabet(segment.phone)
@@ -120,7 +120,7 @@ def _phrase(words: list[Word], start: float, end: float) -> Phrase:
 
 
 def phrases(words: list[Word], duration: float, rng: random.Random) -> Iterator[Phrase]:
-    """Cuts at pauses; how long a phrase is meant to be is drawn anew for each."""
+    """Cut at pauses; how long a phrase is meant to be is drawn anew for each."""
     if duration <= LONGEST_S:
         yield _phrase(words, 0.0, duration)
         return

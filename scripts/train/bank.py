@@ -1,4 +1,4 @@
-"""Fills a speech bank: shards of spoken sentences with the time of every phone.
+"""Fill a speech bank: shards of spoken sentences with the time of every phone.
 
     python -m train.bank --out BANK --seed 1 --count 40000 --workers 2
 

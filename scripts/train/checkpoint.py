@@ -18,7 +18,7 @@ def save_checkpoint(
     average: Tensor | None,
     progress: dict[str, Any],
 ) -> None:
-    """Writes model, averaged weights, optimiser and progress; the old file stays until done."""
+    """Write model, averaged weights, optimiser and progress; the old file stays until done."""
     current = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     averaged = current
     flat = optimizer.flat.clone()

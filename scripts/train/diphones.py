@@ -1,4 +1,4 @@
-"""People recorded for other diphone voices of festival, made to say English.
+"""Make festival's diphone voices of other languages speak English.
 
 kal's front end gives English phones, their lengths and the melody; the sounds are a British, four
 Czech, two Italian or two Finnish speakers', each phone by its nearest neighbour there. The foreign
@@ -24,7 +24,7 @@ def _sounds(table: str) -> dict[str, list[list[str]]]:
     best first. Of two sounds, the phone's time is shared.
     """
     rules = [rule.split("=", 1) for rule in table.split()]
-    return {p: [choice.split("+") for choice in said.split("|")] for p, said in rules}
+    return {p: [choice.split("+") for choice in spoken.split("|")] for p, spoken in rules}
 
 
 _BRITISH = _sounds("""
@@ -172,8 +172,11 @@ def _choose(
         for rank, choice in enumerate([*choices, *paused]):
             units = _split(span, choice)
             options = [
-                (cost + rank + MISSING_COST * _gaps([*said[-1:], *units], pairs), [*said, *units])
-                for cost, said in best
+                (
+                    cost + rank + MISSING_COST * _gaps([*spoken[-1:], *units], pairs),
+                    [*spoken, *units],
+                )
+                for cost, spoken in best
             ]
             after.append(min(options, key=lambda option: option[0]))
         best = after

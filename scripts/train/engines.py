@@ -1,4 +1,4 @@
-"""What the synthesiser bindings share: the take they give and the error they raise."""
+"""Shared by the synthesiser bindings: their result and their error."""
 
 import ctypes
 import random

@@ -1,4 +1,4 @@
-"""How well a trained network hears: one table of word error rates and of text where nobody spoke.
+"""Evaluate a trained network: one table of word error rates and of text without speech.
 
 Greedy decoding in 10 s windows of the held-out shards, as at run time: 600 ms of
 pre-roll, zeros behind the clip. Background sounds and rooms come from seeds unlike training's.

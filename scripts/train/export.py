@@ -1,4 +1,4 @@
-"""A trained run as a folder in Hugging Face's layout: averaged weights, pieces, configuration.
+"""Export a trained run in Hugging Face's layout: averaged weights, pieces, configuration.
 
 A run that went on from a bundle has learned new voices and lost a little of the old ones; --blend
 mixes the bundle's weights back in, which keeps most of both (https://arxiv.org/abs/2109.01903).
@@ -19,7 +19,7 @@ from train.wordpieces import PROMPT, Wordpieces
 
 
 def blend(model: Whisper, bundle: Path, share: float) -> None:
-    """Moves each weight of `model` by `share` (0..1) of the way to the bundle's.
+    """Move each weight of `model` by `share` (0..1) of the way to the bundle's.
 
     The bundle may have fewer encoder layers.
     """
@@ -31,7 +31,7 @@ def blend(model: Whisper, bundle: Path, share: float) -> None:
 
 
 def export(run: Path, out: Path, bundle: Path | None = None, share: float = 0.0) -> None:
-    """Writes model.safetensors (float32), config.json and the tokenizer's files into `out`.
+    """Write model.safetensors (float32), config.json and the tokenizer's files into `out`.
 
     Of the weights, `share` is those of `bundle`.
     """

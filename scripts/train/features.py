@@ -83,26 +83,26 @@ class Renderer:
         at = int(plan.lead_s * SAMPLE_RATE)
         end = at
         for index in plan.utterances:
-            said = self.bank.utterance(index)
-            sound = said.audio.astype(np.float32) / 32768
+            spoken = self.bank.utterance(index)
+            sound = spoken.audio.astype(np.float32) / 32768
             if plan.tempo != 1.0:
                 sound = soxr.resample(sound, SAMPLE_RATE * plan.tempo, SAMPLE_RATE, quality="LQ")
-            more = self.pieces.encode(said.text)
+            more = self.pieces.encode(spoken.text)
             room = len(audio) - at
             if len(ids) + len(more) > limit or (ids and len(sound) > room):
                 break
             ids += more
-            spoken_s = at / SAMPLE_RATE + said.piece_times(self.pieces.lengths(more)) / plan.tempo
+            spoken_s = at / SAMPLE_RATE + spoken.piece_times(self.pieces.lengths(more)) / plan.tempo
             places += map(float, spoken_s / POSITION_S)
             sound = sound[:room]
             audio[at : at + len(sound)] = sound
             first = int(np.ceil(at / SAMPLE_RATE / POSITION_S))
             last = min(len(phones), int((at + len(sound)) / SAMPLE_RATE / POSITION_S))
             times = np.arange(first, last) * POSITION_S - at / SAMPLE_RATE
-            which = np.searchsorted(said.phone_ends / plan.tempo, times, side="right")
-            known = which < len(said.phones)
-            phones[first:last][known] = said.phones[which[known]]
-            if not len(said.phones):
+            which = np.searchsorted(spoken.phone_ends / plan.tempo, times, side="right")
+            known = which < len(spoken.phones)
+            phones[first:last][known] = spoken.phones[which[known]]
+            if not len(spoken.phones):
                 phones[first:last] = IGNORED
             end = at + len(sound)
             at = end + int(rng.uniform(0.0, 0.7) * SAMPLE_RATE)

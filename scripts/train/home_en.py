@@ -1,4 +1,4 @@
-"""From nothing to the embedded model's weights: bank, training, evaluation, export.
+"""Make the built-in model's weights from nothing: bank, training, evaluation, export.
 
     PYTHONPATH=.:tests:scripts python -m train.home_en --out BUILD --minutes 110 --processes 2
 
@@ -30,7 +30,7 @@ ATTEMPTS = 5
 
 
 def run(module: str, *arguments: str) -> None:
-    """Runs a module of train/ in a process of its own; a failure raises CalledProcessError."""
+    """Run a module of train/ in a process of its own; a failure raises CalledProcessError."""
     subprocess.run([sys.executable, "-m", f"train.{module}", *arguments], check=True)
 
 

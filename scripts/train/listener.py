@@ -1,4 +1,4 @@
-"""How likely texts are, to a bundle's network, to be what a recording says."""
+"""Compute how likely a recording has given texts, with a bundle's network."""
 
 from __future__ import annotations
 

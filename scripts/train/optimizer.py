@@ -106,7 +106,7 @@ class FlatOptimizer:
         matrices.mul_(1 - rate * self.decay).sub_(update, alpha=rate)
 
     def zero(self) -> None:
-        """Forgets the gradients."""
+        """Forget the gradients."""
         self.gradient.zero_()
 
     def state(self) -> dict[str, object]:
@@ -114,6 +114,6 @@ class FlatOptimizer:
         return {"momentum": self.momentum, "adam": self._adam.state_dict()}
 
     def load(self, state: dict[str, object]) -> None:
-        """Takes over a checkpoint's `state`."""
+        """Take over a checkpoint's `state`."""
         self.momentum.copy_(state["momentum"])
         self._adam.load_state_dict(state["adam"])

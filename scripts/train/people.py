@@ -1,4 +1,4 @@
-"""Recordings of people as shards of a bank, beside the synthesised ones.
+"""Make shards of a bank from recordings of people.
 
     python -m train.people --people FOLDER --out BANK --pieces PIECES --bundle BUNDLE
 
@@ -369,7 +369,7 @@ def utterances(
 
 
 def write_recordings(folder: Path, heard: list[Utterance]) -> None:
-    """Writes FLAC files and a transcripts.tsv, as `scripts/measure` reads them."""
+    """Write FLAC files and a transcripts.tsv, as `scripts/measure` reads them."""
     folder.mkdir(parents=True, exist_ok=True)
     if folder.name == "digits":
         (folder / "phrases.toml").write_text(DIGIT_PHRASES, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The one phone table of the training data, and what each synthesiser's own phones become in it.
+"""The phone table of the training data, and its mapping from each synthesiser's phones.
 
 ``phones.txt`` holds ``sil`` (id 0) and forty ARPAbet phones, one per line; the line number is the
 id. The table must not change between a bank and a model trained on it.

@@ -1,4 +1,4 @@
-"""What training windows hold: which utterances, how fast, where, how hard they are distorted."""
+"""Plan training windows: utterances, speed, position and strength of distortion."""
 
 from __future__ import annotations
 

@@ -88,11 +88,11 @@ class Bank:
         self._by_voice: dict[int, NDArray[np.int64]] = {}
 
     def on_disk(self) -> list[str]:
-        """Names of the split's shards in the folder, sorted."""
+        """Return the names of the split's shards in the folder, sorted."""
         return sorted(path.name for path in self.folder.glob(f"{self.split}-*.npz"))
 
     def join(self, names: list[str]) -> None:
-        """Adds the shards of `names` that are not in yet; an unreadable one raises."""
+        """Add the shards of `names` that are not in yet; an unreadable one raises."""
         for name in names:
             if name in self.names:
                 continue
@@ -151,7 +151,7 @@ def readable(bank: Bank, name: str, phones: int) -> bool:
 
 
 def join_new(bank: Bank, phones: int) -> None:
-    """Lets new shards on disk join, the same ones on every process; waits for the first."""
+    """Let new shards on disk join, the same ones on every process; wait for the first."""
     while True:
         names: list[list[str]] = [[]]
         if dist.get_rank() == 0:

@@ -1,4 +1,4 @@
-"""Home commands put together from words that people said, for lack of recordings of them.
+"""Put home commands together from words that people spoke, for lack of recordings.
 
 A sentence takes the longest runs of its words that stand together in one recording, of a speaker
 who already says a part of it where there is one (aligned data augmentation, Lam et al., 2021,

@@ -1,4 +1,4 @@
-"""Writes tests/speech: 40 held-out home commands, spoken by voices that training never hears.
+"""Write tests/speech: 40 held-out home commands by voices that training never hears.
 
 The voices are svox pico's two English ones (Debian's libttspico-utils, non-free there because its
 data has no source; Apache-2.0). 50 ms of silence stand at both ends; 16 kHz FLAC.
@@ -29,7 +29,7 @@ def chosen(seed: int) -> list[str]:
 
 
 def main() -> None:
-    """Writes the files and transcripts.tsv."""
+    """Write the files and transcripts.tsv."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)

@@ -89,7 +89,7 @@ class Log:
         self._file = path.open("a", buffering=1) if process == 0 else None
 
     def __call__(self, line: str) -> None:
-        """Writes `line`."""
+        """Write `line`."""
         if self._file:
             stamped = f"{time.strftime('%H:%M:%S')} {line}"
             self._file.write(stamped + "\n")
@@ -179,7 +179,7 @@ class Trainer:
         return self.schedule.rate(self.spent_s, self.step - self.first_step)
 
     def save(self) -> None:
-        """Writes the checkpoint, from the first process."""
+        """Write the checkpoint, from the first process."""
         if self.process:
             return
         progress = {
@@ -214,7 +214,7 @@ class Trainer:
             self.averaged = True
 
     def report(self, bank: Bank) -> None:
-        """Logs the losses since the last report."""
+        """Log the losses since the last report."""
         token, phone, piece, guide, _ = (self.sums / self.sums[-1].clamp(min=1)).tolist()
         self.sums.zero_()
         self.log(
@@ -224,7 +224,7 @@ class Trainer:
         )
 
     def test(self) -> None:
-        """Logs how well the first process hears, with the average's weights if there is one."""
+        """Log how well the first process hears, with the average's weights if there is one."""
         if self.process:
             return
         flat = self.optimizer.flat
@@ -237,7 +237,7 @@ class Trainer:
         self.log(f"TEST {self.spent_s / 60:.1f} min{which}: {heard}")
 
     def run(self) -> None:
-        """Trains until the schedule's time is spent."""
+        """Train until the schedule's time is spent."""
         args = self.args
         bank = Bank(args.bank, "train", args.people)
         sounds = make_sounds(args.seed, args.sounds, SOUND_S)
@@ -320,7 +320,7 @@ def arguments(description: str) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Learns the word pieces unless there are some, then starts the processes."""
+    """Learn the word pieces unless there are some, then starts the processes."""
     args = arguments(__doc__)
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "8192"

@@ -1,4 +1,4 @@
-"""Voices that training never hears: svox pico and mbrola, for the test of a model alone.
+"""Voices that training never hears: svox pico and mbrola, only for testing a model.
 
 Both are non-free in Debian (libttspico-utils, mbrola-us1, -us2, -us3, -en1); nothing shipped is
 made from them. They tell no phone times.

@@ -1,4 +1,4 @@
-"""Debian's speech synthesisers as voices that say a text and tell when each phone sounded.
+"""Debian's speech synthesisers as voices that speak a text and return the time of each phone.
 
 espeak-ng and flite are called in their libraries, festival through one persistent process. All
 hold state outside Python: one `Synthesizers` per process, one thread.

@@ -41,7 +41,7 @@ def _dress(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def learn(texts: Iterable[str], folder: Path) -> None:
-    """Learns the pieces from `texts` and writes the three files into `folder`."""
+    """Learn the pieces from `texts` and write the three files into `folder`."""
     tokenizer = _dress(Tokenizer(models.BPE()))
     trainer = trainers.BpeTrainer(
         vocab_size=PIECES,
@@ -63,7 +63,7 @@ def learn(texts: Iterable[str], folder: Path) -> None:
 
 
 def learn_once(folder: Path) -> None:
-    """Learns the pieces from training's texts unless `folder` has them."""
+    """Learn the pieces from training's texts unless `folder` has them."""
     if not (folder / "vocab.json").exists():
         learn(islice(sentences(0, "train"), TEXTS), folder)
 

@@ -42,7 +42,7 @@ def test_unseen_sentences_of_unseen_voices_are_heard_through_the_whole_path(
     examination: Examination,
 ) -> None:
     heard = [examination.kept(sound) for sound in examination.sounds]
-    assert word_error_rate(examination.said, heard) <= WER_LIMIT
+    assert word_error_rate(examination.spoken, heard) <= WER_LIMIT
 
 
 def test_end_of_text_always_comes(examination: Examination) -> None:
