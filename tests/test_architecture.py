@@ -326,7 +326,7 @@ WITH_VERBS = set(
 TWICE = set(
     """
     Access Asked Limits Network
-    RefusedError Unit _File
+    RefusedError _File
     """.split()  # noqa: SIM905
 )
 """Classes whose name still has two meanings. Take a name out once it has one; add none."""

@@ -23,7 +23,7 @@ from appliance.daemon.microphone_commands import MicrophoneCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.mute import Mute
 from appliance.daemon.partials import Partials
-from appliance.daemon.parts import Parts, report_encoder
+from appliance.daemon.parts import Parts, report_backend
 from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, transcribe_apart
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import claims
@@ -116,7 +116,7 @@ class _Assembly:
         self.model = opened.enter_context(factories.transcriber(settings))
         self.model.warm_up()
         self.health.trouble("arithmetic", self.model.trouble or None)
-        report_encoder(self.health, self.model)
+        report_backend(self.health, self.model)
         self.segmenter = factories.segmenter(
             VoiceDetector(settings.voice), settings.segmenter, self.model.bundle.window_s
         )

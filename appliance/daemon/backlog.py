@@ -81,8 +81,8 @@ class Task:
     speculation: Task | None = None
     """The speculation that came true with this window; its result is used."""
     encoded: Encoded | Transcription | Exception | None = None
-    """Encoder states; or the transcription, if another process made it; or why there is neither;
-    None before it is encoded."""
+    """Encoder states; or the transcription, if another process or machine made it; or why there is
+    neither; None before it is encoded."""
     transcription: Transcription | None = None
     """The decoder's result, of a speculation."""
     silence_ms: int = 0

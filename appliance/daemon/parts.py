@@ -32,14 +32,14 @@ log = logging.getLogger("roomscribe.daemon")
 read_machine = functools.cache(system.machine)
 
 
-def report_encoder(health: Health, transcriber: AnyTranscriber) -> None:
+def report_backend(health: Health, transcriber: AnyTranscriber) -> None:
     """Note what transcribes and its trouble; log the trouble, and its end. The encoder's thread."""
-    encoder, trouble = transcriber.encoder, transcriber.encoder.trouble
-    if health.set_encoder(encoder.name, transcriber.bundle.name, trouble):
+    backend, trouble = transcriber.backend, transcriber.backend.trouble
+    if health.set_encoder(backend.name, transcriber.bundle.name, trouble):
         if trouble:
             log.warning("%s", trouble)
         else:
-            log.info("the encoder runs on %s", encoder.name)
+            log.info("the encoder runs on %s", backend.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Parts:
 
     def stats(self) -> ApplianceStats:
         """Return counters and readings, for the `stats` topic. Any thread; does not wait."""
-        facts = self.transcriber.encoder.facts()
+        facts = self.transcriber.backend.facts()
         return ApplianceStats(
             counters={**self.health.counters(), **facts.get("counters", {})},
             uptime_s=self.health.uptime_s,

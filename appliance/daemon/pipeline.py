@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from queue import Full
 
 from appliance.daemon.backlog import Kind, Lease, Task
-from appliance.daemon.parts import Parts, report_encoder
+from appliance.daemon.parts import Parts, report_backend
 from appliance.daemon.stages import Sentinel, Stage
 from appliance.errors import RefusedError, ServerError
 from appliance.records import ApplianceState, ApplianceStats, Discarded, Frame, Window
@@ -207,12 +207,12 @@ class Pipeline:
             lease = backlog.take_window(parts.idle_s)
             stage.heartbeat()
             task = self._encode_window(lease) if lease else self._encode_other()
-            report_encoder(self.health, parts.transcriber)
+            report_backend(self.health, parts.transcriber)
             if task:
                 self._pass_on(task, stage)
             if not backlog:
-                parts.transcriber.encoder.poll(time.monotonic())
-                report_encoder(self.health, parts.transcriber)
+                parts.transcriber.backend.poll(time.monotonic())
+                report_backend(self.health, parts.transcriber)
         parts.states.mark(Sentinel.END)
         return True
 
@@ -236,7 +236,7 @@ class Pipeline:
                 return None
             if not isinstance(task.encoded, ServerError):
                 return task
-            report_encoder(self.health, parts.transcriber)
+            report_backend(self.health, parts.transcriber)
             if self._stopping or not should_continue():
                 lease.leave()
                 return None

@@ -103,11 +103,13 @@ class TaskTranscriber:
             task.encoded = known
             return
         try:
-            encoded = self._with_memory(task, lambda: self._transcriber.encode(task.window))
-            room = None if task.kind is Kind.REQUEST else ""
-            task.encoded = replace(
-                encoded, speculative=task.ask_completeness, names=task.names, room=room
-            )
+            begun = self._with_memory(task, lambda: self._transcriber.begin(task.window))
+            if isinstance(begun, Encoded):
+                room = None if task.kind is Kind.REQUEST else ""
+                begun = replace(
+                    begun, speculative=task.ask_completeness, names=task.names, room=room
+                )
+            task.encoded = begun
         except Exception as error:
             task.encoded = error
 

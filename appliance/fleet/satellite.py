@@ -46,15 +46,14 @@ from appliance.fleet.messages import (
 from appliance.infer import (
     IGNORE_PROGRESS,
     WINDOW_S,
-    Answered,
+    Backend,
     Encoded,
     Model,
     Progress,
-    RemoteEncoder,
+    RemoteBackend,
     RemoteModel,
     RemoteTranscriber,
     Transcriber,
-    Unit,
     compression_ratio,
     lacking_runtime,
     open_transcriber as open_model,
@@ -409,7 +408,7 @@ class Ear:
             self._given_up.popitem(last=False)
 
 
-class EarEncoder(RemoteEncoder[Presence, Transcription]):
+class FleetBackend(RemoteBackend[Presence, Transcription]):
     """How the brains are."""
 
     remote_name = FLEET
@@ -421,7 +420,7 @@ class EarEncoder(RemoteEncoder[Presence, Transcription]):
         ear: Ear,
         link: Link,
         settings: Settings,
-        local: Unit | None = None,
+        local: Backend | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Asks for a brain, without waiting. `local` encodes while there is none."""
@@ -506,20 +505,20 @@ class EarEncoder(RemoteEncoder[Presence, Transcription]):
 class EarTranscriber(RemoteTranscriber[Presence, Transcription]):
     """Has windows transcribed by the brains."""
 
-    encoder: EarEncoder
+    backend: FleetBackend
 
     def __init__(self, settings: Settings, local: Transcriber | None, link: Link) -> None:
         """Starts the link."""
         self.ear, self.link = Ear(link, settings.fleet), link
         link.start()
-        encoder = EarEncoder(self.ear, link, settings, local.encoder if local else None)
-        super().__init__(encoder, local, settings.gates, settings.vocabulary.replace)
+        backend = FleetBackend(self.ear, link, settings, local.backend if local else None)
+        super().__init__(backend, local, settings.gates, settings.vocabulary.replace)
 
     @property
     def bundle(self) -> Model:
         """The model that transcribes now."""
-        local, found = self._local, self.encoder.info
-        if local and (self.encoder.fault or not found):
+        local, found = self._local, self.backend.info
+        if local and (self.backend.fault or not found):
             return local.bundle
         if not found:
             return RemoteModel("unknown", "und", (), WINDOW_S)
@@ -530,17 +529,17 @@ class EarTranscriber(RemoteTranscriber[Presence, Transcription]):
         """What a brain says is one already."""
         return reply
 
-    def encode(self, window: Window) -> Encoded:
+    def begin(self, window: Window) -> Encoded | Transcription:
         """As the base's; counts what is encoded here."""
-        encoded = super().encode(window)
-        if not isinstance(encoded, Answered):
-            self.encoder.stood_in()
-        return encoded
+        begun = super().begin(window)
+        if isinstance(begun, Encoded):
+            self.backend.stood_in()
+        return begun
 
     def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """The text of what `encode` gave, with what its model recommends for the gates."""
         result = super().decode(encoded, progress)
-        if isinstance(encoded, Answered) or not self._local:
+        if not self._local:
             return result
         told = {name: getattr(self._local.gates, name) for name in RECOMMENDED}
         return replace(result, recommended=told)

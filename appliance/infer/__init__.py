@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from appliance.infer.completeness import silence_ms as silence_ms
     from appliance.infer.decoder import Decoder as Decoder, preset_guards as preset_guards
     from appliance.infer.drafts import Drafts as Drafts
-    from appliance.infer.encoder import Encoder as Encoder, Unit as Unit
+    from appliance.infer.encoder import Backend as Backend, Encoder as Encoder
     from appliance.infer.gates import Gates as Gates, compression_ratio as compression_ratio
     from appliance.infer.hailo import device as device, errors as errors
     from appliance.infer.hailo.decoder import (
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     )
     from appliance.infer.remote import (
         WINDOW_S as WINDOW_S,
-        Answered as Answered,
-        RemoteEncoder as RemoteEncoder,
+        RemoteBackend as RemoteBackend,
         RemoteModel as RemoteModel,
         RemoteTranscriber as RemoteTranscriber,
         UnwantedError as UnwantedError,

@@ -8,7 +8,7 @@ from appliance.model import ENCODER_FILE, Bundle
 from appliance.records import Mel, States
 
 
-class Unit(Protocol):
+class Backend(Protocol):
     """A device or server that transcribes, as the health report sees it. One thread; `name`,
     `trouble` and `facts` may be read from any."""
 
@@ -31,7 +31,7 @@ class Unit(Protocol):
         """Free the device."""
 
 
-class Encoder(Unit, Protocol):
+class Encoder(Backend, Protocol):
     """An encoder on any device."""
 
     def encode(self, mel: Mel) -> States:

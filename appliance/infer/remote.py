@@ -19,7 +19,7 @@ import numpy as np
 from appliance.config import GateSettings
 from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.infer.corrections import Corrections
-from appliance.infer.encoder import Unit
+from appliance.infer.encoder import Backend
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Model, Progress, Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.system import BackgroundTask
@@ -36,7 +36,6 @@ LOOK_S = 0.2
 """Between two looks at whether an answer is still wanted."""
 SETTLE_S = 3.0
 """At the start a server has so long to say what it is."""
-NO_STATES = np.zeros((0, 0), np.float32)
 
 Facts = TypeVar("Facts")
 """What a server says of itself."""
@@ -46,13 +45,6 @@ Reply = TypeVar("Reply")
 
 class UnwantedError(ServerError):
     """Nobody waits for the answer any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Answered(Encoded):
-    """A window that has been transcribed elsewhere; it has no states."""
-
-    transcription: Transcription
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +58,8 @@ class RemoteModel:
     demo_model: bool = False
 
 
-class RemoteEncoder(ABC, Generic[Facts, Reply]):
-    """How a server is, in an encoder's place. One thread's; `name`, `trouble` and `facts` may be
+class RemoteBackend(ABC, Generic[Facts, Reply]):
+    """The state of a server that transcribes. One thread's; `name`, `trouble` and `facts` may be
     read from any."""
 
     remote_name = ""
@@ -80,7 +72,7 @@ class RemoteEncoder(ABC, Generic[Facts, Reply]):
     """What a server proves itself with."""
 
     def __init__(
-        self, local: Unit | None = None, clock: Callable[[], float] = time.monotonic
+        self, local: Backend | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Asks the server for the first time, without waiting. `local` encodes while it cannot."""
         self.info: Facts | None = None
@@ -228,19 +220,19 @@ class RemoteEncoder(ABC, Generic[Facts, Reply]):
 
 class RemoteTranscriber(ABC, Generic[Facts, Reply]):
     """Has windows transcribed elsewhere, and by the model on this machine, where there is one,
-    while that cannot. Threads as in `Transcriber`; `encode` has the whole transcription made.
+    while that cannot. Threads as in `Transcriber`; `begin` has the whole transcription made.
     """
 
     def __init__(
         self,
-        encoder: RemoteEncoder[Facts, Reply],
+        backend: RemoteBackend[Facts, Reply],
         local: Transcriber | None,
         gates: GateSettings,
         corrections: Mapping[str, str] | None = None,
     ) -> None:
         """`corrections` are what is to be written for what is always misheard."""
         self._corrections = Corrections(corrections or {})
-        self.encoder, self._local, self.gates = encoder, local, gates
+        self.backend, self._local, self.gates = backend, local, gates
         self.trouble = local.trouble if local else ""
         self.in_process = local is not None
 
@@ -255,54 +247,51 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
 
     @property
     def should_continue(self) -> Callable[[], bool]:
-        """Called several times a second while `encode` waits for the server; False: it is to give
+        """Called several times a second while `begin` waits for the server; False: it is to give
         up, with a ServerError."""
-        return self.encoder.should_continue
+        return self.backend.should_continue
 
     @should_continue.setter
     def should_continue(self, should_continue: Callable[[], bool]) -> None:
-        self.encoder.should_continue = should_continue
+        self.backend.should_continue = should_continue
 
     def transcribe(self, window: Window) -> Transcription:
-        """The transcription of a window. Raises as `encode` and `Transcriber.transcribe` do."""
-        return self.decode(self.encode(window))
+        """Return the transcription of a window. Raises as `begin` and `Transcriber.transcribe`."""
+        begun = self.begin(window)
+        return begun if isinstance(begun, Transcription) else self.decode(begun)
 
-    def encode(self, window: Window) -> Encoded:
-        """The server's transcription; states, where a model on this machine stands in.
+    def begin(self, window: Window) -> Encoded | Transcription:
+        """Return the server's transcription; encoder states if the model on this machine stands in.
 
-        Raises ServerError when nobody can transcribe now, and RefusedError when the server fails
-        with this window alone.
+        Raises ServerError if nothing can transcribe now, and RefusedError if the server fails with
+        this window only.
         """
         try:
-            reply = self.encoder.ask(window)
+            reply = self.backend.ask(window)
         except UnwantedError:
             raise
         except DeviceError:
             if not self._local:
                 raise
             return self._local.encode(window)
-        told = self._corrections.apply(self.transcription(window, reply))
-        return Answered(
-            NO_STATES, window.duration_s, told.encoder, told.encode_ms, transcription=told
-        )
+        return self._corrections.apply(self.transcription(window, reply))
 
     def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
-        """The text of what `encode` gave."""
-        if isinstance(encoded, Answered):
-            return encoded.transcription
+        """Return the transcription of states of the model on this machine. Raises DeviceError if
+        there is none."""
         if not self._local:
-            raise DeviceError("expected a transcription from elsewhere, found encoder states")
+            raise DeviceError("no model on this machine can decode encoder states")
         return replace(self._local.decode(encoded, progress), model=self._local.bundle.name)
 
     def warm_up(self) -> None:
         """Warms the model on this machine up, and gives the server a moment to say what it is."""
         if self._local:
             self._local.warm_up()
-        self.encoder.settle(SETTLE_S)
+        self.backend.settle(SETTLE_S)
 
     def close(self) -> None:
         """Ends what is being asked, and frees the encoder's device."""
-        self.encoder.close()
+        self.backend.close()
         if self._local:
             self._local.close()
 

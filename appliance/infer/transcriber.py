@@ -24,7 +24,7 @@ from appliance.records import HOP, Mel, Name, States, Transcription, Window
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoded
     from appliance.infer.drafts import Drafts
-    from appliance.infer.encoder import Encoder, Unit
+    from appliance.infer.encoder import Backend, Encoder
     from appliance.infer.phrases import Phrases
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.vocabulary import Rescorer
@@ -132,8 +132,8 @@ class AnyTranscriber(Protocol):
     gates: GateSettings
     trouble: str
     should_continue: Callable[[], bool]
-    """Called several times a second while `encode` waits for another machine; False makes it give
-    up with an error."""
+    """Called several times a second while `begin` waits for another machine; False makes it give up
+    with an error."""
     in_process: bool
     """True if windows are transcribed in this process, which a window may crash."""
 
@@ -142,11 +142,11 @@ class AnyTranscriber(Protocol):
         """The model in use."""
 
     @property
-    def encoder(self) -> Unit:
-        """What it runs on."""
+    def backend(self) -> Backend:
+        """The device or server that it runs on, to poll."""
 
-    def encode(self, window: Window) -> Encoded:
-        """The first half of `transcribe`."""
+    def begin(self, window: Window) -> Encoded | Transcription:
+        """Return what `decode` needs, or the transcription itself if another machine made it."""
 
     def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """The second half of `transcribe`."""
@@ -216,6 +216,15 @@ class Transcriber:
         Raises ModelError when a graph fails and ValueError when the window is too long.
         """
         return self.decode(self.encode(window))
+
+    @property
+    def backend(self) -> Backend:
+        """The encoder, as what is polled."""
+        return self.encoder
+
+    def begin(self, window: Window) -> Encoded:
+        """Return what `decode` needs. Raises as `transcribe` does."""
+        return self.encode(window)
 
     def encode(self, window: Window) -> Encoded:
         """The first half of `transcribe`."""

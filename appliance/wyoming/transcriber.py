@@ -11,12 +11,12 @@ from appliance.config import Settings
 from appliance.infer import (
     WINDOW_S,
     AnyTranscriber,
+    Backend,
     Model,
-    RemoteEncoder,
+    RemoteBackend,
     RemoteModel,
     RemoteTranscriber,
     Transcriber,
-    Unit,
     compression_ratio,
     lacking_runtime,
     open_transcriber as open_model,
@@ -31,7 +31,7 @@ UNKNOWN_LANGUAGE = "und"
 """ISO 639-2's code if neither server nor configuration tells the language."""
 
 
-class ServedEncoder(RemoteEncoder[Info, Reply]):
+class ServedBackend(RemoteBackend[Info, Reply]):
     """The state of the server."""
 
     remote_name = SERVER
@@ -40,7 +40,7 @@ class ServedEncoder(RemoteEncoder[Info, Reply]):
         self,
         client: WyomingClient,
         timeout_s: float,
-        local: Unit | None = None,
+        local: Backend | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Send the first request, without waiting. `local` encodes while the server is offline."""
@@ -84,19 +84,19 @@ class ServedTranscriber(RemoteTranscriber[Info, Reply]):
         chosen = settings.transcriber
         self._language = chosen.language
         self._server_name = f"{chosen.host}:{chosen.port}"
-        encoder = ServedEncoder(
-            client or WyomingClient(chosen), chosen.timeout_s, local.encoder if local else None
+        backend = ServedBackend(
+            client or WyomingClient(chosen), chosen.timeout_s, local.backend if local else None
         )
         super().__init__(
-            encoder, local, local.gates if local else settings.gates, settings.vocabulary.replace
+            backend, local, local.gates if local else settings.gates, settings.vocabulary.replace
         )
 
     @property
     def bundle(self) -> Model:
         """The model that transcribes at present."""
-        if self._local and self.encoder.fault:
+        if self._local and self.backend.fault:
             return self._local.bundle
-        info = self.encoder.info or Info(self._server_name, ())
+        info = self.backend.info or Info(self._server_name, ())
         window_s = self._local.bundle.window_s if self._local else WINDOW_S
         language = self._language or (info.languages[0] if len(info.languages) == 1 else "")
         return RemoteModel(info.model, language or UNKNOWN_LANGUAGE, info.languages, window_s)

@@ -26,8 +26,8 @@ from rigs.windows import a_window
 from appliance.config import FleetSettings, SegmenterSettings, Settings
 from appliance.errors import RefusedError, ServerError
 from appliance.fleet.link import Link
-from appliance.fleet.satellite import COMING_S, Ear, EarEncoder, EarTranscriber
-from appliance.infer.encoder import Unit
+from appliance.fleet.satellite import COMING_S, Ear, EarTranscriber, FleetBackend
+from appliance.infer.encoder import Backend
 from appliance.infer.remote import UnwantedError
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Transcription, Window
@@ -90,7 +90,7 @@ def patiently(ear: EarTranscriber, window: Window, within_s: float = 10.0) -> Tr
 
 
 def told(ear: EarTranscriber) -> Counter[str]:
-    return Counter(ear.encoder.facts()["counters"])
+    return Counter(ear.backend.facts()["counters"])
 
 
 def test_a_brain_writes_and_the_ear_knows_its_model(
@@ -106,10 +106,10 @@ def test_a_brain_writes_and_the_ear_knows_its_model(
         assert np.array_equal(brain.windows[-1].samples, window.samples)
         assert (ear.bundle.name, ear.bundle.window_s) == ("fake", 10.0)
         assert ear.bundle.demo_model
-        assert (ear.encoder.name, ear.encoder.trouble, ear.in_process) == ("fleet", None, False)
+        assert (ear.backend.name, ear.backend.trouble, ear.in_process) == ("fleet", None, False)
         assert brain.counts == {"fleet_done": 1}
         assert told(ear)["fleet_sent"] == 1
-        assert len(ear.encoder.facts()["round_trips_ms"]) == 1
+        assert len(ear.backend.facts()["round_trips_ms"]) == 1
         assert brain.ahead == [True]
         patiently(ear, replace(a_window(), last=False))
         assert brain.ahead == [True, False]
@@ -134,13 +134,13 @@ def test_without_a_brain_the_own_model_writes_and_a_brain_when_one_is_back(
     assert time.monotonic() - begun_s < 5.0
     assert (found.encoder, found.recommended["low_confidence"]) == ("cpu", 0.7)
     assert told(ear)["fleet_own_cpu"] == 1
-    trouble = str(ear.encoder.trouble)
+    trouble = str(ear.backend.trouble)
     assert trouble.startswith("no brain: expected a brain at")
     assert trouble.endswith("until then this machine's model transcribes")
-    assert (ear.encoder.name, ear.bundle.name) == ("cpu", "fake")
+    assert (ear.backend.name, ear.bundle.name) == ("cpu", "fake")
     with FakeBrain(server.url, model="base"):
         until(lambda: ear.transcribe(a_window()).model == "base")
-        assert (ear.encoder.trouble, ear.encoder.name) == (None, "fleet")
+        assert (ear.backend.trouble, ear.backend.name) == (None, "fleet")
 
 
 def test_without_a_model_here_a_window_waits_and_is_sent_when_the_server_is_back(
@@ -150,12 +150,12 @@ def test_without_a_model_here_a_window_waits_and_is_sent_when_the_server_is_back
     ear = ears()
     window = a_window()
     with pytest.raises(ServerError, match=r"no server: .*nothing listens there"):
-        ear.encode(window)
-    assert str(ear.encoder.trouble).endswith("until then what is said waits")
+        ear.begin(window)
+    assert str(ear.backend.trouble).endswith("until then what is said waits")
     with FakeBrain(server.url):
         server.start()
         assert patiently(ear, window).text == HEARD.text
-        assert ear.encoder.trouble is None
+        assert ear.backend.trouble is None
 
 
 def test_a_window_that_is_under_way_when_the_server_restarts_is_sent_again(
@@ -206,7 +206,7 @@ def test_an_ear_that_may_ask_one_model_alone_asks_no_other(
         tiny.settle()
         ear = ears(model="base-en")
         with pytest.raises(ServerError, match="expected one with the model base-en, found tiny"):
-            ear.encode(a_window())
+            ear.begin(a_window())
         with FakeBrain(server.url, node="big", model="base.en"):
             assert patiently(ear, a_window()).model == "base.en"
         assert not tiny.windows
@@ -233,8 +233,8 @@ def test_an_answer_that_came_too_late_is_there_when_its_window_is_asked_again(
         brain.took_s = 1.4
         window = a_window()
         with pytest.raises(ServerError, match="brain lost: expected an answer within 1 s"):
-            ear.encode(window)
-        assert "brain lost" in str(ear.encoder.trouble)
+            ear.begin(window)
+        assert "brain lost" in str(ear.backend.trouble)
         until(lambda: told(ear)["fleet_late"] == 1)
         assert patiently(ear, window).text == HEARD.text
         assert len(brain.windows) == 1
@@ -250,7 +250,7 @@ def test_a_window_that_waits_at_the_server_is_not_sent_again(
         window = a_window()
         for _ in range(3):
             with pytest.raises(ServerError, match="expected an answer within 1 s"):
-                ear.encoder.request(window, 1.0)
+                ear.backend.request(window, 1.0)
         assert told(ear)["fleet_sent"] == 1
         assert server.stream()["state"]["messages"] == 1
         brain.waiting = 0
@@ -269,7 +269,7 @@ def test_a_window_that_a_brain_gave_back_is_sent_again(
         ear = ears()
         window = a_window()
         with pytest.raises(ServerError, match="no time"):
-            ear.encoder.request(window, 5.0)
+            ear.backend.request(window, 5.0)
         answers.clear()
         brain.waiting = 0
         assert patiently(ear, window).text == HEARD.text
@@ -304,14 +304,14 @@ def test_a_brain_that_is_newer_or_older_is_refused_by_name_and_the_window_waits(
         answers = [newer]
         bus.answer_all("roomscribe.window.>", "roomscribe.answer.kitchen", answers)
         with pytest.raises(ServerError, match=r"refused: a brain answers: .*upgrade this ear"):
-            ear.encode(a_window())
+            ear.begin(a_window())
         answers[:] = [older]
         until(lambda: _refused(ear, "refused: the brain old: of version 0; upgrade that brain"))
 
 
 def _refused(ear: EarTranscriber, why: str) -> bool:
     try:
-        ear.encode(a_window())
+        ear.begin(a_window())
     except ServerError as error:
         return str(error) == why
     return False
@@ -349,8 +349,8 @@ def test_while_a_window_waits_a_brain_is_looked_for_twice_a_second_and_seldom_el
 
     now_s, deserted = 0.0, Deserted()
     link = cast("Link", SimpleNamespace(client=None))
-    encoder = EarEncoder(
-        cast("Ear", deserted), link, Settings(), cast("Unit", local), lambda: now_s
+    encoder = FleetBackend(
+        cast("Ear", deserted), link, Settings(), cast("Backend", local), lambda: now_s
     )
 
     def looks_in_10_s() -> int:
@@ -384,10 +384,10 @@ def test_not_a_byte_of_sound_leaves_an_ear_that_is_muted(
         muted.set()
         for _ in range(3):
             with pytest.raises(ServerError, match="muted: what was said before is not sent"):
-                ear.encode(a_window())
-            ear.encoder.poll(math.inf)
-            ear.encoder.settle(2.0)
-        assert ear.encoder.trouble is None
+                ear.begin(a_window())
+            ear.backend.poll(math.inf)
+            ear.backend.settle(2.0)
+        assert ear.backend.trouble is None
         assert with_model.transcribe(a_window()).model == "fake"
         assert told(with_model)["fleet_own_cpu"] == 1
         assert bus.heard == []
@@ -406,7 +406,7 @@ def test_who_stops_waiting_is_let_go_at_once(
         ear.should_continue = lambda: False
         begun_s = time.monotonic()
         with pytest.raises(UnwantedError):
-            ear.encode(a_window())
+            ear.begin(a_window())
         assert time.monotonic() - begun_s < 0.9
         ear.should_continue = lambda: True
         brain.took_s = 0.0
@@ -421,7 +421,7 @@ def test_more_than_may_wait_is_kept_by_the_ear_and_no_windows_fault(
             bus.publish("roomscribe.window.any.kitchen", b"", {"Roomscribe-Window": "{}"})
         ear, window = ears(patience_s=1.0), a_window()
         with pytest.raises(ServerError, match="more waits for the brains than they can do"):
-            ear.encode(window)
+            ear.begin(window)
         brain.waiting = 0
         assert patiently(ear, window).text == HEARD.text
     assert told(ear)["fleet_sent"] == 1
@@ -445,7 +445,7 @@ def test_when_the_only_brain_goes_in_mid_window_the_own_model_writes_before_the_
         }
         assert time.monotonic() - begun_s < 10.0
         gone.join()
-        assert str(ear.encoder.trouble).startswith("brain lost: expected a brain at")
+        assert str(ear.backend.trouble).startswith("brain lost: expected a brain at")
     assert told(ear)["fleet_own_cpu"] == 1
 
 
@@ -460,6 +460,6 @@ def test_an_idle_ear_without_brains_looks_for_them_seldom_once_its_own_model_has
 
     before = sent()
     for _ in range(70):
-        ear.encoder.poll(time.monotonic())
+        ear.backend.poll(time.monotonic())
         time.sleep(0.05)
     assert 1 <= sent() - before <= 4  # after 0.5, 1 and 2 s; not each half second

@@ -63,6 +63,13 @@ class FakeTranscriber:
     def warm_up(self) -> None:
         pass
 
+    @property
+    def backend(self) -> FakeEncoder:
+        return self.encoder
+
+    def begin(self, window: Window) -> Encoded:
+        return self.encode(window)
+
     def encode(self, window: Window) -> Encoded:
         if isinstance(self.fault, Exception):
             raise self.fault

@@ -98,7 +98,7 @@ def test_the_mute_leaves_the_server_alone_and_nothing_of_others_is_stored(tmp_pa
 def test_a_port_that_is_taken_is_said_and_the_daemon_goes_on(tmp_path: Path) -> None:
     house = House(tmp_path)
     with socket.create_server(("127.0.0.1", house.port)), house.daemon() as running:
-        until(lambda: "another program has that port" in log_of(house.config), 30)
+        until(lambda: "another program uses that port" in log_of(house.config), 30)
         until(lambda: "listening to" in log_of(house.config), 30)
         assert running.poll() is None
 

@@ -22,7 +22,7 @@ from appliance.infer.remote import LONGEST_PAUSE_S, MOST_TRIES, WATCH_EVERY_S, U
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE
 from appliance.wyoming.client import Info, Reply, WyomingClient
-from appliance.wyoming.transcriber import ServedEncoder, ServedTranscriber, open_transcriber
+from appliance.wyoming.transcriber import ServedBackend, ServedTranscriber, open_transcriber
 
 WITHIN_S = 8.0
 
@@ -47,8 +47,8 @@ def served(server: SpeechServer, local: FakeTranscriber | None = None) -> Served
 
 def look_again(transcriber: ServedTranscriber, now_s: float = math.inf) -> None:
     """Has a look at the server that is due, and waits for it."""
-    transcriber.encoder.poll(now_s)
-    transcriber.encoder.settle(WITHIN_S)
+    transcriber.backend.poll(now_s)
+    transcriber.backend.settle(WITHIN_S)
 
 
 def test_a_transcription_says_who_made_it_and_that_its_probabilities_are_not_known(
@@ -61,7 +61,7 @@ def test_a_transcription_says_who_made_it_and_that_its_probabilities_are_not_kno
         math.isnan(value) for value in (found.confidence, found.avg_logprob, found.no_speech_prob)
     )
     assert found.language == "und"  # the server has two and said nothing
-    assert transcriber.encoder.trouble is None
+    assert transcriber.backend.trouble is None
 
 
 def test_while_the_server_is_away_this_machines_model_writes_and_the_server_again_when_it_is_back(
@@ -72,11 +72,11 @@ def test_while_the_server_is_away_this_machines_model_writes_and_the_server_agai
         server.stop()
         found = transcriber.transcribe(a_window())
         assert (found.encoder, found.model) == ("cpu", "fake")
-        assert (transcriber.encoder.name, transcriber.bundle.name) == ("cpu", "fake")
-        assert "this machine's model transcribes" in str(transcriber.encoder.trouble)
+        assert (transcriber.backend.name, transcriber.bundle.name) == ("cpu", "fake")
+        assert "this machine's model transcribes" in str(transcriber.backend.trouble)
         server.start()
         look_again(transcriber)
-        assert (transcriber.encoder.trouble, transcriber.encoder.name) == (None, "wyoming")
+        assert (transcriber.backend.trouble, transcriber.backend.name) == (None, "wyoming")
         assert transcriber.transcribe(a_window()).model == "large"
 
 
@@ -87,8 +87,8 @@ def test_without_a_model_here_nobody_transcribes_until_the_server_is_back(
     with served(server) as transcriber:
         assert str(server.port) in transcriber.bundle.name
         with pytest.raises(ServerError, match="refused"):
-            transcriber.encode(a_window())
-        assert str(transcriber.encoder.trouble).endswith("until then what is said waits")
+            transcriber.begin(a_window())
+        assert str(transcriber.backend.trouble).endswith("until then what is said waits")
         server.start()
         look_again(transcriber)
         assert transcriber.transcribe(a_window()).text == "turn on the light"
@@ -97,20 +97,20 @@ def test_without_a_model_here_nobody_transcribes_until_the_server_is_back(
 def test_that_a_server_is_gone_is_known_before_somebody_speaks(server: SpeechServer) -> None:
     now_s = 0.0
     client = WyomingClient(settings_for(server).transcriber)
-    encoder = ServedEncoder(client, 1.0, None, lambda: now_s)
-    encoder.settle(WITHIN_S)
+    backend = ServedBackend(client, 1.0, None, lambda: now_s)
+    backend.settle(WITHIN_S)
     server.stop()
-    encoder.poll(WATCH_EVERY_S / 2)
-    encoder.settle(WITHIN_S)
-    assert encoder.trouble is None
-    encoder.poll(WATCH_EVERY_S)
-    encoder.settle(WITHIN_S)
-    assert "refused" in str(encoder.trouble)
+    backend.poll(WATCH_EVERY_S / 2)
+    backend.settle(WITHIN_S)
+    assert backend.trouble is None
+    backend.poll(WATCH_EVERY_S)
+    backend.settle(WITHIN_S)
+    assert "refused" in str(backend.trouble)
     server.start()
     now_s = WATCH_EVERY_S + LONGEST_PAUSE_S
-    encoder.poll(now_s)
-    encoder.settle(WITHIN_S)
-    assert encoder.trouble is None
+    backend.poll(now_s)
+    backend.settle(WITHIN_S)
+    assert backend.trouble is None
 
 
 def test_a_window_that_alone_makes_the_server_fail_is_refused_and_the_next_one_written(
@@ -125,10 +125,10 @@ def test_a_window_that_alone_makes_the_server_fail_is_refused_and_the_next_one_w
     with served(server) as transcriber:
         for _ in range(MOST_TRIES):
             with pytest.raises(ServerError, match="out of memory"):
-                transcriber.encode(poison)
+                transcriber.begin(poison)
             look_again(transcriber)
         with pytest.raises(RefusedError, match="3 times"):
-            transcriber.encode(poison)
+            transcriber.begin(poison)
         assert transcriber.transcribe(a_window()).text == "yes"
 
 
@@ -140,7 +140,7 @@ def test_a_server_that_fails_with_everything_is_broken_and_the_window_waits(
     with served(server) as transcriber:
         for _ in range(2 * MOST_TRIES):
             with pytest.raises(ServerError, match="out of memory"):
-                transcriber.encode(window)
+                transcriber.begin(window)
             look_again(transcriber)  # silence fails, too
         assert len(server.asked) > MOST_TRIES
         server.answer = says("yes")
@@ -154,7 +154,7 @@ def test_that_a_server_is_busy_is_no_windows_fault(server: SpeechServer) -> None
         for _ in range(2 * MOST_TRIES):
             server.answer = errs("busy", "too much to do")
             with pytest.raises(ServerError, match="too much to do"):
-                transcriber.encode(window)
+                transcriber.begin(window)
             server.answer = says("yes")
             look_again(transcriber)
         assert transcriber.transcribe(window).text == "yes"
@@ -188,22 +188,22 @@ class FakeClient:
 def test_a_slow_server_is_given_twice_the_time_for_the_same_window() -> None:
     client = FakeClient()
     client.found.set()
-    encoder = ServedEncoder(cast("WyomingClient", client), 14.9)
-    encoder.settle(WITHIN_S)
+    backend = ServedBackend(cast("WyomingClient", client), 14.9)
+    backend.settle(WITHIN_S)
     window = a_window(seconds=0.1)
     for _ in range(2):
         with pytest.raises(ServerError, match="too slow"):
-            encoder.ask(window)
-        encoder.poll(math.inf)
-        encoder.settle(WITHIN_S)
-    assert encoder.ask(window).text == "yes"
+            backend.ask(window)
+        backend.poll(math.inf)
+        backend.settle(WITHIN_S)
+    assert backend.ask(window).text == "yes"
     assert client.deadlines_s == pytest.approx([15, 30, 60])
 
 
 def test_whoever_stops_waiting_is_let_go_at_once_and_it_counts_against_nobody() -> None:
     client = FakeClient()
-    encoder = ServedEncoder(cast("WyomingClient", client), 100.0)
-    encoder.settle(WITHIN_S)
+    backend = ServedBackend(cast("WyomingClient", client), 100.0)
+    backend.settle(WITHIN_S)
     window = a_window()
     moves: list[int] = []
 
@@ -211,19 +211,19 @@ def test_whoever_stops_waiting_is_let_go_at_once_and_it_counts_against_nobody() 
         moves.append(1)
         return len(moves) < 3
 
-    encoder.should_continue = should_continue
+    backend.should_continue = should_continue
     with pytest.raises(UnwantedError):
-        encoder.ask(window)
+        backend.ask(window)
     assert len(moves) == 3
-    assert encoder.trouble is None
-    encoder.should_continue = lambda: True
+    assert backend.trouble is None
+    backend.should_continue = lambda: True
     with pytest.raises(ServerError, match="still being looked up"):
-        encoder.ask(window)
+        backend.ask(window)
     client.found.set()
-    encoder._left and encoder._left.join(WITHIN_S)  # type: ignore[func-returns-value]
-    encoder.poll(math.inf)
-    encoder.settle(WITHIN_S)
-    assert encoder.ask(window).text == "yes"
+    backend._left and backend._left.join(WITHIN_S)  # type: ignore[func-returns-value]
+    backend.poll(math.inf)
+    backend.settle(WITHIN_S)
+    assert backend.ask(window).text == "yes"
 
 
 @pytest.mark.parametrize(

@@ -272,13 +272,13 @@ MUTANTS = {
     ),
     "tells of the encoder only while no window waits": Mutant(
         "daemon.pipeline",
-        "            report_encoder(self.health, parts.transcriber)\n            if task:\n",
+        "            report_backend(self.health, parts.transcriber)\n            if task:\n",
         "            if task:\n",
         PIPELINE, TOLD,
         "AssertionError: what was waited for did not happen",
     ),
     "tells of the encoder once sound has come": Mutant(
-        "daemon.assembly", "        report_encoder(self.health, self.model)\n",
+        "daemon.assembly", "        report_backend(self.health, self.model)\n",
         "",
         PIPELINE, "test_what_is_wrong_with_the_encoder_at_the_start_is_in_the_first_state",
         r"AssertionError: assert \('running'",
