@@ -1,14 +1,15 @@
-"""Where speech ends although the detector still finds some, and whether it was speech at all.
+"""Finds the end of speech by level, where the voice detector is late, and rejects what is no
+speech.
 
-The detector's score falls slowly: it finds the end 100 to 250 ms after the last word, and later
-still where a room's tail, a breath or a click follows. What is no louder than the noise, or far
-softer than the voice was while the score sinks, is no speech any more, see `Endpoint.heard`. Nor is
-what is no louder than what went on before somebody spoke up: a television's voice.
+The detector's score falls slowly: it finds the end 100 to 250 ms after the last word, and later if
+reverberation, a breath or a click follows. `Endpoint.refine` overrules it: sound at the level of
+the noise, or far softer than the voice while the score falls, is no speech; nor is sound at the
+level that was usual before somebody spoke up, such as a television.
 
-Where the detector finds speech without end all the same, two things end an utterance: its level has
-sunk to that of the noise (a running estimate of how loud it is when nobody speaks), which the
-detector is known to take for speech; or little of the last seconds was voiced.
-An utterance of one window that was no louder than the noise, or hardly voiced, is no speech.
+If the detector still finds speech without end, two things close an utterance: its level has sunk to
+that of the noise (a running estimate), and the detector is known to take this noise for speech; or
+little of the last seconds was voiced. An utterance of one window that was no louder than the noise,
+or hardly voiced, is discarded.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Window
 
 SMOOTHED_S = 0.3
-"""The level is the mean over so much: longer than a stop or a syllable's dip."""
+"""The level is the mean over this: longer than a stop consonant or the dip of a syllable."""
 KEPT_S, PARTS = 12.0, 24
-"""The floor is the lowest level of so long a time (minimum statistics, Martin 2001). Who speaks
-without a breath for longer is taken for noise by level alone; nothing is closed for that alone."""
+"""The floor is the lowest level of this time, in parts (minimum statistics, Martin 2001). Speech
+without a breath for longer looks like noise by level, but never ends by level alone."""
 KNOWN_PARTS = 6
-"""3 s: no word fills them."""
+"""Parts after which the floor is known: 3 s, longer than any word."""
 SMOOTHED, PART = int(SMOOTHED_S * SAMPLE_RATE), int(KEPT_S / PARTS * SAMPLE_RATE)
 """In samples."""
 QUIETEST = 1.0
-"""Power (mean square of int16) below which it makes no difference: -90 dBFS."""
+"""Lowest noise floor, as power (mean square of int16): -90 dBFS."""
 
 
 def loudest(powers: Sequence[float], frames: int) -> float:
-    """The greatest mean power of so many frames in a row, or of all where there are fewer."""
+    """Return the greatest mean power of so many frames in a row, or of all if there are fewer."""
     run = min(frames, len(powers))
     return max(0.0, float(np.convolve(powers, np.ones(run) / run, "valid").max()))
 
 
 class NoiseFloor:
-    """The power of the newest sound and the lowest one of the last KEPT_S. One thread."""
+    """Running level and noise floor of the sound. One thread."""
 
     def __init__(self) -> None:
         self.level = 0.0
         """Mean power of the last SMOOTHED_S."""
         self._newest: deque[tuple[float, int]] = deque()
-        """Energy and samples of the frames that `level` is made of."""
+        """Energy and samples of the frames in `level`."""
         self._energy, self._samples = 0.0, 0
         self._lowest: deque[float] = deque(maxlen=PARTS)
         self._highest: deque[float] = deque(maxlen=PARTS)
@@ -59,16 +60,16 @@ class NoiseFloor:
         self.power = QUIETEST
         """The noise floor, at least QUIETEST."""
         self.usual = 0.0
-        """The median of the highest levels of the parts of KEPT_S: so loud is what goes on here; 0
-        while it is not known."""
+        """The usual loudness here: median of the highest levels of the parts of KEPT_S; 0 while
+        unknown."""
 
     @property
     def known(self) -> bool:
-        """True once there was enough sound to tell the noise from what is said in it."""
+        """True once there was enough sound to tell noise from speech in it."""
         return len(self._lowest) >= KNOWN_PARTS
 
     def push(self, power: float, samples: int) -> None:
-        """Takes in a frame of so many samples."""
+        """Take in a frame of so many samples."""
         self._newest.append((power * samples, samples))
         self._energy += power * samples
         self._samples += samples
@@ -93,12 +94,12 @@ class NoiseFloor:
         self._part_left -= samples
 
     def quiet(self) -> float:
-        """The power that the highest level of QUIET_SHARE of the parts of KEPT_S did not exceed; 0
-        while it is not known."""
+        """Return the quantile QUIET_SHARE of the highest levels of the parts of KEPT_S; 0 while
+        unknown."""
         return sorted(self._highest)[int(QUIET_SHARE * len(self._highest))] if self.known else 0.0
 
     def reset(self) -> None:
-        """Forgets all: what comes next follows a gap."""
+        """Forget everything: a gap follows."""
         self._newest.clear()
         self._energy, self._samples = 0.0, 0
         self._lowest.clear()
@@ -107,95 +108,101 @@ class NoiseFloor:
 
 
 SUNK = ratio_of(8.0)
-"""So far the level must have come down from the utterance's loudest to be called sunk: a voice that
-never was so much louder than the noise is left to the detector."""
+"""A level has sunk if it is this far below the utterance's loudest; a voice that was never this
+much louder than the noise is left to the detector."""
 NOTHING = ratio_of(2.0)
-"""What never was so much louder than the noise is nothing but noise: a voice at 0 dB adds 3 dB."""
+"""Sound that was never this much above the noise is only noise: a voice at 0 dB adds 3 dB."""
 SURELY_NOISE = ratio_of(3.0)
-"""No louder than this above the floor is noise alone, or nearly."""
+"""Sound less than this above the floor is only noise, or nearly."""
 FOOLED_S, FOOLED_SHARE = 1.0, 0.6
-"""The detector takes noise for speech when it did so in that share of about so long a time of
-noise. In hiss, where it does not, a weak word must not end an utterance."""
+"""The detector is fooled by the noise here if it took that share of about this much of it for
+speech. In hiss, which does not fool it, a weak word must not end an utterance."""
 ABOVE_USUAL, AT_USUAL, BELOW_VOICE = ratio_of(10.0), ratio_of(3.0), ratio_of(8.0)
-"""Who speaks up so much louder than what went on before, such as a television, has ended where the
-level is no louder than this above that, and so far below the voice, whatever the score."""
+"""A voice that is the first above the usual loudness (a television, for example) has ended when the
+level is within the second of that and the third below the voice, whatever the score."""
 STANDS_OUT, QUIET_SHARE = ratio_of(6.0), 0.2
-"""A voice stands out that is so much louder than the quietest share of the last KEPT_S: who says
-one thing after the other has pauses, a television has none. With shares of 0.25 and 0.2 the
-sentences of tests/speech, said with 1 s between them, stand out in 28 % and 70 %. In 54 recordings
-beside a television (scripts/measure pause_set) voices do so 119 and 121 times."""
+"""A voice stands out if it is this much louder than the quietest share of the last KEPT_S: people
+pause between sentences, a television does not. With shares of 0.25 and 0.2, sentences of
+tests/speech with 1 s between them stand out in 28 % and 70 %. In 54 recordings beside a television
+(scripts/measure pause_set) voices do so 119 and 121 times."""
 STEADY_SLACK_S = 0.05
-"""More than any frame's length."""
+"""Longer than any frame."""
 HEARD, CLEAR = ratio_of(8.0), ratio_of(14.0)
-"""A voice that was so much louder than the noise is known to have ended by level; in more noise the
-score must fade, too: there words sink into it."""
+"""The end of a voice that is CLEAR above the noise is found by level alone; from HEARD on, the
+score must fade, too, because words sink into the noise."""
 AT_NOISE = ratio_of(3.0)
-"""Two frames that are no louder than this above the floor are noise alone, which varies so..."""
+"""Two frames within this of the floor are only noise, which varies this much ..."""
 NEAR_NOISE, FALLEN, SURE = ratio_of(6.0), ratio_of(14.0), 0.99
-"""... or no louder than this, so far below the voice, and not surely speech: the room's tail."""
+"""... or reverberation: within the first of the floor, the second below the voice, and a score
+below the third."""
 FADING, UNSURE, RISING = 0.9, 0.5, 0.05
-"""Wherever the floor is, speech has ended whose score is under FADING and does not rise (by more
-than RISING a frame), or is under UNSURE,"""
+"""Whatever the floor, speech has ended if its score is below FADING and does not rise by more than
+RISING per frame, or is below UNSURE; and if ..."""
 SOFT, SURE_WITHIN_S = ratio_of(12.0), 0.5
-"""where the sound is so far below the voice, and the score was no lower than FADING so shortly
-before: a voice that the detector is unsure of all along is left to it."""
+"""... the sound is the first below the voice, and the score has been below FADING for at most the
+second: a voice that the detector is unsure of all along is left to it."""
 
 
 class Endpoint:
-    """Follows level and voice of an open utterance. One thread."""
+    """Follows the level and the voice of an open utterance. One thread."""
 
     def __init__(self, settings: SegmenterSettings, floor: NoiseFloor) -> None:
         self._settings, self._floor = settings, floor
         self._margin = ratio_of(settings.floor_margin_db)
         self._power = self._score = 0.0
-        """Of the frame before."""
+        """Of the last frame."""
         self._unsure_s = 0.0
-        """For so long the score has been under FADING."""
+        """How long the score has been below FADING."""
         self._low_enough_s = settings.hang_over_ms / 1000 - SMOOTHED_S
         self._loudest = 0.0
         self._behind = 0.0
-        """How loud it was before a louder voice spoke up in the open utterance; 0: none did."""
+        """The usual loudness before a louder voice spoke up in the open utterance; 0: none did."""
         self._low_s = 0.0
-        """For so long the level has been at the floor."""
+        """How long the level has been at the floor."""
         self._recent: deque[tuple[float, float]] = deque()
-        """Length and voiced time of each frame of the last `steady_s`, s."""
+        """Length and voiced time, s, of each frame of the last `steady_s`."""
         self._recent_s = self._voiced_s = 0.0
         self._fooled = 0.0
         """Share of the noise that the detector takes for speech."""
 
     def open(self, loudest: float) -> None:
-        """An utterance begins; `loudest` is the greatest level in its pre-roll."""
+        """Begin an utterance; `loudest` is the greatest level in its pre-roll."""
         self._loudest, self._low_s, self._behind = loudest, 0.0, 0.0
         self._recent.clear()
         self._recent_s = self._voiced_s = 0.0
 
-    def heard(self, judgement: Judgement, power: float, length_s: float) -> Judgement:
-        """The detector's word on a frame of such a power and length, without the speech that is
-        none.
+    def refine(self, judgement: Judgement, power: float, length_s: float) -> Judgement:
+        """Return the detector's judgement of a frame, as no speech if the level says that speech is
+        over.
 
-        `open` has told how loud the voice is; it is asked once for each frame.
+        Call it once for each frame, after `open`. Three rules, each sufficient: the sound is far
+        softer than the voice while the score falls; it is at the noise floor, or reverberation just
+        above it; it is back at what was usual before a louder voice spoke up.
         """
-        recent, score = (self._power + power) / 2, self._score
+        recent, score = (self._power + power) / 2, self._score  # two frames: clicks do not count
         self._power, self._score = power, judgement.score
         fading = judgement.score < FADING
         self._unsure_s = self._unsure_s + length_s if fading else 0.0
         if not (judgement.speech and self._settings.end_by_sound):
             return judgement
+        # 1: the detector is losing the voice, and the sound is far below it
         over = judgement.score <= score + RISING or judgement.score < UNSURE
         over = over and fading and self._unsure_s <= SURE_WITHIN_S
         over = over and recent * SOFT <= self._loudest
+        # 2: the sound is at the noise floor, which a louder voice stood out from
         noise = self._floor.power
         if not over and self._floor.known and self._loudest >= noise * HEARD:
             over = recent <= noise * AT_NOISE and (fading or self._loudest >= noise * CLEAR)
             tail = recent <= noise * NEAR_NOISE and recent * FALLEN <= self._loudest
             over = over or (tail and judgement.score < SURE)
+        # 3: a television goes on behind a voice that has ended
         if not over and self._behind:
             level = self._floor.level
             over = level <= self._behind * AT_USUAL and level * BELOW_VOICE <= self._loudest
         return replace(judgement, speech=False) if over else judgement
 
     def follow(self, judgement: Judgement, length_s: float) -> None:
-        """Takes in a frame, of so many seconds, of an open utterance."""
+        """Take in a frame, of so many seconds, of an open utterance."""
         level, usual = self._floor.level, self._floor.usual
         self._loudest = max(self._loudest, level)
         if usual and not self._behind and level >= usual * ABOVE_USUAL:
@@ -212,29 +219,30 @@ class Endpoint:
             self._voiced_s -= voiced_s
 
     def learn(self, judgement: Judgement, length_s: float) -> None:
-        """Learns from a frame, if it surely is noise, what the detector takes noise for."""
+        """Learn from a frame that surely is noise whether the detector takes it for speech."""
         if self._floor.level <= self._floor.power * SURELY_NOISE:
             self._fooled += length_s / FOOLED_S * (judgement.speech - self._fooled)
 
     def stands_out(self) -> bool:
-        """True unless it has been as loud as this voice all the time: then somebody or something
-        talks on and on, and its pauses end nothing early."""
+        """True unless it has been as loud as this voice all the time: then something talks without
+        end, and its pauses end nothing early."""
         return self._loudest >= self._floor.quiet() * STANDS_OUT
 
     def sunk(self) -> bool:
-        """True when the level has been that of the noise for the hang-over, and the detector's word
-        counts for nothing there. What comes next may open an utterance at once: better the voices
-        of a television than a sentence lost among them."""
+        """True if the level has been at the noise for the hang-over, and the detector is fooled by
+        this noise. The next frame may open an utterance at once: better a television's voice than a
+        lost sentence."""
         fooled = bool(self._settings.floor_margin_db) and self._fooled >= FOOLED_SHARE
         return fooled and self._low_s > self._low_enough_s
 
     def steady(self) -> bool:
-        """True when the utterance is kept open by sound with little voice in it."""
+        """True if the utterance is kept open by sound with little voice in it."""
         full = self._recent_s >= self._settings.steady_s - STEADY_SLACK_S
         return full and self._voiced_s < self._settings.min_voiced_share * self._recent_s
 
     def verdict(self, window: Window) -> str:
-        """Why an utterance of this one window is no speech (too_short, no_speech); empty: it is."""
+        """Return why an utterance of this one window is no speech (too_short, no_speech); "" if it
+        is."""
         if window.voiced_s < self._settings.min_speech_ms / 1000:
             return "too_short"
         noise = self._floor.power * NOTHING if self._floor.known else 0.0
@@ -245,5 +253,5 @@ class Endpoint:
         return ""
 
     def reset(self) -> None:
-        """Forgets all: what comes next follows a gap."""
+        """Forget everything: a gap follows."""
         self._fooled = 0.0

@@ -1,7 +1,7 @@
-"""Frames -> utterances -> windows of at most the model's length.
+"""Frames to utterances to windows of at most the model's length.
 
-Speech that is longer than a window is cut at the quietest place near the window's end; the next
-window repeats a little of it, unless the cut fell into a pause.
+Speech that is longer than a window is cut at the quietest point near the window's end. The next
+window repeats a little of it, unless the cut is in a pause.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Powers = NDArray[np.float64]
 """(n,) float64, the power of each frame."""
 
 TAIL_MS = 300
-"""Of the silence that ended an utterance so much is left in it."""
+"""Silence that stays at the end of an utterance."""
 RESUMED_WITHIN_S = 0.8
-"""Speech so soon after the end of an utterance that was closed early goes on with it."""
+"""Speech that starts within this after an utterance that was closed early continues it."""
 CUT_WITHIN_S = 3.0
-"""A cut is looked for in so much of the window's end, at most half of it."""
+"""The end of a window in which a cut may be; at most half of the window."""
 GAP_ENDS_S = 0.5
-"""A longer hole in the sound ends the utterance; a shorter one is flagged."""
+"""A longer gap in the sound ends the utterance; a shorter one is flagged."""
 CUT_FRAMES = 2
-"""Loudness at a cut is taken over so many frames on either side: 120 ms, a pause and no stop."""
+"""Frames on either side of a cut whose mean level counts: 120 ms, longer than a stop consonant."""
 LOUD_PERCENTILE = 90
-"""Speech is as loud as this share of its frames at most."""
+"""The level of speech is this percentile of its frames."""
 PAUSE_OVER_FLOOR_DB, PAUSE_UNDER_SPEECH_DB = 6.0, 10.0
-"""A pause is so close to the noise floor, and so far below the speech..."""
+"""A pause is within the first of the noise floor, and at least the second below speech ..."""
 BELOW_FLOOR_DB = 3.0
-"""What is further below the floor shows that the floor is none: nobody has drawn breath lately."""
+"""A level further below the floor shows that the floor is too high: nobody has paused lately."""
 SURELY_UNDER_SPEECH_DB = 25.0
-"""... or this far below it, wherever the floor is: for 120 ms, that is between two words."""
+"""... or this far below speech, whatever the floor: for 120 ms, that is between two words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Numbers of frames: the window has those before `end`, the next one those from `begin` on."""
+    """Indices of frames: the window has those before `end`, the next one those from `begin` on."""
 
     end: int
     begin: int
@@ -51,10 +51,10 @@ class Cut:
 def choose_cut(
     powers: Powers, floor: float, first: int, last: int, overlap: tuple[int, int]
 ) -> Cut:
-    """The quietest place between `first` and `last` frames.
+    """Return the quietest cut that leaves `first` to `last` frames.
 
-    In a pause nothing is repeated. Else the next window begins at the quietest place that is
-    `overlap` (least, most) frames earlier, but never before half of this window.
+    In a pause, nothing is repeated. Otherwise the next window begins at the quietest point that is
+    `overlap` (least, most) frames earlier, but not in the first half of this window.
     """
     end = quietest(powers, first, last)
     least, most = overlap
@@ -65,30 +65,28 @@ def choose_cut(
 
 
 def quietest(powers: Powers, first: int, last: int) -> int:
-    """How many frames to leave before a cut: `first` to `last`, where the sound is softest there.
-
-    Of equal places the latest.
-    """
-    levels = [_around(powers, place) for place in range(first, last + 1)]
+    """Return the index from `first` to `last` around which the sound is softest, the latest of
+    equal ones."""
+    levels = [_around(powers, index) for index in range(first, last + 1)]
     return last - int(np.argmin(levels[::-1]))
 
 
-def is_pause(powers: Powers, place: int, floor: float) -> bool:
-    """True when nobody speaks around `place`, as far as the level tells."""
-    level, speech = _around(powers, place), float(np.percentile(powers, LOUD_PERCENTILE))
+def is_pause(powers: Powers, index: int, floor: float) -> bool:
+    """True if nobody speaks around a frame, by its level."""
+    level, speech = _around(powers, index), float(np.percentile(powers, LOUD_PERCENTILE))
     if level * ratio_of(SURELY_UNDER_SPEECH_DB) <= speech:
         return True
     near = ratio_of(-BELOW_FLOOR_DB) <= level / floor <= ratio_of(PAUSE_OVER_FLOOR_DB)
     return near and level * ratio_of(PAUSE_UNDER_SPEECH_DB) <= speech
 
 
-def _around(powers: Powers, place: int) -> float:
-    return float(powers[max(0, place - CUT_FRAMES) : place + CUT_FRAMES].mean())
+def _around(powers: Powers, index: int) -> float:
+    return float(powers[max(0, index - CUT_FRAMES) : index + CUT_FRAMES].mean())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedFrame:
-    """A frame and what it was taken for."""
+    """A frame, the decision whether it is speech, and its power."""
 
     frame: Frame
     judgement: Judgement
@@ -96,12 +94,12 @@ class JudgedFrame:
 
 
 class Segmenter:
-    """Cuts speech out of silence. One thread; what it returns is decided and never taken back.
+    """Cuts speech out of silence. One thread; a returned window is final.
 
-    While idle it keeps the newest `pre_roll_ms`. From the frame that opens an utterance on it
-    keeps everything, until `hang_over_ms` without speech (or what only seems to be speech, see
-    `Endpoint`), or until speech reaches past `window_s`: then the quietest place is cut and the
-    utterance goes on in the next window, which repeats a little unless the cut fell into a pause.
+    While idle it keeps the newest `pre_roll_ms`. From the frame that opens an utterance it keeps
+    everything until `hang_over_ms` without speech (see also `Endpoint`), or until speech is longer
+    than `window_s`: then it cuts at the quietest point, and the utterance continues in the next
+    window.
     """
 
     def __init__(self, voice: Detector, settings: SegmenterSettings, window_s: float) -> None:
@@ -119,17 +117,17 @@ class Segmenter:
         """Samples in `_frames` up to the end of the last speech."""
         self._utterance_id = ""
         self._windows = 0
-        """How many the open utterance has given so far."""
+        """Windows of the open utterance so far."""
         self._repeated = 0
-        """Frames in `_frames` that the window before has, too."""
+        """Frames in `_frames` that are also in the window before."""
         self._speculative: Window | None = None
         self._speculated = False
         """True when it was decided in this silence whether there is a speculative window."""
         self._early: tuple[str, float] | None = None
-        """Id and end of speech of the utterance before, if it was closed early and nothing was
-        said since."""
+        """Id and end of speech of the last utterance, if it was closed early and no speech came
+        since."""
         self._continues = ""
-        """Id of the utterance that the open one goes on with."""
+        """Id of the utterance that the open one continues."""
         self._floor = NoiseFloor()
         self._endpoint = Endpoint(settings, self._floor)
 
@@ -140,14 +138,15 @@ class Segmenter:
 
     @property
     def closed_early(self) -> bool:
-        """True while the last utterance was closed before the hang-over and no other was opened."""
+        """True if the last utterance was closed before the hang-over and no other was opened
+        since."""
         return self._early is not None
 
     @property
     def speculative_window(self) -> Window | None:
-        """The window that ends the utterance if nobody says more: there once TAIL_MS of silence
-        are, until speech comes back or the utterance ends. A window that ends with these samples
-        has its id."""
+        """The window that ends the utterance if nobody says more; there from TAIL_MS of silence
+        until speech resumes or the utterance ends. A final window with the same samples has its
+        id."""
         return self._speculative
 
     def expect(self, window_id: str, silence_ms: float) -> None:
@@ -163,8 +162,8 @@ class Segmenter:
             self._wait = max(_samples(silence_ms), least)
 
     def close_if_due(self) -> list[Window | Discarded]:
-        """The end of an utterance after which it has been silent for as long as `expect` said, if
-        it has: without it that waits for the next frame."""
+        """Close the utterance if the silence that `expect` asked for is over, without waiting for
+        the next frame."""
         return [self._close_after_silence()] if self.speaking and self._is_due() else []
 
     def _is_due(self) -> bool:
@@ -174,25 +173,29 @@ class Segmenter:
         return self._close(early=self._length - self._speech_until < self._hang_over)
 
     def push(self, frame: Frame) -> list[Window | Discarded]:
-        """What the next frame decides: mostly nothing, else a window or a discarded utterance."""
+        """Take in the next frame; return what it completes: a window, a discarded utterance, or
+        nothing."""
         found: list[Window | Discarded] = []
+        # a long gap ends the utterance before this frame
         if self._frames and abs(frame.start_s - self._frames[-1].frame.end_s) >= GAP_ENDS_S:
             found += self.flush(interrupted=True)
-        found_voice, power = self._voice.push(frame), power_of(frame.samples)
+        detected, power = self._voice.push(frame), power_of(frame.samples)
         length_s = len(frame.samples) / SAMPLE_RATE
         self._floor.push(power, len(frame.samples))
-        judgement = found_voice
+        # the level may overrule the detector, but only once somebody has spoken
+        judgement = detected
         if self.speaking or self.closed_early:
-            judgement = self._endpoint.heard(found_voice, power, length_s)
+            judgement = self._endpoint.refine(detected, power, length_s)
         judged = JudgedFrame(frame, judgement, power)
         if not self.speaking:
             self._keep_newest(self._pre_roll)
         self._append(judged)
-        self._endpoint.learn(found_voice, length_s)
+        self._endpoint.learn(detected, length_s)
         if not self.speaking:
-            if judged.judgement.opens or self._goes_on(judged):
+            if judged.judgement.opens or self._continues_last(judged):
                 self._open()
             return found
+        # an utterance is open: it is cut, closed, or may soon be closed
         self._endpoint.follow(judged.judgement, length_s)
         if self._speech_until > self._longest:
             found.append(self._cut())
@@ -206,13 +209,14 @@ class Segmenter:
         elif not self._speculated and self._length - self._speech_until >= _samples(TAIL_MS):
             self._speculated = True
             window = self._window(self._ending(), self._windows + 1, last=True)
+            # of later windows there is no verdict: the utterance is known to be speech
             if window.index > 1 or not self._endpoint.verdict(window):
                 self._speculative = window
         return found
 
     def so_far(self) -> Window | None:
-        """What the next window would be if it were cut now, under an id of its own; None while
-        nobody speaks, and while it is too little to be speech."""
+        """Return the window that a cut now would give, with an id of its own; None while nobody
+        speaks, and while it is too short to be speech."""
         if not self.speaking or self._speech_until < self._length:
             return None
         frames = self._frames[: self._whole_frames(self._longest)]
@@ -222,7 +226,7 @@ class Segmenter:
         return None if window.index == 1 and self._endpoint.verdict(window) else window
 
     def flush(self, *, interrupted: bool = False) -> list[Window | Discarded]:
-        """The open utterance, if any, as it is: the source ended or (`interrupted`) was lost."""
+        """Close the open utterance, if any: the source ended or (`interrupted`) was lost."""
         found = [self._close("interrupted" if interrupted else "")] if self.speaking else []
         self._keep_newest(0)
         self._voice.reset()
@@ -242,8 +246,8 @@ class Segmenter:
         frames = SMOOTHED // len(self._frames[0].frame.samples)
         self._endpoint.open(loudest([one.power for one in self._frames], frames))
 
-    def _goes_on(self, judged: JudgedFrame) -> bool:
-        """True for a frame that would have kept the utterance before open, had it not been closed
+    def _continues_last(self, judged: JudgedFrame) -> bool:
+        """True for a frame that would have kept the last utterance open if it had not been closed
         early: speech within the hang-over."""
         if self._early is None or not judged.judgement.speech:
             return False
@@ -257,7 +261,7 @@ class Segmenter:
             self._speculative, self._speculated, self._wait = None, False, self._hang_over
 
     def _keep_newest(self, samples: int) -> None:
-        """Drops the oldest frames beyond so many samples."""
+        """Drop the oldest frames beyond this many samples."""
         surplus = 0
         left = self._length
         while left > samples:
@@ -266,7 +270,7 @@ class Segmenter:
         self._take(surplus)
 
     def _take(self, frames: int) -> list[JudgedFrame]:
-        """Removes and returns the oldest frames."""
+        """Remove and return the oldest frames."""
         taken, self._frames = self._frames[:frames], self._frames[frames:]
         length = sum(len(one.frame.samples) for one in taken)
         self._length -= length
@@ -274,16 +278,16 @@ class Segmenter:
         return taken
 
     def _whole_frames(self, samples: int) -> int:
-        """How many of the oldest frames fit into so many samples."""
+        """Count the oldest frames that fit into this many samples."""
         lengths = np.cumsum([len(one.frame.samples) for one in self._frames])
         return int(np.searchsorted(lengths, samples, side="right"))
 
     def _cut(self) -> Window:
-        """The utterance up to the quietest place near the window's end; it goes on after that."""
+        """Cut at the quietest point near the window's end; the utterance continues."""
         last = self._whole_frames(self._longest)
         search_s = min(CUT_WITHIN_S, self._longest / SAMPLE_RATE / 2)
         first = self._whole_frames(self._longest - int(search_s * SAMPLE_RATE))
-        first = max(first, self._repeated + 1)  # what the window before has is no window
+        first = max(first, self._repeated + 1)  # at least one new frame
         most = self._overlap // len(self._frames[0].frame.samples)
         powers = np.array([one.power for one in self._frames])
         cut = choose_cut(powers, self._floor.power, first, last, (most // 2, most))
@@ -295,9 +299,9 @@ class Segmenter:
         return window
 
     def _close(self, flag: str = "", *, early: bool = False) -> Window | Discarded:
-        """The rest of the utterance with a short tail; silence after it is the next pre-roll.
+        """Close the utterance, with a short tail; the silence after it is the next pre-roll.
 
-        `early`: before the hang-over was over.
+        `early`: before the end of the hang-over.
         """
         frames = self._take(len(self._ending()))
         flags = (flag,) if flag else ()
@@ -315,14 +319,14 @@ class Segmenter:
         return window
 
     def _ending(self) -> list[JudgedFrame]:
-        """The frames that the utterance ends with, if it ends now."""
+        """The frames of the last window, if the utterance ends now."""
         end = min(self._speech_until + _samples(TAIL_MS), self._longest, self._length)
         return self._frames[: max(self._whole_frames(end), self._repeated + 1)]
 
     def _window(
         self, frames: list[JudgedFrame], index: int, *, last: bool, flags: tuple[str, ...] = ()
     ) -> Window:
-        """The frames as a window; speech in what it repeats was the window's before."""
+        """The frames as a window; speech in repeated frames counts for the window before."""
         samples = np.concatenate([one.frame.samples for one in frames])
         new = frames[self._repeated :]
         speech = [one.frame.end_s for one in new if one.judgement.speech]
