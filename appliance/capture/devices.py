@@ -1,4 +1,4 @@
-"""Microphones by name: which there are, and which one is meant."""
+"""Microphones by name: which the configuration means, and why one is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from appliance.errors import DeviceError
 
 CARD_SUFFIX = re.compile(r"\s*\(hw:\d+,(\d+)\)$")
-"""What PortAudio appends to the name of an ALSA card: numbers that change when it is plugged in."""
+"""PortAudio appends this to the name of an ALSA card: numbers that change when you replug it."""
 NODES = "dev/snd/pcmC*D*c"
 NO_MATCH = 5
 
@@ -25,53 +25,59 @@ class Device:
     name: str
     channels: int
     rate_hz: float
-    """The rate it prefers; not the only one, mostly."""
+    """Its preferred rate; mostly it has others."""
     default: bool
 
 
 def stable_name(name: str) -> str:
-    """The name without the card's number, which is another after it was plugged in again."""
+    """Return the name without the card's number, which changes when you replug it."""
     return CARD_SUFFIX.sub("", name)
 
 
 def names_to_configure(devices: list[Device]) -> list[str]:
-    """For each device what to write into capture.device: without numbers, where that is enough."""
-    stable = [stable_name(one.name) for one in devices]
+    """Return the name of each device for capture.device: without numbers, if that is unique."""
+    stable = [stable_name(device.name) for device in devices]
     return [
-        short if stable.count(short) == 1 else one.name
-        for one, short in zip(devices, stable, strict=True)
+        short if stable.count(short) == 1 else device.name
+        for device, short in zip(devices, stable, strict=True)
     ]
 
 
 def choose(devices: list[Device], wanted: str) -> Device:
-    """The device of that name, or the only one with that in its name; raises DeviceError.
+    """Return the device of that name, or the only one with that in its name; raises DeviceError.
 
-    The number of the card does not count, unless nothing else tells two apart.
+    The number of the card counts only if nothing else tells two apart.
     """
     if not devices:
         raise DeviceError(
-            f"expected a microphone{f' named {wanted!r}' if wanted else ''}, found none: plug one "
-            "in, start the sound server, or add this user to the group audio"
+            f"no microphone found{f' ({wanted!r})' if wanted else ''}: plug one in, start the "
+            "sound server, or add this user to the group audio"
         )
     if not wanted:
-        return next((one for one in devices if one.default), devices[0])
-    ranks = [_rank(wanted.casefold(), one.name.casefold()) for one in devices]
+        return next((device for device in devices if device.default), devices[0])
+    ranks = [_rank(wanted.casefold(), device.name.casefold()) for device in devices]
     best = min(ranks)
-    matches = [one for one, rank in zip(devices, ranks, strict=True) if rank == best < NO_MATCH]
+    matches = [
+        device for device, rank in zip(devices, ranks, strict=True) if rank == best < NO_MATCH
+    ]
     if len(matches) == 1:
         return matches[0]
-    there = ", ".join(repr(one.name) for one in matches or devices)
-    found = f"found several: {there}" if matches else f"found {there}"
+    there = ", ".join(repr(device.name) for device in matches or devices)
+    problem = (
+        f"several microphones have {wanted!r} in their names"
+        if matches
+        else f"no microphone has {wanted!r} in its name"
+    )
     raise DeviceError(
-        f"capture.device: expected one microphone with {wanted!r} in its name, {found}: "
-        "plug it in, or choose another: see `roomscribe devices`"
+        f"capture.device: {problem} ({there}): plug it in, or choose another one: see "
+        "`roomscribe devices`"
     )
 
 
 def why_missing(
     wanted: str, root: Path = Path("/"), probe: Callable[[Path], None] | None = None
 ) -> str:
-    """What keeps a card that the kernel has from being opened, with the fix; empty if nothing.
+    """Return why a card of the kernel cannot be opened, with the fix; "" if it can.
 
     PortAudio leaves cards that it cannot open off its list. `probe` opens a node; raises OSError.
     """
@@ -88,22 +94,22 @@ def why_missing(
         except OSError as error:
             if error.errno == errno.EBUSY:
                 return (
-                    f"microphone {name!r}: expected it to be free, found it in use by another "
-                    f"program: end that (`sudo fuser -v {node}` names it)"
+                    f"microphone {name!r} is in use by another program: end that "
+                    f"(`sudo fuser -v {node}` names it)"
                 )
             if error.errno in (errno.EACCES, errno.EPERM):
                 return (
-                    f"microphone {name!r}: expected a device that this user may open, found "
-                    f"{node}: {error.strerror}: add the user to the group audio "
+                    f"microphone {name!r}: this user may not open {node} ({error.strerror}): "
+                    "add the user to the group audio "
                     "(`sudo usermod -aG audio USER`) and start again"
                 )
     return ""
 
 
 def _rank(wanted: str, name: str) -> int:
-    """How well a name fits the wanted one: 0 is best, NO_MATCH not at all."""
-    asked, found = CARD_SUFFIX.search(wanted), CARD_SUFFIX.search(name)
-    same_device = bool(asked and found and asked[1] == found[1])  # on whatever card
+    """How well a name fits the wanted one: 0 is best, NO_MATCH: not at all."""
+    configured, found = CARD_SUFFIX.search(wanted), CARD_SUFFIX.search(name)
+    same_device = bool(configured and found and configured[1] == found[1])  # on whatever card
     short, stable = stable_name(wanted), stable_name(name)
     fits = (
         wanted == name,
@@ -116,7 +122,7 @@ def _rank(wanted: str, name: str) -> int:
 
 
 def _cards(root: Path) -> dict[str, str]:
-    """Number -> names of the kernel's sound cards, as /proc/asound/cards lists them."""
+    """Names of the kernel's sound cards by number, from /proc/asound/cards."""
     try:
         text = (root / "proc/asound/cards").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -56,7 +56,7 @@ class Ffmpeg:
                 "`sudo apt install ffmpeg`, or convert it where there is one: "
                 "`ffmpeg -i FILE -vn FILE.flac`"
             )
-        self._said = os.memfd_create("ffmpeg")
+        self._errors = os.memfd_create("ffmpeg")
         # fmt: off
         command = [
             program, "-nostdin", "-v", "error", "-threads", "1", "-max_alloc", str(LARGEST),
@@ -70,7 +70,7 @@ class Ffmpeg:
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._errors,
             pass_fds=[descriptor],
             process_group=0,  # Ctrl-C is ours to answer
         )
@@ -92,8 +92,8 @@ class Ffmpeg:
             status = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             return "ffmpeg does not end"
-        said = os.pread(self._said, 1 << 16, 0).decode(errors="replace")
-        for line in said.splitlines():
+        output = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
+        for line in output.splitlines():
             text = re.sub(r"^(\[[^]]*\] |file:/proc/self/fd/\d+: )+", "", line).strip(" .")
             if text:
                 return text
@@ -104,7 +104,7 @@ class Ffmpeg:
         self._process.kill()
         self._process.wait()
         self._stdout.close()
-        os.close(self._said)
+        os.close(self._errors)
 
     def _read_header(self) -> Layout:
         """What the samples will look like; raises AudioError when none come."""

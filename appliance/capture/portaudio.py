@@ -124,7 +124,7 @@ class _Recorder:
             portaudio = self._load()
             devices = _microphones(portaudio)
             if request["do"] == "list":
-                self._say(devices=[asdict(one) for one in devices])
+                self._say(devices=[asdict(device) for device in devices])
                 return
             self._record(portaudio, devices, request["device"], request["block_ms"])
         except DeviceError as error:
@@ -207,14 +207,14 @@ def _microphones(portaudio: ModuleType) -> list[Device]:
         default = portaudio.query_devices(kind="input")["index"]
     return [
         Device(
-            index=one["index"],
-            name=one["name"],
-            channels=one["max_input_channels"],
-            rate_hz=one["default_samplerate"],
-            default=one["index"] == default,
+            index=found["index"],
+            name=found["name"],
+            channels=found["max_input_channels"],
+            rate_hz=found["default_samplerate"],
+            default=found["index"] == default,
         )
-        for one in portaudio.query_devices()
-        if one["max_input_channels"] > 0
+        for found in portaudio.query_devices()
+        if found["max_input_channels"] > 0
     ]
 
 

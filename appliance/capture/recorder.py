@@ -133,7 +133,7 @@ class Recorder:
 
     def devices(self) -> list[Device]:
         """All microphones there are now, perhaps none. Raises DeviceError."""
-        return [Device(**one) for one in self._ask(do="list")["devices"]]
+        return [Device(**found) for found in self._ask(do="list")["devices"]]
 
     def read(self) -> Message | None:
         """The next block; None when interrupted. Raises StallError or EndError if none comes."""

@@ -154,11 +154,11 @@ class _Sound(Protocol):
 class _File:
     """What libsndfile reads."""
 
-    def __init__(self, place: str, name: str, owner: Recording) -> None:
+    def __init__(self, file: str, name: str, owner: Recording) -> None:
         """Raises RuntimeError (LibsndfileError) and TypeError for what it does not know."""
         self._name, self._owner = name, owner
         with _mpg123_hushed():
-            self._file = _soundfile().SoundFile(os.fsencode(place))  # may be no UTF-8
+            self._file = _soundfile().SoundFile(os.fsencode(file))  # may be no UTF-8
         rate_hz, channels = self._file.samplerate, self._file.channels
         _check_rate(name, rate_hz)
         self.description = f"{Path(name).name} ({rate_hz} Hz, {channels} ch)"
@@ -242,11 +242,11 @@ class _Pcm:
 class _Unpacked:
     """What ffmpeg reads."""
 
-    def __init__(self, place: str, name: str, kind: str, owner: Recording) -> None:
+    def __init__(self, file: str, name: str, kind: str, owner: Recording) -> None:
         """Raises AudioError."""
         self._name, self._owner = name, owner
-        with Path(place).open("rb") as file:
-            self._program = Ffmpeg(name, file.fileno(), kind)
+        with Path(file).open("rb") as opened:
+            self._program = Ffmpeg(name, opened.fileno(), kind)
         layout = self._program.layout
         self.description = f"{Path(name).name} ({layout.rate_hz} Hz, {layout.channels} ch, ffmpeg)"
         try:
@@ -374,17 +374,17 @@ def _open(path: str, owner: Recording) -> _Sound:
     return _open_file(path, path, head, owner)
 
 
-def _open_file(place: str, name: str, head: bytes, owner: Recording) -> _Sound:
+def _open_file(file: str, name: str, head: bytes, owner: Recording) -> _Sound:
     """A file that can be sought in, which begins with `head`; `name` is for messages."""
     kind = kind_of(head)
     if kind == AAC or kind in READ_BY_FFMPEG.values():
-        return _Unpacked(place, name, kind, owner)
+        return _Unpacked(file, name, kind, owner)
     library = _soundfile()
     try:
-        return _File(place, name, owner)
+        return _File(file, name, owner)
     except (library.LibsndfileError, TypeError) as error:
         if kind in SECOND_TRY and find_ffmpeg():
-            return _Unpacked(place, name, kind, owner)
+            return _Unpacked(file, name, kind, owner)
         raise AudioError(
             f"{name}: {EXPECTED}, found something that begins with {head[:4]!r} "
             f"({_reason(error)}): convert it, or send raw 16-bit PCM at 16000 Hz to standard input "
@@ -440,17 +440,17 @@ def _mpg123_hushed() -> Iterator[None]:
     if kept < 0:
         yield
         return
-    said = os.memfd_create("stderr")
-    os.dup2(said, 2)
+    captured = os.memfd_create("stderr")
+    os.dup2(captured, 2)
     try:
         yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-        for line in os.pread(said, 1 << 20, 0).splitlines(keepends=True):
+        for line in os.pread(captured, 1 << 20, 0).splitlines(keepends=True):
             if line.strip() and not re.search(rb"libmpg123|^(Note|Warning|Hint): ", line):
                 os.write(2, line)
-        os.close(said)
+        os.close(captured)
 
 
 def _soundfile() -> ModuleType:

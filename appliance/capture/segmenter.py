@@ -240,11 +240,11 @@ class Segmenter:
         self._speech_until = self._speech_until or self._length
         if self._early:
             utterance_id, end_s = self._early
-            spoken = [one.frame.start_s for one in self._frames if one.judgement.speech]
+            spoken = [judged.frame.start_s for judged in self._frames if judged.judgement.speech]
             soon = min(spoken, default=self._frames[-1].frame.start_s) - end_s <= RESUMED_WITHIN_S
             self._continues, self._early = utterance_id if soon else "", None
         frames = SMOOTHED // len(self._frames[0].frame.samples)
-        self._endpoint.open(loudest([one.power for one in self._frames], frames))
+        self._endpoint.open(loudest([judged.power for judged in self._frames], frames))
 
     def _continues_last(self, judged: JudgedFrame) -> bool:
         """True for a frame that would have kept the last utterance open if it had not been closed
@@ -272,14 +272,14 @@ class Segmenter:
     def _take(self, frames: int) -> list[JudgedFrame]:
         """Remove and return the oldest frames."""
         taken, self._frames = self._frames[:frames], self._frames[frames:]
-        length = sum(len(one.frame.samples) for one in taken)
+        length = sum(len(judged.frame.samples) for judged in taken)
         self._length -= length
         self._speech_until = max(0, self._speech_until - length)
         return taken
 
     def _whole_frames(self, samples: int) -> int:
         """Count the oldest frames that fit into this many samples."""
-        lengths = np.cumsum([len(one.frame.samples) for one in self._frames])
+        lengths = np.cumsum([len(judged.frame.samples) for judged in self._frames])
         return int(np.searchsorted(lengths, samples, side="right"))
 
     def _cut(self) -> Window:
@@ -289,7 +289,7 @@ class Segmenter:
         first = self._whole_frames(self._longest - int(search_s * SAMPLE_RATE))
         first = max(first, self._repeated + 1)  # at least one new frame
         most = self._overlap // len(self._frames[0].frame.samples)
-        powers = np.array([one.power for one in self._frames])
+        powers = np.array([judged.power for judged in self._frames])
         cut = choose_cut(powers, self._floor.power, first, last, (most // 2, most))
         self._windows += 1
         frames = self._frames[: cut.end]
@@ -327,14 +327,14 @@ class Segmenter:
         self, frames: list[JudgedFrame], index: int, *, last: bool, flags: tuple[str, ...] = ()
     ) -> Window:
         """The frames as a window; speech in repeated frames counts for the window before."""
-        samples = np.concatenate([one.frame.samples for one in frames])
+        samples = np.concatenate([judged.frame.samples for judged in frames])
         new = frames[self._repeated :]
-        speech = [one.frame.end_s for one in new if one.judgement.speech]
-        if any(one.frame.after_gap for one in frames[1:]):
+        speech = [judged.frame.end_s for judged in new if judged.judgement.speech]
+        if any(judged.frame.after_gap for judged in frames[1:]):
             flags += ("gap",)
         if is_clipped(samples):
             flags += ("clipped",)
-        repeated = sum(len(one.frame.samples) for one in frames[: self._repeated])
+        repeated = sum(len(judged.frame.samples) for judged in frames[: self._repeated])
         return Window(
             utterance_id=self._utterance_id,
             index=index,
@@ -342,7 +342,7 @@ class Segmenter:
             samples=samples,
             start_s=frames[0].frame.start_s,
             speech_end_s=speech[-1] if speech else frames[-1].frame.end_s,
-            voiced_s=sum(one.judgement.voiced_s for one in new),
+            voiced_s=sum(judged.judgement.voiced_s for judged in new),
             flags=flags,
             overlap_s=repeated / SAMPLE_RATE,
             continues=self._continues,

@@ -176,7 +176,7 @@ class VoiceDetector:
     def _opened_by(self, score: float, open_score: float) -> bool:
         """True when enough of the last windows, this one included, are speech."""
         self._scores.append(score)
-        return sum(one >= open_score for one in self._scores) >= OPENING_HITS
+        return sum(past >= open_score for past in self._scores) >= OPENING_HITS
 
     def _remember(self, samples: Samples) -> None:
         """Keeps the newest samples, as many as Silero is to look back."""

@@ -207,7 +207,7 @@ def _network(
             values[slot] = [(name, spoken(name)) for name in home.get(slot, ())]
     for name, sentences in phrases.items():
         key = f"phrases.{name}"
-        if not isinstance(sentences, list) or not all(isinstance(one, str) for one in sentences):
+        if not isinstance(sentences, list) or not all(isinstance(text, str) for text in sentences):
             raise ConfigError(f'{key}: expected a list of sentences in "", found something else')
         network.sentences += len(sentences)
         if network.sentences > SENTENCES_AT_MOST:
@@ -274,7 +274,7 @@ def _numbers(
 ) -> Iterator[tuple[Value, str]]:
     """A range of whole numbers, in words and in digits."""
     first, last, step = given.get("from"), given.get("to"), given.get("step", 1)
-    whole = all(isinstance(one, int) and not isinstance(one, bool) for one in (first, last, step))
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (first, last, step))
     extra = given.keys() - {"from", "to", "step"}
     if extra or not whole:
         raise ConfigError(f"{key}: expected {{from = 0, to = 100, step = 1}}, found {dict(given)}")
@@ -474,7 +474,7 @@ class Phrases:
 
     def _can_write(self, word: str) -> bool:
         strange = set(self._bundle.languages) <= {"en"} and any(
-            one.isalpha() and "LATIN" not in unicodedata.name(one, "") for one in word
+            letter.isalpha() and "LATIN" not in unicodedata.name(letter, "") for letter in word
         )
         return not strange and all(
             self._kept.issuperset(tokens) for tokens in self._write(word, False)
@@ -643,5 +643,5 @@ def plain(text: str) -> str:
     text = text.lower()
     for word, mark in MARKS.items():
         text = text.replace(mark, f" {word} ")
-    kept = "".join(one if one.isalnum() or one in "'-" else " " for one in text)
+    kept = "".join(letter if letter.isalnum() or letter in "'-" else " " for letter in text)
     return " ".join(kept.split())

@@ -1,13 +1,13 @@
-"""The words of a home: names of people, rooms, devices and places, which no model was taught.
+"""Contextual biasing: words of the home (people, rooms, devices, places) that no model was taught.
 
-A text that was written freely is looked at again: where some of its words are like one of the
-home's, the decoder says how likely the text is with that in their place, and the likelier text
-stays, after a credit in natural logarithm that grows with the likeness. Only words of which the
-decoder was not sure are replaced. Whole texts are compared, so that nothing is begun that cannot be
-ended well, and a text without a similar word costs nothing.
+A decoded text is rescored: if some of its words resemble one of the home's, the decoder computes
+the probability of the text with that word instead, and the likelier text stays, after a credit in
+natural logarithm that grows with the likeness. Only words that the decoder was not sure of are
+replaced. Whole texts are compared, so the end of a sentence counts, too, and a text without a
+similar word costs nothing.
 
-Adding to the scores of tokens in the decode loop instead (a trie of the words' tokens) was tried
-and is worse: see docs/words.md.
+Raising scores of tokens in the decode loop instead (a trie of the words' tokens) was tried and is
+worse: see docs/words.md.
 """
 
 from __future__ import annotations
@@ -39,32 +39,31 @@ log = logging.getLogger("roomscribe.infer")
 FILE_AT_MOST = 1 << 20
 """Bytes."""
 LEAST = 0.5
-"""Words less alike than this are not asked about."""
+"""Words less alike than this are not compared."""
 CREDIT, UNLIKE = 20.0, 0.3
-"""Times boost and likeness above UNLIKE: how much less likely a text with a word of the home may
-be, natural logarithm. Chosen on synthesised sentences with home-en (scripts/measure words)."""
+"""Credit, natural logarithm, of a text with a word of the home: CREDIT times boost times the
+likeness above UNLIKE. Chosen on synthesised sentences with home-en (scripts/measure words)."""
 DOUBTED = math.log(0.7)
 """Natural log-probability of a token below which its span may be replaced. Without this limit the
 credit alone puts a short name ("Tom") in place of a common word ("to") that was heard well."""
 PAIRS = 64
-"""Words of a text and of the home whose likeness is computed exactly; the others share too few
-letters, or too many share more."""
+"""Pairs of words whose likeness is computed exactly: those that share the most letters."""
 LONGEST = 6
-"""Words of a text that may stand for one of the home's."""
+"""Most words of a text that one word of the home may replace."""
 WITHIN_S = 0.06
-ASKED_AT_LEAST, ASKED_AT_MOST = 2, 6
-"""Texts that are compared with the one before; between these as many as fit into WITHIN_S."""
+TRIALS_AT_LEAST, TRIALS_AT_MOST = 2, 6
+"""Alternative texts that are scored; between these, as many as fit into WITHIN_S."""
 TYPICAL = 10
 """Tokens of a sentence."""
 AT_ONCE = 3
-"""Words of the home that one text may get."""
+"""Most words of the home put into one text."""
 
 _SOUND = (("ph", "f"), ("ck", "k"), ("qu", "k"), ("x", "ks"), ("c", "k"), ("z", "s"), ("w", "v"),
           ("y", "i"))  # fmt: skip
 """Spellings of one sound in Latin letters."""
 _VOWELS = frozenset("aeiou")
 _LIGHT, _OTHER_VOWEL = 0.5, 0.4
-"""What a vowel weighs, which is heard worst, and one in place of another."""
+"""Weight of a vowel, which is recognised worst, and of one vowel in place of another."""
 _BINS, _TIMES = 32, 3
 
 
@@ -79,60 +78,60 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """A word of the home, and what in a text is like it."""
+    """A word of the home, and the words of a text that resemble it."""
 
     likeness: float
-    """0 to 1, by the letters."""
+    """0 to 1: see `likeness`."""
     span: Span
     word: str
 
 
 class Words:
-    """Words that a text is compared with. Immutable; any thread may use them."""
+    """Words to compare a text with. Immutable; any thread may use them."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self.words = tuple(words)
         self._sounds = [sound(word) for word in self.words]
-        self._sizes = np.array([size(one) for one in self._sounds], np.float32)
+        self._sizes = np.array([size(letters) for letters in self._sounds], np.float32)
         self._codes = _codes(self._sounds)
         self.longest = min(LONGEST, 2 + max((len(word.split()) for word in self.words), default=0))
-        """Words of a text that may stand for one of these."""
+        """Most words of a text that one of these may replace."""
         self.known = frozenset(word.casefold() for word in self.words)
 
     def near(self, spans: Sequence[Span]) -> list[Near]:
-        """The likest pairs of a span and a word, the likest first."""
+        """Return the most similar pairs of a span and a word, the most similar first."""
         if not self.words or not spans:
             return []
         sounds = [sound(span.text) for span in spans]
-        sizes = np.array([size(one) for one in sounds], np.float32)
-        # what two have in common whatever its order: no likeness is more, vowels apart
+        sizes = np.array([size(letters) for letters in sounds], np.float32)
+        # letters in common, in any order: an upper bound of the likeness, but for vowels
         shared = _codes(sounds) @ self._codes.T
         bound = (shared / np.maximum.outer(np.maximum(sizes, 1e-9), self._sizes)).ravel()
         best = np.flatnonzero(bound >= LEAST)
         if len(best) > PAIRS:
             best = best[np.argpartition(bound[best], -PAIRS)[-PAIRS:]]
         found = []
-        for place in map(int, best):
-            at, word = divmod(place, len(self.words))
+        for index in map(int, best):
+            at, word = divmod(index, len(self.words))
             alike = likeness(sounds[at], self._sounds[word])
             if alike >= LEAST and " " in self.words[word]:
                 alike = _apart(spans[at].text, self.words[word])
             if alike >= LEAST:
                 found.append(Near(alike, spans[at], self.words[word]))
-        return sorted(found, key=lambda one: (-one.likeness, one.span.begin, one.word))
+        return sorted(found, key=lambda near: (-near.likeness, near.span.begin, near.word))
 
 
 class Vocabulary:
-    """The home's words: those of the configuration, and names that others give while it runs."""
+    """The home's words: those of the configuration, and names that come while it runs."""
 
     def __init__(self, words: Sequence[str], can_write: Callable[[str], bool]) -> None:
-        """`can_write` tells which words the model can write; those that it cannot are left out,
-        with a line to the log."""
+        """`can_write` decides which words the model can write; the others are left out and
+        logged."""
         self._can_write = can_write
         self._own = tuple(word for word in words if can_write(word))
         if lacking := [word for word in words if not can_write(word)]:
             log.warning(
-                "[vocabulary] words: %d cannot be written by the model and are left out: %s",
+                "[vocabulary] words: the model cannot write %d of them, they are left out: %s",
                 len(lacking),
                 shorten(", ".join(lacking), 80),
             )
@@ -141,22 +140,22 @@ class Vocabulary:
 
     @property
     def words(self) -> Words:
-        """All of them, as they are now. Any thread."""
+        """All words at present. Any thread."""
         return self._words
 
     def set_names(self, names: Sequence[tuple[str, int]]) -> str:
-        """Takes names, each with its tier (0 goes first), in place of those given before, behind
-        the configuration's own; what is not fit to be one is left out. Any thread.
+        """Replace the names of the home, each with its tier (0 comes first); they follow the
+        configuration's words. Any thread.
 
-        Returns a line about what was left out; empty when nothing was.
+        Returns a line about names that were left out; "" if none were.
         """
-        ordered = [name for name, _ in sorted(names, key=lambda one: one[1])]
+        ordered = [name for name, _ in sorted(names, key=lambda name: name[1])]
         self._words, trouble = self._joined(ordered)
         return trouble
 
     def with_names(self, names: Sequence[str]) -> Words:
-        """The words, and names that hold for one text between the configuration's and those that
-        others gave. One thread, the decoder's."""
+        """Return the words with names for one text, which follow the configuration's words. One
+        thread, the decoder's."""
         words, last = self._words, self._last
         if last is None or last[:2] != (words, names):
             joined, _ = self._joined([*names, *words.words[len(self._own) :]])
@@ -176,20 +175,22 @@ class Vocabulary:
                 kept[fit] = None
             else:
                 unfit += 1
-        said = []
+        left_out = []
         if unfit:
-            said.append(f"{unfit} of {count} names are left out: expected 1 to 64 letters that the "
-                        "model can write")  # fmt: skip
+            left_out.append(
+                f"{unfit} of {count} names are left out: expected 1 to 64 letters that the model "
+                "can write"
+            )
         if over:
-            said.append(
+            left_out.append(
                 f"{over} of {count} names are left out: expected at most {WORDS_AT_MOST} words in "
                 "all; expose fewer"
             )
-        return Words(kept), "; ".join(said)
+        return Words(kept), "; ".join(left_out)
 
 
 class Rescorer:
-    """Puts words of the home into a text where that is what was said. One thread, the decoder's."""
+    """Puts words of the home into a text where that is likelier. One thread, the decoder's."""
 
     def __init__(
         self,
@@ -201,11 +202,11 @@ class Rescorer:
     ) -> None:
         self._bundle, self._tokenizer, self._decoder = bundle, tokenizer, decoder
         self.vocabulary, self._boost = vocabulary, boost
-        self._asked = ASKED_AT_LEAST + 2
-        """Texts that are compared with the one before."""
+        self._trials = TRIALS_AT_LEAST + 2
+        """Most alternative texts to score for one replacement."""
 
     def warm_up(self) -> None:
-        """Measures how many texts can be compared in the time that there is, if any are to be."""
+        """Measure how many texts can be scored within WITHIN_S, if there are words."""
         if not self.vocabulary.words.words:
             return  # the arrays take 3 MB with a real model
         tokens = [int(token) for token in self._bundle.kept[:TYPICAL]]
@@ -214,12 +215,12 @@ class Rescorer:
             begun_s = time.perf_counter()
             self._decoder.logprobs(tokens, 0)
             taken.append(time.perf_counter() - begun_s)
-        self._asked = max(ASKED_AT_LEAST, min(ASKED_AT_MOST, int(WITHIN_S / min(taken))))
+        self._trials = max(TRIALS_AT_LEAST, min(TRIALS_AT_MOST, int(WITHIN_S / min(taken))))
 
     def rescore(self, written: Decoded, names: Sequence[str] = ()) -> Decoded:
-        """The text that the decoder wrote just before, with words of the home in it where that is
-        likelier; `names` are words for this text alone. Log-probabilities have no credit in them.
-        Raises ModelError.
+        """Return the text that the decoder just wrote, with words of the home where that is
+        likelier; `names` are words for this text alone. Log-probabilities do not include the
+        credit. Raises ModelError.
         """
         words = self.vocabulary.with_names(names) if names else self.vocabulary.words
         if not words.words or not written.ended:
@@ -231,36 +232,37 @@ class Rescorer:
             chosen = self._best(written, words, spans, locked)
             if chosen is None:
                 break
+            # words of the home stay; those behind the new one move by the tokens that it adds
             written, got, grown = chosen
             behind = got.end - grown
             locked = [
-                replace(one, begin=one.begin + grown, end=one.end + grown)
-                if one.begin >= behind
-                else one
-                for one in locked
-                if one.begin >= behind or one.end <= got.begin
+                replace(span, begin=span.begin + grown, end=span.end + grown)
+                if span.begin >= behind
+                else span
+                for span in locked
+                if span.begin >= behind or span.end <= got.begin
             ] + [got]
         return written
 
     def _best(
         self, written: Decoded, words: Words, spans: list[Span], locked: list[Span]
     ) -> tuple[Decoded, Span, int] | None:
-        """The text with one more word of the home in it, where that is, and by how many tokens the
-        text is longer; None when it is best as it is."""
-        best, chosen, asked = 0.0, None, 0
-        doubted = [one for one in spans if min(written.logprobs[one.begin : one.end]) < DOUBTED]
+        """The text with one more word of the home, the span of that word, and the number of tokens
+        that it adds; None if no replacement makes the text likelier."""
+        best, chosen, trials = 0.0, None, 0
+        doubted = [span for span in spans if min(written.logprobs[span.begin : span.end]) < DOUBTED]
         for near in words.near(doubted):
-            if asked >= self._asked:
+            if trials >= self._trials:
                 break
             span = near.span
             form = self._form(near.word, span.text)
-            if form == span.text or any(_breaks(one, span, form) for one in locked):
+            if form == span.text or any(_breaks(other, span, form) for other in locked):
                 continue
             new = self._tokenizer.tokenize(f" {form}" if self._spaced(written, span) else form)
             tokens = (*written.tokens[: span.begin], *new, *written.tokens[span.end :])
             if len(self._bundle.prompt) + len(tokens) >= self._decoder.capacity:
                 continue
-            asked += 1
+            trials += 1
             logprobs = self._decoder.logprobs(tokens, span.begin)
             gain = sum(logprobs) - sum(written.logprobs[span.begin :])
             gain += self._boost * CREDIT * (near.likeness - UNLIKE)
@@ -272,7 +274,7 @@ class Rescorer:
         return chosen
 
     def _form(self, word: str, instead: str) -> str:
-        """The word as this model writes it in place of some others."""
+        """The word as this model writes it in place of `instead`."""
         if not self._tokenizer.cased:
             return word.lower()
         return word[:1].upper() + word[1:] if instead[:1].isupper() else word
@@ -281,7 +283,7 @@ class Rescorer:
         return self._tokenizer.token_bytes(written.tokens[span.begin]).startswith(b" ")
 
     def _spans(self, tokens: Sequence[int], longest: int) -> list[Span]:
-        """Each run of up to `longest` words, without what follows them (marks and 's)."""
+        """Each run of up to `longest` words, without a mark or 's behind it."""
         pieces = [self._tokenizer.token_bytes(token) for token in tokens]
         unspaced = is_unspaced(self._tokenizer.detokenize(tokens))
         starts = [
@@ -301,23 +303,23 @@ class Rescorer:
 
 
 def _apart(text: str, name: str) -> float:
-    """Likeness of a text and a name of several words, those apart with which both begin or end:
-    "lights" is no sound of "hall lights", all of which but one word it has."""
-    one, other = text.casefold().split(), name.casefold().split()
-    while one and other and one[0] == other[0]:
-        one, other = one[1:], other[1:]
-    while one and other and one[-1] == other[-1]:
-        one, other = one[:-1], other[:-1]
-    return likeness(sound("".join(one)), sound("".join(other)))
+    """Likeness of a text and a name of several words, without words that both begin or end with:
+    "lights" must not resemble "hall lights" because it is a part of it."""
+    words, others = text.casefold().split(), name.casefold().split()
+    while words and others and words[0] == others[0]:
+        words, others = words[1:], others[1:]
+    while words and others and words[-1] == others[-1]:
+        words, others = words[:-1], others[:-1]
+    return likeness(sound("".join(words)), sound("".join(others)))
 
 
 def _is_mark(piece: bytes) -> bool:
     text = piece.decode("utf-8", "ignore")
-    return piece == b"'s" or (bool(text) and not any(one.isalnum() for one in text))
+    return piece == b"'s" or (bool(text) and not any(letter.isalnum() for letter in text))
 
 
 def _breaks(known: Span, span: Span, word: str) -> bool:
-    """True where a word would take the place of what is one already, and has it not within."""
+    """True if a word would replace a known one without containing it."""
     overlap = known.begin < span.end and span.begin < known.end
     has, word = known.text.casefold(), word.casefold()
     return overlap and (has == word or has not in word)
@@ -326,13 +328,13 @@ def _breaks(known: Span, span: Span, word: str) -> bool:
 def open_vocabulary(
     settings: VocabularySettings, bundle: Bundle, tokenizer: Tokenizer
 ) -> Vocabulary:
-    """The words of the configuration and of its file, for a model. Raises ConfigError."""
+    """Return the vocabulary of the configuration for a model. Raises ConfigError."""
     kept = set(map(int, bundle.kept))
     latin = set(bundle.languages) <= {"en"}
 
     def can_write(word: str) -> bool:
         strange = latin and any(
-            one.isalpha() and "LATIN" not in unicodedata.name(one, "") for one in word
+            letter.isalpha() and "LATIN" not in unicodedata.name(letter, "") for letter in word
         )
         try:
             return not strange and kept.issuperset(tokenizer.tokenize(f" {word} {word.lower()}"))
@@ -343,7 +345,7 @@ def open_vocabulary(
 
 
 def read_words(settings: VocabularySettings) -> list[str]:
-    """The words of the configuration and of its file. Raises ConfigError."""
+    """Return the words of the configuration and its file. Raises ConfigError."""
     words = list(dict.fromkeys([*settings.words, *_read(settings.file)]))
     if len(words) > WORDS_AT_MOST:
         raise ConfigError(
@@ -354,7 +356,7 @@ def read_words(settings: VocabularySettings) -> list[str]:
 
 
 def _read(name: str) -> list[str]:
-    """The words of a file, one a line; none for no file."""
+    """The words of a file, one per line; none without a file."""
     if not name:
         return []
     path = Path(name).expanduser()
@@ -388,11 +390,12 @@ def _read(name: str) -> list[str]:
 
 
 def clean(name: str) -> str:
-    """A name that others give, without signs that are not said, such as emoji; empty where nothing
-    is left, and for one that is too long to be said."""
+    """Return a name from outside without letters that nobody speaks, such as emoji; "" if nothing
+    is left, or if it is too long."""
     name = name[:1000]  # 10 kB of it are no name either
     kept = "".join(
-        one if one.isalnum() or one in "'\u2019-&." or _joins(one) else " " for one in name
+        letter if letter.isalnum() or letter in "'\u2019-&." or _joins(letter) else " "
+        for letter in name
     )
     kept = " ".join(kept.split())
     return kept if is_word(kept) else ""
@@ -403,28 +406,28 @@ def _joins(letter: str) -> bool:
 
 
 def sound(text: str) -> str:
-    """The letters of a text about as they are said, without accents, spaces and doubled ones."""
+    """Return the letters of a text roughly as pronounced: without accents, spaces and doubles."""
     split = unicodedata.normalize("NFKD", text.casefold())
-    plain = "".join(one for one in split if one.isalnum())
-    for spelling, said in _SOUND:
-        plain = plain.replace(spelling, said)
-    return "".join(one for at, one in enumerate(plain) if one != plain[at - 1 : at])
+    plain = "".join(letter for letter in split if letter.isalnum())
+    for spelling, letters in _SOUND:
+        plain = plain.replace(spelling, letters)
+    return "".join(letter for at, letter in enumerate(plain) if letter != plain[at - 1 : at])
 
 
-def size(said: str) -> float:
-    """What the letters of a sound weigh."""
-    return sum(_LIGHT if one in _VOWELS else 1.0 for one in said)
+def size(letters: str) -> float:
+    """Return the weight of the letters of a sound."""
+    return sum(_LIGHT if letter in _VOWELS else 1.0 for letter in letters)
 
 
-def likeness(one: str, other: str) -> float:
-    """How alike two sounds are, 0 to 1: their weighted edit distance (Levenshtein) over the size of
-    the larger, taken from 1; 0 for less than LEAST."""
+def likeness(sound: str, other: str) -> float:
+    """Return how alike two sounds are, 0 to 1: 1 minus their weighted edit distance (Levenshtein)
+    over the size of the larger; 0 for less than LEAST."""
     costs = [_LIGHT if letter in _VOWELS else 1.0 for letter in other]
     row = [0.0]
     for cost in costs:
         row.append(row[-1] + cost)
-    larger = max(row[-1], size(one), 1e-9)
-    for letter in one:
+    larger = max(row[-1], size(sound), 1e-9)
+    for letter in sound:
         if min(row) > (1.0 - LEAST) * larger:
             return 0.0
         vowel = letter in _VOWELS
@@ -440,11 +443,11 @@ def likeness(one: str, other: str) -> float:
 
 
 def _codes(sounds: Sequence[str]) -> NDArray[np.float32]:
-    """(n, C) float32: the product of two rows is the weight of the letters that both have."""
+    """Vectors (n, C) float32; the product of two is the weight of the letters that both have."""
     codes = np.zeros((len(sounds), _BINS * _TIMES), np.float32)
-    for row, said in enumerate(sounds):
+    for row, letters in enumerate(sounds):
         counts: dict[str, int] = {}
-        for letter in said:
+        for letter in letters:
             time_of_it = counts[letter] = counts.get(letter, 0) + 1
             if time_of_it <= _TIMES:
                 weight = _LIGHT if letter in _VOWELS else 1.0

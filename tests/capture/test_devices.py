@@ -33,7 +33,7 @@ def test_of_two_devices_on_one_card_the_number_of_the_device_counts() -> None:
     moved = [device(2, "Loopback: PCM (hw:5,0)"), device(3, "Loopback: PCM (hw:5,1)")]
     for wanted in ("Loopback: PCM (hw:0,1)", "PCM (hw:0,1)"):
         assert choose([USB, *moved], wanted) is moved[1]
-    with pytest.raises(DeviceError, match="found several"):
+    with pytest.raises(DeviceError, match="several microphones have"):
         choose([USB, *moved], "Loopback: PCM")
 
 

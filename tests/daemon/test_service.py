@@ -95,7 +95,7 @@ def test_a_daemon_without_a_microphone_is_ready_and_says_what_it_waits_for(
     with deaf_daemon(write_config(tmp_path), systemd) as running:
         systemd.told("READY=1")
         assert systemd.told("STATUS=").startswith(
-            "STATUS=waiting for a microphone, 0 transcripts, CPU; expected a microphone"
+            "STATUS=waiting for a microphone, 0 transcripts, CPU; no microphone found"
         )
         running.send_signal(signal.SIGTERM)
         assert systemd.told("STOPPING=1")

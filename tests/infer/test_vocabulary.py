@@ -35,9 +35,9 @@ from appliance.infer.opening import open_transcriber
 from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import Transcriber
 from appliance.infer.vocabulary import (
-    ASKED_AT_MOST,
     CREDIT,
     LEAST,
+    TRIALS_AT_MOST,
     UNLIKE,
     Rescorer,
     Span,
@@ -178,7 +178,7 @@ def test_short_names_leave_sentences_that_are_heard_well(names: tuple[str, ...])
 def test_only_a_few_texts_are_asked_about(home_en: Bundle, tokenizer: Tokenizer) -> None:
     words = [f"winst{letter}n" for letter in "abcdefghijklmnopqrstuvwxyz"]
     asked = looked(home_en, tokenizer, words, "tell winson to come", {})[2].asked
-    assert 0 < len(asked) <= ASKED_AT_MOST
+    assert 0 < len(asked) <= TRIALS_AT_MOST
 
 
 def test_words_of_one_text_are_forgotten_with_it(home_en: Bundle, tokenizer: Tokenizer) -> None:

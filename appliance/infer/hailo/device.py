@@ -1,4 +1,4 @@
-"""The chip through HailoRT's Python binding: what it is, a network on it, and how it is.
+"""The chip through HailoRT's Python binding: its identity, a network on it, its readings.
 
 The only importer of hailo_platform. Written against its published sources, 4.19 to 4.23 (Hailo-8,
 8L) and 5.x (Hailo-10H), and run against a simulator of them alone: never on a real chip.
@@ -37,7 +37,7 @@ Buffers = dict[str, NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a chip says that it is."""
+    """The identity of a chip."""
 
     device_id: str
     chip: str
@@ -46,7 +46,7 @@ class Identity:
 
 
 def load_binding() -> Any:
-    """The module hailo_platform. Raises NpuError when it cannot be used.
+    """Return the module hailo_platform. Raises NpuError if it cannot be used.
 
     Unless HAILORT_LOGGER_PATH says otherwise, HailoRT is kept from writing hailort.log into the
     working directory.
@@ -62,9 +62,9 @@ def load_binding() -> Any:
                 f"{sys.executable}; run the package's /usr/bin/roomscribe, or, where both are of "
                 f"one version, PYTHONPATH=/{errors.DEBIAN_MODULES} before the command",
             ) from None
-        said = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise NpuError(
-            "binding", f"HailoRT's Python binding cannot be used ({said}); {PACKAGES}"
+            "binding", f"HailoRT's Python binding cannot be used ({reason}); {PACKAGES}"
         ) from None
     version = str(hailo_platform.__version__)
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
@@ -77,7 +77,7 @@ def load_binding() -> Any:
 
 
 def identify(binding: Any) -> Identity:
-    """What the first chip says of itself; works beside a running model. Raises NpuError."""
+    """Return the identity of the first chip; works beside a running model. Raises NpuError."""
     situation = situation_of("asking the chip what it is", binding)
     fault: NpuError | None = None
     try:
@@ -90,7 +90,7 @@ def identify(binding: Any) -> Identity:
     if fault:
         raise fault
     if not ids:
-        raise NpuError("absent", "expected a Hailo, found none; look for Hailo in `lspci`")
+        raise NpuError("absent", "no Hailo found; look for Hailo in `lspci`")
     name = str(board.device_architecture).rsplit(".", 1)[-1]
     if name not in CHIPS:
         raise NpuError("unknown chip", f"expected one of {', '.join(CHIPS)}, found {name}")
@@ -98,9 +98,9 @@ def identify(binding: Any) -> Identity:
 
 
 def find_chip() -> str | None:
-    """hailo8, hailo8l or hailo10h; None where there is no Hailo.
+    """Return hailo8, hailo8l or hailo10h; None without a Hailo.
 
-    Raises DeviceError when there is one whose kind cannot be read.
+    Raises DeviceError if there is one whose kind cannot be read.
     """
     if not errors.nodes():
         return None
@@ -115,7 +115,7 @@ def find_chip() -> str | None:
 def situation_of(
     doing: str, binding: Any, hef: Hef | None = None, *, shared: bool = False
 ) -> Situation:
-    """What is going on, for messages."""
+    """Return what is going on, for messages."""
     scan = lambda: list(binding.Device.scan())  # noqa: E731
     return Situation(doing, str(binding.__version__), hef, scan, shared=shared)
 
@@ -128,8 +128,8 @@ class NpuModel:
     def __init__(
         self, binding: Any, device: Any, hef: Hef, check: Callable[[Shapes, Shapes], None]
     ) -> None:
-        """Configures it; `device` is an open VDevice, `check` raises NpuError for names and shapes
-        of inputs and outputs that will not do. Raises NpuError; then nothing is held.
+        """Configures it. `device` is an open VDevice; `check` raises NpuError for inputs and
+        outputs that do not fit. Raises NpuError; then nothing is held.
         """
         self.doing = "loading the HEF"
         """For messages."""
@@ -149,8 +149,8 @@ class NpuModel:
             raise
 
     def run(self, within_ms: int) -> None:
-        """Runs a job on what lies in `inputs`. Raises NpuError, after which there is nothing to do
-        but to close it: the job may still run and write.
+        """Run a job on `inputs`. Raises NpuError; after that it can only be closed, because the job
+        may still run and write.
         """
         outcomes: list[Any] = []
         with self._lock:
@@ -166,11 +166,11 @@ class NpuModel:
             raise NpuError("garbage", f"{self.doing}: expected numbers, found NaN or infinity")
 
     def close(self) -> None:
-        """Lets go of the chip. May take 10 s, or for ever, where a job still runs."""
+        """Free the chip. May take 10 s, or hang, if a job still runs."""
         with self._lock:
             configured, self._configured, self._bindings = self._configured, None, None
         if configured is not None:
-            # a pending job's callback holds it: letting go of it here alone would not end it
+            # a pending job's callback holds it: dropping the reference here would not end it
             quietly(lambda: configured.__exit__(None, None, None))
             del configured
         self._model = None
@@ -196,7 +196,7 @@ class NpuModel:
             self._bindings.output(name).set_buffer(buffer)
 
     def _run(self, outcomes: list[Any], within_ms: int) -> None:
-        """Runs a job. Neither this nor the wait raises when it fails: only the outcome says so."""
+        """Run a job. Neither this nor the wait raises if it fails: only the outcome shows it."""
         if self._configured is None:
             raise NpuError("lost", "the chip was closed")
 
@@ -211,8 +211,8 @@ class NpuModel:
 
 
 def guarded(action: Callable[[], None], situation: Callable[[], Situation]) -> None:
-    """Raises what HailoRT raises as NpuError, without its traceback: that would keep the chip's
-    objects alive, and the chip would be busy with ourselves."""
+    """Call `action`; raise what HailoRT raises as NpuError, without its traceback, which would keep
+    the chip's objects alive and the chip busy."""
     fault: NpuError | None = None
     try:
         action()
@@ -225,7 +225,7 @@ def guarded(action: Callable[[], None], situation: Callable[[], Situation]) -> N
 
 
 def quietly(action: Callable[[], object]) -> None:
-    """Does what may fail without harm: the object is let go of in any case."""
+    """Call `action` and ignore errors: the object is freed in any case."""
     try:
         action()
     except Exception:  # whatever HailoRT raises while it is being closed
@@ -234,20 +234,20 @@ def quietly(action: Callable[[], object]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """One look at the chip."""
+    """Readings of the chip's sensors."""
 
     temperature_c: float | None = None
     """The hotter one of its two sensors."""
     power_w: float | None = None
     """None on boards without the sensor."""
     zone: int | None = None
-    """GREEN, ORANGE or RED; None where it does not say."""
+    """GREEN, ORANGE or RED; None if unknown."""
     throttled: bool | None = None
-    """True when the firmware has slowed the chip down, for heat or current (inferred)."""
+    """True if the firmware has slowed the chip down, for heat or current (inferred)."""
 
 
 def read(binding: Any, device_id: str) -> Readings:
-    """The readings; those that a board or a version does not have are None.
+    """Return the readings; those that a board or a version lacks are None.
 
     HailoRT allows a second, reading handle on a chip that is in use. Takes some ms, raises nothing.
     """
@@ -268,17 +268,17 @@ def read(binding: Any, device_id: str) -> Readings:
 
 
 def too_hot(readings: Readings) -> NpuError:
-    """The error for a chip in the red zone."""
+    """Return the error for a chip in the red zone."""
     found = "" if readings.temperature_c is None else f" of {readings.temperature_c:.0f} °C"
     return NpuError(
         "hot",
-        f"expected a chip in its green zone, found a temperature{found} in the red one; "
-        "it is left alone until it has cooled down; give it a heat sink and moving air",
+        f"the chip is too hot: its temperature{found} is in the red zone; "
+        "it is not used until it has cooled down; give it a heat sink and moving air",
     )
 
 
 def _is_throttled(health: Any) -> bool:
-    """True when a clock was lowered. `temperature_throttling_active` alone says that it may be."""
+    """True if a clock was lowered; `temperature_throttling_active` alone says that it may be."""
     by_heat = health.temperature_throttling_active and health.current_temperature_zone != GREEN
     return bool(health.overcurrent_throttling_active or by_heat)
 

@@ -1,9 +1,9 @@
-"""HailoRT's failures in plain words, and what the system knows of a Hailo without HailoRT.
+"""HailoRT's errors in plain words, and what the system knows of a Hailo without HailoRT.
 
-Most of HailoRT's errors are one class; the number of the status tells them apart. Numbers are those
-of hailort.h, 4.19 to 5.2, which agree; paths of device nodes and of the driver those of Hailo's
-published driver sources, 4.18 to 5.3. The fixes come from reading sources and other users' reports:
-nothing here was ever looked at on a machine with a Hailo.
+Most of HailoRT's errors have one class; the status number tells them apart. Numbers are those of
+hailort.h, 4.19 to 5.2, which agree; paths of device nodes and of the driver are those of Hailo's
+published driver sources, 4.18 to 5.3. The fixes come from sources and users' reports: none was
+tried on a machine with a Hailo.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from appliance.model import Hef
 from appliance.system import Holder, holders, one_line
 
 VARIABLE = "ROOMSCRIBE_HAILO_ROOT"
-"""Names a folder to be looked at in place of / for nodes and modules."""
+"""Environment variable: a folder to use in place of / for nodes and modules."""
 NODES = ("dev/hailo0", "dev/h1x-0")
 """Of HailoRT 4.x's driver, and of 5.x's for the Hailo-10H."""
 MODULES = ("sys/module/hailo_pci", "sys/module/hailo1x_pci")
@@ -56,12 +56,12 @@ REPEATED = "if it happens again, restart the machine; look for hailo in `journal
 
 
 def nodes() -> list[Path]:
-    """The device nodes that are there; none: no chip, or no driver."""
+    """Return the device nodes; none without a chip or a driver."""
     return [path for node in NODES if (path := _root() / node).exists()]
 
 
 def driver_version() -> str | None:
-    """Version of the kernel module that is loaded, like 4.23.0; None where there is none."""
+    """Return the version of the loaded kernel module, like 4.23.0; None without one."""
     for module in MODULES:
         if text := _read(_root() / module / "version"):
             return text
@@ -69,25 +69,25 @@ def driver_version() -> str | None:
 
 
 def is_installed_for_debian() -> bool:
-    """True where the Python binding is among the modules of /usr/bin/python3."""
+    """True if the Python binding is installed for /usr/bin/python3."""
     return (_root() / DEBIAN_MODULES / "hailo_platform").is_dir()
 
 
 def owners() -> list[Holder]:
-    """Processes with a node open, as far as /proc lets this user see; this one comes last."""
+    """Return the processes with a node open that this user can see; this process comes last."""
     return holders(nodes())
 
 
 def lacks_small_pages(page_bytes: int = PAGE_BYTES) -> bool:
-    """True where pages are too large for the chip and the driver is not set to use smaller ones;
-    also where HailoRT's log, if there is one, says so."""
+    """True if pages are too large for the chip and the driver is not set to smaller ones, or if
+    HailoRT's log says so."""
     forced = {_read(_root() / module / "parameters/force_desc_page_size") for module in MODULES}
     unforced = page_bytes > FORCED_PAGE and str(FORCED_PAGE) not in forced
     return unforced or "max_desc_page_size" in _log()
 
 
 def is_accessible(node: Path) -> bool:
-    """True when this user may use a node."""
+    """True if this user may use a node."""
     return os.access(node, os.R_OK | os.W_OK)
 
 
@@ -118,17 +118,17 @@ class NpuError(DeviceError):
 
     @property
     def lasting(self) -> bool:
-        """True when another attempt is in vain."""
+        """True if another attempt is in vain."""
         return self.cause in LASTING
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What was going on when HailoRT refused."""
+    """What was going on when HailoRT failed."""
 
     doing: str
     library: str
-    """Version of HailoRT; "" when it could not be loaded."""
+    """Version of HailoRT; "" if it could not be loaded."""
     hef: Hef | None = None
     scan: Callable[[], list[str]] = list
     """Device.scan."""
@@ -139,7 +139,7 @@ class Situation:
 
 
 def status_of(error: BaseException) -> int | None:
-    """HailoRT's status in an exception; None where it names none."""
+    """Return HailoRT's status in an exception; None without one."""
     for each in (error.__cause__, error):
         if each is not None and each.args and re.fullmatch(r"\d+", str(each.args[0])):
             return int(each.args[0])
@@ -150,11 +150,11 @@ def status_of(error: BaseException) -> int | None:
 
 
 def explain(error: BaseException, situation: Situation) -> NpuError:
-    """The failure in plain words, without its traceback: that would keep the chip's objects alive,
-    and with them the chip."""
+    """Return the error in plain words, without its traceback, which would keep the chip's objects
+    alive and the chip busy."""
     status, hef = status_of(error), situation.hef
-    if status in LOOKED_AT:
-        cause, text = LOOKED_AT[status](situation)
+    if status in BY_SITUATION:
+        cause, text = BY_SITUATION[status](situation)
     elif status in PLAIN:
         cause, text = PLAIN[status]
         text = text.format(
@@ -166,27 +166,27 @@ def explain(error: BaseException, situation: Situation) -> NpuError:
             compiler=f" (compiler {hef.compiler})" if hef else "",
         )
     else:
-        said = one_line(error)
-        cause, text = "unknown", f"{situation.doing} failed: {said}; {REPEATED}"
+        reason = one_line(error)
+        cause, text = "unknown", f"{situation.doing} failed: {reason}; {REPEATED}"
     number = "" if status is None else f" (HailoRT status {status})"
     return NpuError(cause, text + number)
 
 
 def _none_or_busy(situation: Situation) -> tuple[str, str]:
-    """74: no chip, or somebody else's."""
+    """74: no chip, or one that another process uses."""
     if not _scan(situation):
         return "absent", (
-            "expected a Hailo, found none; look at the cable, and for Hailo in `lspci`; "
-            "where it is missing: dtparam=pciex1 in /boot/firmware/config.txt"
+            "no Hailo found; check the cable, and look for Hailo in `lspci`; "
+            "if it is missing there, set dtparam=pciex1 in /boot/firmware/config.txt"
         )
     return _busy(situation)
 
 
 def _busy(_situation: Situation) -> tuple[str, str]:
-    """73, and 74 with a chip: one process at a time, unless all share."""
+    """73, or 74 with a chip: one process at a time, unless all share it."""
     names = ", ".join(map(str, owners()[:3])) or "another process"
     return "busy", (
-        f"expected a free chip, found it in use by {names}; stop that, or share the chip: "
+        f"the chip is in use by {names}; stop that, or share the chip: "
         "[encoder] share = true, in every program that uses it"
     )
 
@@ -196,7 +196,7 @@ def _driver(situation: Situation) -> tuple[str, str]:
     for node in nodes():
         if not situation.accessible(node):
             return "forbidden", (
-                f"expected leave to use {node}, found its mode {node.stat().st_mode & 0o777:04o}; "
+                f"this user may not use {node} (mode {node.stat().st_mode & 0o777:04o}); "
                 "install hailo-dkms's udev rule (0666), and give the service DeviceAllow for it"
             )
     return "driver", f"{situation.doing}: the driver refused; {REPEATED}"
@@ -240,10 +240,10 @@ def _scan(situation: Situation) -> list[str]:
         return []
 
 
-LOOKED_AT: dict[int | None, Callable[[Situation], tuple[str, str]]] = {
+BY_SITUATION: dict[int | None, Callable[[Situation], tuple[str, str]]] = {
     6: _operation, 8: _internal, 36: _driver, 73: _busy, 74: _none_or_busy,
 }  # fmt: skip
-"""Cause and text of a status, by what else is found."""
+"""Cause and text of a status that depend on the situation."""
 _VERSIONS = (
     "versions differ",
     "expected a driver of HailoRT's version {library}, found driver {driver}; "
@@ -333,4 +333,4 @@ PLAIN: dict[int | None, tuple[str, str]] = {
     ),
     97: ("busy", "{doing}: the chip is not to be had for now; it will be tried again"),
 }
-"""Cause, and text in which the situation is filled in."""
+"""Cause and text of a status; the situation is filled in."""
