@@ -435,7 +435,7 @@ def _report_kept(staging: library.StagingFolder, say: Callable[[str], object]) -
     """Report the part of a download that is kept. The terminal may be gone."""
     from appliance.model import library
 
-    if size := library.begun(staging):
+    if size := library.downloaded_bytes(staging):
         with suppress(OSError):
             say(
                 f"{staging.name}: {size / 1e6:.1f} MB were downloaded and are kept. Run the same "

@@ -1,10 +1,10 @@
-"""The model bundle's format, in one place: its names and keys, finding, reading and verifying it.
+"""The format of a model bundle: names and keys; how a bundle is found, read and verified.
 
-A bundle is a folder with bundle.json (the manifest), three ONNX graphs, the token embedding and the
-vocabulary, and, where there are such, HEFs. The manifest sizes everything in infer/; it is read
-strictly (every value has its type and range, every error names its key), and it lists every file
-with its size and SHA-256. `appliance.convert.build` makes bundles, `write_manifest` writes their
-manifests. Over 500 lines because the whole format is here.
+A bundle is a folder with bundle.json (the manifest), three ONNX graphs, the token embedding, the
+vocabulary, and HEFs if there are any. The manifest sizes everything in infer/. It is read strictly
+(every value has a type and a range, every error names its key), and it lists every file with its
+size and SHA-256. `appliance.convert.build` builds bundles, `write_manifest` writes manifests.
+Over 500 lines because the whole format is here.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ MANIFEST = "bundle.json"
 ENCODER_FILE, CROSS_FILE, STEP_FILE = "encoder.onnx", "cross.onnx", "step.onnx"
 EMBEDDING_FILE, VOCABULARY_FILE = "embedding.bin", "vocabulary.json"
 LAYERS_FILE, JOINT_FILE, WORDS_FILE = "layers.onnx", "joint.onnx", "words.onnx"
-"""The step in three parts, of which JOINT_FILE has tokens verified together."""
+"""The step in three parts; JOINT_FILE verifies several tokens together."""
 JOINT = 12
-"""The most of them."""
+"""Most tokens verified together."""
 ALWAYS = (ENCODER_FILE, CROSS_FILE, STEP_FILE, EMBEDDING_FILE, VOCABULARY_FILE)
 HEF_FILE = "encoder.hef"
 PHRASES_FILE = "phrases.toml"
@@ -51,32 +51,32 @@ DECODER_FILES = DECODER_HEF, TOKEN_TABLE, PLACE_TABLE = (
 """Hailo's decoder: its HEF, and the two tables, named as in Hailo's store, from which the host
 makes the network's input."""
 QUANTIZE = ("none", "int8")
-"""none: all weights are float32 and the graphs compute exactly what the checkpoint does. int8: the
-matrices are 8 bits wide, the rest and the token embedding float16; computing stays in float32."""
+"""none: all weights are float32, and the graphs compute exactly what the checkpoint does. int8: the
+matrices have 8 bits, the other weights and the token embedding float16; activations float32."""
 SCANS = ("exact", "int4")
-"""int4: the vocabulary is scanned with 4 bits, and the best rows are computed again with 16."""
+"""int4: the vocabulary is scanned with 4 bits, and the best rows are recomputed with 16."""
 MOST_ODDS = 4.0
-"""Log-odds (98 %) to which the share of one sentence among those expected counts: of a list of few,
-one is the likeliest by far whatever was said."""
+"""Log-odds (98 %) up to which a sentence's share counts: in a short list, one sentence is by far
+the likeliest whatever was spoken."""
 LEADS = (-4.0, 5.0)
 """Least and largest lead of the free text over an expected sentence that counts."""
 BEST = 32
-"""Columns of the rough logits of an int4 scan that come with it: with 16 no greedy choice was ever
-missed, and a repetition penalty may take some of them away."""
+"""Best columns that an int4 scan recomputes: with 16 no greedy choice was ever missed, and a
+repetition penalty may rule out some."""
 FRAMES_PER_POSITION = 2
 """Whisper's second convolution has stride 2: a position is two mel frames, 20 ms."""
 POSITIONS_PER_SECOND = FRAMES_PER_SECOND // FRAMES_PER_POSITION
 
 PACKAGED = Path(__file__).resolve().parent.parent / "bundles"
-"""Comes with the package; never written to."""
+"""Models of the package; never written to."""
 INSTALLED = Path("/var/lib/roomscribe-models")
 """The user roomscribe-models owns it (docs/web.md) and every user may read it, unlike the daemon's
 own folder /var/lib/roomscribe."""
 FORMER = Path("/var/lib/roomscribe/models")
-"""Where the first versions put them, in the daemon's own folder; a link to INSTALLED now, which
-configurations may name and users other than the daemon and root cannot follow."""
+"""Folder of the first versions, in the daemon's own; now a link to INSTALLED, which configurations
+may name, and which only the daemon and root can follow."""
 VARIABLE = "ROOMSCRIBE_MODELS"
-"""Environment variable naming another folder than INSTALLED to put models into."""
+"""Environment variable: a folder for models in place of INSTALLED."""
 BUILT_IN = "home-en"
 DISK = "see that the disk is there and works"
 CHOICE = "in-use"
@@ -99,7 +99,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """How the decoder is kept from running on."""
+    """The decoder's guards against repetition."""
 
     positions: int
     """Encoder positions after zero-padding; at least the bundle's own."""
@@ -111,8 +111,8 @@ class Guards:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What log-probabilities say about a text being right word for word: a logistic regression on
-    their mean and their sum, fitted on recordings that the model was not trained on."""
+    """Turns log-probabilities into the probability that a text is right word for word: a logistic
+    regression on their mean and sum, fitted on recordings that the model was not trained on."""
 
     offset: float
     mean: float
@@ -121,7 +121,7 @@ class Calibration:
     """Confidence below which a text is flagged."""
 
     def confidence(self, logprobs: Sequence[float]) -> float:
-        """The probability for tokens with these natural log-probabilities."""
+        """Return the probability for tokens with these natural log-probabilities."""
         total = min(0.0, sum(logprobs))
         score = self.offset + (self.mean / max(1, len(logprobs)) + self.total) * total
         return 1.0 / (1.0 + math.exp(min(700.0, -score)))
@@ -129,10 +129,10 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class PhraseCalibration:
-    """How likely an expected sentence is what was said: a logistic regression on its share among
+    """Probability that an expected sentence was spoken: a logistic regression on its share among
     the expected sentences, its tokens' log-probability and the free text's lead over it. Fitted on
-    recordings that the model was not trained on, also of people who say none of the sentences
-    (scripts/measure phrases --fit)."""
+    recordings that the model was not trained on, also of other sentences (scripts/measure phrases
+    --fit)."""
 
     offset: float
     share: float
@@ -151,7 +151,7 @@ class PhraseCalibration:
 
 
 def log_odds(share: float) -> float:
-    """Of a probability 0..1, cut at MOST_ODDS."""
+    """Return the log-odds of a probability 0..1, cut at MOST_ODDS."""
     least = 1.0 / (1.0 + math.exp(MOST_ODDS))
     share = min(1.0 - least, max(least, share))
     return math.log(share / (1.0 - share))
@@ -159,32 +159,31 @@ def log_odds(share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Endings:
-    """What the model's own words tell of a text being a whole sentence: limits of the natural
-    log-probability that it ends there, nothing heard. From sentences with pauses in them
-    (scripts/measure pauses)."""
+    """Limits for the natural log-probability, without sound, that a text ends here: whether it is a
+    complete sentence. From sentences with pauses in them (scripts/measure pauses)."""
 
     sure: float
-    """From here on it is one."""
+    """From here on it is complete."""
     open: float
-    """Below it plainly goes on."""
+    """Below this it is incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vtln:
-    """Vocal tract length normalisation, and beam search, of texts that are not sure."""
+    """Vocal tract length normalisation and beam search for doubtful texts."""
 
     warp: float
-    """So much longer and shorter are the throats that are tried, as a share."""
+    """Warp factors to try are 1 plus and minus this."""
     below: float
-    """Mean natural log-probability of the tokens below which they are."""
+    """Mean natural log-probability of the tokens below which a text is doubtful."""
     beam: int = 1
-    """Texts that are followed at once in each hearing (beam search)."""
+    """Width of the beam search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A verified model folder. But for `folder`, the manifest's keys are the names of these fields;
-    no_speech_sure and no_speech_lone stand in its table guards."""
+    """A verified model folder. The fields, except `folder`, are the manifest's keys;
+    no_speech_sure and no_speech_lone are in its table guards."""
 
     folder: Path
     name: str
@@ -205,42 +204,40 @@ class Bundle:
     quantize: str
     """One of QUANTIZE."""
     zero_points: bool
-    """True where the 8-bit matrices' zero point is written out; False where the manifest says
-    nothing: the first INT8 models had none, and processors that need unsigned weights do without
-    them there."""
+    """True if the 8-bit matrices have a zero point; False if the manifest says nothing: the first
+    INT8 models had none, so processors that need unsigned weights cannot use them there."""
     vocabulary_scan: str
-    """One of SCANS: int4 logits are rough, and the best are to be computed again exactly."""
+    """One of SCANS."""
     window_s: float
     """Length of the model's window, seconds."""
     positions: int
     """Encoder positions of one window."""
     trained_positions: int
-    """Encoder positions, most of them silence, that the decoder was trained on."""
+    """Encoder positions that the decoder was trained on, most of them silence."""
     languages: tuple[str, ...]
     language: str
     prompt: tuple[int, ...]
     tokens: Tokens
     suppressed: tuple[int, ...]
     suppressed_first: tuple[int, ...]
-    """Suppressed at the first step only, besides `suppressed`."""
+    """Suppressed at the first step, in addition to `suppressed`."""
     guards: Guards
-    """What the bundle recommends; the configuration may say otherwise."""
+    """Recommended; the configuration may override them."""
     no_speech_sure: float
-    """GateSettings.no_speech_sure, as this model wants it."""
+    """Recommended GateSettings.no_speech_sure."""
     no_speech_lone: float
-    """GateSettings.no_speech_lone; 1 where the manifest says nothing."""
+    """Recommended GateSettings.no_speech_lone; 1 if the manifest says nothing."""
     calibration: Calibration | None
-    """None where the manifest says nothing: no recordings were compared."""
+    """None if no recordings were compared."""
     files: tuple[str, ...] = ()
     endings: Endings | None = None
-    """None where the manifest says nothing: no pauses were measured."""
+    """None if no pauses were measured."""
     vocabulary_boost: float = 1.0
-    """VocabularySettings.boost, as this model wants it; 1 where the manifest says nothing: it was
-    not measured."""
+    """Recommended VocabularySettings.boost; 1 if it was not measured."""
     phrase_calibration: PhraseCalibration | None = None
-    """None where the manifest says nothing: no recordings were compared."""
+    """None if no recordings were compared."""
     vtln: Vtln | None = None
-    """None where the manifest says nothing: every window is heard once."""
+    """None: no second pass."""
 
     @property
     def frames(self) -> int:
@@ -249,13 +246,13 @@ class Bundle:
 
     @property
     def kept(self) -> NDArray[np.intp]:
-        """Ids of the tokens that can be written, ascending: the columns of the step's logits and
-        the first rows of the embedding's file."""
+        """Ids of the tokens that are not suppressed, ascending: the columns of the step's logits,
+        and the first rows of the embedding's file."""
         return np.flatnonzero(~self._is_suppressed())
 
     @property
     def left_out(self) -> NDArray[np.intp]:
-        """Ids of all other tokens, ascending: the embedding's last rows."""
+        """Ids of the suppressed tokens, ascending: the embedding's last rows."""
         return np.flatnonzero(self._is_suppressed())
 
     def _is_suppressed(self) -> NDArray[np.bool_]:
@@ -269,8 +266,8 @@ class Bundle:
         return self.d_model // self.heads
 
     def confidence(self, logprobs: Sequence[float]) -> float:
-        """How likely a text is right word for word, 0..1, by the natural log-probabilities of its
-        tokens; without a calibration the geometric mean of their probabilities."""
+        """Return how likely a text is right word for word, 0..1, by the natural log-probabilities
+        of its tokens; without a calibration, the geometric mean of their probabilities."""
         if self.calibration is not None:
             return self.calibration.confidence(logprobs)
         return math.exp(min(0.0, sum(logprobs)) / max(1, len(logprobs)))
@@ -278,7 +275,7 @@ class Bundle:
     def phrase_confidence(
         self, share: float, share_of_all: float, mean: float, lead: float
     ) -> float:
-        """Return how likely an expected sentence is what was said, 0..1.
+        """Return the probability that an expected sentence was spoken, 0..1.
 
         With a calibration: by its `share` of the probability of all sentences that were found, the
         `mean` natural log-probability of its tokens and the free text's `lead` over it. Without:
@@ -292,16 +289,17 @@ class Bundle:
 
     @property
     def low_confidence(self) -> float:
-        """Confidence below which a text is flagged; without a calibration Whisper's limit, a mean
+        """Confidence below which a text is flagged; without a calibration, Whisper's limit: a mean
         log-probability of -1 (openai/whisper, transcribe.py)."""
         return math.exp(-1.0) if self.calibration is None else self.calibration.low
 
 
 def load_bundle(path_or_name: str | Path) -> Bundle:
-    """The bundle in a folder, or the installed one of that name, every checksum verified.
+    """Return the bundle in a folder, or the installed one of that name, with all checksums
+    verified.
 
-    Anything with a slash in it is a folder; "" is the one that was chosen, or the built-in one.
-    Raises ModelError naming file, key, what was expected, what was found and what to do.
+    A name with a slash is a folder; "" means the chosen model, or the built-in one. Raises
+    ModelError, which names file, key, what was expected and found, and what to do.
     """
     try:
         folder = find_bundle(path_or_name)
@@ -317,7 +315,7 @@ def load_bundle(path_or_name: str | Path) -> Bundle:
 
 
 def write_manifest(bundle: Bundle, folder: Path) -> None:
-    """Writes bundle.json for the files that lie in `folder`. Raises OSError."""
+    """Write bundle.json for the files in `folder`. Raises OSError."""
     values = asdict(bundle)
     del values["folder"], values["files"]
     values["guards"] |= {key: values.pop(key) for key in ("no_speech_sure", "no_speech_lone")}
@@ -326,30 +324,30 @@ def write_manifest(bundle: Bundle, folder: Path) -> None:
 
 
 def enter_files(folder: Path, names: Sequence[str], **facts: object) -> None:
-    """Enters further files, and what else is to be known, into a folder's bundle.json."""
+    """Add files, and `facts`, to the bundle.json of a folder."""
     values = read_json(folder / MANIFEST) | facts
     values["files"] |= {name: identify(folder / name) for name in names}
     write_json(folder / MANIFEST, values, indent=1)
 
 
 def identify(file: Path) -> dict[str, Any]:
-    """A file's size in bytes and SHA-256. Raises OSError."""
+    """Return a file's size in bytes and SHA-256. Raises OSError."""
     return {"size": file.stat().st_size, "sha256": sha256(file)}
 
 
 def write_json(file: Path, values: dict[str, Any], indent: int | None = None) -> None:
-    """Writes a table as JSON in UTF-8."""
+    """Write a table as JSON in UTF-8."""
     file.write_text(json.dumps(values, ensure_ascii=False, indent=indent) + "\n", "utf-8")
 
 
 def models_folder() -> Path:
-    """Where models are installed: $ROOMSCRIBE_MODELS, else INSTALLED."""
+    """Return the folder for models: $ROOMSCRIBE_MODELS, otherwise INSTALLED."""
     named = os.environ.get(VARIABLE, "")
     return Path(named).expanduser().absolute() if named else INSTALLED
 
 
 def chosen_model() -> str:
-    """Name of the model that `roomscribe model use` chose; "" when none was chosen."""
+    """Return the name of the model that `roomscribe model use` chose; "" if none."""
     file = models_folder() / CHOICE
     try:
         return file.read_text(encoding="utf-8").strip()
@@ -360,32 +358,32 @@ def chosen_model() -> str:
 
 
 def installed_bundles() -> dict[str, Path]:
-    """Folders of the bundles that load_bundle finds by name; not verified.
+    """Return the folders of the bundles that load_bundle finds by name, not verified.
 
-    A folder that this user may not read is passed by, with one line to the log.
+    A folder that this user may not read is skipped, with one line in the log.
     """
     found: dict[str, Path] = {}
-    for place in _places():
+    for models in _models_folders():
         try:
-            for folder in sorted(place.iterdir()):
+            for folder in sorted(models.iterdir()):
                 with suppress(PermissionError):
                     if (folder / MANIFEST).is_file():
                         found.setdefault(folder.name, folder)
         except PermissionError:
-            _tell_unreadable(place)
+            _warn_unreadable(models)
         except (FileNotFoundError, NotADirectoryError):
             pass
     return found
 
 
 @functools.cache
-def _tell_unreadable(place: Path) -> None:
-    """Says it once in a process."""
-    log.warning("%s: this user may not read it: its models are left out; run it with sudo", place)
+def _warn_unreadable(folder: Path) -> None:
+    """Log it once in a process."""
+    log.warning("%s: this user may not read it; its models are ignored; run it with sudo", folder)
 
 
 def find_bundle(path_or_name: str | Path) -> Path:
-    """The folder meant by a path or a bare name, which has a manifest. Raises ModelError."""
+    """Return the folder of a bundle, by its path or its name. Raises ModelError."""
     path_or_name = path_or_name or chosen_model() or BUILT_IN
     installed = installed_bundles()
     if isinstance(path_or_name, Path) or os.sep in path_or_name or path_or_name in (".", ".."):
@@ -409,13 +407,14 @@ def find_bundle(path_or_name: str | Path) -> Path:
     if path_or_name == BUILT_IN:
         fix = "`sudo apt install roomscribe` brings it (roomscribe-ear comes without)"
     raise MissingModelError(
-        f"model bundle {path_or_name!r}: expected it in {', '.join(map(str, _places()))}, found "
-        f"there: {', '.join(installed) or 'none'}; {fix}"
+        f"model bundle {path_or_name!r} is not installed in "
+        f"{', '.join(map(str, _models_folders()))}; installed are: "
+        f"{', '.join(installed) or 'none'}; {fix}"
     )
 
 
-def _places() -> list[Path]:
-    """Folders in which a model is looked for by its name, in this order."""
+def _models_folders() -> list[Path]:
+    """Folders to search for a model by its name, in this order."""
     return list(dict.fromkeys([PACKAGED, INSTALLED, models_folder()]))
 
 
@@ -427,14 +426,14 @@ def _fix(folder: Path) -> str:
 
 
 class _Table:
-    """One table of bundle.json; `key` is where it stands ("" at the top, "tokens.")."""
+    """One table of bundle.json; `key` is the prefix of its keys ("" at the top, "tokens.")."""
 
     def __init__(self, file: Path, values: dict[str, Any], fix: str, key: str = "") -> None:
         self._file, self._values, self._fix, self._key = file, values, fix, key
 
     @classmethod
     def read(cls, file: Path, fix: str) -> _Table:
-        """The manifest in `file`. Raises ModelError when it is not a JSON table of this SCHEMA."""
+        """Return the manifest in `file`. Raises ModelError if it is not a JSON table of SCHEMA."""
         try:
             table = cls(file, read_json(file), fix)
         except ModelError as error:
@@ -444,7 +443,7 @@ class _Table:
         return table
 
     def trouble(self, key: str, expected: str, found: object, fix: str = "") -> ModelError:
-        """The error to raise for a wrong value."""
+        """Return the error for a wrong value."""
         where = f"{self._file}: {shorten(self._key + key, 80)}"
         return ModelError(
             f"{where}: expected {expected}, found {shorten(found, 80)}; {fix or self._fix}"
@@ -476,7 +475,7 @@ class _Table:
         return None if self.is_null(key) else self.whole(key, low, high)
 
     def number(self, key: str, low: float, high: float, absent: float | None = None) -> float:
-        """A number from `low` to `high`; `absent`, if given, where the table says nothing."""
+        """A number from `low` to `high`; `absent`, if given, is the default."""
         if absent is not None and key not in self._values:
             return absent
 
@@ -531,7 +530,7 @@ def _is_whole(value: object, low: int, high: int | None) -> bool:
 
 
 def _parse(table: _Table, folder: Path) -> Bundle:
-    """The bundle that the manifest describes; how its parts fit each other is not looked at."""
+    """The bundle that the manifest describes, without checks between values."""
     vocabulary_size, positions = table.whole("vocabulary_size", 2), table.whole("positions", 2)
     last = vocabulary_size - 1
     tokens, guards = table.table("tokens"), table.table("guards")
@@ -627,7 +626,7 @@ def _parse_vtln(table: _Table) -> Vtln | None:
 
 
 def _check_sense(table: _Table, bundle: Bundle) -> None:
-    """Raises ModelError where two values contradict each other."""
+    """Raises ModelError if two values contradict each other."""
     positions = bundle.window_s * POSITIONS_PER_SECOND
     if abs(positions - bundle.positions) > 1e-6:
         wanted = f"{positions:g} for {bundle.window_s:g} s"

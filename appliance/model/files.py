@@ -16,18 +16,18 @@ JSON_LIMIT = 64_000_000
 
 
 def sha256(file: Path) -> str:
-    """A file's SHA-256, hexadecimal. Raises OSError."""
+    """Return a file's SHA-256, hexadecimal. Raises OSError."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def unreadable(file: Path, error: OSError) -> ModelError:
-    """The error for a file that cannot be read."""
+    """Return the error for a file that cannot be read."""
     return ModelError(f"{file}: expected a readable file, found: {error.strerror or error}")
 
 
 def require_regular(file: Path) -> None:
-    """Raises OSError for what has no content of its own: a pipe would be waited for, for ever."""
+    """Raises OSError for a pipe, a device or a socket: reading it might never end."""
     mode = file.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         found = "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
@@ -35,7 +35,7 @@ def require_regular(file: Path) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON table in a file. Raises ModelError."""
+    """Return the JSON table in a file. Raises ModelError."""
     try:
         require_regular(file)
         if file.stat().st_size > JSON_LIMIT:

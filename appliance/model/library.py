@@ -1,11 +1,11 @@
-"""The models folder: a bundle is made in a staging folder beside the others and moved in whole.
+"""The models folder. A bundle is built in a staging folder and then renamed into it.
 
 models/tiny/                 a bundle
-models/in-use                name of the chosen one
-models/.work/tiny.lock       there and held while tiny is being added or removed
-models/.work/tiny/           what `add` fetched and built so far
-models/.work/tiny/checkpoint the download; once weights have begun to come it outlives an
-                             interrupted `add`, so that it goes on where it was
+models/in-use                name of the chosen model
+models/.work/tiny.lock       held while tiny is being added or removed
+models/.work/tiny/           what `add` has downloaded and built so far
+models/.work/tiny/checkpoint the download; once weights have come, it stays after an
+                             interrupted `add`, and the next one continues it
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ FIXES = {
 }
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 LOOK_S = 1.0
-"""A lock that is held for longer belongs to a command that works on the model, not to one that only
-looks whether somebody does."""
+"""A lock that is held for longer belongs to a command that works on the model; one that only checks
+the lock holds it for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What one of OpenAI's models takes, with int8 weights (docs/real-model.md)."""
+    """Size of one of OpenAI's models with int8 weights (docs/real-model.md)."""
 
     download_mb: int
     """Of its safetensors at the hub."""
     disk_mb: int
     memory_gb: float
-    """To build and to verify it."""
+    """While it is built and verified."""
 
 
 _TINY, _BASE, _SMALL = (
@@ -71,12 +71,12 @@ PUBLISHED = {
     "small": _SMALL,
     "small.en": _SMALL,
 }
-"""The models that setup and the page offer; those called .en know English alone."""
+"""The models that setup and the page offer; those called .en know English only."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagingFolder:
-    """Where one model is put together; `folder` is on the same file system as the models."""
+    """Folder in which one model is built, on the same file system as the models."""
 
     name: str
     models: Path
@@ -94,12 +94,12 @@ class StagingFolder:
 
     @property
     def bundle(self) -> Path:
-        """Where the finished bundle belongs."""
+        """Where the bundle is installed."""
         return self.models / self.name
 
 
 def check_name(name: str) -> str:
-    """The name, if a bundle may be called so. Raises ConfigError."""
+    """Return the name if a bundle may have it. Raises ConfigError."""
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"model name: expected small letters, digits, '.', '_' and '-' (at most 64), "
@@ -112,88 +112,88 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What an `add` that is running, or was interrupted, has in the models folder."""
+    """A running or interrupted `add`."""
 
     size: int
     """Bytes."""
     process: str
-    """Number of the process that works on it; "" if none does."""
+    """Id of the process that works on it; "" if it was interrupted."""
 
 
 @contextmanager
 def work_on(name: str) -> Iterator[StagingFolder]:
-    """Holds the model's lock; what an interrupted `add` has downloaded is still there.
+    """Hold the model's lock; the folder still has what an interrupted `add` downloaded.
 
-    Raises ConfigError for a bad name, ModelError when the models folder cannot be written or
-    another command works on the same model. In the end all but a begun download is deleted.
+    At the end everything but an incomplete download is deleted. Raises ConfigError for a bad name,
+    and ModelError if the models folder cannot be written or another command works on the model.
     """
-    place = _place(check_name(name))
-    file = _lock_file(place)
-    with _lock(file, place):
-        with model_errors(place.models):
-            _tidy(place)
-            place.folder.mkdir(exist_ok=True)
+    staging = _staging(check_name(name))
+    file = _lock_file(staging)
+    with _lock(file, staging):
+        with model_errors(staging.models):
+            _tidy(staging)
+            staging.folder.mkdir(exist_ok=True)
         try:
-            yield place
+            yield staging
         finally:
-            _tidy(place)
+            _tidy(staging)
             with suppress(OSError):
                 file.unlink()
 
 
 def unfinished() -> dict[str, Unfinished]:
-    """What is being added, and the downloads of interrupted commands, by the model's name."""
+    """Return running and interrupted `add` commands, by model name."""
     found = {}
     for name in _started():
-        place = _place(name)
-        if process := _worker(place):
-            found[name] = Unfinished(_size(place.folder), process)
-        elif size := begun(place):
+        staging = _staging(name)
+        if process := _worker(staging):
+            found[name] = Unfinished(_size(staging.folder), process)
+        elif size := downloaded_bytes(staging):
             found[name] = Unfinished(size, "")
     return found
 
 
-def begun(place: StagingFolder) -> int:
-    """Size in bytes of a download that is worth going on with; 0 where no weights have come."""
+def downloaded_bytes(staging: StagingFolder) -> int:
+    """Return the size of a download that is worth continuing; 0 if no weights have come."""
     weights = (
         file
-        for file in place.checkpoint.rglob("*")
+        for file in staging.checkpoint.rglob("*")
         if not file.name.removesuffix(".part").endswith(".json")
     )
-    return _size(place.checkpoint) if any(map(_bytes, weights)) else 0
+    return _size(staging.checkpoint) if any(map(_bytes, weights)) else 0
 
 
 def clear_abandoned() -> None:
-    """Deletes what killed commands left, but for downloads that have begun; as far as this user
-    may, and without a word."""
+    """Delete what killed commands left, except incomplete downloads, as far as this user may.
+    Raises nothing."""
     for name in _started():
-        place = _place(name)
-        file = _lock_file(place)
+        staging = _staging(name)
+        file = _lock_file(staging)
         with suppress(OSError), lock(file, mode=0o666):
-            _tidy(place)
+            _tidy(staging)
             file.unlink()
 
 
 def drop_download(name: str) -> bool:
-    """Deletes the download of an interrupted `add`; whether there was one. Raises ModelError."""
+    """Delete the download of an interrupted `add`; True if there was one. Raises ModelError."""
     if name not in unfinished():
         return False
-    with work_on(name) as place, model_errors(place.folder):
-        shutil.rmtree(place.folder)
+    with work_on(name) as staging, model_errors(staging.folder):
+        shutil.rmtree(staging.folder)
     return True
 
 
-def _place(name: str) -> StagingFolder:
+def _staging(name: str) -> StagingFolder:
     models = models_folder()
     return StagingFolder(name, models, models / ".work" / name)
 
 
-def _lock_file(place: StagingFolder) -> Path:
-    return place.folder.with_name(f"{place.name}.lock")
+def _lock_file(staging: StagingFolder) -> Path:
+    return staging.folder.with_name(f"{staging.name}.lock")
 
 
 def _started() -> list[str]:
-    """Names of the models that somebody has begun to work on; none if this user may not look."""
+    """Names of models with a running or interrupted `add`; none if this user may not look."""
     try:
         entries = list((models_folder() / ".work").iterdir())
     except OSError:
@@ -202,9 +202,9 @@ def _started() -> list[str]:
     return sorted(name for name in names if NAME.fullmatch(name))
 
 
-def _worker(place: StagingFolder) -> str:
-    """Number of the process that works on a model; "" if none does."""
-    file = _lock_file(place)
+def _worker(staging: StagingFolder) -> str:
+    """Id of the process that works on a model; "" if none does."""
+    file = _lock_file(staging)
     try:
         lock(file, shared=True, flags=os.O_RDONLY).close()
     except BlockingIOError:
@@ -215,20 +215,20 @@ def _worker(place: StagingFolder) -> str:
 
 
 def _owner(file: Path) -> str:
-    """What a lock's file says of its holder."""
+    """Id of the process that holds a lock, from its file."""
     with suppress(OSError):
         return file.read_text(errors="replace").strip() or "unknown"
     return "unknown"
 
 
-def _tidy(place: StagingFolder) -> None:
-    """Deletes all but a download that has begun."""
-    if place.folder.is_dir():
-        for each in list(place.folder.iterdir()):
-            if each != place.checkpoint or not begun(place):
+def _tidy(staging: StagingFolder) -> None:
+    """Delete everything but an incomplete download."""
+    if staging.folder.is_dir():
+        for each in list(staging.folder.iterdir()):
+            if each != staging.checkpoint or not downloaded_bytes(staging):
                 shutil.rmtree(each, ignore_errors=True)
         with suppress(OSError):
-            place.folder.rmdir()
+            staging.folder.rmdir()
 
 
 def _size(folder: Path) -> int:
@@ -237,7 +237,7 @@ def _size(folder: Path) -> int:
 
 
 def _bytes(file: Path) -> int:
-    """A file's size; 0 of anything else, and of one that has vanished."""
+    """A file's size; 0 for anything else, and for a file that has vanished."""
     try:
         found = file.lstat()
     except OSError:
@@ -245,11 +245,11 @@ def _bytes(file: Path) -> int:
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
-def _lock(file: Path, place: StagingFolder) -> io.FileIO:
-    """The model's lock, with this process's number in it. Raises ModelError when it is held."""
+def _lock(file: Path, staging: StagingFolder) -> io.FileIO:
+    """The model's lock, with this process's id in it. Raises ModelError if it is held."""
     until_s = time.monotonic() + LOOK_S
-    with model_errors(place.models):
-        _written()
+    with model_errors(staging.models):
+        _ensure_models_folder()
         file.parent.mkdir(exist_ok=True)
         while True:
             try:
@@ -258,7 +258,7 @@ def _lock(file: Path, place: StagingFolder) -> io.FileIO:
             except BlockingIOError:
                 if time.monotonic() > until_s:
                     raise ModelError(
-                        f"model {place.name}: another `roomscribe model` command (process "
+                        f"model {staging.name}: another `roomscribe model` command (process "
                         f"{_owner(file)}) is working on it; wait until it is done"
                     ) from None
                 time.sleep(LOOK_S / 20)
@@ -267,9 +267,9 @@ def _lock(file: Path, place: StagingFolder) -> io.FileIO:
     return held
 
 
-def _written() -> Path:
-    """The models folder, made where it is missing; the installed one, with what this process puts
-    into it, is for every user to read, whatever root's umask says. Raises OSError."""
+def _ensure_models_folder() -> Path:
+    """Create the models folder if it is missing. Every user may read INSTALLED and what this
+    process writes there, whatever root's umask is. Raises OSError."""
     models = models_folder()
     if models == INSTALLED:
         os.umask(0o022)
@@ -278,48 +278,49 @@ def _written() -> Path:
     return models
 
 
-def install(place: StagingFolder) -> None:
-    """Moves the finished draft to its place; a bundle that is there is replaced.
+def install(staging: StagingFolder) -> None:
+    """Move the draft into the models folder, replacing a bundle of that name.
 
-    Whoever has the old one loaded keeps it until it is closed. Raises ModelError; then the old one
-    is where it was.
+    A process that has loaded the old one keeps it until it closes it. Raises ModelError; then the
+    old one is still installed.
     """
-    with model_errors(place.bundle):
-        if place.bundle.exists():
-            _exchange(place.draft, place.bundle)
+    with model_errors(staging.bundle):
+        if staging.bundle.exists():
+            _exchange(staging.draft, staging.bundle)
         else:
-            place.draft.rename(place.bundle)
-        sync_folder(place.models)
-        shutil.rmtree(place.folder, ignore_errors=True)
+            staging.draft.rename(staging.bundle)
+        sync_folder(staging.models)
+        shutil.rmtree(staging.folder, ignore_errors=True)
 
 
 def remove(name: str) -> None:
-    """Deletes an installed bundle and a download of that name. Raises ModelError for neither."""
-    with work_on(name) as place:
-        if not (place.bundle / MANIFEST).is_file():
-            if begun(place):
-                shutil.rmtree(place.folder)
+    """Delete an installed bundle, or a download of that name. Raises ModelError if there is
+    none."""
+    with work_on(name) as staging:
+        if not (staging.bundle / MANIFEST).is_file():
+            if downloaded_bytes(staging):
+                shutil.rmtree(staging.folder)
                 return
             raise ModelError(
-                f"model {name!r}: expected it in {place.models}, found there: "
+                f"model {name!r} is not installed in {staging.models}; installed are: "
                 f"{', '.join(installed()) or 'none'}"
             )
-        with model_errors(place.bundle):
-            # out of sight at once: half a bundle is never seen under its name
-            gone = place.folder / "removed"
+        with model_errors(staging.bundle):
+            # renamed first: nobody sees half a bundle under its name
+            gone = staging.folder / "removed"
             shutil.rmtree(gone, ignore_errors=True)
-            place.bundle.rename(gone)
-            shutil.rmtree(place.folder)
+            staging.bundle.rename(gone)
+            shutil.rmtree(staging.folder)
 
 
 def installed() -> list[str]:
-    """Names of the bundles in the models folder."""
+    """Return the names of the bundles in the models folder."""
     return sorted(file.parent.name for file in models_folder().glob(f"[!.]*/{MANIFEST}"))
 
 
 def overview(folder: Path) -> tuple[int, str, bool]:
-    """Size in bytes of an installed bundle, what its manifest says that it is, and whether it has
-    an encoder for the NPU. Nothing of it is verified. Raises ModelError."""
+    """Return the size in bytes of an installed bundle, its source, and whether it has an encoder
+    for the NPU. Verifies nothing. Raises ModelError."""
     manifest = read_json(folder / MANIFEST)
     about = manifest.get("source") or manifest.get("description")
     with model_errors(folder):
@@ -327,44 +328,44 @@ def overview(folder: Path) -> tuple[int, str, bool]:
 
 
 def choose(name: str) -> None:
-    """Makes `name` the model in use where the configuration names none. Raises ModelError."""
+    """Make `name` the model in use unless the configuration names one. Raises ModelError."""
     file = models_folder() / CHOICE
     with model_errors(file):
-        _written()
+        _ensure_models_folder()
         write_whole(file, f"{name}\n")
 
 
 @contextmanager
 def model_errors(target: Path) -> Iterator[None]:
-    """Turns an OSError about `target` into a ModelError of one line with its fix."""
+    """Turn an OSError about `target` into a ModelError of one line with its fix."""
     try:
         yield
     except OSError as error:
         fix = FIXES.get(error.errno or 0, "see to that file and try again")
         raise ModelError(
-            f"{error.filename or target}: expected room and leave to write a model, found: "
+            f"{error.filename or target}: the model cannot be written: "
             f"{error.strerror or error}; {fix}"
         ) from error
 
 
-def _exchange(one: Path, other: Path) -> None:
-    """Swaps two folders in one step, so that each name has a whole folder at any time.
+def _exchange(folder: Path, other: Path) -> None:
+    """Swap two folders atomically.
 
-    renameat2(2) with RENAME_EXCHANGE: Linux 3.15, glibc 2.28; ext4, btrfs, xfs, f2fs, tmpfs and
-    overlayfs have it. Elsewhere OSError: the bundle is to be removed first.
+    renameat2(2) with RENAME_EXCHANGE: Linux 3.15, glibc 2.28; on ext4, btrfs, xfs, f2fs, tmpfs and
+    overlayfs. Elsewhere OSError: the old bundle must be removed first.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(AT_FDCWD, bytes(one), AT_FDCWD, bytes(other), RENAME_EXCHANGE) != 0:
+    if libc.renameat2(AT_FDCWD, bytes(folder), AT_FDCWD, bytes(other), RENAME_EXCHANGE) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(other))
 
 
 @contextmanager
 def drafted(out: Path, what: str) -> Iterator[Path]:
-    """An empty folder that becomes `out` when the block ends well; one that is there is replaced.
+    """Yield an empty folder that becomes `out`, replacing it, if the block ends without an error.
 
-    When it ends otherwise nothing is left of the draft, and `out` is as it was. Raises ModelError
-    for an OSError in the block, too; it says that `what` was being written.
+    After an error the draft is deleted and `out` is as before. An OSError, also in the block,
+    becomes a ModelError about writing `what`.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -376,6 +377,4 @@ def drafted(out: Path, what: str) -> Iterator[Path]:
                 out.rename(Path(scratch) / "old")
             draft.rename(out)
     except OSError as error:
-        raise ModelError(
-            f"{out}: expected room and leave to write {what}, found: {error.strerror or error}"
-        ) from error
+        raise ModelError(f"{out}: {what} cannot be written: {error.strerror or error}") from error

@@ -347,7 +347,7 @@ def test_a_full_disk_is_one_line_and_the_old_pack_stays(checkpoint: Checkpoint, 
     before = {file.name: file.read_bytes() for file in pack.iterdir()}
     with files_of_at_most(10_000), pytest.raises(ModelError) as caught:
         write_pack(checkpoint, pack, "int8")
-    assert str(caught.value).startswith(f"{pack}: expected room and leave to write a pack, found: ")
+    assert str(caught.value).startswith(f"{pack}: a pack cannot be written: ")
     assert "\n" not in str(caught.value)
     assert {file.name: file.read_bytes() for file in pack.iterdir()} == before
     assert [file.name for file in pack.parent.iterdir()] == ["pack"]
