@@ -131,7 +131,7 @@ class Vocabulary:
         self._own = tuple(word for word in words if can_write(word))
         if lacking := [word for word in words if not can_write(word)]:
             log.warning(
-                "[vocabulary] words: the model cannot write %d of them, they are left out: %s",
+                "[vocabulary] words: the model cannot write %d of them: %s",
                 len(lacking),
                 shorten(", ".join(lacking), 80),
             )

@@ -226,7 +226,7 @@ def test_words_that_the_model_cannot_write_are_left_out_with_a_line(
     settings = VocabularySettings(words=("Анна", "Anna"))
     with caplog.at_level(logging.WARNING):
         assert open_vocabulary(settings, home_en, tokenizer).words.words == ("Anna",)
-    assert "1 cannot be written by the model and are left out: Анна" in caplog.text
+    assert "the model cannot write 1 of them: Анна" in caplog.text
 
 
 @pytest.mark.parametrize(
