@@ -126,7 +126,7 @@ def test_the_cache_of_an_earlier_window_is_refused(
 ) -> None:
     early = decoder.start(states)
     decoder.step(decoder.start(states), bundle.prompt)
-    with pytest.raises(ValueError, match="the window begun last"):
+    with pytest.raises(ValueError, match="of an earlier window"):
         decoder.step(early, bundle.prompt)
 
 
