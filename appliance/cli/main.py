@@ -75,8 +75,7 @@ def main(
 
 
 def _obey(
-    arguments: Sequence[str] | None,
-    command: Callable[[argparse.Namespace, Settings], int] | None,
+    arguments: Sequence[str] | None, command: Callable[[argparse.Namespace, Settings], int] | None
 ) -> int:
     """Run a command and print its errors; return the exit status."""
     try:

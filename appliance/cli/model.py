@@ -160,10 +160,7 @@ def _add_reading(new: Add) -> None:
     sub.add_argument("name", metavar="NAME|FOLDER", nargs="?", help="default: the one in use")
     sub.add_argument("--json", action="store_true")
     sub.set_defaults(command=info)
-    sub = new(
-        "verify",
-        help="check models: the checksum of every file, and a test decode",
-    )
+    sub = new("verify", help="check models: the checksum of every file, and a test decode")
     sub.add_argument("names", metavar="NAME|FOLDER", nargs="*", help="default: all models")
     sub.set_defaults(command=verify)
 

@@ -88,11 +88,7 @@ def run(
         return Pipeline(assembly.build(settings, read=read, installer=installer, day=day))
 
     try:
-        service.run(
-            with_recording(settings),
-            lambda: read(None).sure(),
-            pipeline or open_pipeline,
-        )
+        service.run(with_recording(settings), lambda: read(None).sure(), pipeline or open_pipeline)
     except MissingModelError as error:
         error.exit_status = TRY_AGAIN
         raise

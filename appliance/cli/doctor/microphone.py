@@ -168,11 +168,5 @@ CHECKS = (
         within_s=15,
         needs=("[capture]",),
     ),
-    Check(
-        "voice detector",
-        voice_detector,
-        INSTALL,
-        within_s=30,
-        needs=("[voice]", "[segmenter]"),
-    ),
+    Check("voice detector", voice_detector, INSTALL, within_s=30, needs=("[voice]", "[segmenter]")),
 )

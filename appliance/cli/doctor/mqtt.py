@@ -194,19 +194,9 @@ CHECKS = (
         within_s=15,
         needs=MQTT,
     ),
+    Check("round trip", round_trip, "see the broker's log", within_s=20, needs=(*MQTT, BROKER)),
     Check(
-        "round trip",
-        round_trip,
-        "see the broker's log",
-        within_s=20,
-        needs=(*MQTT, BROKER),
-    ),
-    Check(
-        "Home Assistant",
-        home_assistant,
-        "see the broker's log",
-        within_s=15,
-        needs=(*MQTT, BROKER),
+        "Home Assistant", home_assistant, "see the broker's log", within_s=15, needs=(*MQTT, BROKER)
     ),
     Check("secret files", secret_files, "check their modes", needs=("[mqtt]", "[homeassistant]")),
 )
