@@ -27,7 +27,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 
 
 @needs_avahi
-def test_all_that_are_announced_are_found_with_host_and_port(house: House) -> None:
+def test_announced_services_are_found_with_host_and_port(house: House) -> None:
     assert find_services(SERVICE, 3.0) == [], "avahi-daemon does not run"
     house.start_avahi()
     name = f"house-{os.getpid()}"

@@ -210,7 +210,7 @@ def test_messages_that_troubleshooting_quotes_are_those_of_the_code() -> None:
             assert quoted in known, f"docs/troubleshooting.md: no message has {quoted!r}"
 
 
-def test_every_place_that_the_table_of_places_names_is_there() -> None:
+def test_every_file_in_the_table_of_contributing_exists() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text.partition("| If you change")[2].partition("\n\n")[0]
     named = 0

@@ -133,17 +133,17 @@ def test_closed_streams_change_nothing(house: Path, command: str) -> None:
 def test_a_full_disk_is_one_line(house: Path, command: str) -> None:
     usual = usually(command, house)
     full = ended(command, house, {0: None, 1: "/dev/full"})
-    said = "roomscribe: standard output: cannot be written: No space left on device"
+    message = "roomscribe: standard output cannot be written: No space left on device"
     assert full.returncode == (74 if usual.stdout else usual.returncode)
-    assert full.stderr.count(said) == bool(usual.stdout)
+    assert full.stderr.count(message) == bool(usual.stdout)
 
 
 @pytest.mark.parametrize("command", ["log", "transcribe", "model verify", "model use"])
-def test_a_full_disk_for_what_is_told_meanwhile_changes_nothing(house: Path, command: str) -> None:
+def test_a_full_disk_for_standard_error_changes_nothing(house: Path, command: str) -> None:
     usual = usually(command, house)
-    told = ended(command, house, {2: "/dev/full"})
-    assert told.returncode == usual.returncode
-    assert bool(told.stdout) == bool(usual.stdout)
+    full = ended(command, house, {2: "/dev/full"})
+    assert full.returncode == usual.returncode
+    assert bool(full.stdout) == bool(usual.stdout)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

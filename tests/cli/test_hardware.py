@@ -79,7 +79,7 @@ def test_the_report_tells_what_was_found_and_not_whose_it_is(tmp_path: Path, con
         assert word not in everything
 
 
-def test_it_runs_its_own_doctor_and_says_what_failed(tmp_path: Path, config: Path) -> None:
+def test_it_runs_its_own_doctor_and_prints_what_failed(tmp_path: Path, config: Path) -> None:
     out = tmp_path / "report.json"
     done = roomscribe("hardware-check", "--no-benchmark", "--config", config, "--out", out)
     assert done.returncode == 0, done.stderr
@@ -88,7 +88,7 @@ def test_it_runs_its_own_doctor_and_says_what_failed(tmp_path: Path, config: Pat
     assert "failed: broker: " in done.stderr
 
 
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
+def test_an_output_that_cannot_be_written_fails_before_anything_is_measured(
     tmp_path: Path, config: Path
 ) -> None:
     out = tmp_path / "nowhere" / "report.json"
@@ -129,5 +129,5 @@ def test_the_names_of_this_machine_are_among_the_hidden(config: Path) -> None:
     assert "localhost" not in hidden
 
 
-def test_the_benchmark_is_asked_for_rows_that_it_has() -> None:
+def test_the_benchmark_knows_the_requested_rows() -> None:
     assert set(hardware.ROWS.split(",")) <= set(KEYS)

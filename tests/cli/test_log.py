@@ -81,7 +81,9 @@ def texts(lines: list[str]) -> list[str]:
     return [line.split("%  ", 1)[1] for line in lines]
 
 
-def test_what_was_heard_is_shown_by_time_and_text(house: House, store: Store, shown: Shown) -> None:
+def test_transcripts_are_selected_by_time_and_text(
+    house: House, store: Store, shown: Shown
+) -> None:
     assert house.log() == 0
     assert texts(shown()) == [one.transcript.text for one in store.read_after(0)]
     assert house.log("--since", "1d", "--until", "3h") == 0
@@ -129,14 +131,14 @@ def test_the_newest_are_shown_and_with_limit_0_all(
         assert len(shown()) == PAGE + 5
 
 
-def test_it_says_how_many_there_are_where_not_all_are_shown(house: House, store: Store) -> None:
+def test_the_total_is_printed_if_not_all_are_shown(house: House, store: Store) -> None:
     found = roomscribe("log", "--config", house.config, "--limit", "2", "--grep", "light")
     assert errors(found) == ["roomscribe: 2 of 3 shown. --limit 0 shows all."]
     for more in ("--json", "-q", "--limit=0", "--limit=9", "--limit=5"):
         assert roomscribe("log", "--config", house.config, "--limit=2", more).stderr == "", more
 
 
-def test_a_terminal_has_colours_unless_it_is_told_not_to(house: House, store: Store) -> None:
+def test_a_terminal_has_colours_unless_they_are_off(house: House, store: Store) -> None:
     config = house.config
     for environment, there in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
         with Terminal("log", "--config", config, environment=environment) as terminal:
@@ -175,9 +177,7 @@ def test_what_programs_read_is_utf_8_whatever_the_terminal_is(house: House, stor
     assert roomscribe(*log, environment=ascii_alone).stdout.endswith("sing \\U0001f3a4\n")
 
 
-def test_a_spreadsheet_computes_nothing_of_what_was_said(
-    house: House, store: Store, tmp_path: Path
-) -> None:
+def test_a_spreadsheet_computes_no_transcript(house: House, store: Store, tmp_path: Path) -> None:
     file = tmp_path / "export.csv"
     assert house.log("--export", "csv", "--output", file, "--since", "1d") == 0
     assert file.stat().st_mode & 0o777 == 0o600
@@ -208,7 +208,9 @@ def test_an_export_that_fails_leaves_the_old_file(
     assert [path.read_text(encoding="utf-8") for path in file.parent.iterdir()] == ["the old one"]
 
 
-def test_a_log_of_the_daemon_alone_is_one_line_that_says_sudo(house: House, store: Store) -> None:
+def test_a_log_that_only_the_daemon_may_read_is_one_line_that_names_sudo(
+    house: House, store: Store
+) -> None:
     for closed in (store.path, store.path.parent):
         closed.chmod(0)
         for arguments in ([], ["--delete", "--all", "--yes"], ["--follow"]):
@@ -291,7 +293,7 @@ def test_what_is_deleted_is_gone_beside_the_running_daemon(
 
 
 @pytest.mark.parametrize(("answer", "left", "status"), [("y\n", 1, 0), ("n\n", 5, 1), ("", 5, 1)])
-def test_a_person_is_asked_before_anything_is_deleted(
+def test_the_user_is_asked_before_anything_is_deleted(
     *, house: House, store: Store, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], answer: str, left: int, status: int,
 ) -> None:  # fmt: skip
@@ -350,7 +352,7 @@ def test_a_time_that_is_none_is_wrong_usage_and_named_with_its_option(
         assert f"argument {option}: expected an age" in capsys.readouterr().err
 
 
-def test_a_time_is_an_age_or_what_this_machines_clock_says() -> None:
+def test_a_time_is_an_age_or_local_time() -> None:
     now = datetime.now().astimezone()
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     assert moment("today") == midnight
@@ -406,9 +408,7 @@ def test_what_comes_is_shown_through_restarts_and_replaced_files_until_ctrl_c(
             assert process.stderr.read() == b""
 
 
-def test_it_ends_quietly_when_nobody_reads_any_more(
-    settings: StoreSettings, tmp_path: Path
-) -> None:
+def test_it_ends_quietly_when_its_reader_has_gone(settings: StoreSettings, tmp_path: Path) -> None:
     with Store.open(settings) as store:
         store.append(transcript("light before"))
         with following(write_config(tmp_path)) as (process, line):

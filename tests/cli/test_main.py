@@ -89,7 +89,7 @@ def test_what_every_command_takes_may_stand_before_it_or_behind(typed: tuple[str
     assert (done.returncode, "/no/such.toml" in errors(done)[0]) == (78, True)
 
 
-def test_verbose_and_quiet_set_what_is_said(tmp_path: Path) -> None:
+def test_verbose_and_quiet_set_the_log_level(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     sound = SPEECH / "00.flac"
     quiet = roomscribe("run", "-q", "--config", config, "--recording", sound)
@@ -258,7 +258,7 @@ def test_the_log_before_the_first_run_says_what_to_do(tmp_path: Path) -> None:
     assert "roomscribe run" in errors(done)[0]
 
 
-def test_a_microphone_that_is_not_there_is_waited_for_and_told_of_once(tmp_path: Path) -> None:
+def test_a_missing_microphone_is_waited_for_and_reported_once(tmp_path: Path) -> None:
     config = write_config(tmp_path, capture={"device": "no such microphone"})
     with daemon(config) as running:
         until(lambda: log_of(config).count("\n"), 30)
@@ -271,7 +271,7 @@ def test_a_microphone_that_is_not_there_is_waited_for_and_told_of_once(tmp_path:
     assert "WARNING" not in rest
 
 
-def test_a_process_ends_without_waiting_for_a_chip_that_hangs_and_says_all_it_has_to() -> None:
+def test_a_process_ends_without_waiting_for_a_chip_that_hangs_and_prints_everything() -> None:
     program = (
         "import atexit, sys, time; from appliance.cli import main; "
         "from appliance.system import BackgroundTask; "

@@ -94,7 +94,7 @@ def one_line(done: subprocess.CompletedProcess[str], status: int = 78) -> str:
     return errors(done)[0]
 
 
-def test_one_command_fetches_builds_verifies_and_puts_to_use(desk: Desk) -> None:
+def test_one_command_downloads_builds_verifies_and_chooses(desk: Desk) -> None:
     added = desk.run("add", REPOSITORY)
     assert added.returncode == 0, added.stderr
     assert (
@@ -120,7 +120,7 @@ def test_one_command_fetches_builds_verifies_and_puts_to_use(desk: Desk) -> None
     ]
 
 
-def test_a_download_that_broke_off_leaves_no_model_and_goes_on_where_it_was(desk: Desk) -> None:
+def test_an_interrupted_download_leaves_no_model_and_continues(desk: Desk) -> None:
     size = (desk.checkpoint / "model.safetensors").stat().st_size
     desk.hub.misbehave("model.safetensors", *[Fault(break_after=size // 2), Fault(break_after=0)])
     running = desk.start("add", REPOSITORY)
@@ -327,12 +327,12 @@ def test_a_fetch_that_is_refused_leaves_no_folder(desk: Desk, tmp_path: Path) ->
     assert f"{sealed}/new cannot be created: Permission denied. Choose another" in one_line(refused)
 
 
-def test_no_name_is_not_put_to_use(desk: Desk) -> None:
+def test_an_empty_name_is_not_chosen(desk: Desk) -> None:
     assert "is not the name of an installed model" in one_line(desk.run("use", ""))
     assert not (desk.models / "in-use").exists()
 
 
-def test_what_cannot_be_removed_is_not_advised(desk: Desk) -> None:
+def test_a_model_that_cannot_be_removed_is_not_suggested(desk: Desk) -> None:
     for name, which in (("home-en", "the built-in model"), ("../x", "'../x'")):
         line = one_line(desk.run("remove", name))
         assert f"{which} cannot be removed. You can remove: (no model is installed)" in line
@@ -609,7 +609,7 @@ def test_a_window_or_language_that_the_model_does_not_have_costs_no_weights(desk
     assert not desk.hub.fetched("model.safetensors")
 
 
-def test_the_language_is_the_checkpoints_and_is_told(desk: Desk) -> None:
+def test_the_language_is_the_checkpoints_and_is_printed(desk: Desk) -> None:
     added = json.loads((desk.checkpoint / "added_tokens.json").read_text())
     added["<|de|>"] = added.pop("<|translate|>")
     (desk.checkpoint / "added_tokens.json").write_text(json.dumps(added))

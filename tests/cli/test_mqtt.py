@@ -24,7 +24,7 @@ AT = datetime(2026, 11, 21, 8, 14, 6, tzinfo=UTC)
 
 
 @needs_broker
-def test_forget_clears_all_that_is_kept_of_one_appliance_and_nothing_else(tmp_path: Path) -> None:
+def test_forget_clears_the_retained_messages_of_one_appliance_only(tmp_path: Path) -> None:
     with rig_broker.Broker() as broker:
         there = write_config(tmp_path, broker.port)
         ours = ("homeassistant/device/kitchen/config", "roomscribe/kitchen/availability")
@@ -82,7 +82,7 @@ def test_a_state_is_shown_for_people_and_garbage_as_it_is() -> None:
     assert line(AT, "odd", b"x", False).isprintable()
 
 
-def test_a_node_that_can_be_none_is_told_with_one_that_may_be_meant(tmp_path: Path) -> None:
+def test_an_impossible_node_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     there = write_config(tmp_path)
     done = roomscribe("mqtt", "forget", "--node", "My Kitchen", "--config", there)
     assert done.returncode == 78

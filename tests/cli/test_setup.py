@@ -115,7 +115,7 @@ def test_a_wrong_option_is_one_line_and_nothing_is_written(
 
 
 @program("setpriv", package="util-linux")
-def test_who_may_not_write_the_configuration_is_not_asked_in_vain(tmp_path: Path) -> None:
+def test_a_user_who_may_not_write_the_configuration_is_asked_no_question(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     config.chmod(0o444)
     tmp_path.chmod(0o555)
@@ -222,7 +222,7 @@ def test_what_is_declined_is_not_written(tmp_path: Path) -> None:
     assert config.read_text() == before
 
 
-def test_the_area_follows_the_name_unless_somebody_chose_another() -> None:
+def test_the_area_follows_the_name_unless_the_user_chose_another() -> None:
     answers = Answers("kitchen", "", "", MqttSettings(), "home-en")
     assert with_room(answers, "hall").area == ""
     named = with_room(answers, "Living Room")

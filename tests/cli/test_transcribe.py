@@ -95,8 +95,8 @@ def test_a_terminal_sees_how_far_a_long_file_is(
     assert capsys.readouterr().err == "", "what is soon done needs none"
     progress._next_s, progress._begun_s = 0.0, progress._begun_s - 10.0
     progress.update(25.0, 4000.0)
-    said = capsys.readouterr().err
-    assert re.search(r"talk.flac: 1% of 1:06:40, \d+:\d\d left", said)
+    output = capsys.readouterr().err
+    assert re.search(r"talk.flac: 1% of 1:06:40, \d+:\d\d left", output)
     progress.clear()
     assert capsys.readouterr().err.strip() == ""
     silent = ProgressLine("talk.flac", quiet=True)

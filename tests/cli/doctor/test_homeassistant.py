@@ -43,7 +43,7 @@ def test_without_an_address_there_is_nothing_to_ask() -> None:
     ]
 
 
-def test_it_says_how_many_words_came_and_that_assist_is_there(around: Surroundings) -> None:
+def test_it_reports_the_number_of_words_and_the_assist_pipeline(around: Surroundings) -> None:
     found = look(NAMES, around)
     assert found.status == "ok", found.found
     assert "version 2025.1.4: 7 names of 2 exposed entities and their places" in found.found
@@ -54,7 +54,7 @@ def test_it_says_how_many_words_came_and_that_assist_is_there(around: Surroundin
     )
 
 
-def test_what_is_missing_is_said_with_the_cure(hub: Hub, around: Surroundings) -> None:
+def test_what_is_missing_fails_with_a_fix(hub: Hub, around: Surroundings) -> None:
     hub.devices = []
     assert "Home Assistant has no device Roomscribe" in look(ASSIST, around).found
     error = '{"code": "unauthorized", "message": "Unauthorized"}'
@@ -78,12 +78,12 @@ def test_assist_is_not_approved_of_for_a_device_without_an_area(
     assert "Devices, Roomscribe kitchen" in found.fix
 
 
-def test_an_area_whose_name_is_refused_is_told_by_its_id(hub: Hub, around: Surroundings) -> None:
+def test_an_area_with_a_refused_name_is_shown_by_its_id(hub: Hub, around: Surroundings) -> None:
     hub.devices = [DEVICE | {"area_id": "attic_2"}]
     assert look(ASSIST, around).found.endswith("in area attic_2")
 
 
-def test_a_refused_token_and_an_address_without_anybody_are_said_and_the_token_is_not(
+def test_a_refused_token_and_a_wrong_address_fail_without_printing_the_token(
     hub: Hub, around: Surroundings
 ) -> None:
     hub.token = "another"

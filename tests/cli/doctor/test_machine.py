@@ -34,7 +34,7 @@ def test_this_python_and_these_libraries_are_right() -> None:
     assert "webrtcvad-wheels 2." in found.found
 
 
-def test_a_library_that_does_not_import_is_named_with_its_own_words(tmp_path: Path) -> None:
+def test_a_library_that_cannot_be_imported_is_named_with_its_error(tmp_path: Path) -> None:
     """As webrtcvad 2.0.10 behaves beside setuptools 82."""
     text = "raise ModuleNotFoundError(\"No module named 'pkg_resources'\")"
     (tmp_path / "webrtcvad.py").write_text(text, encoding="utf-8")
@@ -87,7 +87,7 @@ def test_versions_are_compared_by_their_numbers() -> None:
     assert version_of("1.9") < version_of("1.21")
 
 
-def test_every_mistake_of_a_configuration_is_told(tmp_path: Path) -> None:
+def test_every_mistake_in_a_configuration_is_listed(tmp_path: Path) -> None:
     file = tmp_path / "house.toml"
     file.write_text('[mqtt]\nport = 0\nhots = "x"\n', encoding="utf-8")
     found = configuration(Surroundings(Settings(), file))
@@ -120,7 +120,7 @@ def test_little_memory_is_a_fault(tmp_path: Path, kilobytes: int, status: str) -
     assert "of 8062 MB" in found.found
 
 
-def test_a_clock_that_nobody_sets_is_a_fault() -> None:
+def test_an_unsynchronised_clock_fails() -> None:
     assert judge_clock(2_500, timesyncd=False).status == "ok"
     assert judge_clock(16_000_000, timesyncd=False).status == "failed"
     assert judge_clock(16_000_000, timesyncd=True).status == "ok"
@@ -137,7 +137,7 @@ def pi(tmp_path: Path, bits: str) -> Outcome:
     return pi_power(Surroundings(Settings(), root=tmp_path))
 
 
-def test_a_healthy_pi_is_well(tmp_path: Path) -> None:
+def test_a_healthy_pi_passes(tmp_path: Path) -> None:
     assert pi(tmp_path, "0") == Outcome("ok", "voltage and clock speed are normal; 61 C")
 
 
@@ -160,7 +160,7 @@ def test_heat_is_a_fault_while_it_lasts(tmp_path: Path) -> None:
     assert "earlier" in judge_throttled(0x80000).found
 
 
-def test_vcgencmd_is_asked_where_the_firmware_has_no_file(
+def test_vcgencmd_is_run_if_the_firmware_has_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "vcgencmd"

@@ -58,7 +58,7 @@ def doctor(
     )
 
 
-def told(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+def checks_by_name(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
     """The checks of `--json` by their names."""
     answer = json.loads(done.stdout)
     failures = sum(one["status"] == "failed" for one in answer["checks"])
@@ -94,7 +94,7 @@ def test_a_terminal_without_utf_8_gets_plain_marks(silent_house: Path) -> None:
 
 def test_json_has_every_check_with_all_its_fields(silent_house: Path) -> None:
     done = doctor("--json", "--config", silent_house)
-    found = told(done)
+    found = checks_by_name(done)
     assert found["configuration"]["status"] == "ok"
     assert found["self-test on the CPU"]["status"] == "ok"
     assert found["microphone"]["status"] == "skipped"
@@ -112,7 +112,7 @@ def test_a_wrong_configuration_comes_first_and_what_does_not_depend_on_it_is_che
     tmp_path: Path,
 ) -> None:
     config = write_config(tmp_path, mqtt={"port": 0}, voice={"close_score": 0.9})
-    found = told(doctor("--json", "--config", config))
+    found = checks_by_name(doctor("--json", "--config", config))
     first = next(iter(found.values()))
     assert (first["name"], first["status"]) == ("configuration", "failed")
     assert first["found"].startswith("2 mistakes: ")
@@ -125,10 +125,10 @@ def test_a_wrong_configuration_comes_first_and_what_does_not_depend_on_it_is_che
         assert found[name]["found"] == (f"skipped because of {section} in the configuration")
 
 
-def test_of_a_file_that_is_no_configuration_the_defaults_are_checked_where_they_may_be_meant(
+def test_with_an_unreadable_configuration_only_impersonal_defaults_are_checked(
     tmp_path: Path,
 ) -> None:
-    found = told(doctor("--json", "--config", tmp_path))
+    found = checks_by_name(doctor("--json", "--config", tmp_path))
     assert "found a folder" in found["configuration"]["found"]
     assert found["self-test on the CPU"]["status"] == "ok"
     assert found["voice detector"]["status"] == "ok"
@@ -136,7 +136,7 @@ def test_of_a_file_that_is_no_configuration_the_defaults_are_checked_where_they_
         assert found[name]["status"] == "skipped"
 
 
-def test_a_check_stands_on_checks_before_it_and_on_sections_that_there_are() -> None:
+def test_a_check_needs_only_earlier_checks_and_known_sections() -> None:
     known = {f"[{section}]" for section, _key in keys()}
     for checks in GROUPS.values():
         for one in checks:
@@ -146,7 +146,7 @@ def test_a_check_stands_on_checks_before_it_and_on_sections_that_there_are() -> 
 
 @needs_broker
 @needs_microphone
-def test_beside_a_running_daemon_all_is_well_and_nothing_is_disturbed(tmp_path: Path) -> None:
+def test_beside_a_running_daemon_all_checks_pass_and_nothing_is_disturbed(tmp_path: Path) -> None:
     with ExitStack() as stack:
         broker = stack.enter_context(Broker())
         rig = stack.enter_context(PulseMicrophone(tmp_path / "rig"))
@@ -164,7 +164,7 @@ def test_beside_a_running_daemon_all_is_well_and_nothing_is_disturbed(tmp_path: 
         listener = stack.enter_context(Subscriber(broker.port))
         running = stack.enter_context(daemon(config, environment=environment))
         until(lambda: listener.payloads("availability") == [b"online"], 30)
-        found = told(doctor("--json", "--config", config, environment=environment))
+        found = checks_by_name(doctor("--json", "--config", config, environment=environment))
         faults = {name for name, one in found.items() if one["status"] == "failed"}
         assert faults <= {"clock", "memory", "power", "disk"}, found
         assert found["microphone"]["found"].endswith("dBFS")
@@ -222,7 +222,7 @@ def test_a_long_outcome_comes_back_whole() -> None:
     assert check(lambda _around: failed(long, "c")) == failed(long, "c")
 
 
-def test_a_check_that_hangs_is_given_up_and_says_where() -> None:
+def test_a_check_that_hangs_is_stopped_and_reports_its_step() -> None:
     def hang(around: Surroundings) -> Outcome:
         around.doing("opening the microphone")
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -295,7 +295,7 @@ def test_what_a_check_prints_does_not_reach_the_page(capfd: pytest.CaptureFixtur
     assert (shown.out, shown.err) == ("", "")
 
 
-def test_one_failure_leaves_out_what_stands_on_it_and_nothing_else() -> None:
+def test_a_failure_skips_only_the_checks_that_need_it() -> None:
     groups = {
         "a": (
             Check("first", lambda _around: failed("broken", "mend it"), ""),

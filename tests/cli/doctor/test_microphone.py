@@ -66,7 +66,7 @@ def look(rig: PulseMicrophone, within_s: float = 15.0) -> Outcome:
 
 
 @needs_microphone
-def test_a_microphone_that_hears_is_well_and_says_how_loud(
+def test_a_working_microphone_passes_and_reports_its_level(
     rig: PulseMicrophone, tmp_path: Path
 ) -> None:
     soundfile.write(tmp_path / "noise.wav", noise(0.1, 20), 16_000)
@@ -104,7 +104,7 @@ def test_a_sound_server_that_hangs_does_not_hang_the_doctor(tmp_path: Path) -> N
 
 
 @needs_microphone
-def test_a_daemon_that_hears_the_same_microphone_is_not_disturbed(
+def test_a_daemon_with_the_same_microphone_is_not_disturbed(
     rig: PulseMicrophone, tmp_path: Path
 ) -> None:
     config = write_config(tmp_path)
@@ -118,12 +118,12 @@ def test_a_daemon_that_hears_the_same_microphone_is_not_disturbed(
         assert started.poll() is None
         started.terminate()
         assert started.wait(10) == 0
-    said = log_of(config).removeprefix(before)
-    assert "microphone" not in said.replace("listening to", "")
+    output = log_of(config).removeprefix(before)
+    assert "microphone" not in output.replace("listening to", "")
     assert running_daemon(config) is None
 
 
-def test_no_microphone_is_told_with_what_to_do() -> None:
+def test_a_missing_microphone_fails_with_a_fix() -> None:
     settings = Settings(capture=CaptureSettings(device="no such microphone"))
     with pytest.raises(DeviceError, match=r"expected .*microphone.*, found none") as caught:
         hearing.microphone(Surroundings(settings, root=Path("/nowhere")))
@@ -157,12 +157,12 @@ def test_a_microphone_that_the_daemon_holds_is_left_to_it(tmp_path: Path) -> Non
 
 
 @needs_broker
-@pytest.mark.parametrize(("told", "status"), [("online", "ok"), ("offline", "failed")])
-def test_of_a_held_microphone_the_daemons_own_word_counts(
-    tmp_path: Path, told: str, status: str
+@pytest.mark.parametrize(("state", "status"), [("online", "ok"), ("offline", "failed")])
+def test_a_microphone_that_the_daemon_uses_has_its_published_state(
+    tmp_path: Path, state: str, status: str
 ) -> None:
     with Broker() as broker:
-        publish_once(broker.port, "roomscribe/kitchen/microphone", told.encode(), retain=True)
+        publish_once(broker.port, "roomscribe/kitchen/microphone", state.encode(), retain=True)
         settings = Settings(
             appliance=ApplianceSettings(node="kitchen"),
             mqtt=MqttSettings(host=broker.host, port=broker.port),
@@ -171,7 +171,7 @@ def test_of_a_held_microphone_the_daemons_own_word_counts(
         around = Surroundings(settings, daemon=daemon, root=machine(tmp_path))
         found = hearing.microphone(around)
     assert found.status == status
-    assert ("receives sound" in found.found) == (told == "online")
+    assert ("receives sound" in found.found) == (state == "online")
 
 
 def test_another_program_that_holds_it_is_named(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_the_voice_detector_opens_on_speech_alone() -> None:
     assert hearing.voice_detector(Surroundings(Settings())).status == "ok"
 
 
-def test_a_voice_detector_that_hears_no_speech_is_a_fault() -> None:
+def test_a_voice_detector_that_detects_no_speech_fails() -> None:
     found = hearing.voice_detector(Surroundings(Settings()), hearing.quiet_frames)
     assert found.status == "failed"
     assert found.found.startswith("0 utterances")

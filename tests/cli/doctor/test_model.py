@@ -27,7 +27,7 @@ def around(bundle: Path | str) -> Surroundings:
     return Surroundings(Settings(model=ModelSettings(bundle=str(bundle))))
 
 
-def test_the_built_in_model_is_whole_and_says_that_it_is_for_demonstration() -> None:
+def test_the_built_in_model_passes_and_is_called_a_demonstration() -> None:
     found = transcribing.bundle(around("home-en"))
     assert found.status == "ok"
     assert "a demonstration model" in found.found
@@ -39,7 +39,7 @@ def test_the_built_in_model_reads_the_packaged_sentence() -> None:
     assert f"was transcribed as '{TEXT}'" in found.found
 
 
-def test_another_model_is_asked_for_any_text_that_ends(bundle_folder: Path) -> None:
+def test_another_model_may_write_any_text_that_ends(bundle_folder: Path) -> None:
     found = transcribing.self_test(around(bundle_folder))
     assert "was transcribed as" in found.found
 

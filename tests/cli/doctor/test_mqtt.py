@@ -111,7 +111,7 @@ def test_a_secret_that_every_user_can_read_is_a_fault(tmp_path: Path, key: str) 
     assert doctor.secret_files(Surroundings(Settings())).status == "skipped"
 
 
-def test_a_broker_that_is_away_is_told_with_its_address() -> None:
+def test_an_unreachable_broker_fails_with_its_address() -> None:
     with Broker(start=False) as broker:
         found = refusal(doctor.reachable, around(broker))
     assert f"broker 127.0.0.1:{broker.port} does not answer" in found.found
@@ -129,7 +129,7 @@ def test_a_broker_that_hangs_is_given_up() -> None:
     assert "no answer within 0.5 s" in found.found
 
 
-def test_a_wrong_password_is_told_without_it(strict_broker: Broker, tmp_path: Path) -> None:
+def test_a_wrong_password_fails_and_is_not_printed(strict_broker: Broker, tmp_path: Path) -> None:
     found = refusal(doctor.reachable, as_user(strict_broker, tmp_path, "whole", "wrong"))
     assert "refuses user 'whole'" in found.found
     assert "mqtt.password_file" in found.fix
@@ -137,12 +137,12 @@ def test_a_wrong_password_is_told_without_it(strict_broker: Broker, tmp_path: Pa
     assert doctor.reachable(as_user(strict_broker, tmp_path, "whole")).status == "ok"
 
 
-def test_no_user_name_is_told_apart_from_a_wrong_one(strict_broker: Broker) -> None:
+def test_a_missing_user_name_differs_from_a_wrong_one(strict_broker: Broker) -> None:
     found = refusal(doctor.reachable, around(strict_broker))
     assert "a client without mqtt.username" in found.found
 
 
-def test_rights_that_are_missing_are_told(strict_broker: Broker, tmp_path: Path) -> None:
+def test_missing_rights_fail(strict_broker: Broker, tmp_path: Path) -> None:
     assert doctor.round_trip(as_user(strict_broker, tmp_path, "whole")).status == "ok"
     for user, fault in (("nobody", "does not allow"), ("writer", "did not come back")):
         found = doctor.round_trip(as_user(strict_broker, tmp_path, user))
@@ -152,7 +152,7 @@ def test_rights_that_are_missing_are_told(strict_broker: Broker, tmp_path: Path)
 
 
 @unless("" if PLUGIN else "not installed: mosquitto_dynamic_security.so (apt install mosquitto)")
-def test_a_broker_that_refuses_the_subscription_is_told(tmp_path: Path) -> None:
+def test_a_refused_subscription_fails(tmp_path: Path) -> None:
     access = {"publishClientSend": True, "publishClientReceive": True, "subscribe": False}
     rules = {"defaultACLAccess": access, "clients": [], "groups": [], "roles": []}
     (tmp_path / "rules.json").write_text(json.dumps(rules), encoding="ascii")
@@ -163,7 +163,7 @@ def test_a_broker_that_refuses_the_subscription_is_told(tmp_path: Path) -> None:
     assert "does not allow reading roomscribe/kitchen/doctor/" in found.found
 
 
-def test_without_mqtt_nothing_is_asked() -> None:
+def test_without_mqtt_the_checks_are_skipped() -> None:
     off = Surroundings(Settings(mqtt=MqttSettings(enabled=False, host="nowhere.invalid")))
     for look in (
         doctor.reachable,
@@ -259,7 +259,7 @@ def test_the_daemon_beside_it_notices_nothing(tmp_path: Path) -> None:
         assert broker.log().count("as roomscribe-kitchen (") == 1
 
 
-def test_an_absent_daemon_is_no_fault_of_its_own(open_broker: Broker) -> None:
+def test_a_daemon_that_does_not_run_is_skipped(open_broker: Broker) -> None:
     found = publishing.daemon_state(around(open_broker))
     assert found.status == "skipped"
     assert "no state published" in found.found
@@ -286,5 +286,5 @@ def test_a_unit_that_is_not_active_is_a_fault() -> None:
     assert "the daemon" in missing_unit.found
 
 
-def test_where_systemd_is_not_nothing_is_asked(tmp_path: Path) -> None:
+def test_without_systemd_the_unit_is_skipped(tmp_path: Path) -> None:
     assert publishing.unit(replace(Surroundings(Settings()), root=tmp_path)).status == "skipped"

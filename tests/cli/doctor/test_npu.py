@@ -47,7 +47,7 @@ def with_encoder(around: Surroundings, **encoder: object) -> Surroundings:
     return replace(around, settings=settings)
 
 
-def test_without_a_hailo_nothing_is_asked_of_it(simulator: Simulator, around: Surroundings) -> None:
+def test_without_a_hailo_its_checks_are_skipped(simulator: Simulator, around: Surroundings) -> None:
     for look in (npu.device, npu.library, npu.chip, npu.owner, npu.self_test):
         assert look(around) == Outcome("skipped", npu.ABSENT)
     assert npu.hef(around).found.endswith("no chip to compare it with")
@@ -73,7 +73,7 @@ def test_a_hailo_on_the_bus_without_a_driver_is_a_fault(
     assert "hailo-all" in found.fix
 
 
-def test_with_the_cpu_asked_for_the_hailo_is_left_alone(
+def test_with_the_cpu_as_backend_the_hailo_is_not_opened(
     simulator: Simulator, around: Surroundings
 ) -> None:
     simulator.plug()
@@ -111,7 +111,9 @@ def test_versions_that_differ_are_a_fault_with_both(
     assert npu.library(around).status == "ok"
 
 
-def test_a_binding_that_does_not_import_is_told(simulator: Simulator, around: Surroundings) -> None:
+def test_a_binding_that_cannot_be_imported_fails(
+    simulator: Simulator, around: Surroundings
+) -> None:
     simulator.plug(import_error="libhailort.so.4.22.0: cannot open shared object file")
     with pytest.raises(DeviceError, match=r"libhailort\.so\.4\.22\.0: cannot open.*hailo-all"):
         npu.library(around)
@@ -191,7 +193,7 @@ def test_a_chip_that_another_program_has_is_left_to_it(
     assert npu.owner(around).status == "ok"
 
 
-def test_a_busy_chip_whose_owner_is_not_seen_is_not_fought_over(
+def test_a_busy_chip_with_an_unknown_owner_is_skipped(
     simulator: Simulator, around: Surroundings
 ) -> None:
     simulator.plug(busy=True)

@@ -24,7 +24,7 @@ def around(folder: Path) -> Surroundings:
     return Surroundings(Settings(store=StoreSettings(path=str(folder))))
 
 
-def test_a_whole_log_is_well_while_the_daemon_writes(tmp_path: Path) -> None:
+def test_an_intact_log_passes_while_the_daemon_writes(tmp_path: Path) -> None:
     with Store.open(StoreSettings(path=str(tmp_path))) as store:
         for _ in range(3):
             store.append(transcript())
@@ -69,7 +69,7 @@ def test_a_damaged_page_is_found(tmp_path: Path) -> None:
     assert "sets the file aside" in found.fix
 
 
-def test_another_kind_of_file_and_a_newer_log_are_told(tmp_path: Path) -> None:
+def test_another_kind_of_file_and_a_newer_log_fail(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"no database at all" * 100)
     with pytest.raises(StoreError, match="another kind of file"):
         storage.log(around(tmp_path))

@@ -36,7 +36,7 @@ def test_without_a_server_there_is_nothing_to_ask() -> None:
         assert check.look(Surroundings(Settings())).status == "skipped"
 
 
-def test_the_server_that_transcribes_for_us_is_tried_with_a_sentence() -> None:
+def test_the_remote_server_is_tried_with_a_sentence() -> None:
     with SpeechServer(says("Turn off the cellar fan.")) as server:
         found = look(house.REMOTE_CHECK, served(server))
         assert found.status == "ok", found.found
@@ -46,21 +46,21 @@ def test_the_server_that_transcribes_for_us_is_tried_with_a_sentence() -> None:
         assert look(house.REMOTE_CHECK, served(server)).status == "failed"
 
 
-def test_a_server_that_is_away_is_a_failure_with_the_fix() -> None:
+def test_an_unreachable_server_fails_with_a_fix() -> None:
     found = look(house.REMOTE_CHECK, served(SpeechServer()))
     assert found.status == "failed"
     assert "refused" in found.found
     assert "[transcriber] host" in found.fix
 
 
-def test_our_own_server_is_tried_with_a_sentence() -> None:
+def test_the_own_server_is_tried_with_a_sentence() -> None:
     with open_transcriber(Settings()) as brain, running(brain) as server:
         found = look(house.CHECKS[0], around(listen="127.0.0.1", port=server.port))
     assert found.status == "ok", found.found
     assert f"was transcribed as '{TEXT}'" in found.found.lower()
 
 
-def test_our_own_server_is_looked_for_where_the_house_sees_it() -> None:
+def test_the_own_server_is_tried_at_the_address_for_other_machines() -> None:
     everywhere = ("0.0.0.0/0",)
     with running(listen="0.0.0.0", allow=everywhere) as server:
         found = look(house.CHECKS[1], around(port=server.port, allow=everywhere))
@@ -69,7 +69,7 @@ def test_our_own_server_is_looked_for_where_the_house_sees_it() -> None:
         assert "only this machine" in alone.found
 
 
-def test_nobody_listening_is_a_failure_and_no_daemon_is_none() -> None:
+def test_a_closed_port_fails_and_a_missing_daemon_is_skipped() -> None:
     port = SpeechServer().port
     for check in house.CHECKS:
         there = around(port=port, allow=("0.0.0.0/0",))
@@ -80,5 +80,5 @@ def test_nobody_listening_is_a_failure_and_no_daemon_is_none() -> None:
 
 
 @pytest.mark.parametrize("check", house.CHECKS)
-def test_a_server_that_leaves_this_machine_out_is_not_asked(check: Check) -> None:
+def test_a_server_that_does_not_allow_this_machine_is_skipped(check: Check) -> None:
     assert "wyoming.allow" in check.look(around(allow=("203.0.113.7",))).found
