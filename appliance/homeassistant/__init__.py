@@ -13,6 +13,6 @@ if TYPE_CHECKING:
         HomeAssistantClient as HomeAssistantClient,
     )
     from appliance.homeassistant.names import NAMES_FILE as NAMES_FILE
-    from appliance.homeassistant.probe import ProbeResult as ProbeResult, probe as probe
+    from appliance.homeassistant.probe import ProbeResult as ProbeResult, probe_home as probe_home
 
 __getattr__ = lazily(__name__, __file__)

@@ -38,7 +38,7 @@ class ProbeResult:
     """Name of the preferred Assist pipeline; "" without one."""
 
 
-def probe(settings: HomeAssistantSettings, node: str) -> ProbeResult:
+def probe_home(settings: HomeAssistantSettings, node: str) -> ProbeResult:
     """Connect, read and disconnect. Raises HomeAssistantError, and ConfigError without a token."""
     chosen, url = token(settings), HomeAssistantUrl.parse(settings.url)
     addresses = url.resolve()

@@ -13,11 +13,11 @@ def names(around: Surroundings) -> Outcome:
     """Check that Home Assistant sends the names of the home."""
     if why := _nothing_to_ask(around):
         return skipped(why)
-    from appliance.homeassistant import probe
+    from appliance.homeassistant import probe_home
 
     home = around.settings.homeassistant
     around.doing(f"asking {home.url}")
-    found = probe(home, node_name(around.settings))
+    found = probe_home(home, node_name(around.settings))
     if found.refusal:
         return failed(f"{found.where} refuses to send the names: {found.refusal}", ADMIN)
     return ok(f"{found.where}: {found.names}")
@@ -29,11 +29,11 @@ def assist(around: Surroundings) -> Outcome:
         return skipped("assist.phrase is not set")
     if why := _nothing_to_ask(around):
         return skipped(why)
-    from appliance.homeassistant import probe
+    from appliance.homeassistant import probe_home
 
     around.doing(f"asking {around.settings.homeassistant.url}")
     node = node_name(around.settings)
-    found = probe(around.settings.homeassistant, node)
+    found = probe_home(around.settings.homeassistant, node)
     if not found.pipeline:
         return failed(
             "Home Assistant has no Assist pipeline",
