@@ -337,7 +337,7 @@ def test_after_a_reconnection_a_house_that_was_seen_has_to_say_that_it_is_there(
     watch.on_connected(100.0, discovery=2)
     watch.on_puback(100.1, 2, nobody=False)
     assert (watch.is_holding(104.0), watch.is_holding(106.0)) == (True, False)
-    assert "away" not in watch.reason
+    assert "offline" not in watch.reason
     watch.on_connected(200.0, discovery=3)
     watch.on_puback(200.1, 3, nobody=True)
     assert watch.is_holding(700.0), "nobody subscribes to announcements: it is known to be away"
@@ -606,7 +606,7 @@ def test_a_connection_of_ours_that_broke_makes_nothing_late_and_the_house_not_aw
             began_s = time.monotonic()
             say_all(store, publisher, "after")
             until(lambda: len(house.events) == 2 or publisher.reasons())
-            assert "away" not in "".join(publisher.reasons())
+            assert "offline" not in "".join(publisher.reasons())
             until(lambda: len(house.events) == 2)
             assert time.monotonic() - began_s < 6
             assert [event["late"] for event in house.events] == [False, False]
