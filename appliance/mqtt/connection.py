@@ -298,7 +298,7 @@ class BrokerConnection:
         pauses_s = self._delays.outages_s
         pause_s = pauses_s[min(self._outages, len(pauses_s) - 1)]
         self._outages += 1
-        return self._disconnect(now_s, pause_s, *troubles.away(self._settings, detail))
+        return self._disconnect(now_s, pause_s, *troubles.broker_offline(self._settings, detail))
 
     def _find_timeout(self, now_s: float) -> str:
         """Return what the broker has left unanswered for too long; "" for nothing."""

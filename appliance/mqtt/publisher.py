@@ -226,7 +226,7 @@ class HomeAssistantPresence:
         self._connected_s = 0.0
         self._unheard_s = self._sure_s = math.inf
         """Since when it may have missed acknowledged transcripts, and from when that is certain."""
-        self._away_s: float | None = None
+        self._offline_s: float | None = None
         """Since when it is offline; None while it is online."""
         self._discovery: int | None = None
         """Number of the announcement whose PUBACK is expected."""
@@ -252,7 +252,7 @@ class HomeAssistantPresence:
             return
         self._discovery = None
         if not nobody:
-            self._seen, self._away_s = True, None
+            self._seen, self._offline_s = True, None
             soon_s = self._connected_s + self._delays.subscribe_s
             self.held_until_s = min(self.held_until_s, soon_s)
         elif self._seen:
@@ -265,7 +265,7 @@ class HomeAssistantPresence:
         """
         if message.retained or message.payload not in (events.ONLINE, events.OFFLINE):
             return
-        seen, was_online = self._seen, self._away_s is None
+        seen, was_online = self._seen, self._offline_s is None
         self._seen = True
         if message.payload == events.OFFLINE:
             self._mark_offline(now_s)
@@ -277,7 +277,7 @@ class HomeAssistantPresence:
             # it starts without having said that it stops: after the broker's restart another
             # client, which subscribes to everything, may have answered in its place
             self._unheard_s, self._sure_s = max(now_s - RECENT_S, self._connected_s), now_s
-        self._away_s = None
+        self._offline_s = None
         self.announce_s = now_s + random.SystemRandom().uniform(*self._delays.announce_s)
         if self.held_until_s > now_s:
             self.held_until_s = self.announce_s
@@ -302,8 +302,8 @@ class HomeAssistantPresence:
     @property
     def reason(self) -> str:
         """Why transcripts wait."""
-        away = self._away_s is not None
-        return troubles.HOME_ASSISTANT_AWAY if away else troubles.HOME_ASSISTANT_RETURNS
+        offline = self._offline_s is not None
+        return troubles.HOME_ASSISTANT_OFFLINE if offline else troubles.HOME_ASSISTANT_RETURNS
 
     def due_s(self, now_s: float) -> float:
         """Return when something is due even if nothing arrives."""
@@ -312,10 +312,10 @@ class HomeAssistantPresence:
 
     def _mark_offline(self, now_s: float) -> None:
         """Hold transcripts from when it was first known to be offline."""
-        if self._away_s is None:
-            self._away_s = now_s
+        if self._offline_s is None:
+            self._offline_s = now_s
         self.announce_s = math.inf
-        self.held_until_s = max(self.held_until_s, self._away_s + self._hold_s)
+        self.held_until_s = max(self.held_until_s, self._offline_s + self._hold_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,9 +514,9 @@ class Publisher(Listener):
             self._announce()
         held = self._presence.is_holding(now_s)
         if held and self._store.depth():
-            self._troubles.set(troubles.AWAY, self._presence.reason)
+            self._troubles.set(troubles.HOME_ASSISTANT, self._presence.reason)
         else:
-            self._troubles.clear(troubles.AWAY)
+            self._troubles.clear(troubles.HOME_ASSISTANT)
         self._live.publish(now_s, self._connection.publish)
         if not held:
             self._delivery.send_due(

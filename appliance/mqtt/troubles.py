@@ -14,11 +14,11 @@ PASSING = (136, 137, 151, 159)
 """CONNACK codes that pass by themselves: unavailable, busy, quota, connections too frequent."""
 _UNSUPPORTED, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED = 132, 133, 134, 135
 
-WAITS = NOBODY, AWAY = "nobody subscribes", "home assistant"
+WAITS = NOBODY, HOME_ASSISTANT = "nobody subscribes", "home assistant"
 """Transcripts wait for a subscriber. This ends by itself and does not degrade the state."""
 CLIENT_ID = "client id"
 """Another client uses our client id, or did so a moment ago."""
-HOME_ASSISTANT_AWAY = "Home Assistant is offline; transcripts wait for it (homeassistant.hold_s)"
+HOME_ASSISTANT_OFFLINE = "Home Assistant is offline; transcripts wait for it (homeassistant.hold_s)"
 HOME_ASSISTANT_RETURNS = (
     "the connection to the broker, or Home Assistant, has just come back; transcripts wait some "
     "seconds until Home Assistant has certainly subscribed"
@@ -55,7 +55,7 @@ class Troubles:
         return tuple(dict.fromkeys(found))
 
 
-def away(settings: MqttSettings, detail: str) -> tuple[str, str]:
+def broker_offline(settings: MqttSettings, detail: str) -> tuple[str, str]:
     """Return reason and detail for a broker that does not answer."""
     where = f"{settings.host}:{settings.port}"
     return (

@@ -125,7 +125,7 @@ def test_names_come_and_are_kept_and_come_again_when_they_change(hub: Hub, tmp_p
         until(lambda: "cannot be reached" in one.home.trouble)
 
 
-def test_it_is_asked_for_names_once_a_minute_at_most(hub: Hub, tmp_path: Path) -> None:
+def test_names_are_read_at_most_once_a_minute(hub: Hub, tmp_path: Path) -> None:
     with living(hub, tmp_path, intervals=replace(SOON, names_s=600)) as one:
         hub.wait_for("config/floor_registry/list")
         until(lambda: hub.count("subscribe_events") == 4)
@@ -182,7 +182,7 @@ def test_a_refused_token_is_not_tried_again_until_there_is_another(
     assert hub.tokens == ["wrong", "wrong too", TOKEN]
 
 
-def test_a_token_that_is_missing_is_said_and_awaited(hub: Hub, tmp_path: Path) -> None:
+def test_a_missing_token_is_reported_and_awaited(hub: Hub, tmp_path: Path) -> None:
     with living(hub, tmp_path) as one:
         until(lambda: "Ceiling lamp" in one.words())
         (tmp_path / "token").rename(tmp_path / "elsewhere")
@@ -193,7 +193,7 @@ def test_a_token_that_is_missing_is_said_and_awaited(hub: Hub, tmp_path: Path) -
         until(lambda: not one.home.trouble)
 
 
-def test_refused_names_are_said_and_assist_goes_on(hub: Hub, tmp_path: Path) -> None:
+def test_refused_names_are_reported_and_assist_works(hub: Hub, tmp_path: Path) -> None:
     error = '{"code": "home_assistant_error", "message": "broken"}'
     hub.raw["config/area_registry/list"] = (
         f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
@@ -204,9 +204,7 @@ def test_refused_names_are_said_and_assist_goes_on(hub: Hub, tmp_path: Path) -> 
         assert one.reply().status == "action_done"
 
 
-def test_an_answer_that_is_too_long_is_asked_for_once_and_the_rest_goes_on(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_too_long_answer_is_requested_once_and_the_rest_works(hub: Hub, tmp_path: Path) -> None:
     hub.raw["config/device_registry/list"] = " " * (LARGEST + 1)
     with living(hub, tmp_path) as one:
         until(lambda: "Ceiling lamp" in one.words())
@@ -282,9 +280,7 @@ def test_a_text_of_which_home_assistant_would_guess_the_place_is_refused(
     assert len(hub.runs) == 2
 
 
-def test_an_older_home_assistant_that_cannot_be_asked_gets_the_text(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_an_older_home_assistant_without_the_check_gets_the_text(hub: Hub, tmp_path: Path) -> None:
     error = '{"code": "unknown_command", "message": "Unknown command."}'
     hub.raw["conversation/agent/homeassistant/debug"] = (
         f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
@@ -360,7 +356,7 @@ def test_what_is_doubtful_is_not_handed_over(
     assert len(hub.runs) == 1
 
 
-def test_while_it_is_away_a_sentence_is_answered_and_never_handed_over_later(
+def test_while_it_is_offline_a_sentence_fails_and_is_never_handed_over_later(
     hub: Hub, tmp_path: Path
 ) -> None:
     hub.stop()
@@ -417,7 +413,7 @@ def test_the_phrase_alone_and_then_the_command_are_handed_over_as_one(
     ]
 
 
-def test_the_preferred_pipeline_is_not_asked_for_at_each_command(hub: Hub, tmp_path: Path) -> None:
+def test_the_preferred_pipeline_is_not_read_at_each_command(hub: Hub, tmp_path: Path) -> None:
     hub.understood = {"match": True, "fuzzy_match": False}
     with living(hub, tmp_path) as one:
         hub.wait_for("assist_pipeline/pipeline/list")
@@ -493,7 +489,7 @@ def test_whatever_the_agent_answers_is_a_reply(
         json.dumps(reply.speech, ensure_ascii=False).encode()
 
 
-def test_an_agent_that_is_not_there_is_said(hub: Hub, tmp_path: Path) -> None:
+def test_a_missing_agent_is_reported(hub: Hub, tmp_path: Path) -> None:
     error = '{"code": "pipeline-not-found", "message": "Pipeline not found"}'
     hub.raw["assist_pipeline/run"] = (
         f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'

@@ -82,7 +82,7 @@ def test_a_refused_command_says_its_code_and_the_link_goes_on(hub: Hub) -> None:
     assert on_link(hub, work) == hub.areas
 
 
-def test_a_wrong_token_is_told_from_an_outage_and_stands_in_no_log(
+def test_a_wrong_token_is_no_outage_and_is_in_no_log(
     hub: Hub, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -139,7 +139,7 @@ def test_a_refusal_of_any_form_is_one_line(hub: Hub, error: str) -> None:
     assert str(refused.value).isprintable()
 
 
-def test_an_answer_that_is_too_long_ends_the_connection_and_is_not_asked_for_again(
+def test_a_too_long_answer_ends_the_connection_and_is_not_requested_again(
     hub: Hub,
 ) -> None:
     hub.raw["config/device_registry/list"] = " " * (LARGEST + 1)
@@ -174,7 +174,7 @@ async def nothing(_link: WebsocketLink) -> None:
     pass
 
 
-def test_nobody_there_is_said_with_the_port_that_it_mostly_has() -> None:
+def test_an_unreachable_server_is_reported_with_the_usual_port() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
     place = HomeAssistantUrl.parse(f"http://127.0.0.1:{port}")
@@ -209,7 +209,9 @@ def test_nobody_there_is_said_with_the_port_that_it_mostly_has() -> None:
         (b"", "cannot be reached"),
     ],
 )
-def test_what_is_no_home_assistant_is_said_on_one_line(answer: bytes, said: str) -> None:
+def test_a_server_that_is_no_home_assistant_is_reported_on_one_line(
+    answer: bytes, said: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:

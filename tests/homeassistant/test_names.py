@@ -45,7 +45,7 @@ def names_of(hub: Hub) -> Names:
     return asyncio.run(visit())
 
 
-def test_what_is_likely_said_comes_first(hub: Hub) -> None:
+def test_names_that_are_said_often_come_first(hub: Hub) -> None:
     found = names_of(hub)
     assert found.names == (
         ("Kitchen", Tier.USED_PLACE),

@@ -137,7 +137,7 @@ def texts(answer: dict[str, Any]) -> list[str]:
     return [event["text"] for event in answer["transcripts"]]
 
 
-def test_history_answers_where_asked_with_the_correlation_data(house: House) -> None:
+def test_history_answers_on_the_requested_topic_with_the_correlation_data(house: House) -> None:
     stored = [house.store.append(transcript(str(number))) for number in range(5)]
     since = {"since_id": stored[1].transcript.id, "limit": 2}
     topic, answer, correlation = house.asker.ask(since, correlation=b"\x00\xff7")
@@ -351,7 +351,7 @@ def test_two_appliances_with_one_client_id_say_so_and_leave_each_other_alone(
             assert "'roomscribe-kitchen'" in reasons()
 
 
-def test_a_second_appliance_of_the_same_node_is_told_in_state_as_long_as_it_may_come_back(
+def test_state_reports_a_second_appliance_of_the_same_node_while_it_may_return(
     store: Store, tmp_path: Path
 ) -> None:
     hasty = replace(DELAYS, refusal_s=2.0)

@@ -189,7 +189,7 @@ def test_the_blueprint_runs_for_nothing_late_twice_or_unsure() -> None:
     ],
     ids=str,
 )
-def test_what_a_satellite_was_told_and_what_was_cut_off_runs_nothing(
+def test_sentences_to_a_satellite_and_cut_sentences_run_nothing(
     changes: dict[str, Any],
 ) -> None:
     assert not runs(SENTENCES[0], **changes)
@@ -254,7 +254,7 @@ def test_assist_gets_what_follows_the_word_and_nothing_else(text: str, command: 
     assert handed_on(text) == command
 
 
-def test_assist_gets_everything_only_where_that_is_asked_for() -> None:
+def test_assist_gets_everything_only_without_a_word() -> None:
     assert handed_on("turn on the lamp", {"word": ""}) == "turn on the lamp"
     assert handed_on("", {"word": ""}) is None
     assert handed_on("Hey Jarvis, stop", {"word": "hey jarvis"}) == "stop"
@@ -344,7 +344,7 @@ SAID: dict[str, Any] = {
 }
 
 
-def test_the_card_shows_the_sentence_and_when_it_was_said() -> None:
+def test_the_card_shows_the_sentence_and_its_age() -> None:
     mute = "- friendly_name of switch.roomscribe_kitchen_mute: off %"
     assert card("2026-11-22T08:59:59", "kitchen", **SAID) == f"**stop**\n300 s ago\n{mute}"
     late = card("x", "kitchen", **SAID | {"late": True})
@@ -373,7 +373,7 @@ def test_the_card_marks_what_is_doubtful() -> None:
     assert shown.startswith("*stop*\n300 s ago, doubtful (demo_model)")
 
 
-def test_the_card_tells_an_appliance_that_is_away_from_one_that_heard_nothing() -> None:
+def test_the_card_distinguishes_offline_from_nothing_heard() -> None:
     assert card("unavailable", "kitchen").startswith("The appliance is offline.")
     assert card("unknown", "kitchen").startswith("Nothing was heard yet.")
 
@@ -448,7 +448,7 @@ def test_the_plugins_of_mosquitto_2_1_are_in_debians_folder() -> None:
 
 @needs_broker
 @pytest.mark.parametrize("form", ["2.0", "2.1"])
-def test_the_houses_broker_lets_in_whom_it_knows_and_keeps_them_to_their_topics(
+def test_the_example_broker_admits_known_users_and_limits_their_topics(
     form: str, tmp_path: Path
 ) -> None:
     """2.1 is tried where it is installed; its form has the same files and refuses the same."""
@@ -473,7 +473,7 @@ def test_the_houses_broker_lets_in_whom_it_knows_and_keeps_them_to_their_topics(
             until(lambda: "does not let us write" in "".join(publisher.reasons()))
 
 
-def test_both_forms_of_the_houses_configuration_say_the_same() -> None:
+def test_both_forms_of_the_example_configuration_are_equal() -> None:
     forms = {}
     for form in ("2.0", "2.1"):
         text = (CONFIG / "mosquitto" / f"house-{form}.conf").read_text("utf-8")

@@ -90,7 +90,7 @@ def half_a_welcome(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("serve", [say_nothing, half_a_welcome, close_at_once])
-def test_a_broker_that_does_not_let_us_in_is_away_and_tried_again(
+def test_a_broker_that_does_not_answer_is_offline_and_tried_again(
     store: Store, serve: Callable[[socket.socket], None]
 ) -> None:
     with (
@@ -158,7 +158,7 @@ def test_an_idle_connection_that_died_is_given_up_and_another_one_begun(store: S
             until(lambda: publisher.status().connected)
 
 
-def test_an_idle_connection_is_asked_after_so_that_its_end_is_noticed_in_time() -> None:
+def test_an_idle_connection_is_pinged_so_that_its_end_is_noticed_in_time() -> None:
     for keepalive_s in (5, 10, 30, 3600):
         asked_s = ping_s(MqttSettings(keepalive_s=keepalive_s))
         assert 0 < asked_s <= keepalive_s
@@ -302,7 +302,7 @@ def pauses(outages: int, chance: random.Random) -> float:
     )
 
 
-def test_a_house_full_of_clients_does_not_come_back_at_once_and_comes_back_soon() -> None:
+def test_many_clients_return_soon_but_not_at_the_same_moment() -> None:
     chance = random.Random(1)
     for outages in (2, 5):
         moments = [pauses(outages, chance) for _ in range(100)]

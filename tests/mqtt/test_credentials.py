@@ -152,9 +152,7 @@ def test_the_key_may_be_a_credential_of_systemd(
     assert credentials.tls_context(chosen)
 
 
-def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(
-    house: Authority, tmp_path: Path
-) -> None:
+def test_a_key_with_a_passphrase_is_refused(house: Authority, tmp_path: Path) -> None:
     certificate, key = house.sign("cellar")
     locked = tmp_path / "locked.key"
     subprocess.run(

@@ -96,20 +96,20 @@ def test_an_expected_sentence_has_its_name_slots_and_confidence() -> None:
     assert set(event) - set(event_of(transcript())) == {*PHRASE}
 
 
-def test_how_sure_the_language_is_is_told_where_it_is_in_question() -> None:
+def test_language_probability_is_published_if_the_language_is_detected() -> None:
     event = event_of(transcript(language="de", language_probability=0.98765))
     assert event["language_probability"] == 0.988
     assert set(event) - set(event_of(transcript())) == {"language_probability"}
 
 
-def test_flags_lateness_and_an_unfinished_utterance_are_told() -> None:
+def test_flags_lateness_and_an_unfinished_utterance_are_published() -> None:
     event = event_of(transcript(windows=None, flags=("demo_model", "cut_at_window")), late=True)
     assert event["windows"] is None
     assert event["flags"] == ["demo_model", "cut_at_window"]
     assert event["late"] is True
 
 
-def test_times_of_any_zone_are_told_in_utc_with_milliseconds() -> None:
+def test_times_of_any_zone_are_published_in_utc_with_milliseconds() -> None:
     berlin = timezone(timedelta(hours=1))
     assert events.timestamp(datetime(2026, 1, 1, 0, 30, tzinfo=berlin)) == (
         "2025-12-31T23:30:00.000Z"
@@ -152,7 +152,7 @@ def test_the_state_says_where_the_speech_of_others_is_transcribed_if_it_is_to_be
     assert "wyoming" not in events.state(STATE, 0)
 
 
-def test_discarded_speech_is_told_without_a_text() -> None:
+def test_discarded_speech_is_published_without_text() -> None:
     assert events.discarded(Discarded("no_speech", "01J1", 1.23456)) == {
         "reason": "no_speech",
         "utterance_id": "01J1",
@@ -276,7 +276,7 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
     assert not is_valid("mute", "on")
 
 
-def test_history_is_asked_and_answered_as_its_schemas_say(store: Store) -> None:
+def test_history_requests_and_answers_match_their_schemas(store: Store) -> None:
     first = store.append(transcript("one")).transcript.id
     store.append(transcript("two"))
     for request in ({"since_id": first}, {"since": "2026-11-21T08:00:00Z", "limit": 1}):

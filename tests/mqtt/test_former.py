@@ -61,7 +61,7 @@ def test_a_new_name_clears_what_the_broker_retains_of_the_old_one(
             until(lambda: [one[1] for one in json.loads(file.read_text())] == ["hall"])
 
 
-def test_it_is_cleared_when_the_broker_that_was_away_at_the_change_is_back(
+def test_it_is_cleared_when_a_broker_that_was_offline_at_the_change_returns(
     tmp_path: Path, store: Store
 ) -> None:
     file = tmp_path / "announced.json"

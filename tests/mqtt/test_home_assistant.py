@@ -172,7 +172,7 @@ def test_a_hailo_that_comes_later_is_announced_with_its_temperature_and_stays(
 
 
 @needs_broker
-def test_the_birth_of_home_assistant_is_told_and_neither_its_end_nor_a_kept_one(
+def test_the_birth_message_is_reported_but_no_will_and_no_retained_one(
     store: Store,
 ) -> None:
     births: list[float] = []
@@ -225,9 +225,7 @@ def test_the_devices_page_links_to_the_appliances_own_where_others_can_reach_tha
         ),
     ],
 )
-def test_there_is_no_link_to_a_page_that_the_house_cannot_open(
-    web: WebSettings, address: str
-) -> None:
+def test_there_is_no_link_to_a_page_that_others_cannot_open(web: WebSettings, address: str) -> None:
     assert page_url(web) == address
 
 
@@ -296,7 +294,7 @@ def status(payload: bytes, retained: bool = False) -> ReceivedMessage:
     return ReceivedMessage(STATUS, payload, retained)
 
 
-def test_a_house_that_was_never_seen_is_not_waited_for() -> None:
+def test_a_home_assistant_that_was_never_online_is_not_waited_for() -> None:
     quiet = HomeAssistantPresence(HomeAssistantSettings())
     quiet.on_connected(0.0, discovery=1)
     quiet.on_puback(0.1, 1, nobody=True)
@@ -314,7 +312,7 @@ def test_transcripts_wait_between_offline_and_the_announcement_after_online() ->
     assert not watch.is_holding(300.1)
 
 
-def test_a_house_that_stays_away_is_not_waited_for_for_ever() -> None:
+def test_a_home_assistant_that_stays_offline_is_not_waited_for_forever() -> None:
     watch = HomeAssistantPresence(HomeAssistantSettings(hold_s=60))
     watch.on_status(10.0, status(b"offline"))
     assert (watch.is_holding(69.9), watch.is_holding(70.1)) == (True, False)
@@ -330,7 +328,7 @@ def test_with_a_hold_of_0_nothing_waits() -> None:
     assert not watch.is_holding(11.0)
 
 
-def test_after_a_reconnection_a_house_that_was_seen_has_to_say_that_it_is_there() -> None:
+def test_after_a_reconnection_home_assistant_has_to_say_that_it_is_online() -> None:
     watch = HomeAssistantPresence(HomeAssistantSettings())
     watch.on_connected(0.0, discovery=1)
     watch.on_puback(0.1, 1, nobody=False)
@@ -344,7 +342,7 @@ def test_after_a_reconnection_a_house_that_was_seen_has_to_say_that_it_is_there(
     assert "offline" in watch.reason
 
 
-def test_a_house_that_came_back_before_us_is_not_taken_for_away() -> None:
+def test_a_home_assistant_that_returned_before_us_does_not_count_as_offline() -> None:
     watch = HomeAssistantPresence(HomeAssistantSettings())
     watch.on_status(10.0, status(b"offline"))
     watch.on_connected(12.0, discovery=1)
@@ -359,7 +357,7 @@ def test_where_the_broker_does_not_say_who_subscribes_the_birth_message_is_waite
     assert (watch.is_holding(119.0), watch.is_holding(121.0)) == (True, False)
 
 
-def test_what_was_acknowledged_shortly_before_it_left_may_have_passed_the_house_by() -> None:
+def test_home_assistant_may_miss_what_was_acknowledged_shortly_before_it_left() -> None:
     watch = HomeAssistantPresence(HomeAssistantSettings())
     watch.on_connected(10.0, discovery=1)
     watch.on_status(100.0, status(b"offline"))
@@ -396,7 +394,7 @@ def test_so_may_what_was_acknowledged_before_a_birth_that_no_farewell_announced(
     assert watch.pop_unheard_s(190.0) == 160.0
 
 
-def test_reconnections_do_not_make_the_wait_for_a_house_longer() -> None:
+def test_reconnections_do_not_prolong_the_wait_for_home_assistant() -> None:
     watch = HomeAssistantPresence(HomeAssistantSettings(hold_s=60))
     watch.on_status(10.0, status(b"offline"))
     for moment in (20.0, 40.0, 49.0):
@@ -420,7 +418,7 @@ def test_other_words_on_the_status_topic_mean_nothing(payload: bytes) -> None:
 
 
 @needs_broker
-def test_everything_is_told_in_order_after_a_connection(store: Store) -> None:
+def test_all_topics_are_published_in_order_after_a_connection(store: Store) -> None:
     store.append(transcript("from before"))
     told = "homeassistant/#", "roomscribe/#"
     with Broker() as broker, Subscriber(broker.port, topics=told) as everybody:
@@ -446,7 +444,7 @@ def test_everything_is_told_in_order_after_a_connection(store: Store) -> None:
 
 
 @needs_broker
-def test_a_house_that_starts_later_finds_every_entity_and_its_value(store: Store) -> None:
+def test_a_home_assistant_that_starts_later_gets_every_entity_and_value(store: Store) -> None:
     stats = ApplianceStats({}, 1.0, soc_temperature_c=50.0)
     told: dict[str, Any] = {"stats": lambda: stats, "delays": SOON}
     with Broker() as broker, running(settings(broker), store, **told) as p:
@@ -468,9 +466,7 @@ def test_a_house_that_starts_later_finds_every_entity_and_its_value(store: Store
 
 @needs_broker
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "with a bystander"])
-def test_a_house_that_subscribes_seconds_after_the_brokers_restart_misses_nothing(
-    store: Store, alone: bool
-) -> None:
+def test_a_home_assistant_that_subscribes_late_misses_nothing(store: Store, alone: bool) -> None:
     with (
         Broker() as broker,
         running(settings(broker), store, delays=SOON) as publisher,
@@ -493,7 +489,7 @@ def test_a_house_that_subscribes_seconds_after_the_brokers_restart_misses_nothin
 
 
 @needs_broker
-def test_what_is_said_while_the_house_restarts_waits_for_it_and_is_late(store: Store) -> None:
+def test_transcripts_during_a_restart_of_home_assistant_wait_and_are_late(store: Store) -> None:
     with (
         Broker() as broker,
         running(settings(broker), store, delays=SOON) as publisher,
@@ -519,7 +515,7 @@ def test_what_is_said_while_the_house_restarts_waits_for_it_and_is_late(store: S
 
 @needs_broker
 @pytest.mark.parametrize("protocol", ["5", "3.1.1"])
-def test_what_is_said_while_the_house_shuts_down_is_told_again_when_it_is_back(
+def test_transcripts_during_its_shutdown_are_resent_when_it_returns(
     store: Store, protocol: str
 ) -> None:
     with (
@@ -551,7 +547,7 @@ def test_what_is_said_while_the_house_shuts_down_is_told_again_when_it_is_back(
 
 
 @needs_broker
-def test_what_the_house_did_not_hear_outlives_our_own_restart(store: Store) -> None:
+def test_what_home_assistant_missed_outlives_our_own_restart(store: Store) -> None:
     with Broker() as broker, HomeAssistant(broker.port) as house:
         with running(settings(broker), store, delays=SOON) as publisher:
             until(lambda: house.discoveries >= 2)
@@ -567,7 +563,7 @@ def test_what_the_house_did_not_hear_outlives_our_own_restart(store: Store) -> N
 
 
 @needs_broker
-def test_one_who_subscribes_to_everything_does_not_answer_for_a_house_that_returns_later(
+def test_a_subscriber_to_everything_does_not_replace_home_assistant(
     store: Store,
 ) -> None:
     second = replace(SOON, subscribe_s=0.1, outages_s=(4.0,))
@@ -591,7 +587,7 @@ def test_one_who_subscribes_to_everything_does_not_answer_for_a_house_that_retur
 
 
 @needs_broker
-def test_a_connection_of_ours_that_broke_makes_nothing_late_and_the_house_not_away(
+def test_our_own_broken_connection_makes_nothing_late(
     store: Store,
 ) -> None:
     with Broker() as broker, Proxy(broker.port) as proxy, HomeAssistant(broker.port) as house:
@@ -615,7 +611,7 @@ def test_a_connection_of_ours_that_broke_makes_nothing_late_and_the_house_not_aw
 
 @needs_broker
 @pytest.mark.parametrize("protocol", ["5", "3.1.1"])
-def test_where_no_house_was_ever_seen_nobody_is_waited_for(store: Store, protocol: str) -> None:
+def test_without_any_home_assistant_nothing_waits(store: Store, protocol: str) -> None:
     with (
         Broker() as broker,
         Bystander(broker.port, "bystander"),
@@ -631,7 +627,7 @@ def test_where_no_house_was_ever_seen_nobody_is_waited_for(store: Store, protoco
 
 
 @needs_broker
-def test_a_house_is_waited_for_on_a_broker_of_mqtt_3_too(store: Store) -> None:
+def test_home_assistant_is_waited_for_on_mqtt_3_too(store: Store) -> None:
     with (
         Broker() as broker,
         running(settings(broker, protocol="3.1.1"), store, delays=SOON) as publisher,
@@ -646,7 +642,7 @@ def test_a_house_is_waited_for_on_a_broker_of_mqtt_3_too(store: Store) -> None:
 
 
 @needs_broker
-def test_a_house_that_does_not_come_back_is_waited_for_no_longer_than_configured(
+def test_transcripts_wait_no_longer_than_configured(
     store: Store,
 ) -> None:
     short = HomeAssistantSettings(hold_s=1)
@@ -675,7 +671,7 @@ def test_without_a_hold_nobody_is_waited_for(store: Store) -> None:
 
 
 @needs_broker
-def test_the_last_transcript_stays_at_the_broker_only_when_asked_for(store: Store) -> None:
+def test_the_last_transcript_is_retained_only_if_configured(store: Store) -> None:
     with Broker() as broker, Subscriber(broker.port, name="first") as heard:
         with running(settings(broker), store) as publisher:
             say_all(store, publisher, "not kept")
@@ -694,7 +690,7 @@ def test_the_last_transcript_stays_at_the_broker_only_when_asked_for(store: Stor
 
 
 @needs_broker
-def test_a_retained_hello_of_the_house_changes_nothing(store: Store) -> None:
+def test_a_retained_birth_message_changes_nothing(store: Store) -> None:
     with Broker() as broker:
         for payload in (b"offline", b"\xff\x00garbage"):
             publish_once(broker.port, STATUS, payload, retain=True)

@@ -212,7 +212,7 @@ def test_what_was_acknowledged_since_then_or_is_in_flight_is_repeated_in_order(
     assert store.cursor() == 6
 
 
-def test_nothing_is_repeated_where_nothing_was_told_lately(store: Store) -> None:
+def test_nothing_is_resent_without_recent_acknowledgements(store: Store) -> None:
     say(store, 0, 1)
     outbox = Outbox(store, 3600)
     due(outbox, 1)
@@ -222,7 +222,7 @@ def test_nothing_is_repeated_where_nothing_was_told_lately(store: Store) -> None
     assert (store.cursor(), due(outbox)) == (1, ["1"])
 
 
-def test_what_is_repeated_and_beyond_the_bound_is_not_counted_as_untold(store: Store) -> None:
+def test_resent_transcripts_beyond_the_limit_do_not_count_as_unpublished(store: Store) -> None:
     say(store, *range(4))
     outbox = Outbox(store, 3600, 2)
     outbox.drop_excess()
@@ -270,7 +270,7 @@ def test_a_cursor_that_cannot_be_written_is_written_later_and_nothing_is_sent_ag
 
 
 @needs_broker
-def test_a_backlog_beyond_the_bound_is_told_from_its_newest_end(
+def test_of_a_backlog_beyond_the_limit_the_newest_are_published(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     say(store, *range(40))
@@ -303,7 +303,7 @@ def test_a_backlog_beyond_the_bound_is_told_from_its_newest_end(
 
 @needs_broker
 @pytest.mark.parametrize(("latency_ms", "late"), [(29_000.0, False), (31_000.0, True)])
-def test_speech_that_ended_long_before_it_could_be_told_is_late(
+def test_speech_that_ended_long_before_publication_is_late(
     store: Store, latency_ms: float, late: bool
 ) -> None:
     with (

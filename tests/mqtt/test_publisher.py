@@ -114,7 +114,7 @@ def test_a_partial_text_comes_before_its_transcript(tmp_path: Path) -> None:
         assert (message.qos, message.retain) == (0, False)
 
 
-def test_nobody_is_told_partial_texts_who_did_not_ask_for_them(store: Store) -> None:
+def test_partial_texts_are_published_only_if_enabled(store: Store) -> None:
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         with running(settings(broker), store) as publisher:
             until(lambda: publisher.status().connected)
@@ -143,7 +143,7 @@ def test_availability_comes_before_everything_and_state_is_retained(store: Store
             assert newcomer.events() == []
 
 
-def test_a_change_of_state_is_told_at_once_and_only_once(store: Store) -> None:
+def test_a_change_of_state_is_published_at_once_and_only_once(store: Store) -> None:
     states = [STATE]
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         with running(settings(broker), store, lambda: states[-1]) as publisher:
@@ -247,7 +247,7 @@ def test_a_stop_does_not_wait_for_a_broker_that_hangs(store: Store) -> None:
         broker.signal(signal.SIGCONT)
 
 
-def test_a_wrong_password_is_told_apart_and_not_hammered(store: Store, tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported_and_not_retried_soon(store: Store, tmp_path: Path) -> None:
     secret = tmp_path / "password"
     secret.write_text("hunter2-wrong\n")
     with Broker(users={"ada": "right"}) as broker:
@@ -299,7 +299,7 @@ def test_another_client_of_the_same_id_is_named(store: Store) -> None:
     assert reason.startswith("another client uses the client id 'roomscribe-kitchen'")
 
 
-def test_a_broker_that_is_only_busy_is_taken_for_away(store: Store) -> None:
+def test_a_busy_broker_counts_as_offline(store: Store) -> None:
     assert "is offline" in answer(store, b"\x20\x03\x00\x89\x00")
 
 

@@ -26,7 +26,7 @@ from appliance.store.tables import Wanted
 pytestmark = needs_memory
 
 
-def test_a_read_only_disk_at_the_start_is_stood_in_for_and_has_all_of_it_later(
+def test_a_read_only_disk_at_the_start_uses_the_fallback_and_gets_everything_later(
     rig: DiskRig,
 ) -> None:
     with rig.log() as (store, _):
@@ -69,7 +69,7 @@ def test_a_disk_that_becomes_full_under_the_daemon_loses_nothing(rig: DiskRig) -
     assert sorted(rig.numbers().values()) == list(range(1, 43))
 
 
-def test_a_crash_leaves_the_stand_in_to_the_next_start(rig: DiskRig) -> None:
+def test_after_a_crash_the_next_start_merges_the_fallback(rig: DiskRig) -> None:
     rig.read_only()
     path = rig.disk / "state" / FILE_NAME
     first = DatabaseWithFallback(path, rig.memory, rig.told.append, IMPATIENT)
@@ -126,9 +126,7 @@ def test_a_full_disk_with_a_little_room_is_not_tried_again_and_again(rig: DiskRi
     assert not (rig.disk / "state" / f"{FILE_NAME}.probe").exists()
 
 
-def test_a_log_of_a_newer_version_a_mistake_and_a_lock_are_not_stood_in_for(
-    tmp_path: Path, memory: Path
-) -> None:
+def test_a_newer_log_a_wrong_path_and_a_lock_open_no_fallback(tmp_path: Path, memory: Path) -> None:
     rig = DiskRig(tmp_path, memory)
     with rig.log() as (store, database):
         connection = database._current.connection
@@ -178,7 +176,7 @@ def test_what_no_broker_has_survives_damage_that_takes_its_pages(tmp_path: Path)
         assert [one.seq for one in store.read_after(2)] == [3, 4, 5, 6, 7]
 
 
-def test_what_could_not_be_read_of_the_file_is_told_after_the_merge(
+def test_transcripts_that_could_not_be_read_are_published_after_the_merge(
     rig: DiskRig,
 ) -> None:
     with rig.log() as (store, _):
@@ -200,7 +198,7 @@ def test_what_could_not_be_read_of_the_file_is_told_after_the_merge(
     assert set(rig.numbers()) == {"one", "two", "three", "four"}
 
 
-def test_more_than_is_taken_over_is_told_after_the_merge_under_a_running_publisher(
+def test_transcripts_beyond_those_taken_over_are_published_after_the_merge(
     rig: DiskRig,
 ) -> None:
     with rig.log() as (store, _):
@@ -257,7 +255,7 @@ def test_a_new_card_gets_what_no_broker_has(rig: DiskRig) -> None:
 
 
 @pytest.mark.parametrize("meanwhile", [[], ["four"]])
-def test_a_log_that_could_not_be_read_is_told_once_when_it_is_back(
+def test_a_log_that_could_not_be_read_is_published_once_after_its_return(
     rig: DiskRig, meanwhile: list[str]
 ) -> None:
     with rig.log() as (store, _):

@@ -95,7 +95,7 @@ def test_the_latencies_are_found_without_reading_the_whole_log(store: Store) -> 
     assert "SEARCH transcripts USING INDEX transcripts_by_end" in plan[0][3]
 
 
-def test_the_cursor_is_kept_and_moves_back_only_if_asked_to(settings: StoreSettings) -> None:
+def test_the_cursor_is_stored_and_moves_back_only_on_request(settings: StoreSettings) -> None:
     with Store.open(settings) as store:
         for _ in range(3):
             store.append(transcript())

@@ -46,7 +46,7 @@ def sentence(text: str, continues: str = "", window: int = 1, windows: int | Non
         ("電気をつけて", (1, 0)),
     ],
 )
-def test_whole_sentences_and_beginnings_are_told_apart(
+def test_whole_sentences_and_beginnings_are_distinguished(
     text: str, expected: tuple[int, int]
 ) -> None:
     history = UtteranceHistory(

@@ -190,7 +190,7 @@ def test_a_name_that_nobody_has_is_one_line(host: str) -> None:
         WyomingClient(TranscriberSettings(host=host)).describe()
 
 
-def test_hanging_up_ends_what_is_being_asked(server: SpeechServer) -> None:
+def test_hanging_up_cancels_the_request(server: SpeechServer) -> None:
     reached = threading.Event()
 
     def hang(connection: socket.socket, sound: bytes) -> None:

@@ -56,7 +56,7 @@ def last_is(told: list[str], part: str) -> Callable[[], bool]:
 
 
 @needs_avahi
-def test_the_network_sees_the_server_while_it_runs_and_again_when_avahi_was_away(
+def test_the_server_is_announced_while_it_runs_and_after_avahis_return(
     house: House,
 ) -> None:
     instance, port = f"roomscribe-{os.getpid()}", 10399
@@ -73,7 +73,7 @@ def test_the_network_sees_the_server_while_it_runs_and_again_when_avahi_was_away
 
 
 @needs_avahi
-def test_a_name_that_is_taken_is_told_with_the_fix(house: House) -> None:
+def test_a_name_that_is_taken_is_reported_with_the_fix(house: House) -> None:
     house.start_avahi()
     with announcing("roomscribe-twice", 10398) as first:
         until(last_is(first, ""), WITHIN_S)
@@ -125,7 +125,7 @@ def test_a_farewell_that_never_ends_does_not_keep_the_daemon_from_stopping(
     assert (told, Hanging.closing) == ([""], 1)
 
 
-def test_without_avahi_the_address_to_type_is_told(
+def test_without_avahi_the_address_to_type_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path / 'none'}")

@@ -198,7 +198,7 @@ def test_the_last_window_is_transcribed_while_the_sender_waits() -> None:
     worker.stop()
 
 
-def test_who_speaks_on_has_what_was_transcribed_ahead_thrown_away() -> None:
+def test_speech_that_goes_on_discards_the_speculative_text() -> None:
     sound = np.concatenate((sound_of(LIGHT.file, 0.3, 0.25), sound_of(OTHER.file, 0.2, 0.7)))
     text, asked = heard(FakeTranscriber(), sound.tobytes(), chunk=960)
     assert [one.wanted for one in asked] == [False] * (len(asked) - 1) + [True]
@@ -224,7 +224,7 @@ def test_sound_without_end_is_refused() -> None:
     assert caught.value.code == "bad_sound"
 
 
-def test_a_fault_of_the_model_is_told_as_failed() -> None:
+def test_an_error_of_the_model_is_reported_as_failed() -> None:
     broken = FakeTranscriber()
     broken.answer = RuntimeError("a graph")
     with pytest.raises(RequestError) as caught:

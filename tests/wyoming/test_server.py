@@ -64,7 +64,7 @@ def test_a_request_gets_its_text_in_parts_and_whole() -> None:
     assert house.counted == {"wyoming_requests": 1}
 
 
-def test_the_parts_are_told_while_more_is_said_and_make_up_the_whole() -> None:
+def test_parts_of_the_text_are_sent_during_speech_and_add_up() -> None:
     with running() as house, Talk(house.port) as talk:
         talk.send("audio-start", **AUDIO_16K)
         talk.sound(np.concatenate((SPEECH, SILENCE)))
@@ -155,7 +155,7 @@ def test_words_that_a_request_names_hold_for_it_alone() -> None:
         assert len(house.worker.asked[-1].names) == 1000
 
 
-def test_the_language_that_was_heard_is_told() -> None:
+def test_the_detected_language_is_sent() -> None:
     german = FakeTranscriber()
     german.answer = replace(HEARD, language="de")
     with running(german) as house, Talk(house.port) as talk:
@@ -241,7 +241,7 @@ def test_sound_that_changes_its_form_is_refused() -> None:
         assert talk.text() == "bad_sound"
 
 
-def test_eight_of_twenty_are_served_and_the_others_told_to_come_again() -> None:
+def test_eight_of_twenty_are_served_and_the_others_get_busy() -> None:
     with running() as house:
         house.worker.working.clear()
         answers: list[str] = []
@@ -294,7 +294,7 @@ def test_one_client_with_every_connection_open_keeps_nobody_from_being_heard(
     assert f"{CONNECTIONS} connections, 15 of them from 127.0.0.2" in told[0]
 
 
-def test_the_oldest_idle_connection_makes_room_and_is_told_so() -> None:
+def test_the_oldest_idle_connection_is_closed_with_busy() -> None:
     with running() as house:
         idle = [Talk(house.port) for _ in range(CONNECTIONS)]
         for talk in idle:
@@ -362,7 +362,7 @@ def test_cut_and_reset_connections_leave_nothing_behind() -> None:
             assert talk.text() == HEARD.text
 
 
-def test_who_goes_while_the_text_is_made_is_not_waited_for(
+def test_a_client_that_leaves_early_is_not_waited_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with running() as house:
@@ -392,7 +392,7 @@ def test_a_half_open_connection_is_closed() -> None:
         half.close()
 
 
-def test_who_takes_no_answer_is_cut() -> None:
+def test_a_client_that_reads_no_answer_is_disconnected() -> None:
     with running(idle_s=0.3) as house:
         flood = socket.create_connection(("127.0.0.1", house.port))
         flood.settimeout(20)
@@ -403,7 +403,7 @@ def test_who_takes_no_answer_is_cut() -> None:
         flood.close()
 
 
-def test_those_who_send_slowly_do_not_keep_the_others_from_being_heard() -> None:
+def test_slow_clients_do_not_delay_others() -> None:
     with running(within_s=0.5) as house:
         slow = [Talk(house.port) for _ in range(4)]
         for talk in slow:
@@ -477,7 +477,7 @@ def test_a_port_that_is_taken_is_a_trouble_and_is_had_when_it_is_free() -> None:
     assert told[-1] is None
 
 
-def test_at_the_end_those_who_wait_are_told() -> None:
+def test_waiting_clients_get_an_error_when_the_server_stops() -> None:
     with running() as house:
         house.worker.working.clear()
         talk, idle = Talk(house.port), Talk(house.port)
@@ -513,7 +513,7 @@ def test_we_say_when_an_utterance_has_ended_if_that_is_wanted() -> None:
         assert house.counted == {"wyoming_requests": 2}
 
 
-def test_a_text_that_is_to_be_kept_is_given_away_once() -> None:
+def test_a_text_is_passed_on_once_for_storing() -> None:
     with running(keep=True) as house, Talk(house.port) as talk:
         talk.speak(SPEECH)
         assert talk.text() == HEARD.text

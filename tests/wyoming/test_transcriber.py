@@ -64,7 +64,7 @@ def test_a_transcription_says_who_made_it_and_that_its_probabilities_are_not_kno
     assert transcriber.backend.trouble is None
 
 
-def test_while_the_server_is_away_this_machines_model_writes_and_the_server_again_when_it_is_back(
+def test_the_local_model_transcribes_while_the_server_is_offline(
     server: SpeechServer,
 ) -> None:
     local = FakeTranscriber()
@@ -200,7 +200,7 @@ def test_a_slow_server_is_given_twice_the_time_for_the_same_window() -> None:
     assert client.deadlines_s == pytest.approx([15, 30, 60])
 
 
-def test_whoever_stops_waiting_is_let_go_at_once_and_it_counts_against_nobody() -> None:
+def test_a_cancelled_request_returns_at_once_and_is_no_failure() -> None:
     client = FakeClient()
     backend = ServedBackend(cast("WyomingClient", client), 100.0)
     backend.settle(WITHIN_S)
