@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.cli.dialog import Dialog
-from appliance.control import Client
+from appliance.control import ControlClient
 from appliance.errors import DaemonError, StoreError
 from appliance.system import write_whole
 
@@ -100,12 +100,12 @@ def reload_daemon(sockets: Sequence[Path]) -> None:
 
     Raises DaemonError if it does not run or refuses.
     """
-    with Client(sockets) as daemon:
-        changed = daemon.ask("reload")["changed"]
+    with ControlClient(sockets) as daemon:
+        changed = daemon.call("reload")["changed"]
         deadline_s = time.monotonic() + RESTART_S
         with suppress(DaemonError):  # a restart ends every connection
             while changed and time.monotonic() < deadline_s:
-                daemon.next(1.0)
+                daemon.next_event(1.0)
 
 
 def systemctl(*arguments: str) -> None:

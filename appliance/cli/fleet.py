@@ -359,7 +359,7 @@ def _proof(settings: Settings, node: str, within_s: float) -> str:
 
 def _reload(settings: Settings, file: Path) -> str:
     """Has the daemon read the configuration, and waits for it; what it says of itself then."""
-    from appliance.control import SOCKET_NAME, Client
+    from appliance.control import SOCKET_NAME, ControlClient
     from appliance.store import runtime_folders
 
     places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
@@ -372,8 +372,8 @@ def _reload(settings: Settings, file: Path) -> str:
     until_s = time.monotonic() + BACK_S
     state: dict[str, Any] = {}
     while time.monotonic() < until_s:  # it starts again, and ends every connection
-        with suppress(DaemonError), Client(places) as daemon:
-            state = daemon.ask("state")
+        with suppress(DaemonError), ControlClient(places) as daemon:
+            state = daemon.call("state")
             there = state.get("fleet") or {}
             if there.get("role") == settings.fleet.role and there.get("server"):
                 break
@@ -736,12 +736,12 @@ def show_status(options: argparse.Namespace, settings: Settings) -> int:
 
 def _own_counters(settings: Settings) -> dict[str, Any]:
     """What this box's daemon has counted of the fleet; empty when it cannot be asked."""
-    from appliance.control import SOCKET_NAME, Client
+    from appliance.control import SOCKET_NAME, ControlClient
     from appliance.store import runtime_folders
 
     places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
-    with suppress(DaemonError), Client(places, 5.0) as daemon:
-        stats = daemon.ask("stats")
+    with suppress(DaemonError), ControlClient(places, 5.0) as daemon:
+        stats = daemon.call("stats")
         if isinstance(stats, dict):
             return {name: value for name, value in stats.items() if name.startswith("fleet_")}
     return {}

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from appliance.cli.terminal import DIM, YELLOW, coloured, percent
 from appliance.config import Settings, node_name
-from appliance.control import SOCKET_NAME, Client
+from appliance.control import SOCKET_NAME, ControlClient
 from appliance.errors import DaemonError, StoreError
 from appliance.system import legible, shorten, writing
 
@@ -311,7 +311,7 @@ class _News:
         from appliance.store import runtime_folders
 
         self._places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
-        self._daemon: Client | None = None
+        self._daemon: ControlClient | None = None
         self._connect_s = 0.0
         piped = False
         with suppress(OSError, ValueError):
@@ -329,7 +329,7 @@ class _News:
         found = dict(poll.poll((POLL_S if daemon is None else EVENT_POLL_S) * 1000))
         if daemon and found.pop(daemon.fileno(), 0):
             try:
-                while daemon.next(0.0):
+                while daemon.next_event(0.0):
                     pass
             except DaemonError:
                 self.close()
@@ -341,11 +341,11 @@ class _News:
             self._daemon.close()
         self._daemon, self._connect_s = None, time.monotonic() + CONNECT_EVERY_S
 
-    def _connected(self) -> Client | None:
+    def _connected(self) -> ControlClient | None:
         """Return the daemon's connection, if there is one."""
         if self._daemon is None and time.monotonic() >= self._connect_s:
             try:
-                self._daemon = Client(self._places, within_s=5.0)
+                self._daemon = ControlClient(self._places, within_s=5.0)
                 self._daemon.subscribe("transcript")
             except DaemonError:
                 self.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 from appliance.cli.terminal import percent
 from appliance.config import Settings, node_name, slug
-from appliance.control import SOCKET_NAME, Client
+from appliance.control import SOCKET_NAME, ControlClient
 from appliance.errors import BrokerError, ConfigError, DaemonError
 
 AGAIN_S = 2.0
@@ -132,9 +132,9 @@ def _present_node(settings: Settings) -> str:
 
     with (
         contextlib.suppress(DaemonError),
-        Client([folder / SOCKET_NAME for folder in runtime_folders(settings)]) as daemon,
+        ControlClient([folder / SOCKET_NAME for folder in runtime_folders(settings)]) as daemon,
     ):
-        return str(daemon.ask("state").get("node", "")) or node_name(settings)
+        return str(daemon.call("state").get("node", "")) or node_name(settings)
     return node_name(settings)
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.control.client import Client as Client
+    from appliance.control.client import ControlClient as ControlClient
     from appliance.control.server import (
         EVENTS as EVENTS,
         SOCKET_NAME as SOCKET_NAME,
         Command as Command,
-        RefusalError as RefusalError,
-        Server as Server,
+        CommandError as CommandError,
+        ControlServer as ControlServer,
     )
 
 __getattr__ = lazily(__name__, __file__)

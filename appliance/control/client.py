@@ -1,4 +1,4 @@
-"""A reader of the control socket: asks, and hears events. The standard library alone."""
+"""Client of the control socket: commands and events. It needs the standard library only."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ from typing import Any, Self
 from appliance.errors import DaemonError
 from appliance.system import shorten
 
-ANSWER_WITHIN_S = 20.0
-"""The slowest command, listing microphones beside a sound server that hangs, takes 15 s."""
-_LONGEST = 1 << 20
+ANSWER_S = 20.0
+"""Longest wait for an answer. Listing microphones takes 15 s if the sound server hangs."""
+REFUSED_S = 1.0
+"""Longest wait for the reason, if the daemon closes the connection."""
+_LINE_BYTES = 1 << 20
 
 
-class Client:
-    """One connection; one thread's. `fileno` is for select: `next` may have something then."""
+class ControlClient:
+    """One connection. One thread. `fileno` is for select: there may be an event then."""
 
-    def __init__(self, places: Iterable[Path], within_s: float = ANSWER_WITHIN_S) -> None:
-        """Connects to the first of the sockets at `places` that is there.
+    def __init__(self, paths: Iterable[Path], within_s: float = ANSWER_S) -> None:
+        """Connect to the first of the sockets at `paths` that exists.
 
-        Raises DaemonError when no daemon listens, or not to this user.
+        Raises DaemonError if no daemon listens there, or this user may not connect.
         """
         self._within_s = within_s
         self._number = 0
         self._inbox = bytearray()
         self._events: deque[dict[str, Any]] = deque()
-        self._socket = _connect(list(places))
+        self._socket = _connect(list(paths))
 
     def fileno(self) -> int:
-        """The socket's."""
+        """Return the socket's file descriptor."""
         return self._socket.fileno()
 
-    def ask(self, command: str, within_s: float | None = None, **arguments: object) -> Any:
-        """The result of a command. Raises DaemonError, with the daemon's line when it refuses."""
+    def call(self, command: str, within_s: float | None = None, **arguments: object) -> Any:
+        """Return the result of a command. Raises DaemonError, with the answer if it is refused."""
         self._number += 1
         request = {"id": self._number, "command": command, **arguments}
         deadline_s = time.monotonic() + (within_s or self._within_s)
@@ -46,26 +48,30 @@ class Client:
             self._socket.settimeout(self._within_s)
             self._socket.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
-            # one that refuses the connection says so before it closes it
-            said = self._message(time.monotonic() + 1.0) if self._pending() else None
-            raise _gone((said or {}).get("error") or error.strerror or str(error)) from error
+            # a daemon that refuses the connection sends the reason before it closes it
+            refused = self._message(time.monotonic() + REFUSED_S) if self._has_input() else None
+            why = (refused or {}).get("error") or error.strerror or str(error)
+            raise _no_answer(why) from error
         while (message := self._message(deadline_s)) is not None:
             if "event" in message:
                 self._events.append(message)
             elif message.get("id") in (self._number, None):
                 if message.get("ok"):
                     return message.get("result")
-                refused = DaemonError(str(message.get("error", "no reason")))
-                refused.answer = message
-                raise refused
-        raise _gone(f"no answer to {command} within {within_s or self._within_s:g} s")
+                failure = DaemonError(str(message.get("error", "no reason")))
+                failure.answer = message
+                raise failure
+        raise _no_answer(f"no answer to {command} within {within_s or self._within_s:g} s")
 
     def subscribe(self, *events: str, after: int | None = None) -> Any:
-        """Has `next` give these events; what the daemon says of it. Raises DaemonError."""
-        return self.ask("subscribe", events=list(events), after=after)
+        """Subscribe to these events, in place of others; return the result. Raises DaemonError."""
+        return self.call("subscribe", events=list(events), after=after)
 
-    def next(self, within_s: float) -> tuple[str, dict[str, Any]] | None:
-        """The next event and its data; None when none came. Raises DaemonError at the end."""
+    def next_event(self, within_s: float) -> tuple[str, dict[str, Any]] | None:
+        """Return the next event and its data; None if none comes within `within_s`.
+
+        Raises DaemonError if the connection has ended.
+        """
         message = self._events.popleft() if self._events else None
         deadline_s = time.monotonic() + within_s
         while message is None or "event" not in message:
@@ -75,7 +81,7 @@ class Client:
         return message["event"], message["data"]
 
     def close(self) -> None:
-        """Ends the connection."""
+        """End the connection."""
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -84,25 +90,25 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _pending(self) -> bool:
+    def _has_input(self) -> bool:
         with contextlib.suppress(OSError):
             self._socket.settimeout(0.1)
             return bool(self._socket.recv(1, socket.MSG_PEEK))
         return False
 
     def _message(self, deadline_s: float) -> dict[str, Any] | None:
-        """The next line; None when none comes in time. Raises DaemonError."""
+        """Return the next line; None if none comes in time. Raises DaemonError."""
         while b"\n" not in self._inbox:
-            # what is there is taken even if the time is up
+            # take what is there, even if the time is up
             self._socket.settimeout(max(0.0, deadline_s - time.monotonic()))
             try:
                 data = self._socket.recv(1 << 16)
             except (TimeoutError, BlockingIOError):
                 return None
             except OSError as error:
-                raise _gone(error.strerror or str(error)) from error
-            if not data or len(self._inbox) > _LONGEST:
-                raise _gone("it has ended")
+                raise _no_answer(error.strerror or str(error)) from error
+            if not data or len(self._inbox) > _LINE_BYTES:
+                raise _no_answer("it closed the connection")
             self._inbox += data
         line, _, self._inbox = self._inbox.partition(b"\n")
         try:
@@ -110,33 +116,32 @@ class Client:
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
-            raise _gone(f"found {shorten(bytes(line[:60]))}")
+            raise _no_answer(f"found {shorten(bytes(line[:60]))}")
         return message
 
 
-def _connect(places: list[Path]) -> socket.socket:
-    """A connection to the first that is there. Raises DaemonError."""
-    trouble: OSError | None = None
-    for place in places:
-        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _connect(paths: list[Path]) -> socket.socket:
+    """Return a connection to the first socket that exists. Raises DaemonError."""
+    failure: OSError | None = None
+    for path in paths:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            opened.settimeout(ANSWER_WITHIN_S)
-            opened.connect(str(place))
-            return opened
+            connection.settimeout(ANSWER_S)
+            connection.connect(str(path))
+            return connection
         except OSError as error:
-            opened.close()
+            connection.close()
             if not isinstance(error, FileNotFoundError):
-                trouble = error
-    if isinstance(trouble, PermissionError):
+                failure = error
+    if isinstance(failure, PermissionError):
         raise DaemonError(
-            "the daemon: expected a user who may ask it, found one who may not: use sudo, or join "
-            "its group (`sudo usermod -aG roomscribe USER`, then log in again)"
-        ) from trouble
+            "this user may not connect to the daemon: use sudo, or join its group (`sudo usermod "
+            "-aG roomscribe USER`, then log in again)"
+        ) from failure
     raise DaemonError(
-        "the daemon: expected it to run, found nobody who listens: `sudo systemctl start "
-        "roomscribe` starts it"
-    ) from trouble
+        "the daemon is not running: start it with `sudo systemctl start roomscribe`"
+    ) from failure
 
 
-def _gone(why: str) -> DaemonError:
-    return DaemonError(f"the daemon: expected it to answer, found: {why}; see `systemctl status`")
+def _no_answer(why: str) -> DaemonError:
+    return DaemonError(f"the daemon does not answer: {why}; see `systemctl status roomscribe`")

@@ -12,7 +12,7 @@ from queue import Full
 
 from appliance.capture import Segmenter, VoiceDetector, open_source
 from appliance.config import Reading, SegmenterSettings, Settings, node_name, page_url, store_folder
-from appliance.control import SOCKET_NAME, Server
+from appliance.control import SOCKET_NAME, ControlServer
 from appliance.daemon.backlog import Backlog, Task
 from appliance.daemon.broker_trial import BrokerCommands
 from appliance.daemon.capture_supervisor import CaptureSupervisor, Opener
@@ -363,7 +363,7 @@ class _Assembly:
                     above.mkdir(mode=0o700, exist_ok=True)
             self.opened.callback(remove_empty, folder)
             self.controls.server = self.opened.enter_context(
-                Server(path, self.controls, idle_s=self.factories.idle_s)
+                ControlServer(path, self.controls, idle_s=self.factories.idle_s)
             )
         except OSError as error:
             reason = error.strerror or str(error)

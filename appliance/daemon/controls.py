@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from appliance.control import Command, Server
+from appliance.control import Command, ControlServer
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
 from appliance.daemon.health import EVERY_S, Day
 from appliance.daemon.microphone_commands import LevelMeter, MicrophoneCommands
@@ -51,7 +51,7 @@ class Controls(Listener):
         self._microphone, self._groups = microphone, (microphone, *groups)
         self._meter = LevelMeter()
         self._speaking = False
-        self.server: Server | None = None
+        self.server: ControlServer | None = None
         """None until the socket is open, and if it cannot be opened."""
         self.commands: dict[str, Command] = {"state": self._on_state, "stats": self._on_stats}
         for group in self._groups:
@@ -62,24 +62,24 @@ class Controls(Listener):
     def on_transcript(self, transcript: Transcript) -> None:
         """Announce a new transcript in the store."""
         if self.server:
-            self.server.notify()
+            self.server.announce_transcript()
 
     def on_change(self) -> None:
         """Announce that the state has changed."""
         if self.server:
-            self.server.change()
+            self.server.announce_state()
 
     def on_discarded(self, discarded: Discarded) -> None:
         """Send that speech gave no transcript."""
         if self.server and "discarded" in self.server.wanted:
             now = events.timestamp(datetime.now(UTC))
-            self.server.tell("discarded", {**events.discarded(discarded), "time": now})
+            self.server.publish("discarded", {**events.discarded(discarded), "time": now})
 
     def on_speech(self, speaking: bool) -> None:
         """Send that someone starts or stops speaking."""
         self._speaking = speaking
         if self.server:
-            self.server.tell("speech", {"speaking": speaking})
+            self.server.publish("speech", {"speaking": speaking})
 
     @property
     def wants_partials(self) -> bool:
@@ -89,7 +89,7 @@ class Controls(Listener):
     def on_partial(self, partial: Partial) -> None:
         """Send the text so far of someone who speaks."""
         if self.server:
-            self.server.tell("partial", events.partial(partial))
+            self.server.publish("partial", events.partial(partial))
 
     @property
     def listens(self) -> bool:
@@ -104,7 +104,7 @@ class Controls(Listener):
         if self.server and complete:
             self.server.wake()
         if self.server and level:
-            self.server.tell("level", level)
+            self.server.publish("level", level)
 
     # the control socket's thread
 

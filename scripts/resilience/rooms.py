@@ -20,7 +20,7 @@ from rigs.mqtt_client import Subscriber
 from rigs.waiting import holds
 
 from appliance import config
-from appliance.control import SOCKET_NAME, Client
+from appliance.control import SOCKET_NAME, ControlClient
 from appliance.store import runtime_folders
 
 READY_S = 60.0
@@ -96,8 +96,8 @@ class Room:
     def _ask(self, command: str) -> dict[str, Any]:
         """What it answers on its control socket. Raises DaemonError."""
         folders = runtime_folders(config.load(self.place.config))
-        with Client([folder / SOCKET_NAME for folder in folders]) as client:
-            found: dict[str, Any] = client.ask(command)
+        with ControlClient([folder / SOCKET_NAME for folder in folders]) as client:
+            found: dict[str, Any] = client.call(command)
             return found
 
     def __enter__(self) -> Self:

@@ -13,27 +13,27 @@ from rigs.command import OBEYING_MODES
 from rigs.feed import Feed, serving
 from rigs.needs import unless
 
-from appliance.control.client import Client
+from appliance.control.client import ControlClient
 from appliance.errors import DaemonError
 
 
 def test_without_a_daemon_it_says_how_to_start_one(tmp_path: Path) -> None:
-    with pytest.raises(DaemonError, match="expected it to run, found nobody who listens"):
-        Client([tmp_path / "control"])
+    with pytest.raises(DaemonError, match="is not running: start it"):
+        ControlClient([tmp_path / "control"])
 
 
 def test_a_socket_that_a_killed_daemon_left_is_none(tmp_path: Path) -> None:
     left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     left.bind(str(tmp_path / "control"))
     left.close()
-    with pytest.raises(DaemonError, match="found nobody who listens"):
-        Client([tmp_path / "control"])
+    with pytest.raises(DaemonError, match="is not running"):
+        ControlClient([tmp_path / "control"])
 
 
 def test_the_first_that_is_there_is_asked(tmp_path: Path) -> None:
     places = [tmp_path / "first", tmp_path / "second"]
-    with serving(places[1], Feed()), Client(places) as client:
-        assert client.ask("echo") == {"got": {}}
+    with serving(places[1], Feed()), ControlClient(places) as client:
+        assert client.call("echo") == {"got": {}}
 
 
 @unless("root: it may open any socket (run the tests as another user)" if OBEYING_MODES else "")
@@ -41,16 +41,19 @@ def test_a_user_who_may_not_is_told_whose_it_is(tmp_path: Path) -> None:
     with serving(tmp_path / "control", Feed()):
         (tmp_path / "control").chmod(0)
         with pytest.raises(DaemonError, match="use sudo, or join its group"):
-            Client([tmp_path / "control"])
+            ControlClient([tmp_path / "control"])
 
 
 def test_an_event_between_question_and_answer_is_kept(tmp_path: Path) -> None:
-    with serving(tmp_path / "control", Feed()) as server, Client([tmp_path / "control"]) as client:
+    with (
+        serving(tmp_path / "control", Feed()) as server,
+        ControlClient([tmp_path / "control"]) as client,
+    ):
         client.subscribe("level")
-        server.tell("level", {"number": 1})
-        assert client.ask("echo") == {"got": {}}
-        assert client.next(5) == ("level", {"number": 1})
-        assert client.next(0.0) is None
+        server.publish("level", {"number": 1})
+        assert client.call("echo") == {"got": {}}
+        assert client.next_event(5) == ("level", {"number": 1})
+        assert client.next_event(0.0) is None
 
 
 @pytest.mark.parametrize("said", [b"x\n", b"[]\n", b"[" * 3000 + b"\n", b"\xff\n"])
@@ -67,8 +70,11 @@ def test_what_is_no_answer_is_an_error(tmp_path: Path, said: bytes) -> None:
 
     thread = threading.Thread(target=answer)
     thread.start()
-    with Client([tmp_path / "control"]) as client, pytest.raises(DaemonError, match="the daemon:"):
-        client.ask("state")
+    with (
+        ControlClient([tmp_path / "control"]) as client,
+        pytest.raises(DaemonError, match="the daemon does not answer"),
+    ):
+        client.call("state")
     thread.join(5)
     listener.close()
 
@@ -76,7 +82,7 @@ def test_what_is_no_answer_is_an_error(tmp_path: Path, said: bytes) -> None:
 def test_it_imports_no_numbers_and_no_database() -> None:
     program = (
         "import sys; before = set(sys.modules)  # a measurement of coverage has some of them\n"
-        "from appliance.control import Client\n"
+        "from appliance.control import ControlClient\n"
         "print({'numpy', 'sqlite3'} & (set(sys.modules) - before))"
     )
     done = subprocess.run(

@@ -14,11 +14,12 @@ import pytest
 from rigs.feed import Feed, serving
 from rigs.waiting import until
 
-from appliance.control.client import Client
-from appliance.control.server import Limits, Server
+from appliance.control.client import ControlClient
+from appliance.control.connection import ConnectionLimits
+from appliance.control.server import ControlServer
 from appliance.errors import DaemonError, StoreError
 
-TIGHT = Limits(readers=2, line_bytes=65_536, waiting=128, stalled_s=60.0, caught_up=100)
+TIGHT = ConnectionLimits(connections=2, unsent_lines=128, replayed=100)
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(path: Path, feed: Feed) -> Iterator[Server]:
+def server(path: Path, feed: Feed) -> Iterator[ControlServer]:
     with serving(path, feed, TIGHT) as running:
         yield running
 
@@ -66,17 +67,17 @@ class Raw:
         self.close()
 
 
-def refusal(client: Client, command: str, **arguments: Any) -> dict[str, object]:
+def refusal(client: ControlClient, command: str, **arguments: Any) -> dict[str, object]:
     with pytest.raises(DaemonError) as caught:
-        client.ask(command, **arguments)
+        client.call(command, **arguments)
     return dict(caught.value.answer)
 
 
 def test_a_command_is_answered_under_its_id_and_what_is_none_is_refused_in_one_line(
-    server: Server, path: Path
+    server: ControlServer, path: Path
 ) -> None:
-    with Client([path]) as client:
-        assert client.ask("echo", on=True) == {"got": {"on": True}}
+    with ControlClient([path]) as client:
+        assert client.call("echo", on=True) == {"got": {"on": True}}
         assert refusal(client, "nonsense") == {
             "id": 2,
             "ok": False,
@@ -87,15 +88,15 @@ def test_a_command_is_answered_under_its_id_and_what_is_none_is_refused_in_one_l
         assert refusal(client, "refuse")["mistakes"] == ["a"]
         assert refusal(client, "fail")["error"] == "the disk is full"
         assert refusal(client, "long")["code"] == "unavailable"
-        assert client.ask("echo") == {"got": {}}
+        assert client.call("echo") == {"got": {}}
 
 
 def test_a_fault_of_ours_in_a_command_ends_neither_the_server_nor_the_connection(
-    server: Server, path: Path, caplog: pytest.LogCaptureFixture
+    server: ControlServer, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Client([path]) as client:
+    with ControlClient([path]) as client:
         assert refusal(client, "break")["error"] == "division by zero"
-        assert client.ask("echo") == {"got": {}}
+        assert client.call("echo") == {"got": {}}
     assert "a command of the control socket failed: division by zero" in caplog.text
 
 
@@ -108,7 +109,7 @@ def test_a_fault_of_ours_in_a_command_ends_neither_the_server_nor_the_connection
         b'{"id": "' + b"x" * 65 + b'", "command": "echo"}', b'{"a":' * 9_000,
     ],
 )  # fmt: skip
-def test_what_is_no_request_is_refused(server: Server, path: Path, line: bytes) -> None:
+def test_what_is_no_request_is_refused(server: ControlServer, path: Path, line: bytes) -> None:
     with Raw(path) as raw:
         raw.send(line + b"\n")
         answer = raw.line()
@@ -117,14 +118,14 @@ def test_what_is_no_request_is_refused(server: Server, path: Path, line: bytes) 
         assert raw.line() == {"id": "a", "ok": True, "result": {"got": {}}}
 
 
-def test_a_line_without_an_end_ends_the_connection(server: Server, path: Path) -> None:
+def test_a_line_without_an_end_ends_the_connection(server: ControlServer, path: Path) -> None:
     with Raw(path) as raw:
         raw.send(b"x" * 65_536)
         assert raw.line()["error"] == "expected at most 65536 bytes a line, found more"
         assert raw.line() == "the end"
 
 
-def test_who_sends_no_more_is_answered_first(server: Server, path: Path) -> None:
+def test_who_sends_no_more_is_answered_first(server: ControlServer, path: Path) -> None:
     with Raw(path) as raw:
         raw.send(b'{"id": 1, "command": "echo"}\n' * 12 + b'{"id"')
         raw.end()
@@ -132,46 +133,49 @@ def test_who_sends_no_more_is_answered_first(server: Server, path: Path) -> None
         assert raw.line() == "the end"
 
 
-def test_one_reader_too_many_is_told_so(server: Server, path: Path) -> None:
-    with Client([path]) as one, Client([path]) as two:
-        assert one.ask("echo") == two.ask("echo")
+def test_one_reader_too_many_is_told_so(server: ControlServer, path: Path) -> None:
+    with ControlClient([path]) as one, ControlClient([path]) as two:
+        assert one.call("echo") == two.call("echo")
         with Raw(path) as three:
             answer = three.line()
             assert (answer["code"], answer["id"]) == ("too_many", None)
             assert three.line() == "the end"
-        with Client([path]) as three, pytest.raises(DaemonError, match="at most 2 connections"):
-            three.ask("echo")
+        with (
+            ControlClient([path]) as three,
+            pytest.raises(DaemonError, match="at most 2 connections"),
+        ):
+            three.call("echo")
         one.close()
-        until(lambda: len(server._readers) == 1)
-        with Client([path]) as again:
-            assert again.ask("echo") == two.ask("echo")
+        until(lambda: len(server._connections) == 1)
+        with ControlClient([path]) as again:
+            assert again.call("echo") == two.call("echo")
 
 
 def test_half_lines_do_not_hold_every_place_for_ever(path: Path, feed: Feed) -> None:
-    limits = Limits(readers=3, silent_s=0.3)
+    limits = ConnectionLimits(connections=3, silent_s=0.3)
     with (
         serving(path, feed, limits) as server,
-        Client([path]) as subscriber,
+        ControlClient([path]) as subscriber,
         Raw(path) as one,
         Raw(path) as two,
     ):
         subscriber.subscribe("state")
         for raw in (one, two):
             raw.send(b'{"id": 1, "comm')
-        until(lambda: len(server._readers) == 3)
+        until(lambda: len(server._connections) == 3)
         with Raw(path) as early:
             assert early.line()["code"] == "too_many"
         time.sleep(0.4)
-        with Client([path]) as late:
-            assert late.ask("echo")
+        with ControlClient([path]) as late:
+            assert late.call("echo")
         assert one.line() == "the end"
-        assert any(reader.events for reader in server._readers.values())
+        assert any(one.events for one in server._connections)
 
 
 def test_a_subscriber_hears_what_it_asked_for_and_nothing_else(
-    server: Server, path: Path, feed: Feed
+    server: ControlServer, path: Path, feed: Feed
 ) -> None:
-    with Client([path]) as client:
+    with ControlClient([path]) as client:
         assert server.wanted == frozenset()
         feed.numbers = [7]
         assert client.subscribe("transcript", "level") == {
@@ -179,40 +183,40 @@ def test_a_subscriber_hears_what_it_asked_for_and_nothing_else(
             "seq": 7,
         }
         assert server.wanted == {"level", "transcript"}
-        server.tell("speech", {"speaking": True})
-        server.tell("level", {"rms_db": -30.0})
-        assert client.next(5) == ("level", {"rms_db": -30.0})
+        server.publish("speech", {"speaking": True})
+        server.publish("level", {"rms_db": -30.0})
+        assert client.next_event(5) == ("level", {"rms_db": -30.0})
         feed.numbers = [7, 8, 9]
-        server.notify()
-        assert [(client.next(5) or ("", {}))[1]["seq"] for _ in range(2)] == [8, 9]
+        server.announce_transcript()
+        assert [(client.next_event(5) or ("", {}))[1]["seq"] for _ in range(2)] == [8, 9]
         client.subscribe()
     until(lambda: server.wanted == frozenset())
 
 
 def test_who_names_the_last_one_that_it_has_is_sent_what_came_since_and_nothing_twice(
-    server: Server, path: Path, feed: Feed
+    server: ControlServer, path: Path, feed: Feed
 ) -> None:
     feed.numbers = list(range(1, 301))
-    with Client([path]) as client:
+    with ControlClient([path]) as client:
         client.subscribe("transcript", after=220)
         feed.numbers += [301, 302]
-        server.notify()
-        told = [(client.next(5) or ("", {}))[1]["seq"] for _ in range(82)]
+        server.announce_transcript()
+        told = [(client.next_event(5) or ("", {}))[1]["seq"] for _ in range(82)]
         assert told == list(range(221, 303))
         client.subscribe("transcript", after=5)
-        told = [(client.next(5) or ("", {}))[1]["seq"] for _ in range(100)]
+        told = [(client.next_event(5) or ("", {}))[1]["seq"] for _ in range(100)]
         assert told == list(range(203, 303)), "only so many, the newest"
-        assert client.next(0.2) is None
+        assert client.next_event(0.2) is None
 
 
 class LateFeed(Feed):
     """A partial text and its transcript come just when the server looks into the log."""
 
-    server: Server | None = None
+    server: ControlServer | None = None
 
     def highest(self) -> int:
         if self.server:
-            self.server.tell("partial", {"text": "turn on"})
+            self.server.publish("partial", {"text": "turn on"})
             self.numbers.append(9)
             self.server = None
         return super().highest()
@@ -220,94 +224,97 @@ class LateFeed(Feed):
 
 def test_a_partial_text_comes_before_its_transcript(path: Path) -> None:
     feed = LateFeed()
-    with serving(path, feed, TIGHT) as server, Client([path]) as client:
+    with serving(path, feed, TIGHT) as server, ControlClient([path]) as client:
         client.subscribe("transcript", "partial")
         feed.server = server
-        server.notify()
-        assert [(client.next(5) or ("", {}))[0] for _ in range(2)] == ["partial", "transcript"]
+        server.announce_transcript()
+        assert [(client.next_event(5) or ("", {}))[0] for _ in range(2)] == [
+            "partial",
+            "transcript",
+        ]
 
 
 def test_a_log_that_was_begun_anew_is_told_from_its_beginning(
-    server: Server, path: Path, feed: Feed
+    server: ControlServer, path: Path, feed: Feed
 ) -> None:
     feed.numbers = [50]
-    with Client([path]) as client:
+    with ControlClient([path]) as client:
         client.subscribe("transcript", after=50)
         feed.numbers = [1]
-        server.notify()
-        assert (client.next(5) or ("", {}))[1]["seq"] == 1
+        server.announce_transcript()
+        assert (client.next_event(5) or ("", {}))[1]["seq"] == 1
 
 
 def test_the_state_is_told_at_once_and_when_it_is_another(
-    server: Server, path: Path, feed: Feed
+    server: ControlServer, path: Path, feed: Feed
 ) -> None:
-    with Client([path]) as client:
+    with ControlClient([path]) as client:
         client.subscribe("state", "stats")
-        assert {(client.next(5) or ("", {}))[0] for _ in range(2)} == {"state", "stats"}
+        assert {(client.next_event(5) or ("", {}))[0] for _ in range(2)} == {"state", "stats"}
         feed.asked = 5  # its age is no news
-        server.change()
-        assert client.next(0.2) is None
+        server.announce_state()
+        assert client.next_event(0.2) is None
         feed.status = "muted"
-        server.change()
-        assert client.next(5) == ("state", {"status": "muted", "uptime_s": 5})
+        server.announce_state()
+        assert client.next_event(5) == ("state", {"status": "muted", "uptime_s": 5})
 
 
-def test_a_log_that_refuses_is_asked_again(server: Server, path: Path, feed: Feed) -> None:
-    with Client([path]) as client:
+def test_a_log_that_refuses_is_asked_again(server: ControlServer, path: Path, feed: Feed) -> None:
+    with ControlClient([path]) as client:
         client.subscribe("transcript")
         feed.numbers, feed.trouble = [1], StoreError("busy")
-        server.notify()
+        server.announce_transcript()
         assert refusal(client, "subscribe", events=["transcript"])["error"] == "busy"
         feed.trouble = None
-        assert (client.next(5) or ("", {}))[1]["seq"] == 1
+        assert (client.next_event(5) or ("", {}))[1]["seq"] == 1
 
 
 def test_who_does_not_read_is_dropped_and_costs_the_others_nothing(
-    server: Server, path: Path, feed: Feed
+    server: ControlServer, path: Path, feed: Feed
 ) -> None:
-    with Client([path]) as slow, Client([path]) as good:
+    with ControlClient([path]) as slow, ControlClient([path]) as good:
         for client in (slow, good):
             client.subscribe("level")
         told = 0
 
         def tell() -> bool:
             nonlocal told
-            server.tell("level", {"number": told, "text": "x" * 5000})
+            server.publish("level", {"number": told, "text": "x" * 5000})
             told += 1
-            assert (good.next(5) or ("", {}))[1]["number"] == told - 1
-            return len(server._readers) == 1
+            assert (good.next_event(5) or ("", {}))[1]["number"] == told - 1
+            return len(server._connections) == 1
 
         until(tell, 20)
-        with pytest.raises(DaemonError, match="it has ended"):
-            while slow.next(5):
+        with pytest.raises(DaemonError, match="closed the connection"):
+            while slow.next_event(5):
                 pass
-        assert good.ask("echo") == {"got": {}}
+        assert good.call("echo") == {"got": {}}
 
 
 def test_transcripts_wait_in_the_log_for_a_slow_reader_and_come_when_it_reads(
-    server: Server, path: Path, feed: Feed
+    server: ControlServer, path: Path, feed: Feed
 ) -> None:
-    with Client([path]) as slow:
+    with ControlClient([path]) as slow:
         slow.subscribe("transcript", after=0)
         for number in range(1, 5001):
             feed.numbers.append(number)
-        server.notify()
-        until(lambda: server._readers and next(iter(server._readers.values())).lines)
-        told = [(slow.next(5) or ("", {}))[1]["seq"] for _ in range(5000)]
+        server.announce_transcript()
+        until(lambda: server._connections and server._connections[0].outbox)
+        told = [(slow.next_event(5) or ("", {}))[1]["seq"] for _ in range(5000)]
         assert told == list(range(1, 5001))
 
 
 def test_who_has_read_nothing_for_long_is_dropped(path: Path, feed: Feed) -> None:
-    limits = Limits(stalled_s=0.2)
-    with serving(path, feed, limits) as server, Client([path]) as client:
+    limits = ConnectionLimits(stalled_s=0.2)
+    with serving(path, feed, limits) as server, ControlClient([path]) as client:
         client.subscribe("transcript", after=0)
         feed.numbers = list(range(1, 5001))
-        server.notify()
-        until(lambda: not server._readers)
+        server.announce_transcript()
+        until(lambda: not server._connections)
 
 
 def test_an_answer_may_come_later_and_the_connection_is_of_use_meanwhile(
-    server: Server, path: Path, feed: Feed
+    server: ControlServer, path: Path, feed: Feed
 ) -> None:
     with Raw(path) as raw, Raw(path) as gone:
         gone.send(b'{"id": 9, "command": "later"}\n')
@@ -327,17 +334,17 @@ def test_the_socket_is_for_user_and_group_and_one_that_was_left_behind_is_replac
     left.close()
     with serving(path, feed):
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
-        with Client([path]) as client:
-            assert client.ask("echo") == {"got": {}}
+        with ControlClient([path]) as client:
+            assert client.call("echo") == {"got": {}}
     assert not path.exists()
 
 
 def test_a_stop_ends_every_connection(path: Path, feed: Feed) -> None:
     with serving(path, feed):
-        client = Client([path])
+        client = ControlClient([path])
         client.subscribe("transcript")
-    with client, pytest.raises(DaemonError, match="it has ended"):
-        client.next(5)
+    with client, pytest.raises(DaemonError, match="closed the connection"):
+        client.next_event(5)
 
 
 def test_a_socket_that_another_has_put_in_its_place_is_left_alone(path: Path, feed: Feed) -> None:
@@ -349,4 +356,4 @@ def test_a_socket_that_another_has_put_in_its_place_is_left_alone(path: Path, fe
 
 def test_a_folder_that_is_not_there_is_an_error_that_leaves_nothing_open(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        Server(tmp_path / "none" / "control", Feed())
+        ControlServer(tmp_path / "none" / "control", Feed())

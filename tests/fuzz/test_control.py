@@ -19,8 +19,8 @@ from rigs.controls import Appliance, appliance
 from rigs.feed import serving
 from rigs.fuzzing import ODD_TEXTS, damaged, examples, is_one_line
 
-from appliance.control.client import Client
-from appliance.control.server import Server
+from appliance.control.client import ControlClient
+from appliance.control.server import ControlServer
 
 VALUES: tuple[object, ...] = (
     None, True, False, 0, -1, 1, 50, 1 << 62, 1 << 64, 10**400, 1.5, -0.0, "", "x", "all", [], {},
@@ -59,7 +59,7 @@ class House:
     """An appliance's commands behind a socket."""
 
     appliance: Appliance
-    server: Server
+    server: ControlServer
     path: Path
 
 
@@ -83,9 +83,9 @@ def test_nothing_that_is_sent_disturbs_the_others(house: House) -> None:
             with socket.socket.makefile(stranger, "rb") as file:
                 for line in file if read else ():
                     check(json.loads(line))
-        with Client([house.path]) as good:
-            assert good.ask("history", limit=1)["transcripts"] != 0
-            assert good.ask("state")["status"] in ("running", "muted")
+        with ControlClient([house.path]) as good:
+            assert good.call("history", limit=1)["transcripts"] != 0
+            assert good.call("state")["status"] in ("running", "muted")
 
     disturb()
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from appliance.control import server as control
-from appliance.control.server import LIMITS, Command, Limits, RefusalError, Server
+from appliance.control.connection import LIMITS, ConnectionLimits
+from appliance.control.server import Command, CommandError, ControlServer
 from appliance.errors import StoreError
 
 
@@ -55,7 +56,7 @@ class Feed:
         pass
 
     def _refuse(self, _request: Mapping[str, Any]) -> dict[str, Any]:
-        raise RefusalError("refused", "not today", mistakes=["a"])
+        raise CommandError("refused", "not today", mistakes=["a"])
 
     def _fail(self, _request: Mapping[str, Any]) -> dict[str, Any]:
         raise StoreError("the disk is full")
@@ -65,9 +66,11 @@ class Feed:
 
 
 @contextmanager
-def serving(path: Path, feed: control.Feed, limits: Limits = LIMITS) -> Iterator[Server]:
+def serving(
+    path: Path, feed: control.Feed, limits: ConnectionLimits = LIMITS
+) -> Iterator[ControlServer]:
     """A server in a thread of its own; what ends it fails the test."""
-    with Server(path, feed, limits, idle_s=0.05) as server:
+    with ControlServer(path, feed, limits, idle_s=0.05) as server:
         ended: list[BaseException] = []
 
         def run() -> None:

@@ -20,7 +20,7 @@ from rigs.daemon import write_config
 from rigs.waiting import until
 
 from appliance.config import WebSettings, keys
-from appliance.control import SOCKET_NAME, Command, RefusalError, Server
+from appliance.control import SOCKET_NAME, Command, CommandError, ControlServer
 from appliance.daemon.setting_commands import live_keys
 from appliance.records import new_id
 from appliance.web import Access
@@ -147,7 +147,7 @@ class Feed:
 
     def on_microphone_test(self, seconds: float) -> dict[str, Any]:
         if self.appliance["status"] == "muted":
-            raise RefusalError("unavailable", "the microphone is closed")
+            raise CommandError("unavailable", "the microphone is closed")
         return {
             "rms_db": -51.0, "peak_db": -33.5, "clipped_share": 0.0, "digital_silence": False,
             "verdict": "too_quiet", "words": "turn on the light",
@@ -231,9 +231,9 @@ def _as_json(value: Any) -> Any:
 
 
 @contextmanager
-def serving(feed: Feed, path: Path) -> Iterator[Server]:
+def serving(feed: Feed, path: Path) -> Iterator[ControlServer]:
     """The feed behind a control socket at `path`."""
-    with Server(path, feed, idle_s=0.1) as server:
+    with ControlServer(path, feed, idle_s=0.1) as server:
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
@@ -331,7 +331,7 @@ def _listens(port: int) -> bool:
 
 
 @contextmanager
-def house(folder: Path, **web: Any) -> Iterator[tuple[Page, Feed, Server]]:
+def house(folder: Path, **web: Any) -> Iterator[tuple[Page, Feed, ControlServer]]:
     """The page, the log behind it, and the control socket between them."""
     feed = Feed()
     with serving(feed, folder / SOCKET_NAME) as server, page(folder, **web) as found:

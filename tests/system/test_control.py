@@ -19,7 +19,7 @@ from rigs.needs import module, needs_broker
 from rigs.waiting import until
 
 from appliance import config as configuration
-from appliance.control.client import Client
+from appliance.control.client import ControlClient
 from appliance.errors import DaemonError
 from appliance.store.folders import runtime_folders
 
@@ -36,9 +36,9 @@ def place_of(config: Path) -> Path:
     return runtime_folders(configuration.load(config))[0] / "control"
 
 
-def hear(client: Client, event: str, within_s: float = 20.0) -> dict[str, Any]:
+def hear(client: ControlClient, event: str, within_s: float = 20.0) -> dict[str, Any]:
     """The data of the next `event`."""
-    while found := client.next(within_s):
+    while found := client.next_event(within_s):
         check({"event": found[0], "data": found[1]})
         if found[0] == event:
             return found[1]
@@ -54,7 +54,7 @@ def test_what_is_said_is_heard_over_the_socket_and_the_daemon_obeys(tmp_path: Pa
         running.stdin.write(bytes(32_000 * 3))
         running.stdin.flush()
         until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
-        with Client([place]) as client, following(config) as (_, line):
+        with ControlClient([place]) as client, following(config) as (_, line):
             client.subscribe("transcript", "speech", "level", "state", "stats", "discarded")
             assert hear(client, "state")["status"] == "running"
             running.stdin.write(sound.tobytes() + bytes(32_000 * 2))
@@ -64,11 +64,11 @@ def test_what_is_said_is_heard_over_the_socket_and_the_daemon_obeys(tmp_path: Pa
             assert hear(client, "level")["rms_db"] is None or hear(client, "level")["peak_db"] < 0
             told = hear(client, "transcript")
             assert (told["seq"], told["text"]) == (1, line().strip())
-            assert client.ask("history", query="weather")["transcripts"] == [told]
-            changed = client.ask("configure", set={"segmenter.hang_over_ms": 900})["changed"]
+            assert client.call("history", query="weather")["transcripts"] == [told]
+            changed = client.call("configure", set={"segmenter.hang_over_ms": 900})["changed"]
             assert changed["segmenter.hang_over_ms"]["value"] == 900
-            with pytest.raises(DaemonError, match="it has ended"):
-                while client.next(20):
+            with pytest.raises(DaemonError, match="closed the connection"):
+                while client.next_event(20):
                     pass
         until(lambda: "the configuration has changed" in log_of(config))
     assert configuration.load(config).segmenter.hang_over_ms == 900
@@ -88,10 +88,10 @@ def test_a_broker_that_is_chosen_over_the_socket_is_used_at_once_and_after_a_res
         chosen: dict[str, Any] = {"host": broker.host, "port": broker.port, "username": "ear"}
         with daemon(config, "--recording", "-", stdin=zero):
             until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
-            with Client([place_of(config)]) as client:
-                wrong = client.ask("broker", **chosen, password="not that")["mistakes"]
+            with ControlClient([place_of(config)]) as client:
+                wrong = client.call("broker", **chosen, password="not that")["mistakes"]
                 assert "refuses user 'ear'" in wrong["mqtt.password"]
-                told = client.ask("broker", **chosen, password="open sesame")
+                told = client.call("broker", **chosen, password="open sesame")
                 assert "mqtt.enabled" in told["changed"]
             until(lambda: heard.payloads("availability", "kitchen") == [b"online"], 30)
         heard.messages.clear()
@@ -108,26 +108,26 @@ def test_a_killed_daemon_leaves_a_socket_that_the_next_one_replaces(tmp_path: Pa
             until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
             second = roomscribe("run", "--config", config, "--recording", "-")
             assert (second.returncode, len(errors(second))) == (74, 1)
-            with Client([place]) as client:
-                assert client.ask("state")["model"] == "home-en"
+            with ControlClient([place]) as client:
+                assert client.call("state")["model"] == "home-en"
             first.send_signal(signal.SIGKILL)
             first.wait(10)
         assert place.is_socket()
-        with pytest.raises(DaemonError, match="nobody who listens"):
-            Client([place])
+        with pytest.raises(DaemonError, match="is not running"):
+            ControlClient([place])
         before = log_of(config).count("ready after")
         with daemon(config, "--recording", "-", stdin=zero) as again:
             until(lambda: log_of(config).count("ready after") > before, READY_WITHIN_S)
             idle = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
             for one in idle:
                 one.connect(str(place))
-            with Client([place]) as client:
+            with ControlClient([place]) as client:
                 client.subscribe("level", "transcript")
-                assert client.next(10)
+                assert client.next_event(10)
                 again.terminate()
                 assert again.wait(10) == 0
-                with pytest.raises(DaemonError, match="it has ended"):
-                    while client.next(5):
+                with pytest.raises(DaemonError, match="closed the connection"):
+                    while client.next_event(5):
                         pass
             for one in idle:
                 one.close()

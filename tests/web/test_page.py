@@ -19,12 +19,12 @@ from rigs.needs import needs_broker, needs_microphone
 from rigs.page import PASSWORD, Feed, Page, house, page, serving
 from rigs.waiting import until
 
-from appliance.control import SOCKET_NAME, Server
+from appliance.control import SOCKET_NAME, ControlServer
 from appliance.web.server import FILES
 
 pytestmark = needs_browser
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
-Found = tuple[Page, Feed, Server]
+Found = tuple[Page, Feed, ControlServer]
 SENTENCES = ".said li[data-seq] > p:first-of-type"
 
 
@@ -63,12 +63,12 @@ def test_a_sentence_appears_as_it_is_said_and_hostile_text_stays_text(
     tab.enter(home)
     until(lambda: tab.texts(SENTENCES)[:1] == ["said 1 hours ago"], WITHIN_S)
     feed.say(HOSTILE, flags=["low_confidence"])
-    server.notify()
+    server.announce_transcript()
     until(lambda: tab.texts(SENTENCES)[0] == HOSTILE, WITHIN_S)
     assert "unsure" in tab.text(".said li[data-seq]")
     assert tab.run("return document.title") == "Live · Roomscribe kitchen"
     assert not tab.run("return document.querySelectorAll('.said script, .said img').length")
-    server.tell("discarded", {"reason": "too_short", "utterance_id": "x", "duration_s": 0.3})
+    server.publish("discarded", {"reason": "too_short", "utterance_id": "x", "duration_s": 0.3})
     until(lambda: "No text: too short (0.3 s)" in tab.text(".said li.none"), WITHIN_S)
     wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     for view in ("live", "history", "health", "settings"):
@@ -81,16 +81,16 @@ def test_speech_level_and_what_comes_are_shown_while_they_last(found: Found, tab
     home, feed, server = found
     tab.enter(home)
     until(lambda: {"level", "speech", "partial"} <= server.wanted, WITHIN_S)
-    server.tell("speech", {"speaking": True})
-    server.tell("partial", {"utterance_id": "u", "text": "turn on", "final": False})
-    server.tell("level", {"rms_db": -31.4, "peak_db": -20.0, "clipped": False})
+    server.publish("speech", {"speaking": True})
+    server.publish("partial", {"utterance_id": "u", "text": "turn on", "final": False})
+    server.publish("level", {"rms_db": -31.4, "peak_db": -20.0, "clipped": False})
     until(lambda: tab.text(".now strong") == "Someone is speaking", WITHIN_S)
     until(lambda: tab.texts(".coming p") == ["turn on …"], WITHIN_S)
     value = "return document.querySelector('[role=meter]').ariaValueText"
     until(lambda: tab.run(value) == "-31 dB", WITHIN_S)
     feed.say("turn on the light", utterance_id="u")
-    server.notify()
-    server.tell("speech", {"speaking": False})
+    server.announce_transcript()
+    server.publish("speech", {"speaking": False})
     until(lambda: tab.texts(".said li p")[0] == "turn on the light", WITHIN_S)
     assert not tab.texts(".coming p")
     until(lambda: tab.text(".now strong") == "Listening", WITHIN_S)
@@ -111,7 +111,7 @@ def test_mute_closes_the_microphone_and_a_degraded_appliance_says_why(
     tab.press("button", "Unmute")
     until(lambda: tab.text(".pill") == "Listening", WITHIN_S)
     feed.appliance |= {"status": "degraded", "reasons": ["no broker: start it"]}
-    server.change()
+    server.announce_state()
     until(lambda: "No broker: start it" in tab.text(".banner"), WITHIN_S)
     tab.press(".banner a")
     until(lambda: tab.texts(".reasons li") == ["No broker: start it"], WITHIN_S)
@@ -313,7 +313,7 @@ def test_the_header_has_the_new_name_after_a_rename(found: Found, tab: Browser) 
         tab.type("[id='key-appliance.node']", name)
         tab.press(".keep button", "Save")
         until(lambda: tab.text(".keep") == "Saved.", WITHIN_S)
-        server.change()
+        server.announce_state()
         until(partial(_is_named, tab, name), WITHIN_S)
         assert tab.run("return document.title") == f"Settings · Roomscribe {name}"
 
@@ -433,12 +433,12 @@ def test_without_a_microphone_the_page_says_so_and_shows_no_meter(
     home, feed, server = found
     tab.enter(home)
     until(lambda: tab.texts("[role=meter]"), WITHIN_S)
-    server.tell("level", {"rms_db": -31.4, "peak_db": -20.0, "clipped": False})
+    server.publish("level", {"rms_db": -31.4, "peak_db": -20.0, "clipped": False})
     value = "return document.querySelector('[role=meter]').ariaValueText"
     until(lambda: tab.run(value) == "-31 dB", WITHIN_S)
     until(lambda: tab.run(value) == "no sound yet", WITHIN_S)
     feed.appliance |= {"microphone": "none"}
-    server.change()
+    server.announce_state()
     until(lambda: tab.text(".now strong") == "No microphone", WITHIN_S)
     assert not tab.texts("[role=meter]")
 
@@ -480,7 +480,7 @@ def test_news_leave_the_focus_what_is_typed_and_the_scroll_position_alone(
     place = "return Math.round(document.activeElement.getBoundingClientRect().top)"
     before = tab.run(place)
     feed.say("the newest")
-    server.notify()
+    server.announce_transcript()
     until(lambda: tab.texts(SENTENCES)[0] == "the newest", WITHIN_S)
     assert tab.run(active) == "Delete: line 20"
     assert abs(tab.run(place) - before) <= 2
@@ -488,7 +488,7 @@ def test_news_leave_the_focus_what_is_typed_and_the_scroll_position_alone(
     until(lambda: tab.texts("[id='key-homeassistant.area']"), WITHIN_S)
     tab.type("[id='key-homeassistant.area']", "Half a na")
     feed.appliance |= {"uptime_s": 1, "status": "degraded", "reasons": ["x"]}
-    server.change()
+    server.announce_state()
     until(lambda: tab.text(".pill") == "Action needed", WITHIN_S)
     assert tab.run(active) == "key-homeassistant.area"
     assert tab.value("key-homeassistant.area") == "Half a na"

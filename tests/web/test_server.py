@@ -21,12 +21,12 @@ from rigs.daemon import write_config
 from rigs.page import PASSWORD, Feed, Page, house, page, serving
 from rigs.waiting import until
 
-from appliance.control import SOCKET_NAME, Server
+from appliance.control import SOCKET_NAME, ControlServer
 from appliance.daemon.setting_commands import live_keys
 from appliance.web.labels import fields
 from appliance.web.server import FILES, FOLDER, STREAMS
 
-Found = tuple[Page, Feed, Server]
+Found = tuple[Page, Feed, ControlServer]
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_many_addresses_at_once_close_no_connection_with_a_session(tmp_path: Pat
             silent.append(one)
         assert home.get("api/session")[0] == 200
         feed.say("turn on the light")
-        server.notify()
+        server.announce_transcript()
         assert stream.next("transcript")[1]["text"] == "turn on the light"
         for one in silent:
             one.close()
@@ -349,7 +349,7 @@ def test_a_sentence_comes_to_every_reader_with_its_number(found: Found) -> None:
         assert late.next("transcript") == (str(first["seq"]), first)
         assert live.next("state")[1]["status"] == "running"
         second = feed.say("two")
-        server.notify()
+        server.announce_transcript()
         assert late.next("transcript") == live.next("transcript") == (str(second["seq"]), second)
     until(lambda: not server.wanted)
 
@@ -359,7 +359,7 @@ def test_a_new_password_ends_the_streams_of_those_who_were_in(tmp_path: Path) ->
         reader.next("daemon")
         home.access.set_password(PASSWORD)
         feed.say("not for those")
-        server.notify()
+        server.announce_transcript()
         assert b"not for those" not in reader.answer.read()
 
 
@@ -501,7 +501,7 @@ def test_a_reader_that_does_not_read_is_let_go(found: Found) -> None:
         until(lambda: "level" in server.wanted)
         begun_s = time.monotonic()
         while "level" in server.wanted and time.monotonic() - begun_s < 40:
-            server.tell("level", {"rms_db": -40.0, "more": "x" * 60_000})
+            server.publish("level", {"rms_db": -40.0, "more": "x" * 60_000})
             time.sleep(0.01)
         assert "level" not in server.wanted
     assert home.ask("state")["model"] == "tiny"

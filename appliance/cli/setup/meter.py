@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from appliance.control import Client
+from appliance.control import ControlClient
 from appliance.errors import DeviceError
 from appliance.system import shorten
 
@@ -28,7 +28,7 @@ class Meter:
 
     name: str
     recorder: Recorder | None = None
-    daemon: Client | None = None
+    daemon: ControlClient | None = None
     in_use: bool = False
     """True for the microphone that the configuration means."""
     problem: str = ""
@@ -56,7 +56,7 @@ class Meter:
 
         others = list[tuple[str, dict[str, Any]]]()
         if self.daemon:
-            while event := self.daemon.next(0.0):
+            while event := self.daemon.next_event(0.0):
                 if event[0] == "level":
                     self.push(event[1]["peak_db"], event[1]["clipped"], EVERY_S)
                 else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from appliance.cli.dialog import is_entered
 from appliance.cli.setup.answers import Answers, Context
 from appliance.cli.setup.meter import EVERY_S, Meter
-from appliance.control import Client
+from appliance.control import ControlClient
 from appliance.errors import DaemonError, DeviceError
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ def daemon_meter(context: Context, opened: ExitStack) -> list[Meter]:
 
     Raises DaemonError if the daemon does not answer.
     """
-    daemon = opened.enter_context(Client(context.sockets))
-    state = daemon.ask("state")
+    daemon = opened.enter_context(ControlClient(context.sockets))
+    state = daemon.call("state")
     if state["microphone"] != "none":
         daemon.subscribe("level")
         return [Meter(state["microphone"], daemon=daemon, in_use=True)]

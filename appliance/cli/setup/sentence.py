@@ -13,7 +13,7 @@ from appliance.cli.setup.answers import Context
 from appliance.cli.setup.meter import EVERY_S, Meter
 from appliance.cli.setup.microphone import MUTED
 from appliance.config import DEFAULT_PATH, node_name
-from appliance.control import Client
+from appliance.control import ControlClient
 from appliance.errors import DaemonError, RoomscribeError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def hear_sentence(context: Context, *, changed: bool) -> None:
         dialog.report(error)
 
 
-def connect(context: Context, opened: ExitStack, *, patient: bool) -> Client:
+def connect(context: Context, opened: ExitStack, *, patient: bool) -> ControlClient:
     """Return the daemon, subscribed to its events.
 
     While the daemon starts again it may accept a connection and end it at once. Raises DaemonError.
@@ -57,7 +57,7 @@ def connect(context: Context, opened: ExitStack, *, patient: bool) -> Client:
     while True:
         try:
             with ExitStack() as attempt:
-                daemon = attempt.enter_context(Client(context.sockets))
+                daemon = attempt.enter_context(ControlClient(context.sockets))
                 daemon.subscribe("transcript", "level", "discarded", "state")
                 opened.push(attempt.pop_all())
                 return daemon
@@ -83,7 +83,7 @@ def open_subscriber(context: Context, opened: ExitStack) -> BrokerProbe | None:
     return None
 
 
-def wait_for_transcript(context: Context, daemon: Client) -> dict[str, Any] | None:
+def wait_for_transcript(context: Context, daemon: ControlClient) -> dict[str, Any] | None:
     """Show the level until a sentence has come; None if none came, or Enter was pressed.
 
     Raises DaemonError if the microphone is muted, or the daemon ends.
