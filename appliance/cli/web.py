@@ -1,4 +1,4 @@
-"""`roomscribe web`: the local page, and who may see it."""
+"""`roomscribe web`: switch the local page on and off, log in, serve it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from appliance.system import write_whole
 
 UNIT, SERVICE = "roomscribe-web.socket", "roomscribe-web.service"
 MODELS_UNIT, MODELS_SERVICES = "roomscribe-models.socket", "roomscribe-models@*.service"
-"""What adds models for the page."""
+"""Units that install models for the page."""
 DROP_IN = Path("/etc/systemd/system/roomscribe-web.socket.d/listen.conf")
 
 
@@ -28,17 +28,17 @@ def add_web(
     enable = words.add_parser(
         "enable",
         parents=[common],
-        help="have systemd start the page when somebody looks",
-        description="Sets web.enabled, has systemd listen as the [web] section of the "
-        "configuration says and start the page when somebody looks; it ends when nobody does. Run "
-        "it again when the section has changed. Needs root.",
+        help="switch the page on",
+        description="Sets web.enabled and makes systemd listen as the [web] section of the "
+        "configuration says. systemd starts the page when a browser opens it, and the page ends "
+        "when it is idle. Run this again after you change the section. Needs root.",
     )
     enable.set_defaults(command=enable_page)
     disable = words.add_parser(
         "disable",
         parents=[common],
-        help="end the page",
-        description="Takes web.enabled back and ends the page. Needs root.",
+        help="switch the page off",
+        description="Unsets web.enabled and stops the page. Needs root.",
     )
     disable.set_defaults(command=disable_page)
     link = words.add_parser(
@@ -52,24 +52,25 @@ def add_web(
         "password",
         parents=[common],
         help="set or remove the page's password",
-        description="Sets the password of the page, asked for on the terminal, else one line of "
-        "standard input, and ends all sessions. Only its hash is kept.",
+        description="Asks for the page's password on the terminal, or reads a line of standard "
+        "input, and ends all sessions. Only a hash of the password is saved.",
     )
-    password.add_argument("--remove", action="store_true", help="no password: links alone log in")
+    password.add_argument(
+        "--remove", action="store_true", help="remove the password, so that only links log in"
+    )
     password.set_defaults(command=set_password)
     serve = words.add_parser(
         "serve",
         parents=[common],
         help="serve the page",
-        description="Serves the page until nobody looks any more. This is what the systemd unit "
-        "runs.",
+        description="Serves the page until it is idle. The systemd unit runs this command.",
     )
     serve.add_argument(
         "--idle",
         type=_seconds,
         default=600.0,
         metavar="SECONDS",
-        help="end when nobody has looked for so long (default: %(default)s)",
+        help="end after this time without a request (default: %(default)s)",
     )
     serve.set_defaults(command=serve_page)
 
@@ -82,75 +83,70 @@ def _seconds(text: str) -> float:
 
 
 def serve_page(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe web serve`. Raises ConfigError, DeviceError, StoreError."""
+    """Run `roomscribe web serve`. Raises ConfigError, DeviceError, StoreError."""
     from appliance.control import SOCKET_NAME
     from appliance.store import runtime_folders
     from appliance.web import serve
 
-    places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
-    serve(settings, places, options.idle)
+    paths = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
+    serve(settings, paths, options.idle)
     return 0
 
 
 def print_link(_options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe web open`. Raises ConfigError, StoreError."""
+    """Run `roomscribe web open`. Raises ConfigError, StoreError."""
     from appliance.web import Access
 
-    _be_on(settings)
     web = settings.web
+    if not web.enabled:
+        raise ConfigError("the page is off: run `sudo roomscribe web enable`")
     if web.listen.startswith("/") and not web.url:
         raise ConfigError(
-            f"web.url: expected the page's address at the proxy, as web.listen is {web.listen}; "
-            "found none"
+            f"web.url: expected the page's address at the proxy, because web.listen is {web.listen}"
         )
-    word = Access(web).new_link()
-    print(f"{page_url(web) or f'http://localhost:{web.port}/'}#link={word}")
-    here = f"ssh -L {web.port}:localhost:{web.port} {socket.gethostname()}"
-    from_afar = "" if page_url(web) else f"; from another machine: {here}"
-    print(f"roomscribe: good for ten minutes, once{from_afar}", file=sys.stderr)
+    token = Access(web).new_link()
+    print(f"{page_url(web) or f'http://localhost:{web.port}/'}#link={token}")
+    tunnel = f"ssh -L {web.port}:localhost:{web.port} {socket.gethostname()}"
+    hint = "" if page_url(web) else f" From another machine, run `{tunnel}` first."
+    print(f"The link works once, within ten minutes.{hint}", file=sys.stderr)
     return 0
 
 
 def set_password(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe web password`. Raises ConfigError, StoreError."""
+    """Run `roomscribe web password`. Raises ConfigError, StoreError."""
     from appliance.web import Access
 
     access = Access(settings.web)
     access.prepare()
-    password = "" if options.remove else _asked()
+    password = "" if options.remove else _read_password()
     access.set_password(password)
-    print("the password is " + ("set" if password else "removed") + "; all sessions are over")
+    print(f"The password is {'set' if password else 'removed'}. All sessions have ended.")
     return 0
 
 
-def _asked() -> str:
-    """The password, typed twice, or piped. Raises ConfigError."""
+def _read_password() -> str:
+    """Return the password, typed twice, or piped. Raises ConfigError."""
     if not sys.stdin.isatty():
         password = sys.stdin.readline().rstrip("\n")
     else:
         password = getpass.getpass("Password of the page: ")
         if getpass.getpass("Once more: ") != password:
-            raise ConfigError("the page's password: expected the same twice, found two; try again")
+            raise ConfigError("the two passwords differ: try again")
     if not password:
-        raise ConfigError(
-            "the page's password: expected one, found nothing; --remove takes it away"
-        )
+        raise ConfigError("the password is empty: --remove removes the password")
     return password
 
 
 def enable_page(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe web enable`. Raises ConfigError, StoreError."""
-    from appliance.web import Access, is_local
+    """Run `roomscribe web enable`. Raises ConfigError, StoreError."""
+    from appliance.web import Access, is_local, password_missing
 
     access, web = Access(settings.web), settings.web
     if not is_local(web.listen) and not access.has_password and not web.ingress:
-        raise ConfigError(
-            f"web.listen: expected a password for a page that others reach, found none for "
-            f"{web.listen}; set one with `sudo roomscribe web password`"
-        )
+        raise ConfigError(password_missing(web.listen))
     access.prepare()
     stream = web.listen if web.listen.startswith("/") else f"{_bracketed(web.listen)}:{web.port}"
-    # an empty line takes back what the package's unit says
+    # an empty value removes the address of the package's unit
     text = (
         f"# Written by `roomscribe web enable`.\n[Socket]\nListenStream=\nListenStream={stream}\n"
     )
@@ -159,45 +155,37 @@ def enable_page(options: argparse.Namespace, settings: Settings) -> int:
         write_whole(DROP_IN, text, 0o644)
     except OSError as error:
         raise StoreError(
-            f"{DROP_IN}: cannot be written: {error.strerror}; run this with sudo, where the "
-            "package is installed"
+            f"cannot write {DROP_IN}: {error.strerror}; run this with sudo, on a machine with the "
+            "package"
         ) from error
-    _choose(options, settings, True)
+    _set_enabled(options, settings, True)
     systemctl("daemon-reload")
     systemctl("stop", UNIT, SERVICE)
     systemctl("enable", "--now", UNIT, MODELS_UNIT)
-    print(f"the page listens on {stream}; `sudo roomscribe web open` prints a link to it")
+    print(f"The page listens on {stream}. To log in, run `sudo roomscribe web open`.")
     return 0
 
 
 def disable_page(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe web disable`. Raises StoreError."""
+    """Run `roomscribe web disable`. Raises StoreError."""
     systemctl("disable", "--now", UNIT, MODELS_UNIT)
     systemctl("stop", SERVICE, MODELS_SERVICES)
-    _choose(options, settings, False)
-    print("the page is off")
+    _set_enabled(options, settings, False)
+    print("The page is off.")
     return 0
 
 
-def _choose(options: argparse.Namespace, settings: Settings, on: bool) -> None:
-    """Writes web.enabled into the configuration, and tells the daemon. Raises StoreError."""
+def _set_enabled(options: argparse.Namespace, settings: Settings, on: bool) -> None:
+    """Write web.enabled into the configuration and reload the daemon. Raises StoreError."""
     if settings.web.enabled == on:
         return
     file = options.config or DEFAULT_PATH
     try:
         write_config(file, set_keys(read_text(file), {"web.enabled": on}))
     except OSError as error:
-        raise StoreError(f"{file}: cannot be written: {error.strerror}; use sudo") from error
-    # Home Assistant's link to the page comes and goes with it
+        raise StoreError(f"cannot write {file}: {error.strerror}; use sudo") from error
+    # the daemon sends Home Assistant a link to the page
     systemctl("try-reload-or-restart", "roomscribe.service")
-
-
-def _be_on(settings: Settings) -> None:
-    """Raises ConfigError where the configuration does not allow the page."""
-    if not settings.web.enabled:
-        raise ConfigError(
-            "web.enabled: expected true, found false; `sudo roomscribe web enable` sets it"
-        )
 
 
 def _bracketed(address: str) -> str:

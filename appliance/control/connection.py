@@ -44,7 +44,7 @@ class ConnectionState(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class ControlConnection:
     """One client. Used by the server's thread alone."""
 
     socket: socket.socket

@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 from appliance.control.connection import (
     LIMITS,
-    Connection,
     ConnectionLimits,
     ConnectionState,
+    ControlConnection,
     encode_line,
     error_answer,
 )
@@ -97,11 +97,11 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         self.wanted: frozenset[str] = frozenset()
         """The events that any client subscribes to. Any thread may read it."""
         self._queued: deque[tuple[str, Answer]] = deque(maxlen=EVENTS_QUEUED)
-        self._late: deque[tuple[Connection, object, Future[Answer]]] = deque()
+        self._late: deque[tuple[ControlConnection, object, Future[Answer]]] = deque()
         """Late answers that are there."""
         self._unanswered = 0
         """Late answers that are not there yet."""
-        self._connections: list[Connection] = []
+        self._connections: list[ControlConnection] = []
         self._inode = 0
         self._stopping = False
         self._new_transcript = self._new_state = False
@@ -193,7 +193,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         except OSError:
             return
         opened.setblocking(False)
-        connection = Connection(opened, self._limits)
+        connection = ControlConnection(opened, self._limits)
         if len(self._connections) >= self._limits.connections and not self._make_room():
             why = f"expected at most {self._limits.connections} connections, found them all in use"
             connection.put({"id": None, **error_answer("too_many", why)})
@@ -213,7 +213,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         self._drop(longest)
         return True
 
-    def _execute_lines(self, connection: Connection) -> None:
+    def _execute_lines(self, connection: ControlConnection) -> None:
         """Execute the next lines of a connection, in order."""
         for _ in range(LINES_PER_TURN):
             if connection.state is ConnectionState.CLOSED:
@@ -231,7 +231,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         if connection.state is ConnectionState.FINISHED and not connection.has_line:
             connection.finish()
 
-    def _execute(self, connection: Connection, line: bytes) -> None:
+    def _execute(self, connection: ControlConnection, line: bytes) -> None:
         number: object = None
 
         def queue_late(done: Future[Answer]) -> None:  # any thread
@@ -271,7 +271,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
             else:
                 connection.put({"id": number, "ok": True, "result": future.result()})
 
-    def _subscribe(self, connection: Connection, request: Mapping[str, Any]) -> Answer:
+    def _subscribe(self, connection: ControlConnection, request: Mapping[str, Any]) -> Answer:
         """Replace a connection's subscription. Raises CommandError and StoreError."""
         if unknown := request.keys() - {"events", "after"}:
             raise CommandError("bad_request", f"unknown argument {shorten(min(unknown))}")
@@ -316,7 +316,9 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         while self._queued:
             self._send_event(*self._queued.popleft(), self._connections)
 
-    def _send_event(self, event: str, data: Answer, connections: Iterable[Connection]) -> None:
+    def _send_event(
+        self, event: str, data: Answer, connections: Iterable[ControlConnection]
+    ) -> None:
         line = encode_line({"event": event, "data": data})
         if len(line) > self._limits.line_bytes:
             log.error("event %s not sent: %d bytes are too many", event, len(line))
@@ -366,7 +368,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         for connection in due:
             connection.shown_state = shown
 
-    def _flush(self, connection: Connection) -> None:
+    def _flush(self, connection: ControlConnection) -> None:
         """Send what a client takes now; drop it if it is closed, or does not read."""
         connection.send()
         if connection.state is not ConnectionState.CLOSED and connection.is_stalled:
@@ -379,7 +381,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         interest |= selectors.EVENT_WRITE if connection.outbox else 0
         self._selector.modify(connection.socket, interest or selectors.EVENT_READ, connection)
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: ControlConnection) -> None:
         connection.state = ConnectionState.CLOSED
         self._connections.remove(connection)
         self._selector.unregister(connection.socket)

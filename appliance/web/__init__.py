@@ -1,4 +1,4 @@
-"""The local page: a process of its own, which asks the daemon over the control socket."""
+"""The local page: a web server in its own process, a client of the daemon's control socket."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.web.access import Access as Access, is_local as is_local
+    from appliance.web.access import (
+        Access as Access,
+        is_local as is_local,
+        password_missing as password_missing,
+    )
     from appliance.web.server import serve as serve
 
 __getattr__ = lazily(__name__, __file__)

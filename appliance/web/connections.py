@@ -1,4 +1,4 @@
-"""The page's sockets, and how many connections it takes: which one is closed if there are more."""
+"""The page's sockets, and which connection is closed if there are too many."""
 
 from __future__ import annotations
 
@@ -17,41 +17,39 @@ from appliance.config import WebSettings
 from appliance.errors import DeviceError
 
 CONNECTIONS, ADDRESS_CONNECTIONS = 100, 16
-"""Connections at once, in all and from one address. Beyond it the oldest one that has shown no
-session is closed, so that strangers cannot keep the page shut."""
+"""Most connections, in all and from one address. If there are more, the oldest one without a login
+is closed, so that strangers cannot block the page."""
 FIRST_REQUEST_S = 10.0
-"""A new connection that has asked for nothing for so long is closed."""
+"""A new connection without a request is closed after this time."""
 
 
-class Guests:
-    """What is known of the open connections."""
+class SeenConnections:
+    """Which open connections have sent a request, and which of them are logged in."""
 
     def __init__(self) -> None:
-        self.heard: WeakSet[IOStream] = WeakSet()
-        """Connections on which a request has come."""
-        self.known: WeakSet[IOStream] = WeakSet()
-        """Those of them that have shown a session."""
+        self.requested: WeakSet[IOStream] = WeakSet()
+        self.logged_in: WeakSet[IOStream] = WeakSet()
 
 
 class BoundedServer(HTTPServer):
-    """One that takes no more connections than it can serve."""
+    """A server that takes no more connections than it can serve."""
 
     def initialize(  # type: ignore[override]
-        self, application: Application, guests: Guests, **options: Any
+        self, application: Application, seen: SeenConnections, **options: Any
     ) -> None:
         """`options` are HTTPServer's."""
         super().initialize(application, **options)
-        self._guests = guests
+        self._seen = seen
         self._open: dict[IOStream, str] = {}
-        """Connections and their addresses, the oldest first."""
+        """Connections with their addresses, the oldest first."""
 
     def handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
-        """Serves a connection; closes another one, or this one, if there are too many."""
+        """Serve a connection; close another one, or this one, if there are too many."""
         for one in [one for one in self._open if one.closed()]:
             del self._open[one]
-        # a socket with a path is a proxy's: its clients have no addresses
+        # through a socket with a path a proxy connects: its clients have no addresses
         host = str(address[0]) if address and isinstance(address, tuple) else ""
-        strangers = [one for one in self._open if one not in self._guests.known]
+        strangers = [one for one in self._open if one not in self._seen.logged_in]
         same = [one for one in strangers if host and self._open[one] == host]
         if len(same) >= ADDRESS_CONNECTIONS:
             self._open.pop(same[0])
@@ -67,18 +65,20 @@ class BoundedServer(HTTPServer):
         super().handle_stream(stream, address)
 
     def _close_silent(self, stream: IOStream) -> None:
-        """Close a connection that has asked for nothing."""
-        if stream not in self._guests.heard:
+        if stream not in self._seen.requested:
             stream.close()
 
 
-def sockets_of(settings: WebSettings) -> list[socket.socket]:
-    """What systemd hands over (sd_listen_fds(3)), else sockets of our own. Raises DeviceError."""
+def open_sockets(settings: WebSettings) -> list[socket.socket]:
+    """Return the sockets that systemd passes (sd_listen_fds(3)), else new ones.
+
+    Raises DeviceError.
+    """
     if os.environ.get("LISTEN_PID") == str(os.getpid()):
-        handed = [socket.socket(fileno=3 + n) for n in range(int(os.environ["LISTEN_FDS"]))]
-        for one in handed:
+        passed = [socket.socket(fileno=3 + n) for n in range(int(os.environ["LISTEN_FDS"]))]
+        for one in passed:
             one.setblocking(False)
-        return handed
+        return passed
     try:
         if settings.listen.startswith("/"):
             return [bind_unix_socket(settings.listen, mode=0o660)]
@@ -86,12 +86,12 @@ def sockets_of(settings: WebSettings) -> list[socket.socket]:
     except OSError as error:
         raise DeviceError(
             f"web.listen: cannot listen on {settings.listen}, port {settings.port}: "
-            f"{error.strerror}; where systemd has the page already, open that one "
-            "(`roomscribe web open`), else name another"
+            f"{error.strerror}; if systemd serves the page already, run `roomscribe web open`, "
+            "else choose another port"
         ) from error
 
 
-def name_of(one: socket.socket) -> str:
-    """The address that a socket listens on."""
-    found = one.getsockname()
-    return found[0] if isinstance(found, tuple) else str(found)
+def address_of(listener: socket.socket) -> str:
+    """Return the address or path that a socket listens on."""
+    name = listener.getsockname()
+    return name[0] if isinstance(name, tuple) else str(name)

@@ -1,6 +1,6 @@
-"""The daemon as the page sees it: questions and events over the control socket.
+"""Client of the daemon's control socket for an event loop (docs/control.md).
 
-The event loop's side of docs/control.md; `control.Client` is the one of commands, which may wait.
+`control.ControlClient` is the blocking one, for commands.
 """
 
 from __future__ import annotations
@@ -13,60 +13,59 @@ from pathlib import Path
 from typing import Any
 
 LINE_BYTES = 1 << 20
-"""No answer is longer."""
+"""Longest answer."""
 CONNECT_S = 2.0
 ALIVE_S = 15.0
-"""A stream without an event says so as often: proxies keep it open, and its end is noticed."""
+"""Longest time without a message on a stream: proxies keep it open, and its end is noticed."""
 ANSWER_S = 20.0
-"""The slowest command lists microphones beside a sound server that hangs, or waits for the words
-of a test; the test's own seconds are added."""
+"""Longest wait for an answer, beside the length of a microphone test. Listing microphones takes
+15 s if the sound server hangs."""
 
 
-class AwayError(Exception):
-    """The daemon does not answer; the text says what to do."""
+class OfflineError(Exception):
+    """The daemon does not answer; the message says what to do."""
 
 
-class RefusedError(Exception):
-    """The daemon refuses; the text is its own line."""
+class CommandRefusedError(Exception):
+    """The daemon refuses a command; the message is its own."""
 
-    def __init__(self, line: str, code: str) -> None:
-        super().__init__(line)
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
         self.code = code
         """bad_request, too_many, unavailable or refused."""
 
 
-class Daemon:
-    """The daemon behind the first of `places` that is there; a connection for each question."""
+class DaemonClient:
+    """Client of the first control socket of `paths` that exists; a connection for each call."""
 
-    def __init__(self, places: Sequence[Path]) -> None:
-        """Connects to nothing yet."""
-        self._places = places
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
 
-    async def ask(self, command: str, /, **arguments: Any) -> Any:
-        """The command's result. Raises AwayError, RefusedError."""
+    async def call(self, command: str, /, **arguments: Any) -> Any:
+        """Return the command's result. Raises OfflineError, CommandRefusedError."""
         within_s = ANSWER_S
         if isinstance(arguments.get("seconds"), int | float):
             within_s += min(10.0, arguments["seconds"])
         async with self._connected() as (reader, writer):
             try:
                 async with asyncio.timeout(within_s):
-                    return await _ask(reader, writer, command, arguments)
+                    return await _call(reader, writer, command, arguments)
             except (OSError, ValueError, EOFError, TimeoutError) as error:
-                raise AwayError("Roomscribe does not answer. It may be restarting.") from error
+                raise OfflineError("Roomscribe does not answer. It may be restarting.") from error
 
     async def events(
         self, wanted: list[str], after: int | None
     ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """Each event's name and data; transcripts from after the number `after` on.
+        """Yield each event's name and data, and transcripts with a number above `after`.
 
-        ("", {}) once the daemon listens, and after each ALIVE_S without an event. Raises AwayError
-        when the daemon goes, RefusedError.
+        Yield ("", {}) once subscribed, and after each ALIVE_S without an event. Raises OfflineError
+        if the daemon stops, CommandRefusedError.
         """
         async with self._connected() as (reader, writer):
             try:
-                asked = {"events": wanted, "after": after}
+                subscription = {"events": wanted, "after": after}
                 async with asyncio.timeout(ANSWER_S):
-                    await _ask(reader, writer, "subscribe", asked)
+                    await _call(reader, writer, "subscribe", subscription)
                 yield "", {}
                 while True:
                     try:
@@ -77,7 +76,7 @@ class Daemon:
                     if "event" in message:
                         yield message["event"], message["data"]
             except (OSError, ValueError, EOFError, TimeoutError) as error:
-                raise AwayError("Roomscribe has stopped. It may be restarting.") from error
+                raise OfflineError("Roomscribe has stopped. It may be restarting.") from error
 
     @contextlib.asynccontextmanager
     async def _connected(
@@ -90,44 +89,44 @@ class Daemon:
             writer.close()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Raises AwayError."""
+        """Open a connection. Raises OfflineError."""
         cause: Exception | None = None
-        for place in self._places:
+        for path in self._paths:
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    return await asyncio.open_unix_connection(place, limit=LINE_BYTES)
+                    return await asyncio.open_unix_connection(path, limit=LINE_BYTES)
             except PermissionError as error:
-                raise AwayError(
-                    f"This page may not open {place}. Its user must be in the group roomscribe."
+                raise OfflineError(
+                    f"This page may not open {path}. Its user must be in the group roomscribe."
                 ) from error
             except (OSError, TimeoutError) as error:
                 cause = error
-        raise AwayError(
+        raise OfflineError(
             "Roomscribe is not running. `sudo systemctl status roomscribe` shows why."
         ) from cause
 
 
-async def _ask(
+async def _call(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     command: str,
     arguments: dict[str, Any],
 ) -> Any:
-    """Sends one question and waits for its answer. Raises RefusedError, OSError, EOFError."""
-    question = {**arguments, "id": 1, "command": command}
-    writer.write(json.dumps(question).encode() + b"\n")
+    """Send one command and return its result. Raises CommandRefusedError, OSError, EOFError."""
+    request = {**arguments, "id": 1, "command": command}
+    writer.write(json.dumps(request).encode() + b"\n")
     await writer.drain()
     while True:
         answer = await _line(reader)
         if "ok" not in answer:
             continue
         if not answer["ok"]:
-            raise RefusedError(str(answer.get("error", "")), str(answer.get("code", "")))
+            raise CommandRefusedError(str(answer.get("error", "")), str(answer.get("code", "")))
         return answer.get("result")
 
 
 async def _line(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """The next message. Raises OSError, EOFError at the end, ValueError for what is none."""
+    """Return the next message. Raises OSError, EOFError at the end, ValueError if malformed."""
     line = await reader.readline()
     if not line.endswith(b"\n"):
         raise EOFError

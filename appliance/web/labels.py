@@ -1,7 +1,7 @@
-"""What the settings view says about each setting: its title, help and place on the page.
+"""Title, help and place of each setting on the page.
 
-config.py's sentences are for the configuration file; these are for people who never see it. A test
-keeps them complete: every key that the daemon lets the page set has an entry here.
+config.py's texts are for the configuration file; these are for people who never see it. A test
+checks that every setting of the page has an entry here.
 """
 
 from __future__ import annotations
@@ -220,6 +220,17 @@ def fields() -> dict[str, dict[str, Any]]:
     """
     known = {f"{section}.{entry.name}": entry for section, entry in keys()}
     return {name: dict(_describe(name, label, known)) for name, label in LABELS.items()}
+
+
+def file_only() -> dict[str, str]:
+    """Return a name for each key that is in the configuration file only, for messages."""
+    proper = {"mqtt": "MQTT", "homeassistant": "Home Assistant"}
+    names = ((section, entry.name) for section, entry in keys())
+    return {
+        f"{section}.{key}": f"{proper.get(section, section.capitalize())}: {key.replace('_', ' ')}"
+        for section, key in names
+        if f"{section}.{key}" not in LABELS
+    }
 
 
 def _describe(name: str, label: Label, known: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -39,7 +39,7 @@ READERS, STALLED = 200, 10
 WATCH = """
 window.seen = [];
 new MutationObserver(() => {
-  const first = document.querySelector('.said li[data-seq]');
+  const first = document.querySelector('.sentences li[data-seq]');
   if (first && !seen.some(([seq]) => seq === first.dataset.seq)) {
     const found = [first.dataset.seq, 0];
     seen.push(found);

@@ -33,15 +33,15 @@ def test_a_link_is_printed_that_logs_in_once(
     assert at == address
     assert ("ssh -L 8100:localhost:8100 " in done.stderr) == (address == "http://localhost:8100/")
     access = Access(WebSettings(path=str(tmp_path / "page")))
-    assert access.take_link(word)
-    assert not access.take_link(word)
+    assert access.use_link(word)
+    assert not access.use_link(word)
 
 
 def test_there_is_no_link_to_a_page_that_is_off_or_whose_address_nobody_knows(
     tmp_path: Path,
 ) -> None:
     for web, line in (
-        ({}, "web.enabled: expected true, found false; `sudo roomscribe web enable` sets it"),
+        ({}, "the page is off: run `sudo roomscribe web enable`"),
         ({"enabled": True, "listen": "/run/x"}, "web.url: expected the page's address at the prox"),
     ):
         done = roomscribe("web", "open", "--config", config_of(tmp_path, **web))
@@ -59,7 +59,7 @@ def test_the_password_is_one_line_of_standard_input_and_can_be_taken_away(tmp_pa
     for wrong in (b"short\n", b"\n", b""):
         done = roomscribe("web", "password", "--config", config, stdin=wrong)
         assert done.returncode == 78
-        assert errors(done)[0].startswith("roomscribe: the page's password: expected ")
+        assert errors(done)[0].startswith("roomscribe: the password is ")
     assert access.is_password("correct horse")
     assert roomscribe("web", "password", "--config", config, "--remove").returncode == 0
     assert not access.has_password
@@ -76,4 +76,4 @@ def test_a_folder_that_is_another_users_is_named_with_the_fix(tmp_path: Path) ->
 def test_beyond_this_machine_it_is_not_switched_on_without_a_password(tmp_path: Path) -> None:
     done = roomscribe("web", "enable", "--config", config_of(tmp_path, listen="0.0.0.0"))
     assert done.returncode == 78
-    assert "expected a password for a page that others reach" in errors(done)[0]
+    assert "the page needs a password to listen on 0.0.0.0" in errors(done)[0]

@@ -25,7 +25,7 @@ from appliance.web.server import FILES
 pytestmark = needs_browser
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 Found = tuple[Page, Feed, ControlServer]
-SENTENCES = ".said li[data-seq] > p:first-of-type"
+SENTENCES = ".sentences li[data-seq] > p:first-of-type"
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +65,11 @@ def test_a_sentence_appears_as_it_is_said_and_hostile_text_stays_text(
     feed.say(HOSTILE, flags=["low_confidence"])
     server.announce_transcript()
     until(lambda: tab.texts(SENTENCES)[0] == HOSTILE, WITHIN_S)
-    assert "unsure" in tab.text(".said li[data-seq]")
+    assert "unsure" in tab.text(".sentences li[data-seq]")
     assert tab.run("return document.title") == "Live · Roomscribe kitchen"
-    assert not tab.run("return document.querySelectorAll('.said script, .said img').length")
+    assert not tab.run("return document.querySelector('.sentences script, .sentences img')")
     server.publish("discarded", {"reason": "too_short", "utterance_id": "x", "duration_s": 0.3})
-    until(lambda: "No text: too short (0.3 s)" in tab.text(".said li.none"), WITHIN_S)
+    until(lambda: "No text: too short (0.3 s)" in tab.text(".sentences li.none"), WITHIN_S)
     wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     for view in ("live", "history", "health", "settings"):
         tab.show(view)
@@ -91,7 +91,7 @@ def test_speech_level_and_what_comes_are_shown_while_they_last(found: Found, tab
     feed.say("turn on the light", utterance_id="u")
     server.announce_transcript()
     server.publish("speech", {"speaking": False})
-    until(lambda: tab.texts(".said li p")[0] == "turn on the light", WITHIN_S)
+    until(lambda: tab.texts(".sentences li p")[0] == "turn on the light", WITHIN_S)
     assert not tab.texts(".coming p")
     until(lambda: tab.text(".now strong") == "Listening", WITHIN_S)
     tab.show("history")
@@ -320,7 +320,11 @@ def test_the_header_has_the_new_name_after_a_rename(found: Found, tab: Browser) 
 
 def test_the_settings_name_no_key_and_every_setting_has_a_place(found: Found, tab: Browser) -> None:
     home, feed, _ = found
-    feed.appliance |= {"status": "degraded", "reasons": ["see that mqtt.host is right: `x y`"]}
+    reasons = [
+        "see that mqtt.host is right: `x y`",
+        "[Errno 111] Connection refused: see mqtt.password_file and huggingface.co",
+    ]
+    feed.appliance |= {"status": "degraded", "reasons": reasons}
     tab.enter(home, "settings")
     until(lambda: tab.texts("summary"), WITHIN_S)
     tab.press("summary")
@@ -332,7 +336,11 @@ def test_the_settings_name_no_key_and_every_setting_has_a_place(found: Found, ta
     assert not [one for one in names | endings if one in shown]
     assert "`" not in shown
     tab.show("health")
-    until(lambda: tab.texts(".reasons li") == ["See that “Broker” is right: x y"], WITHIN_S)
+    plain = [
+        "See that “Broker” is right: x y",
+        "Connection refused: see “MQTT: password file” (in roomscribe.toml) and huggingface.co",
+    ]
+    until(lambda: tab.texts(".reasons li") == plain, WITHIN_S)
     assert tab.texts(".reasons code") == ["x y"]
 
 
@@ -354,6 +362,7 @@ def test_the_labels_of_charts_are_readable_on_a_phone(found: Found, tab: Browser
 
 def test_the_days_memory_and_an_expected_sentence_are_shown(found: Found, tab: Browser) -> None:
     home, feed, _ = found
+    feed.say("play a song by rosa", phrase="pause the song", phrase_confidence=0.03)
     feed.say("turn of the light", phrase="turn off the light", phrase_confidence=0.934)
     tab.enter(home)
     expected = "Matches: turn off the light 93 %"
@@ -397,7 +406,7 @@ def test_a_daemon_that_goes_is_told_of_and_its_return_catches_up(
 def test_a_password_lets_in_and_a_used_link_does_not(tmp_path: Path, tab: Browser) -> None:
     with page(tmp_path) as home:
         word = home.access.new_link()
-        assert home.access.take_link(word)
+        assert home.access.use_link(word)
         tab.forget()
         tab.driver.get(f"{home.url}#link={word}")
         until(lambda: "already used, or has expired" in tab.text(".login"), WITHIN_S)
@@ -459,7 +468,7 @@ def test_the_keyboard_keeps_its_place_after_mute_and_after_a_question(
     assert tab.run(active) == "Unmute"
     tab.show("history")
     until(lambda: tab.texts(SENTENCES), WITHIN_S)
-    tab.run("document.querySelector('.said button').focus()")
+    tab.run("document.querySelector('.sentences button').focus()")
     tab.driver.switch_to.active_element.send_keys(Keys.ENTER)
     until(lambda: tab.texts("dialog"), WITHIN_S)
     tab.driver.find_element(By.TAG_NAME, "dialog").send_keys(Keys.ESCAPE)

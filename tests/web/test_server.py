@@ -333,7 +333,9 @@ def test_commands_reach_the_daemon_and_its_refusals_the_reader(found: Found) -> 
     assert wrong == "mqtt.password"
     wrong = home.ask("configure", set={"segmenter.hang_over_ms": 5})
     assert wrong["mistakes"] == {"segmenter.hang_over_ms": "expected 200 to 3000 ms, found 5"}
-    about = json.loads(home.get("api/keys")[2])
+    about, file_only = json.loads(home.get("api/keys")[2]).values()
+    assert file_only["mqtt.password_file"] == "MQTT: password file"
+    assert not about.keys() & file_only.keys()
     assert about["segmenter.hang_over_ms"]["high"] == 3000
     kinds = {name: one["kind"] for name, one in about.items() if name.startswith("vocabulary.")}
     assert (kinds["vocabulary.words"], kinds["vocabulary.replace"]) == ("list", "table")
@@ -449,10 +451,10 @@ def test_it_is_off_until_it_is_allowed_and_others_reach_it_with_a_password_only(
     tmp_path: Path,
 ) -> None:
     for web, line in (
-        ({}, "web.enabled: expected true to serve the page, found false"),
+        ({}, "the page is off: run `sudo roomscribe web enable`"),
         (
             {"enabled": True, "listen": "0.0.0.0"},
-            "expected a password for a page that others reach",
+            "the page needs a password to listen on",
         ),
     ):
         with socket.create_server(("127.0.0.1", 0)) as probe:

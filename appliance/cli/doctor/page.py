@@ -1,4 +1,4 @@
-"""The local page: systemd listens for it, it answers, and strangers need a password."""
+"""Checks of the local page: systemd listens, the page answers, other machines need a password."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from appliance.config import WebSettings
 SOCKET_UNIT = "roomscribe-web.socket"
 EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 ANSWER_S = 8.0
-"""systemd starts it for the first who asks, a second or two on a Pi."""
+"""systemd starts the page for the first request, which takes a second or two on a Pi."""
 ENABLE = "`sudo roomscribe web enable`"
 
 
 def unit(around: Surroundings) -> Outcome:
-    """systemd listens for whoever looks."""
+    """Check that systemd listens."""
     if not around.settings.web.enabled:
         return skipped("web.enabled is false")
     if not (around.root / "run/systemd/system").exists() or not shutil.which("systemctl"):
         return skipped("systemd does not run this machine")
     around.doing("asking systemctl")
-    asked = ["systemctl", "show", SOCKET_UNIT, "--property=ActiveState,Listen,LoadState"]
+    command = ["systemctl", "show", SOCKET_UNIT, "--property=ActiveState,Listen,LoadState"]
     answer = subprocess.run(
-        asked, capture_output=True, text=True, timeout=ANSWER_S, check=False
+        command, capture_output=True, text=True, timeout=ANSWER_S, check=False
     ).stdout
     facts = dict(line.partition("=")[::2] for line in answer.splitlines())
     return judge_unit(facts, around.settings.web)
 
 
 def judge_unit(facts: dict[str, str], web: WebSettings) -> Outcome:
-    """The outcome for the unit's properties."""
+    """Return the outcome for the unit's properties."""
     if facts.get("LoadState") != "loaded":
-        return skipped(f"{SOCKET_UNIT} is not installed: `roomscribe web serve` shows the page")
+        return skipped(f"{SOCKET_UNIT} is not installed: `roomscribe web serve` serves the page")
     state, listens = facts.get("ActiveState"), facts.get("Listen", "").partition(" (")[0]
     if state != "active":
-        return failed(f"{SOCKET_UNIT} is {state}", f"{ENABLE} has systemd listen")
+        return failed(f"{SOCKET_UNIT} is {state}", f"run {ENABLE}")
     host = f"[{web.listen}]" if ":" in web.listen else web.listen
     wanted = web.listen if web.listen.startswith("/") else f"{host}:{web.port}"
     if listens != wanted:
         found = f"systemd listens on {listens}, the configuration says {wanted}"
-        return failed(found, f"{ENABLE} once more, as [web] has changed")
+        return failed(found, f"run {ENABLE} again, because [web] has changed")
     return ok(f"systemd listens on {listens}")
 
 
 def answers(around: Surroundings) -> Outcome:
-    """The page is sent to who asks on this machine."""
+    """Check that the page answers on this machine."""
     web = around.settings.web
     if not web.enabled:
         return skipped("web.enabled is false")
     if web.listen.startswith("/"):
-        return skipped(f"a proxy asks for it at {web.listen}")
+        return skipped(f"a proxy connects to {web.listen}")
     host = EVERY.get(web.listen, web.listen)
-    around.doing(f"asking {host}, port {web.port}, for the page")
+    around.doing(f"opening the page at {host}, port {web.port}")
     try:
         connection = http.client.HTTPConnection(host, web.port, timeout=ANSWER_S)
         connection.request("GET", "/", headers={"Host": f"localhost:{web.port}"})
@@ -64,32 +64,34 @@ def answers(around: Surroundings) -> Outcome:
         connection.close()
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        fix = f"{ENABLE}, or see `journalctl -u roomscribe-web -n 50`"
+        fix = f"run {ENABLE}, or see `journalctl -u roomscribe-web -n 50`"
         return failed(f"{host}, port {web.port}, does not answer: {why}", fix)
     if (answer.status, server) != (200, "roomscribe"):
         found = f"another program answers on port {web.port} ({answer.status} {server})"
-        return failed(found, "end it, or set web.port to another")
-    return ok(f"http://localhost:{web.port}/ is there; `sudo roomscribe web open` prints a link")
+        return failed(found, "stop it, or set web.port to another port")
+    return ok(f"http://localhost:{web.port}/ answers; `sudo roomscribe web open` prints a link")
 
 
 def guarded(around: Surroundings) -> Outcome:
-    """Whoever reaches it from another machine needs a password."""
+    """Check that other machines need a password."""
     from appliance.web import Access, is_local
 
     web = around.settings.web
     if not web.enabled:
         return skipped("web.enabled is false")
     if is_local(web.listen):
-        return ok(f"{web.listen}: for this machine alone")
+        return ok(f"only this machine reaches {web.listen}")
     access = Access(web)
     if access.folder.exists() and not os.access(access.folder, os.R_OK | os.X_OK):
-        return skipped("whether there is a password may not be seen: sudo roomscribe doctor")
+        return skipped(
+            "this user may not see whether there is a password: run sudo roomscribe doctor"
+        )
     if access.has_password:
-        return ok(f"{web.listen}: a password is asked for")
+        return ok(f"{web.listen} needs a password")
     if web.ingress:
-        return ok(f"{web.listen}: only those whom Home Assistant at {web.ingress} brings get in")
-    fix = "`sudo roomscribe web password`: without one it does not start"
-    return failed(f"{web.listen} is for the whole network, and there is no password", fix)
+        return ok(f"{web.listen}: only users of Home Assistant at {web.ingress} are let in")
+    fix = "run `sudo roomscribe web password`: without a password the page does not start"
+    return failed(f"the whole network reaches {web.listen}, and there is no password", fix)
 
 
 NEEDS = ("[web]",)

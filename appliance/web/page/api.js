@@ -1,10 +1,10 @@
-// The page's server: one door for commands, one stream of events.
+// Client of the page's server: commands, and one stream of events.
 
 const HIDDEN_S = 30; // a page that is hidden for this long closes its stream
 const AGAIN_MS = 3000; // after a refused stream
 
-/** What the login gave: the token that each command needs, the appliance's name, and whether one
- * can log out. `over` runs when the session has ended. */
+/** The login: the token that each command needs, the appliance's name, and whether the user can log
+ * out. `over` runs when the session has ended. */
 export const session = { token: "", node: "", leaves: false, over: () => {} };
 
 /** A request that was refused or not answered; `status` is HTTP's, or 0. */
@@ -35,7 +35,7 @@ export async function call(path, body) {
 /** Return the daemon's result of a command. Raises Refusal. */
 export const command = async (name, given = {}) => (await call("api/command", { ...given, command: name })).result;
 
-/** Return all sentences of the log that are wanted, at most about `most`. Raises Refusal. */
+/** Return the sentences of the log that match, at most about `most`. Raises Refusal. */
 export async function readLog(wanted, most = Infinity) {
   const lines = [];
   for (let before, more = true; more && lines.length < most; ) {
@@ -47,8 +47,8 @@ export async function readLog(wanted, most = Infinity) {
   return lines;
 }
 
-/** The events of the daemon while the page is visible: a browser opens six connections to a host,
- * for all its tabs together. `receive(name, data)` is called for each; "daemon" says whether there
+/** The daemon's events while the page is visible: a browser opens six connections to a host, for all
+ * its tabs together. `receive(name, data)` is called for each event; "daemon" tells whether there
  * is a connection (`up`) and, if not, `why`. */
 export class Stream {
   #receive;
@@ -59,15 +59,15 @@ export class Stream {
 
   constructor(receive) {
     this.#receive = receive;
-    document.addEventListener("visibilitychange", () => this.#look());
+    document.addEventListener("visibilitychange", () => this.#connectIfVisible());
     addEventListener("pagehide", () => this.#close());
-    addEventListener("pageshow", () => this.#look());
+    addEventListener("pageshow", () => this.#connectIfVisible());
   }
 
   /** Begin with the sentences after the number `after`; null: with the next one. */
   start(after) {
     this.#after = after;
-    this.#look();
+    this.#connectIfVisible();
   }
 
   /** Receive these events, a text with commas, in place of the others. */
@@ -75,10 +75,10 @@ export class Stream {
     if (events === this.#events) return;
     this.#events = events;
     this.#close();
-    this.#look();
+    this.#connectIfVisible();
   }
 
-  #look() {
+  #connectIfVisible() {
     clearTimeout(this.#timer);
     if (this.#after === undefined || !this.#events) return;
     if (document.hidden) this.#timer = setTimeout(() => this.#close(), HIDDEN_S * 1000);
@@ -103,7 +103,7 @@ export class Stream {
     this.#receive("daemon", { up: false, why: "The server of this page does not answer." });
     if (source.readyState !== EventSource.CLOSED) return; // the browser tries again
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#look(), AGAIN_MS);
+    this.#timer = setTimeout(() => this.#connectIfVisible(), AGAIN_MS);
     call("api/session").catch(() => {}); // ends the page if the session has ended
   }
 

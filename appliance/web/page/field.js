@@ -6,7 +6,7 @@ import { correction } from "./text.js";
 const ONE_PER_LINE = { list: "One per line", table: "heard = written" };
 const TABLE_MISTAKE = "Write each line as: heard = written";
 
-/** Return a setting's value as its input has it. */
+/** Return a setting's value as the text of its input. */
 function asText(about, value) {
   if (about.kind === "bool") return value;
   if (about.kind === "list") return value.join("\n");
@@ -14,8 +14,8 @@ function asText(about, value) {
   return about.blank && value === about.blank[0] ? "" : String(value);
 }
 
-/** Return what an input has as the setting's value; null for a table that is none. What is no number
- * stays a text: the daemon refuses it. */
+/** Return an input's text as the setting's value; null for a malformed table. A malformed number
+ * stays a text, which the daemon refuses. */
 function asValue(about, text) {
   const { kind, blank } = about;
   if (kind === "int" || kind === "float") {
@@ -37,7 +37,7 @@ function range({ kind, low, high, blank, advanced }) {
 }
 
 export class Field {
-  #kept = "";
+  #saved = "";
   #isKnown = false; // until the daemon's value is there
   #about;
   #choices;
@@ -86,15 +86,15 @@ export class Field {
   }
 
   get isChanged() {
-    return this.#text !== this.#kept;
+    return this.#text !== this.#saved;
   }
 
-  /** What is entered, as the daemon takes it; null: see `complain`. */
+  /** The input as the daemon takes it; null: see `isWellFormed`. */
   get value() {
     return asValue(this.#about, this.#text);
   }
 
-  /** What was typed, to be typed again with `draft`. */
+  /** The input, to be restored later. */
   get draft() {
     return this.#text;
   }
@@ -103,33 +103,33 @@ export class Field {
     this.#text = text;
   }
 
-  /** Take over what the daemon has; what somebody typed stays. */
-  keep(value) {
+  /** Take over the daemon's value; unsaved input stays. */
+  load(value) {
     const typed = this.#isKnown && this.isChanged;
     this.#isKnown = true;
     const text = asText(this.#about, value);
-    this.#kept = text;
+    this.#saved = text;
     if (this.#choices) this.choose(this.#choices);
     if (!typed) this.#text = text;
   }
 
-  /** What is entered is saved. A password is not shown again. */
-  settle() {
+  /** Note that the input is saved. A password is not shown again. */
+  markSaved() {
     if (this.#about.kind === "password") this.#text = "";
-    this.#kept = this.#text;
+    this.#saved = this.#text;
   }
 
-  /** Show again what the daemon has. */
+  /** Show the saved value again. */
   revert() {
-    this.#text = this.#kept;
+    this.#text = this.#saved;
   }
 
-  /** Offer these choices; a value that is not among them stays, and says so. */
+  /** Offer these choices. A value that is not among them stays, marked as not found. */
   choose(choices) {
     this.#choices = choices;
-    const chosen = this.input.options.length ? this.input.value : this.#kept;
+    const chosen = this.input.options.length ? this.input.value : this.#saved;
     const shown = [...choices];
-    for (const value of new Set([this.#kept, chosen]))
+    for (const value of new Set([this.#saved, chosen]))
       if (!shown.some(([one]) => one === value)) shown.push([value, `${value} (not found)`]);
     const key = ([value, text]) => `${value}\n${text}`;
     fillList(this.input, shown, key, ([value, text]) => element("option", { value }, text));
@@ -140,18 +140,18 @@ export class Field {
     setAttribute(this.input, "placeholder", text);
   }
 
-  /** Say what is wrong with the field; "" says that nothing is. */
-  complain(text) {
+  /** Show what is wrong with the field; "": nothing. */
+  showMistake(text) {
     setAttribute(this.input, "aria-invalid", text ? "true" : null);
     this.#mistake.hidden = !text;
     if (text) this.#mistake.replaceChildren(...correction(text));
     else setText(this.#mistake, "");
   }
 
-  /** Complain of a table that is none; true if it is one. */
-  isWhole() {
+  /** Return true for a well-formed table, or any other value; show what is wrong otherwise. */
+  isWellFormed() {
     if (this.value !== null) return true;
-    this.complain(TABLE_MISTAKE);
+    this.showMistake(TABLE_MISTAKE);
     return false;
   }
 }

@@ -1,4 +1,4 @@
-// The frame around the views: header, navigation, connection. It holds what is known of the appliance.
+// The frame around the views: header, navigation, connection. It holds the state of the appliance.
 
 import { call, command, session, Stream } from "./api.js";
 import { button, element, icon, setAttribute, setText } from "./dom.js";
@@ -10,7 +10,7 @@ import { describe, Settings } from "./settings.js";
 import { message } from "./text.js";
 
 const SHOWN = 60; // lines of the live view
-const FIRST = 30; // of which so many are asked for at the start
+const FIRST = 30; // of which so many are read at the start
 const VIEWS = { live: ["Live", Live], history: ["History", History], health: ["Health", Health], settings: ["Settings", Settings] };
 const STATUSES = { running: "Listening", degraded: "Action needed", muted: "Muted" };
 const EVENTS = "transcript,discarded,state,stats,speech,partial";

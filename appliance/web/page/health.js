@@ -1,4 +1,4 @@
-// How the appliance is: its state, latency, memory and counters.
+// State, latency, memory and counters of the appliance.
 
 import { command, readLog } from "./api.js";
 import { Chart, roundUp } from "./chart.js";
@@ -10,7 +10,7 @@ const SENTENCES = 2000; // the most that the chart of latencies shows
 
 const degrees = (value) => (value === null || value === undefined ? undefined : `${value.toFixed(1)} °C`);
 
-/** Return terms and values; undefined leaves one out. */
+/** Return terms with values; undefined leaves one out. */
 const figures = (pairs) =>
   pairs.filter(([, value]) => value !== undefined).map(([name, value]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, String(value ?? "–"))));
@@ -86,7 +86,7 @@ export class Health {
   #note = element("p", { class: "soft" }, "Loading …");
   #memoryCard = element("section", { class: "card", "aria-labelledby": "memory", hidden: true },
     element("h2", { id: "memory" }, "Memory, last 24 hours"), this.#memory.node);
-  #timer = setInterval(() => this.#look(), EVERY_MS);
+  #timer = setInterval(() => this.#read(), EVERY_MS);
   #closed = false;
 
   constructor() {
@@ -100,11 +100,11 @@ export class Health {
       this.#counters,
       element("p", { class: "soft small" }, "For a full check, run ", element("code", {}, "sudo roomscribe doctor"), " on the appliance."),
     ];
-    this.#look();
+    this.#read();
   }
 
   update(live) {
-    if (live.up && !this.#up) this.#look();
+    if (live.up && !this.#up) this.#read();
     this.#up = live.up;
     setText(this.#summary, summary(live));
     if (live.state) {
@@ -125,7 +125,7 @@ export class Health {
     this.#memory.close();
   }
 
-  async #look() {
+  async #read() {
     try {
       const memory = await command("day");
       const lines = await readLog({ since: new Date(Date.now() - DAY_MS).toISOString() }, SENTENCES);
@@ -138,7 +138,7 @@ export class Health {
       this.#memoryCard.hidden = false;
       this.#memory.show(memoryChart(memory));
     } catch (error) {
-      if (!this.#latency.node.hidden) return; // the frame says that there is no connection
+      if (!this.#latency.node.hidden) return; // the frame shows that there is no connection
       this.#note.replaceChildren(...message(error.message));
     }
   }

@@ -5,7 +5,7 @@ import { button, element, fillList, setText } from "./dom.js";
 import { demoNote, sentenceRow } from "./sentence.js";
 import { count, dayName, dayOf, message } from "./text.js";
 
-const PAGE = 50; // sentences that are asked for at once
+const PAGE = 50; // sentences that are read at once
 const LIMIT = 200; // the most that one answer has
 const TYPING_MS = 150;
 const KEPT = "history"; // scroll position and number of sentences, in the tab's storage
@@ -52,7 +52,7 @@ export class History {
   #problem = element("p", { class: "banner bad", role: "alert", hidden: true });
   #days = element("div", { class: "days" });
   #empty = element("p", { class: "empty", hidden: true });
-  #more = button("Show older", () => this.#look(PAGE, this.#found.transcripts.at(-1).seq), { hidden: true });
+  #more = button("Show older", () => this.#read(PAGE, this.#found.transcripts.at(-1).seq), { hidden: true });
   #exports = ["csv", "jsonl"].map((kind) =>
     button(kind === "csv" ? "CSV" : "JSON lines", () => this.#export(kind), { disabled: true, "aria-label": `Save as ${kind === "csv" ? "CSV" : "JSON lines"}` }));
   #note = demoNote();
@@ -75,16 +75,16 @@ export class History {
       this.#problem, this.#result,
     ];
     addEventListener("scroll", this.#onScroll, { passive: true });
-    this.#look(Math.min(LIMIT, Math.max(PAGE, this.#kept.count || 0)));
+    this.#read(Math.min(LIMIT, Math.max(PAGE, this.#kept.count || 0)));
   }
 
   update(live) {
     const back = live.up && !this.#live.up;
     this.#live = { up: live.up };
     const newest = live.lines.find((one) => one.seq !== undefined)?.seq ?? 0;
-    if (back || (this.#found && !this.#day.value && newest > this.#newest)) this.#look(this.#shownCount());
+    if (back || (this.#found && !this.#day.value && newest > this.#newest)) this.#read(this.#shownCount());
     this.#newest = Math.max(this.#newest, newest);
-    if (!live.up) this.#problem.hidden = true; // the frame says that there is no connection
+    if (!live.up) this.#problem.hidden = true; // the frame shows that there is no connection
   }
 
   close() {
@@ -108,11 +108,11 @@ export class History {
     }).toString();
     history.replaceState(null, "", `#history${place ? `?${place}` : ""}`);
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#look(PAGE), TYPING_MS);
+    this.#timer = setTimeout(() => this.#read(PAGE), TYPING_MS);
   }
 
   /** Show what is wanted, or with `before` the sentences before that number, too. */
-  async #look(limit, before = undefined) {
+  async #read(limit, before = undefined) {
     const turn = ++this.#turn;
     try {
       const answer = await command("history", { ...this.#wanted(), limit, ...(before ? { before } : {}) });
@@ -160,7 +160,7 @@ export class History {
     return element("div", {},
       element("div", { class: "day" }, element("h3", {}, dayName(day)),
         button("Delete this day", () => this.#deleteDay(day), { class: "plain small" })),
-      element("ul", { class: "said" }));
+      element("ul", { class: "sentences" }));
   }
 
   async #deleteOne(one) {
@@ -179,7 +179,7 @@ export class History {
     try {
       const { deleted } = await command("delete", given);
       this.onDelete();
-      await this.#look(this.#shownCount());
+      await this.#read(this.#shownCount());
       setText(this.#status, `${count(deleted, "sentence", "sentences")} deleted.`);
       if (document.activeElement === document.body) document.getElementById("main").focus();
     } catch (error) {

@@ -1,4 +1,4 @@
-// What is heard now, and the sentences as they are said.
+// The microphone now, and the sentences as they come.
 
 import { button, element, fillList, setAttribute, setText } from "./dom.js";
 import { keepMeter } from "./meter.js";
@@ -24,9 +24,9 @@ export class Live {
   #last = element("div", { class: "soft small number" });
   #problem = element("p", { class: "wrong", role: "alert", hidden: true });
   #partial = element("p", { dir: "auto" });
-  #coming = element("ul", { class: "said", hidden: true },
+  #coming = element("ul", { class: "sentences", hidden: true },
     element("li", { class: "coming" }, element("time", {}, "now"), this.#partial));
-  #lines = element("ul", { class: "said" });
+  #lines = element("ul", { class: "sentences" });
   #empty = element("p", { class: "empty" }, "Say something. It will appear here.");
   #note = demoNote();
   #mute;
@@ -47,8 +47,8 @@ export class Live {
       this.#light, element("div", {}, this.#heading, this.#last), this.#mute, this.#problem);
     this.nodes = [
       this.#now,
-      element("section", { class: "card", "aria-labelledby": "said" },
-        element("h2", { id: "said" }, "Sentences"), this.#note.node,
+      element("section", { class: "card", "aria-labelledby": "sentences" },
+        element("h2", { id: "sentences" }, "Sentences"), this.#note.node,
         element("div", { role: "log", "aria-label": "Sentences, newest first" }, this.#coming, this.#lines),
         this.#empty),
     ];

@@ -1,4 +1,4 @@
-// The way in: a password, or a link that the appliance prints.
+// The login: a password, or a link that the appliance prints.
 
 import { call } from "./api.js";
 import { element } from "./dom.js";

@@ -19,8 +19,8 @@ export class Meter {
   }, this.#canvas);
   #label = element("span");
   #peak = SILENCE_DB;
-  #heardMs = 0;
-  #saidMs = 0;
+  #receivedMs = 0;
+  #labelledMs = 0;
   #timer;
   node = element("div", { class: "meter" }, this.#role,
     element("div", { class: "scale number", "aria-hidden": "true" },
@@ -28,7 +28,7 @@ export class Meter {
 
   constructor() {
     meters.add(this);
-    this.#timer = setInterval(() => Date.now() - this.#heardMs >= STALE_MS && this.#clear(), STALE_MS);
+    this.#timer = setInterval(() => Date.now() - this.#receivedMs >= STALE_MS && this.#clear(), STALE_MS);
     this.#clear();
   }
 
@@ -39,21 +39,21 @@ export class Meter {
 
   show({ rms_db, peak_db, clipped }) {
     const rms = rms_db ?? SILENCE_DB;
-    this.#heardMs = Date.now();
+    this.#receivedMs = Date.now();
     this.#peak = Math.max(peak_db ?? SILENCE_DB, this.#peak - 1.5);
     this.#draw(rms, this.#peak, clipped);
-    if (Date.now() - this.#saidMs < 1000) return; // numbers ten times a second cannot be read
-    this.#saidMs = Date.now();
-    this.#say(rms, rms <= SILENCE_DB + 1 ? "silence" : `${Math.round(rms)} dB`, clipped);
+    if (Date.now() - this.#labelledMs < 1000) return; // numbers ten times a second cannot be read
+    this.#labelledMs = Date.now();
+    this.#setLabel(rms, rms <= SILENCE_DB + 1 ? "silence" : `${Math.round(rms)} dB`, clipped);
   }
 
   #clear() {
     this.#peak = SILENCE_DB;
     this.#draw(SILENCE_DB, SILENCE_DB, false);
-    this.#say(SILENCE_DB, "no sound yet", false);
+    this.#setLabel(SILENCE_DB, "no sound yet", false);
   }
 
-  #say(rms, text, clipped) {
+  #setLabel(rms, text, clipped) {
     setAttribute(this.#role, "aria-valuenow", Math.max(FLOOR_DB, Math.round(rms)));
     setAttribute(this.#role, "aria-valuetext", text);
     setText(this.#label, clipped ? "too loud" : text);

@@ -1,4 +1,4 @@
-// The models that can be added: how large they are, how far a download is, why one failed.
+// The models that can be added: their sizes, the progress of a download, why one failed.
 
 import { command } from "./api.js";
 import { button, element, setText } from "./dom.js";
@@ -26,14 +26,14 @@ export class Models {
   #adding = element("div", { class: "field", role: "group", "aria-labelledby": "adding", hidden: true },
     element("p", { id: "adding" }, this.#title), this.#progress, this.#step,
     element("div", { class: "row" },
-      button("Cancel", () => this.#order("model_cancel")),
+      button("Cancel", () => this.#run("model_cancel")),
       element("span", { class: "soft small" }, "You can continue the download later.")));
   node = element("div", { class: "models" }, this.#adding, this.#offers);
 
   /** `show(installed)` is given the installed models whenever they are read. */
   constructor(show) {
     this.#show = show;
-    this.#timer = setInterval(() => this.#models?.adding && this.look().catch(() => {}), EVERY_MS);
+    this.#timer = setInterval(() => this.#models?.adding && this.read().catch(() => {}), EVERY_MS);
   }
 
   close() {
@@ -41,7 +41,7 @@ export class Models {
   }
 
   /** Read the models and show them. Raises Refusal. */
-  async look() {
+  async read() {
     this.#models = await command("models");
     this.#show(this.#models.models);
     this.#draw();
@@ -52,11 +52,11 @@ export class Models {
     this.#draw();
   }
 
-  async #order(name, model) {
+  async #run(name, model) {
     this.#refused = null;
     try {
       await command(name, model ? { model } : {});
-      await this.look();
+      await this.read();
     } catch (error) {
       this.#refused = { name: model, error: error.message };
       this.#draw();
@@ -70,7 +70,7 @@ export class Models {
     this.#offers.hidden = Boolean(adding);
     if (adding) this.#drawProgress(adding);
     const shown = JSON.stringify([offered, failed, possible, this.#refused, this.#up]);
-    if (shown === this.#shown) return; // nothing new: the focus stays where it is
+    if (shown === this.#shown) return; // unchanged: keep the focus
     this.#shown = shown;
     this.#offers.replaceChildren(...this.#offerNodes(offered, this.#refused || failed, possible));
   }
@@ -86,7 +86,7 @@ export class Models {
     const row = (one) =>
       element("li", {},
         element("div", {}, element("strong", {}, one.name), element("span", { class: "soft small" }, sizes(one))),
-        button(one.begun_mb ? "Continue" : "Add", () => this.#order("model_add", one.name), {
+        button(one.begun_mb ? "Continue" : "Add", () => this.#run("model_add", one.name), {
           disabled: !possible || !one.fits || !this.#up, "aria-label": `${one.begun_mb ? "Continue" : "Add"} ${one.name}`,
         }),
         failed?.name === one.name && element("p", { class: "wrong", role: "alert" }, message(failed.error)));

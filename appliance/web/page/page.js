@@ -1,4 +1,4 @@
-// The page begins here: the login, or the frame with its views.
+// The start of the page: the login, or the frame with its views.
 
 import { call, session } from "./api.js";
 import { Frame } from "./frame.js";
@@ -14,7 +14,7 @@ async function enter() {
 }
 
 /** Try the link of the address, if there is one, then the session; else show the login. */
-async function knock() {
+async function start() {
   const link = location.hash.startsWith("#link=") ? location.hash.slice("#link=".length) : "";
   let problem = "";
   if (link) {
@@ -33,5 +33,5 @@ async function knock() {
 
 session.over = () => location.reload();
 // a link pasted into this tab changes only the part behind the #, and loads nothing
-addEventListener("hashchange", () => location.hash.startsWith("#link=") && knock());
-knock();
+addEventListener("hashchange", () => location.hash.startsWith("#link=") && start());
+start();

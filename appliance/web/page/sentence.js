@@ -4,12 +4,14 @@ import { button, element, icon } from "./dom.js";
 import { clock, flag, percent, seconds } from "./text.js";
 
 const DEMO = "demo_model";
+const LIKELY = 0.5; // a less confident match is not shown
 const letters = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, " ").trim();
 
 /** Return a sentence as a list's item; with `onDelete` it has a button for that. */
 export function sentenceRow(one, onDelete) {
   const flags = (one.flags || []).filter((name) => name !== DEMO);
-  const differs = one.phrase && letters(one.phrase) !== letters(one.text);
+  const isLikely = one.phrase && (one.phrase_confidence ?? 1) >= LIKELY;
+  const differs = isLikely && letters(one.phrase) !== letters(one.text);
   return element(
     "li", { "data-seq": one.seq },
     element("time", { datetime: one.start }, clock(one.start)),

@@ -18,18 +18,20 @@ const VERDICTS = {
   digital_silence: "No sound at all. The microphone is switched off, or muted in the mixer.",
 };
 
-/** What was typed and not saved, by key: another view and back keeps it. */
+/** Unsaved input by key. It survives a change of the view. */
 const drafts = new Map();
 
-/** Read what is known of each setting, once, and give messages their titles. Raises Refusal. */
+/** Read the description of each setting, once, and the titles for messages. Raises Refusal. */
 let described = null;
 export async function describe() {
-  described ??= await call("api/keys");
-  for (const [name, about] of Object.entries(described)) titles.set(name, about.title);
-  return described;
+  if (described) return described;
+  const { settings, file_only } = await call("api/keys");
+  for (const [name, { title }] of Object.entries(settings)) titles.set(name, `“${title}”`);
+  for (const [name, title] of Object.entries(file_only)) titles.set(name, `“${title}” (in roomscribe.toml)`);
+  return (described = settings);
 }
 
-/** Return the settings with their values by key; those of the broker stand beside the others. */
+/** Return the values of all settings by key, the broker's included. */
 function flatten({ settings, broker }) {
   const found = Object.fromEntries(Object.entries(settings).map(([name, one]) => [name, one.value]));
   for (const name of BROKER) found[name] = name === "mqtt.password" ? "" : broker[name.slice("mqtt.".length)];
@@ -45,28 +47,28 @@ export class Settings {
   #loading = element("p", { class: "soft" }, "Loading …");
   #problem = element("p", { class: "banner bad", role: "alert", hidden: true });
   #form = element("form", { class: "setup", novalidate: true, onsubmit: (event) => this.#submit(event) });
-  #said = element("span", { class: "soft", role: "status" });
-  #discard = button("Discard", () => this.#forget(), { class: "plain" });
+  #status = element("span", { class: "soft", role: "status" });
+  #discard = button("Discard", () => this.#discardAll(), { class: "plain" });
   #save = element("button", { class: "main" }, "Save");
-  #bar = element("div", { class: "keep", hidden: true }, this.#said, element("span", { class: "push" }), this.#discard, this.#save);
+  #bar = element("div", { class: "keep", hidden: true }, this.#status, element("span", { class: "push" }), this.#discard, this.#save);
   #saving = false;
   #notice = "";
   #inUse = element("p", { class: "soft small" });
   #broker = element("div", { class: "broker", role: "group", "aria-label": "Broker" });
   #models = new Models((installed) => this.#showModels(installed));
-  #test = button(`Test for ${TEST_S} seconds`, () => this.#listen());
+  #test = button(`Test for ${TEST_S} seconds`, () => this.#testMicrophone());
   #result = element("div", { class: "result", role: "status" });
 
   constructor() {
     this.nodes = [this.#problem, this.#loading, this.#form];
-    this.#look();
+    this.#read();
   }
 
   update(live) {
     const back = live.up && !this.#live.up;
     this.#live = live;
-    if (back) this.#look();
-    if (!live.up) this.#problem.hidden = true; // the frame says that there is no connection
+    if (back) this.#read();
+    if (!live.up) this.#problem.hidden = true; // the frame shows that there is no connection
     setText(this.#inUse, live.state ? `In use: ${live.state.model} on ${live.state.encoder}` : "");
     this.#meter = keepMeter(this.#meterPlace, this.#meter, live.up && live.state?.status !== "muted" && live.state?.microphone !== "none");
     this.#test.disabled = !live.up;
@@ -79,17 +81,17 @@ export class Settings {
     this.#models.close();
   }
 
-  /** Read everything again; what was typed stays. */
-  async #look() {
+  /** Read everything again; unsaved input stays. */
+  async #read() {
     try {
       const about = await describe(), settings = await command("settings"), values = flatten(settings);
       if (!this.#fields.size) this.#build(about, values);
-      for (const [name, field] of this.#fields) field.keep(values[name]);
+      for (const [name, field] of this.#fields) field.load(values[name]);
       this.#fields.get("mqtt.password").placeholder(settings.broker.password ? "unchanged" : "none");
       this.#fields.get("appliance.node")?.placeholder(this.#live.state?.node || "");
       this.#count();
       this.#problem.hidden = true;
-      await this.#models.look();
+      await this.#models.read();
     } catch (error) {
       this.#fail(error);
     }
@@ -106,7 +108,7 @@ export class Settings {
     for (const [name, one] of Object.entries(about)) {
       if (!(name in values)) continue;
       const field = new Field(name, one, { onChange: (changed) => this.#changed(changed), choices: this.#choices(name, values[name]) });
-      field.keep(values[name]);
+      field.load(values[name]);
       if (drafts.has(name)) field.draft = drafts.get(name);
       this.#fields.set(name, field);
       const group = `${one.advanced}${one.group}`;
@@ -157,14 +159,14 @@ export class Settings {
   }
 
   #changed(field) {
-    field.complain("");
+    field.showMistake("");
     if (field.isChanged) drafts.set(field.name, field.draft);
     else drafts.delete(field.name);
-    this.#say("");
+    this.#show("");
   }
 
-  /** Show a notice beside Save; "" shows how much is to be saved. */
-  #say(notice) {
+  /** Show a notice beside Save; "" shows the number of changes. */
+  #show(notice) {
     this.#notice = notice;
     this.#count();
   }
@@ -172,55 +174,55 @@ export class Settings {
   #count() {
     const edited = this.#edited.length;
     this.#broker.hidden = this.#fields.get(PUBLISHES)?.value === false;
-    setText(this.#said, this.#notice || (edited ? count(edited, "change", "changes") : ""));
+    setText(this.#status, this.#notice || (edited ? count(edited, "change", "changes") : ""));
     this.#bar.hidden = !edited && !this.#notice;
     this.#discard.hidden = !edited;
     this.#save.hidden = !edited;
     this.#save.disabled = this.#saving || !this.#live.up;
   }
 
-  #forget() {
+  #discardAll() {
     drafts.clear();
     for (const field of this.#fields.values()) {
-      field.complain("");
+      field.showMistake("");
       field.revert();
     }
-    this.#say("");
+    this.#show("");
     document.getElementById("main").focus(); // the button is gone
   }
 
   async #submit(event) {
     event.preventDefault();
     if (this.#saving || !this.#edited.length || !this.#live.up) return;
-    for (const field of this.#fields.values()) field.complain("");
-    const torn = this.#edited.filter((field) => !field.isWhole());
-    if (torn.length) return this.#refuse(torn);
+    for (const field of this.#fields.values()) field.showMistake("");
+    const malformed = this.#edited.filter((field) => !field.isWellFormed());
+    if (malformed.length) return this.#refuse(malformed);
     this.#saving = true;
     await this.#send();
     this.#saving = false;
     this.#count();
   }
 
-  /** Send all that changed at once: the daemon keeps everything or nothing. */
+  /** Send all changes at once: the daemon saves everything or nothing. */
   async #send() {
     const edited = this.#edited, values = new Map(edited.map((field) => [field.name, field.value]));
     const set = Object.fromEntries([...values].filter(([name]) => !BROKER.includes(name)));
     const isBroker = edited.some((field) => BROKER.includes(field.name));
-    this.#say(isBroker ? "Connecting to the broker …" : "Saving …");
+    this.#show(isBroker ? "Connecting to the broker …" : "Saving …");
     try {
       const answer = isBroker ? await command("broker", this.#login(set)) : await command("configure", { set });
-      if (answer.mistakes) return this.#refuse(this.#complain(answer.mistakes));
-      for (const field of edited) field.settle();
+      if (answer.mistakes) return this.#refuse(this.#showMistakes(answer.mistakes));
+      for (const field of edited) field.markSaved();
       drafts.clear();
-      this.#say("Saved.");
-      await this.#look(); // what the daemon has made of it; it may be busy with it, and is asked again
+      this.#show("Saved.");
+      await this.#read(); // the values as the daemon has them
     } catch (error) {
-      this.#say("");
+      this.#show("");
       this.#fail(error);
     }
   }
 
-  /** Return the arguments of `broker`, with the other settings that are kept together with it. */
+  /** Return the arguments of `broker`, with the other settings that are saved together with it. */
   #login(set) {
     const of = (name) => this.#fields.get(`mqtt.${name}`).value;
     const [host, port, username, tls] = ["host", "port", "username", "tls"].map(of);
@@ -229,12 +231,12 @@ export class Settings {
     return { host, port, username, tls, ...password, set: { ...publishes, ...set } };
   }
 
-  /** Show each mistake at its field; the fields. What has no field is shown above all. */
-  #complain(mistakes) {
+  /** Show each mistake at its field, or at the top if it has none. Return the fields. */
+  #showMistakes(mistakes) {
     const fields = [];
     for (const [name, text] of Object.entries(mistakes)) {
       const field = this.#fields.get(name);
-      field?.complain(text);
+      field?.showMistake(text);
       if (field) fields.push(field);
       else this.#fail({ message: text });
     }
@@ -242,7 +244,7 @@ export class Settings {
   }
 
   #refuse(fields) {
-    this.#say("Nothing was saved. Correct the marked fields.");
+    this.#show("Nothing was saved. Correct the marked fields.");
     const [first] = fields;
     if (!first) return;
     const details = first.node.closest("details");
@@ -250,7 +252,7 @@ export class Settings {
     first.input.focus();
   }
 
-  async #listen() {
+  async #testMicrophone() {
     setText(this.#test, "Say a sentence …");
     this.#result.replaceChildren();
     try {

@@ -14,7 +14,7 @@ const FLAGS = {
 };
 export const DAY_MS = 86400e3;
 
-/** Titles of settings by key, for messages that name a key. */
+/** What a message shows in place of a configuration key. */
 export const titles = new Map();
 
 export const reason = (name) => REASONS[name] || readable(name).toLowerCase();
@@ -52,17 +52,18 @@ export function duration(s) {
 }
 
 const withTitles = (text) =>
-  text.replace(/\b[a-z]+\.[a-z_]+\b/g, (name) => (titles.has(name) ? `“${titles.get(name)}”` : name));
+  text.replace(/\b[a-z]+\.[a-z_]+\b/g, (name) => titles.get(name) ?? name);
 const asSentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-/** Return a message of the daemon as nodes: commands as code, keys by their title on this page. */
+/** Return a message of the daemon as nodes: commands as code, keys by their title on this page, and
+ * no numbers of the system's errors. */
 export const message = (text) =>
-  asSentence(String(text)).split("`").map((part, index) =>
+  asSentence(String(text).replaceAll(/\[Errno -?\d+\] ?/g, "")).split("`").map((part, index) =>
     index % 2 && !titles.has(part) ? element("code", {}, part) : withTitles(part),
   );
 
-/** Return what to enter, for a refused setting: "expected X, found Y; did you mean Z?", perhaps
- * after a file and a key, is the form of the configuration's own messages. */
+/** Return what to enter, for a refused setting. The daemon's messages have the form "expected X,
+ * found Y; did you mean Z?", perhaps after a file and a key. */
 export function correction(text) {
   const found = /(?:^|: )expected (.+?), found .*?(?:; did you mean (.+)\?)?$/s.exec(text);
   if (!found) return message(text);

@@ -64,7 +64,7 @@ def test_the_page_answers(tmp_path: Path) -> None:
     with running_page(tmp_path) as home:
         outcome = look(ANSWERS, around(port=home.port))
     assert outcome.status == "ok", outcome
-    assert f"http://localhost:{home.port}/ is there" in outcome.found
+    assert f"http://localhost:{home.port}/ answers" in outcome.found
 
 
 def test_nobody_and_another_program_are_told_apart() -> None:
@@ -83,12 +83,12 @@ def test_nobody_and_another_program_are_told_apart() -> None:
 
 def test_a_page_for_the_network_has_a_password(tmp_path: Path) -> None:
     given = {"listen": "0.0.0.0", "path": str(tmp_path / "page")}
-    assert look(GUARDED, around(path=given["path"])).found == "127.0.0.1: for this machine alone"
+    assert look(GUARDED, around(path=given["path"])).found == "only this machine reaches 127.0.0.1"
     without = look(GUARDED, around(**given))
     assert (without.status, "roomscribe web password" in without.fix) == ("failed", True)
     assert "Home Assistant" in look(GUARDED, around(**given, ingress="172.30.32.2")).found
     Access(around(**given).settings.web).set_password("correct horse")
-    assert look(GUARDED, around(**given)).found == "0.0.0.0: a password is asked for"
+    assert look(GUARDED, around(**given)).found == "0.0.0.0 needs a password"
 
 
 @program("setpriv", package="util-linux")
