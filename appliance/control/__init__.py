@@ -12,7 +12,7 @@ if TYPE_CHECKING:
         EVENTS as EVENTS,
         SOCKET_NAME as SOCKET_NAME,
         Command as Command,
-        CommandError as CommandError,
+        ControlError as ControlError,
         ControlServer as ControlServer,
     )
 

@@ -35,7 +35,7 @@ class ConnectionLimits:
 LIMITS = ConnectionLimits()
 
 
-class ConnectionState(enum.Enum):
+class ClientState(enum.Enum):
     """What a connection is good for."""
 
     OPEN = "the client may send commands"
@@ -49,7 +49,7 @@ class ControlConnection:
 
     socket: socket.socket
     limits: ConnectionLimits
-    state: ConnectionState = ConnectionState.OPEN
+    state: ClientState = ClientState.OPEN
     inbox: bytearray = field(default_factory=bytearray)
     outbox: deque[bytes] = field(default_factory=deque)
     last_line_s: float = field(default_factory=time.monotonic)
@@ -73,17 +73,17 @@ class ControlConnection:
 
     def receive(self) -> None:
         """Read what the client has sent, unless a complete line waits already."""
-        if self.state is not ConnectionState.OPEN or self.has_line:
+        if self.state is not ClientState.OPEN or self.has_line:
             return
         try:
             data = self.socket.recv(_BUFFER)
         except BlockingIOError:
             return
         except OSError:
-            self.state = ConnectionState.CLOSED
+            self.state = ClientState.CLOSED
             return
         if not data:
-            self.state = ConnectionState.FINISHED
+            self.state = ClientState.FINISHED
         self.inbox += data
 
     def next_line(self) -> bytes | None:
@@ -106,14 +106,14 @@ class ControlConnection:
 
     def send(self) -> None:
         """Send what the client takes now, without waiting."""
-        while self.outbox and self.state is not ConnectionState.CLOSED:
+        while self.outbox and self.state is not ClientState.CLOSED:
             line = self.outbox[0]
             try:
                 sent = self.socket.send(line[self._sent_bytes :])
             except BlockingIOError:
                 return
             except OSError:
-                self.state = ConnectionState.CLOSED
+                self.state = ClientState.CLOSED
                 return
             self._last_read_s = time.monotonic()
             self._sent_bytes += sent
@@ -125,7 +125,7 @@ class ControlConnection:
     def finish(self) -> None:
         """Send what the client takes now, and close."""
         self.send()
-        self.state = ConnectionState.CLOSED
+        self.state = ClientState.CLOSED
 
     @property
     def is_stalled(self) -> bool:

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 from appliance.control.connection import (
     LIMITS,
+    ClientState,
     ConnectionLimits,
-    ConnectionState,
     ControlConnection,
     encode_line,
     error_answer,
@@ -43,7 +43,7 @@ STATE_EVERY_S, STATS_EVERY_S = 1.0, 10.0
 STORE_RETRY_S = 1.0
 
 
-class CommandError(Exception):
+class ControlError(Exception):
     """A command that is refused; the message is one line."""
 
     def __init__(self, code: str, message: str, **more: object) -> None:
@@ -54,7 +54,7 @@ class CommandError(Exception):
 
 Answer = Mapping[str, Any]
 Command = Callable[[Mapping[str, Any]], Answer | Future[Answer]]
-"""Takes the arguments and returns the answer, or a future. Raises CommandError, RoomscribeError."""
+"""Takes the arguments and returns the answer, or a future. Raises ControlError, RoomscribeError."""
 
 
 class Feed(Protocol):
@@ -216,7 +216,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
     def _execute_lines(self, connection: ControlConnection) -> None:
         """Execute the next lines of a connection, in order."""
         for _ in range(LINES_PER_TURN):
-            if connection.state is ConnectionState.CLOSED:
+            if connection.state is ClientState.CLOSED:
                 return
             try:
                 line = connection.next_line()
@@ -228,7 +228,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
                 break
             if line.strip():
                 self._execute(connection, line)
-        if connection.state is ConnectionState.FINISHED and not connection.has_line:
+        if connection.state is ClientState.FINISHED and not connection.has_line:
             connection.finish()
 
     def _execute(self, connection: ControlConnection, line: bytes) -> None:
@@ -248,7 +248,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
                 answer = self._feed.commands[name](request)
             else:
                 known = ", ".join(("subscribe", *self._feed.commands))
-                raise CommandError("bad_request", f"unknown command; expected one of {known}")
+                raise ControlError("bad_request", f"unknown command; expected one of {known}")
         except Exception as error:
             connection.put({"id": number, **_failure(error)})
             return
@@ -264,7 +264,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         while self._late:
             connection, number, future = self._late.popleft()
             self._unanswered -= 1
-            if connection.state is ConnectionState.CLOSED:
+            if connection.state is ClientState.CLOSED:
                 continue
             if error := future.exception():
                 connection.put({"id": number, **_failure(error)})
@@ -272,14 +272,14 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
                 connection.put({"id": number, "ok": True, "result": future.result()})
 
     def _subscribe(self, connection: ControlConnection, request: Mapping[str, Any]) -> Answer:
-        """Replace a connection's subscription. Raises CommandError and StoreError."""
+        """Replace a connection's subscription. Raises ControlError and StoreError."""
         if unknown := request.keys() - {"events", "after"}:
-            raise CommandError("bad_request", f"unknown argument {shorten(min(unknown))}")
+            raise ControlError("bad_request", f"unknown argument {shorten(min(unknown))}")
         events, after = request.get("events"), request.get("after")
         if not isinstance(events, list) or not all(name in EVENTS for name in map(str, events)):
-            raise CommandError("bad_request", f"events: expected a list of {', '.join(EVENTS)}")
+            raise ControlError("bad_request", f"events: expected a list of {', '.join(EVENTS)}")
         if after is not None and (type(after) is not int or not 0 <= after < 1 << 63):
-            raise CommandError("bad_request", "after: expected the seq of a transcript, or null")
+            raise ControlError("bad_request", "after: expected the seq of a transcript, or null")
         self._highest = highest = self._feed.highest()
         connection.events, connection.seq = frozenset(map(str, events)), None
         if "transcript" in connection.events:
@@ -371,18 +371,18 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
     def _flush(self, connection: ControlConnection) -> None:
         """Send what a client takes now; drop it if it is closed, or does not read."""
         connection.send()
-        if connection.state is not ConnectionState.CLOSED and connection.is_stalled:
+        if connection.state is not ClientState.CLOSED and connection.is_stalled:
             log.info("disconnected a client of the control socket that does not read")
-            connection.state = ConnectionState.CLOSED
-        if connection.state is ConnectionState.CLOSED:
+            connection.state = ClientState.CLOSED
+        if connection.state is ClientState.CLOSED:
             self._drop(connection)
             return
-        interest = selectors.EVENT_READ if connection.state is ConnectionState.OPEN else 0
+        interest = selectors.EVENT_READ if connection.state is ClientState.OPEN else 0
         interest |= selectors.EVENT_WRITE if connection.outbox else 0
         self._selector.modify(connection.socket, interest or selectors.EVENT_READ, connection)
 
     def _drop(self, connection: ControlConnection) -> None:
-        connection.state = ConnectionState.CLOSED
+        connection.state = ClientState.CLOSED
         self._connections.remove(connection)
         self._selector.unregister(connection.socket)
         connection.socket.close()
@@ -410,21 +410,21 @@ def _listen(listener: socket.socket, path: Path, backlog: int) -> int:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """Return the request in a line, with an id and a command. Raises CommandError."""
+    """Return the request in a line, with an id and a command. Raises ControlError."""
     try:
         request = json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         request = None
     if not isinstance(request, dict):
-        raise CommandError(
+        raise ControlError(
             "bad_request", 'expected a JSON object such as {"id": 1, "command": "state"}'
         )
     number = request.setdefault("id", None)
     fits = type(number) is int and abs(number) < 1 << 53
     if not (number is None or fits or (isinstance(number, str) and len(number) <= 64)):
-        raise CommandError("bad_request", "id: expected a whole number, or a text of 64 letters")
+        raise ControlError("bad_request", "id: expected a whole number, or a text of 64 letters")
     if not isinstance(request.get("command"), str):
-        raise CommandError("bad_request", "command: expected a name")
+        raise ControlError("bad_request", "command: expected a name")
     return request
 
 
@@ -435,7 +435,7 @@ def _refuse_constant(name: str) -> object:
 
 def _failure(error: BaseException) -> dict[str, Any]:
     """Return the answer to a command that failed; log an unexpected error."""
-    if isinstance(error, CommandError):
+    if isinstance(error, ControlError):
         return {**error_answer(error.code, str(error)), **error.more}
     if not isinstance(error, RoomscribeError):
         log.error("a command of the control socket failed: %s", error, exc_info=error)

@@ -17,7 +17,7 @@ from typing import Any
 
 from appliance import config
 from appliance.config import MqttSettings, node_name
-from appliance.control import CommandError
+from appliance.control import ControlError
 from appliance.daemon.command_group import CommandGroup, take_arguments, unavailable
 from appliance.daemon.setting_commands import (
     LOGIN_FIELDS,
@@ -139,7 +139,7 @@ class BrokerCommands(CommandGroup):
         if mistakes := self._settings.propose(wanted, before).mistakes:
             return {"mistakes": mistakes}
         if self._trial:
-            raise CommandError("too_many", "another broker is being tried; try again later")
+            raise ControlError("too_many", "another broker is being tried; try again later")
         node = node_name(self._settings.settings)
         try:
             self._trial = Trial(replace(current, **login), node, password, other)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from appliance.control import Command, CommandError
+from appliance.control import Command, ControlError
 from appliance.mqtt import events
 from appliance.system import shorten
 
@@ -26,7 +26,7 @@ class CommandGroup:
 def take_arguments(request: Mapping[str, Any], *names: str) -> list[Any]:
     """Return the arguments of these names, None for a missing one.
 
-    Raises CommandError for an argument of another name.
+    Raises ControlError for an argument of another name.
     """
     if unknown := request.keys() - set(names):
         known = ", ".join(names) or "none"
@@ -35,7 +35,7 @@ def take_arguments(request: Mapping[str, Any], *names: str) -> list[Any]:
 
 
 def parse_time(name: str, text: object) -> datetime | None:
-    """Return a time with its zone as UTC; None for None. Raises CommandError."""
+    """Return a time with its zone as UTC; None for None. Raises ControlError."""
     try:
         return None if text is None else events.parse_time(text)
     except ValueError as error:
@@ -43,7 +43,7 @@ def parse_time(name: str, text: object) -> datetime | None:
 
 
 def parse_integer(name: str, value: object, low: int, high: int, default: int) -> int:
-    """Return a whole number of `low` to `high`; `default` for None. Raises CommandError."""
+    """Return a whole number of `low` to `high`; `default` for None. Raises ControlError."""
     if value is None:
         return default
     if type(value) is not int or not low <= value <= high:
@@ -51,11 +51,11 @@ def parse_integer(name: str, value: object, low: int, high: int, default: int) -
     return value
 
 
-def bad_request(message: str) -> CommandError:
+def bad_request(message: str) -> ControlError:
     """Return the error for wrong arguments."""
-    return CommandError("bad_request", message)
+    return ControlError("bad_request", message)
 
 
-def unavailable(message: str) -> CommandError:
+def unavailable(message: str) -> ControlError:
     """Return the error for a command that does not work now."""
-    return CommandError("unavailable", shorten(message, 400))
+    return ControlError("unavailable", shorten(message, 400))

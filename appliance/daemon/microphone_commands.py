@@ -19,7 +19,7 @@ from appliance.capture import (
     names_to_configure,
 )
 from appliance.config import GateSettings
-from appliance.control import CommandError
+from appliance.control import ControlError
 from appliance.daemon.backlog import Task
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments, unavailable
 from appliance.errors import DeviceError
@@ -154,7 +154,7 @@ class MicrophoneCommands(CommandGroup):
         if not state.microphone_online:
             raise unavailable("; ".join(state.reasons) or "there is no microphone")
         if len(self._tests) >= TESTS_AT_ONCE:
-            raise CommandError(
+            raise ControlError(
                 "too_many", f"{TESTS_AT_ONCE} tests of the microphone run; try again later"
             )
         test = _Test(round(seconds * SAMPLE_RATE), time.monotonic() + seconds + LATE_S)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.control import CommandError
+from appliance.control import ControlError
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments, unavailable
 from appliance.errors import RoomscribeError
 from appliance.infer import lacking_runtime
@@ -176,7 +176,7 @@ class ModelCommands(CommandGroup):
             why = error.strerror or str(error)
             raise unavailable(f"{self._installer.path}: {why}; {fix}") from error
         if not started:
-            raise CommandError("too_many", "another model is being added; cancel it, or wait")
+            raise ControlError("too_many", "another model is being added; cancel it, or wait")
         return {"adding": name}
 
     def _cancel(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from appliance import config
 from appliance.config import MqttSettings, Reading, Settings
-from appliance.control import CommandError
+from appliance.control import ControlError
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
 from appliance.errors import RoomscribeError, StoreError
 from appliance.model import installed_bundles
@@ -134,7 +134,7 @@ class SettingCommands(CommandGroup):
         reading = self.read(None)
         if reading.troubles:
             mistakes = [shorten(trouble, 400) for trouble in reading.troubles[:50]]
-            raise CommandError("refused", mistakes[0], mistakes=mistakes)
+            raise ControlError("refused", mistakes[0], mistakes=mistakes)
         self._reload()
         return {"changed": reading.settings != self.settings}
 
@@ -148,7 +148,7 @@ def has_password(mqtt: MqttSettings) -> bool:
 
 
 def check_settings(wanted: Any) -> dict[str, Any]:
-    """Return `wanted` if it can be settings by key. Raises CommandError."""
+    """Return `wanted` if it can be settings by key. Raises ControlError."""
     if not isinstance(wanted, dict) or not 0 < len(wanted) <= CHANGES_AT_ONCE:
         raise bad_request('set: expected keys with values, such as {"capture.device": "USB"}')
     return wanted

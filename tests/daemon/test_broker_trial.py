@@ -16,7 +16,7 @@ from rigs.needs import needs_broker
 from rigs.waiting import until
 
 from appliance import config
-from appliance.control.server import CommandError
+from appliance.control.server import ControlError
 from appliance.mqtt.credentials import read_password
 
 pytestmark = needs_broker
@@ -90,7 +90,7 @@ def test_other_settings_are_kept_together_with_the_broker_or_not_at_all(
     wrong = choose(house, **login | {"port": 1}, set={"homeassistant.area": "Hall"})
     assert list(wrong["mistakes"]) == ["mqtt.host"]
     assert not config.overlay_file(house.settings).exists()
-    with pytest.raises(CommandError, match="set: expected keys with values"):
+    with pytest.raises(ControlError, match="set: expected keys with values"):
         choose(house, **login, set=[])
     kept = choose(house, **login, set={"homeassistant.area": "Hall", "mqtt.partials": True})
     assert {"homeassistant.area", "mqtt.partials", "mqtt.username"} <= set(kept["changed"])
@@ -155,7 +155,7 @@ def test_a_mistake_is_told_by_its_field_before_anything_is_tried(
 
 def test_two_at_once_are_not_tried(house: Appliance) -> None:
     house.controls.commands["broker"]({"host": "192.0.2.1"})
-    with pytest.raises(CommandError, match="another broker is being tried"):
+    with pytest.raises(ControlError, match="another broker is being tried"):
         house.controls.commands["broker"]({"host": "192.0.2.2"})
 
 

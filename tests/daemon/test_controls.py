@@ -19,7 +19,7 @@ from rigs.waiting import until
 
 from appliance import config
 from appliance.config import node_name
-from appliance.control.server import CommandError
+from appliance.control.server import ControlError
 from appliance.daemon.setting_commands import live_keys
 from appliance.records import SAMPLE_RATE, Frame, Samples
 
@@ -38,7 +38,7 @@ def ask(house: Appliance, command: str, **arguments: object) -> Any:
 
 
 def refusal(house: Appliance, command: str, **arguments: object) -> str:
-    with pytest.raises(CommandError) as caught:
+    with pytest.raises(ControlError) as caught:
         ask(house, command, **arguments)
     return f"{caught.value.code}: {caught.value}"
 
@@ -294,7 +294,7 @@ def test_a_reload_says_what_is_wrong_with_the_configuration(house: Appliance) ->
     assert house.reloads == 1
     with (house.folder / "roomscribe.toml").open("a", encoding="utf-8") as file:
         file.write("[voice]\nopen_score = 9\nclose_score = 9\n")
-    with pytest.raises(CommandError) as caught:
+    with pytest.raises(ControlError) as caught:
         ask(house, "reload")
     assert caught.value.code == "refused"
     assert [one.split(": ")[1] for one in caught.value.more["mistakes"]] == [  # type: ignore[attr-defined]

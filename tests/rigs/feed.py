@@ -11,7 +11,7 @@ from typing import Any
 
 from appliance.control import server as control
 from appliance.control.connection import LIMITS, ConnectionLimits
-from appliance.control.server import Command, CommandError, ControlServer
+from appliance.control.server import Command, ControlError, ControlServer
 from appliance.errors import StoreError
 
 
@@ -56,7 +56,7 @@ class Feed:
         pass
 
     def _refuse(self, _request: Mapping[str, Any]) -> dict[str, Any]:
-        raise CommandError("refused", "not today", mistakes=["a"])
+        raise ControlError("refused", "not today", mistakes=["a"])
 
     def _fail(self, _request: Mapping[str, Any]) -> dict[str, Any]:
         raise StoreError("the disk is full")

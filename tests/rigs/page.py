@@ -20,7 +20,7 @@ from rigs.daemon import write_config
 from rigs.waiting import until
 
 from appliance.config import WebSettings, keys
-from appliance.control import SOCKET_NAME, Command, CommandError, ControlServer
+from appliance.control import SOCKET_NAME, Command, ControlError, ControlServer
 from appliance.daemon.setting_commands import live_keys
 from appliance.records import new_id
 from appliance.web import Access
@@ -147,7 +147,7 @@ class Feed:
 
     def on_microphone_test(self, seconds: float) -> dict[str, Any]:
         if self.appliance["status"] == "muted":
-            raise CommandError("unavailable", "the microphone is closed")
+            raise ControlError("unavailable", "the microphone is closed")
         return {
             "rms_db": -51.0, "peak_db": -33.5, "clipped_share": 0.0, "digital_silence": False,
             "verdict": "too_quiet", "words": "turn on the light",
