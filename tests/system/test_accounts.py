@@ -95,7 +95,7 @@ def test_a_message_that_came_again_counts_once_and_where_it_came_first() -> None
     ],
 )
 def test_each_fault_of_a_killing_breaks_the_promise(fault: dict[str, object]) -> None:
-    whole = {"said": [1], "ids_equal": True, "seq_rises": True, "status": 0}
+    whole = {"spoken": [1], "ids_equal": True, "seq_rises": True, "status": 0}
     assert not Outcome(**whole).broken  # type: ignore[arg-type]
     assert Outcome(**whole | fault).broken  # type: ignore[arg-type]
 
