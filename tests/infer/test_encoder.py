@@ -101,7 +101,7 @@ def test_with_hailo_alone_a_chip_that_cannot_be_used_stops_the_start(
 ) -> None:
     with pytest.raises(DeviceError, match="no Hailo found"):
         open_encoder(hef_bundle, HAILO)
-    with pytest.raises(ModelError, match=r"expected encoder\.hef .* --hef hailo8, or backend = au"):
+    with pytest.raises(ModelError, match=r"no encoder\.hef, which .* --hef hailo8, or set backend = au"):
         open_encoder(bundle, HAILO)
     simulator.plug(busy=True)
     with pytest.raises(DeviceError, match="in use by"):
@@ -128,9 +128,9 @@ def test_a_model_without_an_encoder_for_the_cpu_needs_the_chip(
 ) -> None:
     files = tuple(name for name in hef_bundle.files if name != ENCODER_FILE)
     alone = replace(hef_bundle, files=files)
-    with pytest.raises(DeviceError, match="found none"):
+    with pytest.raises(DeviceError, match="no Hailo found"):
         open_encoder(alone, AUTO)
-    with pytest.raises(ModelError, match=r"expected encoder\.onnx"):
+    with pytest.raises(ModelError, match=r"has no encoder\.onnx"):
         open_encoder(replace(alone, files=()), AUTO)
     simulator.plug()
     encoder = open_encoder(alone, AUTO)
