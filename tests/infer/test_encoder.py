@@ -101,7 +101,9 @@ def test_with_hailo_alone_a_chip_that_cannot_be_used_stops_the_start(
 ) -> None:
     with pytest.raises(DeviceError, match="no Hailo found"):
         open_encoder(hef_bundle, HAILO)
-    with pytest.raises(ModelError, match=r"no encoder\.hef, which .* --hef hailo8, or set backend = au"):
+    with pytest.raises(
+        ModelError, match=r"no encoder\.hef, which .* --hef hailo8, or set backend = au"
+    ):
         open_encoder(bundle, HAILO)
     simulator.plug(busy=True)
     with pytest.raises(DeviceError, match="in use by"):
