@@ -1,4 +1,4 @@
-"""What must hold of the installed package: the daemon's life with its broker and microphone."""
+"""Checks of the installed package: the daemon with its broker and its microphone."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ SPOKEN = {
     "01.flac": "remind me in four minutes",
     "26.flac": "turn on the living room lights",
 }
-"""Sentences that the built-in model writes down, but for a word perhaps."""
+"""Recordings and their words; the built-in model gets at most one of the words wrong."""
 
 
-def expect(there: object, message: str) -> None:
-    """Raises CheckError with `message` unless `there` is true."""
-    if not there:
+def expect(condition: object, message: str) -> None:
+    """Raises CheckError with `message` unless `condition` is true."""
+    if not condition:
         raise CheckError(message)
 
 
 def texts(box: Container) -> list[str]:
-    """Every transcript's text that the subscriber got."""
+    """Return the texts that the subscriber has received."""
     return [event["text"] for event in box.heard()]
 
 
 def hears(box: Container, name: str = "00.flac") -> float:
-    """Speaks a sentence and waits for its words; seconds from its end to the subscriber."""
+    """Play a sentence and return the seconds from its end to its transcript at the subscriber."""
     before = len(box.heard())
     box.run(f"PULSE_SERVER=unix:/run/fakemic/native paplay --device=fakemic /share/speech/{name}")
     took_s = box.wait(f"the transcript of {name}", lambda: len(box.heard()) > before, 20)
-    said, heard = SPOKEN[name], texts(box)[before]
-    expect(is_alike(said, heard), f"said {said!r}, heard {heard!r}")
+    spoken, heard = SPOKEN[name], texts(box)[before]
+    expect(is_alike(spoken, heard), f"spoken {spoken!r}, heard {heard!r}")
     return took_s
 
 
-def is_alike(said: str, heard: str) -> bool:
-    """True when at least two words of three are right."""
-    return difflib.SequenceMatcher(None, said.split(), heard.split()).ratio() >= 2 / 3
+def is_alike(spoken: str, heard: str) -> bool:
+    """Return whether at least two of three words are equal."""
+    return difflib.SequenceMatcher(None, spoken.split(), heard.split()).ratio() >= 2 / 3
 
 
 def is_up(box: Container) -> bool:
-    """True when systemd says that the unit is running."""
+    """Return whether systemd reports the unit as running."""
     return box.status()["ActiveState"] == "active"
 
 
 def listens(box: Container) -> bool:
-    """True when STATUS says that the microphone is heard."""
+    """Return whether the status line says that the daemon listens."""
     return box.status()["StatusText"].startswith("listening")
 
 
 def installs(box: Container, deb: str) -> str:
-    """`apt install ./roomscribe.deb` starts a daemon that stays up with nothing there.
-
-    Of its libraries nothing was there before; what the other checks need comes after it.
-    """
-    there = box.run("dpkg-query -f '${Package}\\n' -W | grep -E 'sndfile|portaudio|numpy' || true")
-    expect(not there, f"before the package are there: {there.split()}")
+    """`apt install ./roomscribe.deb` starts a daemon that keeps running without a microphone and a
+    broker. None of its libraries is installed before."""
+    libraries = box.run(
+        "dpkg-query -f '${Package}\\n' -W | grep -E 'sndfile|portaudio|numpy' || true"
+    )
+    expect(not libraries, f"already installed: {libraries.split()}")
     begun_s = time.monotonic()
     apt = box.run(f"apt-get install -y {deb}", timeout_s=400)
     took_s = time.monotonic() - begun_s
@@ -73,17 +73,19 @@ def installs(box: Container, deb: str) -> str:
     status = box.status()
     expect(is_up(box) and status["NRestarts"] == "0", f"did not stay up: {status}")
     text = status["StatusText"]
-    expect(text.startswith("waiting for a microphone"), f"STATUS does not say what lacks: {text}")
+    expect(
+        text.startswith("waiting for a microphone"), f"STATUS does not name what is missing: {text}"
+    )
     expect("broker" in text, f"STATUS does not name the broker: {text}")
-    said = box.journal()
-    expect("microphone" in said and "broker" in said, f"the journal does not say it: {said}")
-    expect("PortAudio" not in said, f"the first start does not find PortAudio: {said}")
-    ready = re.findall(r"ready after ([\d.]+) s", said)
+    journal = box.journal()
+    expect("microphone" in journal and "broker" in journal, f"not in the journal: {journal}")
+    expect("PortAudio" not in journal, f"the first start does not find PortAudio: {journal}")
+    ready = re.findall(r"ready after ([\d.]+) s", journal)
     return f"apt took {took_s:.0f} s; daemon ready {ready[-1]} s after its start; STATUS: {text}"
 
 
 def is_whole(box: Container) -> str:
-    """Command, manual pages, completion, configuration, user and compiled code are there."""
+    """The package has its command, manual pages, completion, configuration, user and bytecode."""
     box.run("roomscribe --version && roomscribe model list")
     box.run(
         "man -w roomscribe && man -w roomscribe.toml && man roomscribe.toml | grep -q retention"
@@ -110,7 +112,7 @@ def is_whole(box: Container) -> str:
 
 
 def is_sandboxed(box: Container) -> str:
-    """The unit's score, the process's own state, and what a probe can do in the same sandbox."""
+    """The sandbox is closed: the unit's score, the process's rights, a probe in the unit."""
     report = box.run("systemd-analyze security --no-pager roomscribe.service")
     score = float(re.findall(r"roomscribe\.service: ([\d.]+)", report)[0])
     expect(score <= SECURITY_AT_MOST, f"systemd-analyze security says {score}:\n{report}")
@@ -123,7 +125,7 @@ def is_sandboxed(box: Container) -> str:
 
 
 def is_closed(box: Container, unit: str, *arguments: str) -> None:
-    """A probe in the sandbox of the shipped unit finds nothing open that must be closed."""
+    """Fail if a probe in the sandbox of the shipped unit can do what must be impossible."""
     (box.share / "probe.py").write_text(PROBE.read_text(encoding="utf-8"), encoding="utf-8")
     box.run(
         "install -d -m 700 /home/somebody /root; echo secret | tee /home/somebody/file >/dev/null"
@@ -139,22 +141,22 @@ def is_closed(box: Container, unit: str, *arguments: str) -> None:
         f" /usr/lib/systemd/system/{unit} > /run/systemd/system/{name}.service"
         f"; systemctl daemon-reload; systemctl start {name}.service || true"
     )
-    said = box.run(f"journalctl --sync; journalctl -u {name} -o cat --no-pager")
-    expect("PROBE: all closed" in said, f"the probe got through:\n{said}")
+    output = box.run(f"journalctl --sync; journalctl -u {name} -o cat --no-pager")
+    expect("PROBE: all closed" in output, f"the probe got through:\n{output}")
     box.run("systemctl is-active victim && test ! -e /etc/probe-escaped && systemctl stop victim")
     box.run(f"rm /etc/credstore/roomscribe.probe /run/systemd/system/{name}.service")
     box.run("systemctl daemon-reload")
 
 
 def finds_broker(box: Container) -> str:
-    """A broker that appears is used."""
+    """The daemon connects when a broker appears."""
     box.run("systemctl start mosquitto subscriber")
     took_s = box.wait("availability online", lambda: "online" in box.heard("availability"), 60)
     return f"online {took_s:.1f} s after the broker came"
 
 
 def finds_microphone(box: Container) -> str:
-    """A microphone that appears is used, and what is said reaches a subscriber."""
+    """The daemon listens when a microphone appears, and a subscriber receives the sentences."""
     box.run("apt-get install -y --no-download $(cat /root/later)", timeout_s=400)
     box.run("systemctl start fakemic")
     took_s = box.wait("the microphone", lambda: listens(box), 20)
@@ -169,10 +171,10 @@ def finds_microphone(box: Container) -> str:
 
 
 def keeps_text_private(box: Container) -> str:
-    """The journal holds no word of what was said; the log does, for root alone."""
+    """The text of speech is in the log, which only root can read, and not in the journal."""
     journal = box.run("journalctl --sync; journalctl --no-pager -o export")
     for sentence in texts(box):
-        expect(sentence not in journal, "the journal holds what was said")
+        expect(sentence not in journal, "the journal contains the text of speech")
         expect(sentence in box.run("roomscribe log"), "`roomscribe log` does not show it")
     modes = box.run("stat -c '%a %U' /var/lib/roomscribe /var/lib/roomscribe/roomscribe.db").split()
     expect(modes == ["700", "roomscribe", "600", "roomscribe"], f"modes of the log: {modes}")
@@ -180,7 +182,7 @@ def keeps_text_private(box: Container) -> str:
 
 
 def outlives_broker(box: Container) -> str:
-    """What is said while the broker is away arrives when it is back, marked late."""
+    """Sentences spoken while the broker is offline arrive when it is back, marked late."""
     box.run("systemctl stop mosquitto")
     before = len(box.heard())
     box.speak("00.flac", "01.flac")
@@ -189,12 +191,12 @@ def outlives_broker(box: Container) -> str:
     took_s = box.wait("what waited", lambda: len(box.heard()) >= before + 2, 90)
     late = box.heard()[before:]
     expect(all(map(is_alike, SPOKEN.values(), texts(box)[before:])), f"{late}")
-    expect(all(one["late"] for one in late), "they are not marked late")
+    expect(all(event["late"] for event in late), "they are not marked late")
     return f"delivered {took_s:.1f} s after the broker's start"
 
 
 def outlives_microphone(box: Container) -> str:
-    """An unplugged microphone is named in STATUS and taken up again."""
+    """The status line reports an unplugged microphone, and the daemon uses it again."""
     box.run("systemctl stop fakemic")
     gone_s = box.wait("STATUS naming the loss", lambda: not listens(box), 20)
     invocation = box.status()["InvocationID"]
@@ -208,7 +210,7 @@ def outlives_microphone(box: Container) -> str:
 
 
 def outlives_kill(box: Container) -> str:
-    """SIGKILL: systemd starts it again, numbers go on, nothing is sent twice."""
+    """After SIGKILL systemd restarts the daemon, numbers continue, and nothing is sent twice."""
     box.speak("01.flac")
     box.run("systemctl kill -s KILL roomscribe")
     took_s = box.wait("the restart", lambda: box.status()["NRestarts"] == "1" and listens(box), 20)
@@ -223,7 +225,7 @@ def outlives_kill(box: Container) -> str:
 
 
 def outlives_hanging(box: Container) -> str:
-    """A process that hangs is ended by the watchdog and started again."""
+    """The watchdog restarts a process that hangs."""
     drop_in = "/run/systemd/system/roomscribe.service.d"
     box.run(f"mkdir -p {drop_in}; printf '[Service]\\nWatchdogSec=6\\n' > {drop_in}/test.conf")
     box.run("systemctl daemon-reload; systemctl restart roomscribe")
@@ -242,7 +244,7 @@ def outlives_hanging(box: Container) -> str:
 
 
 def outlives_stalled_sound(box: Container) -> str:
-    """A sound server that hangs stalls the capture: noticed, and healed when it is back."""
+    """The daemon reports a sound server that hangs, and listens again when it answers."""
     box.run("systemctl kill --kill-whom=main -s STOP fakemic")
     took_s = box.wait("STATUS naming it, or a restart", lambda: not listens(box), 60)
     box.run("systemctl kill --kill-whom=main -s CONT fakemic")
@@ -253,7 +255,7 @@ def outlives_stalled_sound(box: Container) -> str:
 
 
 def stops_in_time(box: Container) -> str:
-    """A stop while a sentence is spoken publishes it, within 5 s."""
+    """A stop publishes the sentence that was just spoken, within 5 s."""
     before = len(box.heard())
     playing = box.begin(
         "PULSE_SERVER=unix:/run/fakemic/native paplay --device=fakemic /share/speech/00.flac"

@@ -1,4 +1,4 @@
-"""What must hold of the package over its life: mistakes, reload, upgrade, removal, repository."""
+"""Checks of the package over its life: mistakes, reload, upgrade, removal, repository."""
 
 from __future__ import annotations
 
@@ -17,51 +17,50 @@ MODEL = "homely"
 SENTENCES = 5
 ASK = """exec 3<> /dev/tcp/127.0.0.1/$1
 echo '{"type": "describe"}' >&3
-read -r said <&3
-echo "$said"
+read -r answer <&3
+echo "$answer"
 """
-"""Asks a Wyoming server what it is."""
+"""Prints what a Wyoming server answers to `describe`."""
 APT = "apt-get install -y -o Dpkg::Options::=--force-confold"
 
 
 def starts(box: Container) -> None:
-    """Restarts the daemon and waits until it listens."""
+    """Restart the daemon and wait until it listens."""
     box.run("systemctl reset-failed roomscribe; systemctl restart roomscribe")
     box.wait("the start", lambda: listens(box), 30)
 
 
 def ends_with(box: Container, status: int, *words: str) -> str:
-    """Starts the daemon, which ends with `status`; its last line, which has every word."""
+    """Start the daemon, expect exit status `status`, and return its last line, which must contain
+    every word."""
     box.run("systemctl reset-failed roomscribe; systemctl restart roomscribe", check=False)
     box.wait(f"the exit with {status}", lambda: box.status()["ExecMainStatus"] == str(status), 20)
-    said = [line for line in box.journal("-n 12").splitlines() if line.startswith("roomscribe: ")]
-    expect(said, f"the journal does not say why: {box.journal('-n 12')}")
+    lines = [line for line in box.journal("-n 12").splitlines() if line.startswith("roomscribe: ")]
+    expect(lines, f"the journal does not say why: {box.journal('-n 12')}")
     for word in words:
-        expect(word in said[-1], f"expected {word!r} in the last line, found {said[-1]!r}")
-    return said[-1]
+        expect(word in lines[-1], f"expected {word!r} in the last line, found {lines[-1]!r}")
+    return lines[-1]
 
 
 def goes_on_in_memory(box: Container, why: str) -> str:
-    """The daemon listens, with its log in memory; what it says of that."""
+    """Wait until the daemon listens with its log in memory, and return its status line."""
     box.wait("the daemon", lambda: listens(box), 20)
-    said = box.status()["StatusText"]
+    status = box.status()["StatusText"]
     for word in (why, "kept in memory"):
-        expect(word in said, f"expected {word!r} in the status, found {said!r}")
-    return said
+        expect(word in status, f"expected {word!r} in the status, found {status!r}")
+    return status
 
 
 def keeps_what_waits(box: Container) -> str:
-    """A sentence that waited to be transcribed when the daemon was killed is transcribed after it.
-
-    What waits lies in the unit's runtime folder, which nobody else may read; a stop deletes it.
-    """
+    """A sentence that waits for its transcription when the daemon is killed is transcribed after
+    the restart. The spool is in the unit's private runtime folder; a stop deletes it."""
     before = len(box.heard())
     talking = box.begin(SPEAK_FIRST)
     waits = "ls /run/roomscribe/spool/*.window"
     # it waits for some 50 ms: a shell that starts a program for each look may miss it
-    look = "lambda: bool(glob.glob('/run/roomscribe/spool/*.window'))"
+    is_waiting = "lambda: bool(glob.glob('/run/roomscribe/spool/*.window'))"
     kill = f"os.kill({box.status()['MainPID']}, 9)"
-    box.run(f'timeout 30 python3 -c "import glob, os; any(iter({look}, True)); {kill}"')
+    box.run(f'timeout 30 python3 -c "import glob, os; any(iter({is_waiting}, True)); {kill}"')
     talking.wait(30)
     box.wait("its transcript", lambda: len(box.heard()) > before, 40)
     box.wait("the daemon", lambda: listens(box), 30)
@@ -76,7 +75,7 @@ def keeps_what_waits(box: Container) -> str:
 
 
 def refuses_mistakes(box: Container) -> str:
-    """A wrong configuration ends the unit once, with 78; its last line says what is wrong."""
+    """A wrong configuration ends the unit once, with status 78 and the mistake in its last line."""
     box.run(f"cp -p {CONFIG} /root/kept; printf '[mqtt]\\nport = \"many\"\\n' > {CONFIG}")
     line = ends_with(box, 78, CONFIG, "mqtt.port", "expected", "'many'")
     time.sleep(4)
@@ -89,7 +88,7 @@ def refuses_mistakes(box: Container) -> str:
 
 
 def tries_again(box: Container) -> str:
-    """A model whose disk is mounted later is waited for: the unit is started again."""
+    """The unit is restarted until the disk with the model is mounted."""
     late = "/srv/models/late"
     box.run(f"cp -p {CONFIG} /root/kept; printf '[model]\\nbundle = \"{late}\"\\n' > {CONFIG}")
     line = ends_with(box, 75, late, "no such folder")
@@ -103,7 +102,7 @@ def tries_again(box: Container) -> str:
 
 
 def refuses_a_second(box: Container) -> str:
-    """A second daemon on the same log or node ends with one line that names the service."""
+    """A second daemon with the same log or node ends with one line that names the service."""
     service = f"(process {box.status()['MainPID']})"
     refused(box, "roomscribe run", 74, service)
     box.run(f"printf '[store]\\npath = \"/home/{USER}/log\"\\n' > {OWN_CONFIG}")
@@ -114,7 +113,7 @@ def refuses_a_second(box: Container) -> str:
 
 
 def reloads(box: Container) -> str:
-    """`systemctl reload` uses a changed configuration; a wrong one leaves the old in use."""
+    """`systemctl reload` applies a changed configuration; a wrong one changes nothing."""
     process = box.status()["MainPID"]
     box.run(f"echo 'nonsense =' >> {CONFIG}; systemctl reload roomscribe")
     expect(is_up(box) and box.status()["MainPID"] == process, "a wrong configuration ended it")
@@ -132,8 +131,8 @@ def reloads(box: Container) -> str:
 
 
 def opens_its_port(box: Container) -> str:
-    """With [wyoming] on the unit may listen on that port, and answers there; off it may on none.
-    (That the kernel forbids the others is tried in the virtual machine: a container's may not.)"""
+    """With [wyoming] enabled the unit may listen on its port only, otherwise on none.
+    (scripts/test-vm checks that the kernel enforces it, which it may not do in a container.)"""
     allowed = "systemctl show -P SocketBindAllow roomscribe"
     expect(not box.run(allowed).strip(), "a port is open before anybody asked for it")
     box.run(f"cp -p {CONFIG} /root/closed.toml")
@@ -155,8 +154,8 @@ def opens_its_port(box: Container) -> str:
 
 
 def has_password(box: Container) -> str:
-    """The broker's password comes from /etc/credstore, for the daemon and root's commands; a wrong
-    one is named, and so is that others may not read it. It may be encrypted."""
+    """The daemon and root's commands read the broker's password from /etc/credstore, also an
+    encrypted one; a wrong password, and a user who may not read it, get a message."""
     box.run(
         "mosquitto_passwd -b -c /etc/mosquitto/passwd scribe sesame;"
         "chown mosquitto /etc/mosquitto/passwd;"
@@ -201,8 +200,8 @@ def has_password(box: Container) -> str:
 
 
 def respects_state(box: Container) -> str:
-    """A newer log is refused and kept as it is; where it cannot be written (another's, a full or a
-    read-only disk) the daemon goes on in memory, says so, and puts it into the file later."""
+    """The daemon refuses a newer log and leaves it unchanged. If the log cannot be written (another
+    owner, a full or read-only disk), it continues in memory and writes the file later."""
     box.run("systemctl stop roomscribe")
     lines = []
     box.run(f"cp -a {STATE} /root/state")
@@ -236,11 +235,9 @@ def respects_state(box: Container) -> str:
 
 
 def upgrades(box: Container, newer: str) -> str:
-    """An upgrade in mid-speech restarts the daemon once and keeps an edited configuration.
-
-    What is said while it starts is not heard; everything else arrives. Models of the daemon's own
-    folder become everybody's.
-    """
+    """An upgrade during speech restarts the daemon once and keeps an edited configuration. All
+    sentences arrive but those spoken during the start. Models move to the folder that all users
+    can read."""
     box.run(
         f"rm {STATE}/models && mv -T {MODELS} {STATE}/models && cd {STATE}/models"
         f" && cp -r /usr/lib/roomscribe/appliance/bundles/home-en {MODEL}"
@@ -280,7 +277,7 @@ def upgrades(box: Container, newer: str) -> str:
 
 
 def downgrades(box: Container, older: str) -> str:
-    """The version before takes over the log and goes on."""
+    """The previous version continues the log."""
     box.run(f"{APT} --allow-downgrades {older}")
     box.wait("the daemon", lambda: listens(box), 20)
     time.sleep(2)
@@ -290,7 +287,7 @@ def downgrades(box: Container, older: str) -> str:
 
 
 def leaves(box: Container, deb: str) -> str:
-    """Remove keeps configuration and log; install takes them up; purge leaves nothing behind."""
+    """Remove keeps configuration and log, an installation uses them, purge deletes all."""
     box.run("roomscribe web enable")
     box.run("apt-get remove -y roomscribe")
     expect(not is_up(box), "the daemon still runs")

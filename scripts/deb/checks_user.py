@@ -1,4 +1,4 @@
-"""What must hold for an ordinary user of the machine: every command of README.md, and some more."""
+"""What must hold for an ordinary user of the machine: commands, and what they print."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deb.checks import SPOKEN, expect, hears, is_alike, listens
 from deb.container import SPEAK, Container
-from rigs.checkout import ROOT, TESTS
+from rigs.checkout import TESTS
 
 USER = "edna"
 CONFIG = "/etc/roomscribe/roomscribe.toml"
@@ -21,15 +21,10 @@ HUB = Path(__file__).with_name("hub.py")
 OWN_CONFIG = f"/home/{USER}/own.toml"
 SOUND = "/share/speech/00.flac"
 FAILURES = ("Traceback", "unexpected ", "Schema error", "Warning: ")
-"""Never in the output of a command..."""
+"""Words that no command may print..."""
 SYSTEMCTL = "Warning: some journal files were not opened due to insufficient permissions."
-"""... but for what systemctl says to a user who has a journal and may not read the others."""
+"""... except this line of systemctl for a user who cannot read the other users' journals."""
 SUBSCRIBER = "mosquitto_sub -t 'roomscribe/+/transcript' | jq -r .text"
-BUILDING = {
-    "scripts/demo", "scripts/test", "sudo scripts/build-deb",
-    "sudo apt install ./dist/roomscribe_*.deb",
-}  # fmt: skip
-"""Commands of README.md for a checkout; the last one is the test itself."""
 README = {
     "systemctl status roomscribe": 'Status: "listening',
     "sudo roomscribe log --since 2h --grep light": "light",
@@ -37,48 +32,41 @@ README = {
     "sudo roomscribe doctor": "microphone",
     SUBSCRIBER: "",
 }
-"""The others, with what their output has."""
-
-
-def readme_commands() -> list[str]:
-    """Every command line of README.md, without its comment."""
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    shown = (line.partition("  #")[0].strip() for line in lines if line.startswith("    "))
-    return list(filter(None, shown))
+"""Commands of README.md that need no checkout, and a part of their output."""
 
 
 def does(box: Container, command: str, *statuses: int) -> str:
-    """Output (both streams) of a command of the user's, which ends with one of `statuses`, or 0,
-    and in whose output there is nothing that a user must not see."""
+    """Run a command as the user and return its output (both streams). It must end with one of
+    `statuses` (default: 0) and print none of FAILURES."""
     line = f'runuser -l {USER} -c {shlex.quote(command)} 2>&1; echo "status $?"'
-    said, _, status = box.run(line, timeout_s=180).rstrip().rpartition("status ")
-    expect(int(status) in (statuses or (0,)), f"{USER}: `{command}` ended with {status}: {said}")
+    output, _, status = box.run(line, timeout_s=180).rstrip().rpartition("status ")
+    expect(int(status) in (statuses or (0,)), f"{USER}: `{command}` ended with {status}: {output}")
     for word in FAILURES:
-        told = said.replace(SYSTEMCTL, "")
-        expect(word not in told, f"{USER}: `{command}` says {word!r}: {said[-2000:]}")
-    return said
+        visible = output.replace(SYSTEMCTL, "")
+        expect(word not in visible, f"{USER}: `{command}` says {word!r}: {output[-2000:]}")
+    return output
 
 
 def refused(box: Container, command: str, status: int, word: str) -> None:
-    """The command ends with `status` and one line, which has `word`."""
-    said = does(box, command, status).splitlines()
-    expect(len(said) == 1 and word in said[0], f"{USER}: `{command}` says {said}")
+    """Expect that the command ends with `status` and one line, which contains `word`."""
+    output = does(box, command, status).splitlines()
+    expect(len(output) == 1 and word in output[0], f"{USER}: `{command}` says {output}")
 
 
-def is_well(box: Container, command: str, *unwell: str) -> str:
-    """A page of the doctor's, on which nothing has failed but the clock, which nobody sets in a
-    container, and `unwell`."""
-    page = does(box, command, *range(2 + len(unwell)))
+def is_well(box: Container, command: str, *unhealthy: str) -> str:
+    """Return the doctor's output. Only the clock, which nothing sets in a container, and the checks
+    `unhealthy` may have failed."""
+    page = does(box, command, *range(2 + len(unhealthy)))
     failed = {name.strip() for name in re.findall(r"^  (?:XX|\u2717) +(.{21})", page, re.M)}
-    expect(failed <= {"clock", *unwell}, f"{USER}: `{command}` says that these failed: {failed}")
+    expect(failed <= {"clock", *unhealthy}, f"{USER}: `{command}` says that these failed: {failed}")
     return page
 
 
 @contextmanager
 def quiet_room(box: Container) -> Iterator[None]:
-    """The microphone hears a little noise: with none at all it is taken for switched off."""
+    """Play faint noise into the microphone, which would otherwise count as switched off."""
     noise = bytes(random.Random(1).choices(range(8), k=64_000))
-    (box.share / "noise").write_bytes(b"".join(bytes((one, 0)) for one in noise))
+    (box.share / "noise").write_bytes(b"".join(bytes((low, 0)) for low in noise))
     play = f"{SPEAK} --raw --rate=16000 --channels=1 --format=s16le /share/noise"
     box.run(f"systemd-run -q -u room sh -c 'while {play}; do :; done'")
     try:
@@ -88,7 +76,7 @@ def quiet_room(box: Container) -> Iterator[None]:
 
 
 def has_a_user(box: Container) -> str:
-    """A user without rights but sudo's, whose umask lets nobody read, and a hub with one model."""
+    """There is a user with sudo, whose umask lets nobody else read, and a hub with one model."""
     shutil.copytree(TESTS / "rigs", box.share / "rigs", dirs_exist_ok=True)
     shutil.copy(HUB, box.share)
     box.run(
@@ -105,12 +93,12 @@ def has_a_user(box: Container) -> str:
 
 
 def serves_a_user(box: Container) -> str:
-    """What needs no rights works without sudo; the rest says sudo, in one line."""
+    """Commands that need no rights work without sudo; the others name sudo in one line."""
     does(box, "roomscribe --help && roomscribe --version && roomscribe devices")
     for command in ("list", "info", "verify"):
         expect("home-en" in does(box, f"roomscribe model {command}"), f"model {command}")
-    said, heard = SPOKEN["00.flac"], does(box, f"roomscribe transcribe {SOUND}").splitlines()[-1]
-    expect(is_alike(said, heard), f"said {said!r}, written {heard!r}")
+    spoken, heard = SPOKEN["00.flac"], does(box, f"roomscribe transcribe {SOUND}").splitlines()[-1]
+    expect(is_alike(spoken, heard), f"spoken {spoken!r}, written {heard!r}")
     for command in ("log", "log --follow", "log --delete --all --yes", "mute", "mute on"):
         refused(box, f"roomscribe {command}", 74, "sudo")
     refused(box, "roomscribe setup --yes --node keller", 78, "sudo")
@@ -134,15 +122,17 @@ def serves_a_user(box: Container) -> str:
 
 
 def sets_up(box: Container) -> str:
-    """`sudo roomscribe setup` by its options: the running daemon takes the new name, and the
-    configuration keeps its comments, owner and mode; the socket is for the daemon's group."""
+    """`sudo roomscribe setup` with options renames the running appliance, and keeps the comments,
+    owner and mode of the configuration. The control socket belongs to the daemon's group."""
     socket = box.run("stat -c '%F %a %U %G' /run/roomscribe/control").strip()
     expect(socket == "socket 660 roomscribe roomscribe", f"the control socket: {socket}")
     before = box.run(f"stat -c '%a %U %G' {CONFIG}; grep -c '#' {CONFIG}; cp -p {CONFIG} /root/was")
     process = box.status()["MainPID"]
     with quiet_room(box):
-        said = does(box, "sudo roomscribe setup --yes --node Keller --broker localhost --device ''")
-        expect('+node = "keller"' in said and "the daemon has read it" in said, said)
+        output = does(
+            box, "sudo roomscribe setup --yes --node Keller --broker localhost --device ''"
+        )
+        expect('+node = "keller"' in output and "the daemon has read it" in output, output)
         hears(box)
     event = box.heard()[-1]
     expect(event["node"] == "keller", f"the node is {event['node']}")
@@ -159,16 +149,14 @@ def sets_up(box: Container) -> str:
 
 
 def keeps_to_readme(box: Container) -> str:
-    """Every command of README.md does what it says, as the user types it."""
-    unknown = set(readme_commands()) - README.keys() - BUILDING
-    expect(not unknown, f"nothing tries these commands of README.md: {unknown}")
+    """The commands of README.md print what it promises, as the user types them."""
     subscriber = box.begin(
         f"runuser -l {USER} -c {shlex.quote('timeout 8 ' + SUBSCRIBER)} > /share/subscribed"
     )
     hears(box, "26.flac")
     subscriber.wait(20)
-    said = (box.share / "subscribed").read_text(encoding="utf-8").strip()
-    expect(is_alike(SPOKEN["26.flac"], said), f"the subscriber printed {said!r}")
+    output = (box.share / "subscribed").read_text(encoding="utf-8").strip()
+    expect(is_alike(SPOKEN["26.flac"], output), f"the subscriber printed {output!r}")
     with quiet_room(box):
         for command, word in README.items():
             if command == SUBSCRIBER:
@@ -184,16 +172,16 @@ def keeps_to_readme(box: Container) -> str:
 
 
 def reads_models(box: Container) -> str:
-    """The model that README.md's command has added is the user's to read, and root's to remove."""
+    """Every user can read the model that README.md's command has added; root can remove it."""
     expect("* tiny" in does(box, "roomscribe model list"), "the new model is not in use")
     expect(f"{MODELS}/tiny" in does(box, "roomscribe model info"), "model info")
     expect(f"{MODELS}/tiny" in does(box, "roomscribe model verify"), "model verify")
     does(box, f"roomscribe transcribe --json --model tiny {SOUND}")
     box.run(f"chmod 700 {MODELS}")
-    said = does(box, f"roomscribe transcribe {SOUND}").splitlines()
-    told = [line for line in said if MODELS in line]
-    expect(len(told) == 1 and "sudo" in told[0], f"a folder that may not be read: {said}")
-    expect(is_alike(SPOKEN["00.flac"], said[-1]), f"written is {said[-1]!r}")
+    output = does(box, f"roomscribe transcribe {SOUND}").splitlines()
+    named = [line for line in output if MODELS in line]
+    expect(len(named) == 1 and "sudo" in named[0], f"a folder that may not be read: {output}")
+    expect(is_alike(SPOKEN["00.flac"], output[-1]), f"written is {output[-1]!r}")
     box.run(f"chmod 755 {MODELS}")
     does(box, "sudo roomscribe model use home-en && sudo roomscribe model remove tiny")
     return does(box, "roomscribe model list").strip()

@@ -1,4 +1,4 @@
-"""What must hold of the installed page: off, then shown to who may see it, gone when idle."""
+"""Checks of the local page: off at first, then for users with a link, and ended when idle."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ command(head, "model_add", model="tiny")
 until = time.monotonic() + 90
 while (found := command(head, "models"))["adding"] and time.monotonic() < until:
     time.sleep(0.2)
-print(json.dumps([found["failed"], [one["name"] for one in found["models"]]]))
+print(json.dumps([found["failed"], [model["name"] for model in found["models"]]]))
 broker = {{"host": "127.0.0.1", "username": "ear", "password": "open sesame"}}
 print(json.dumps(command(head, "broker", **broker)))
 """
@@ -92,17 +92,18 @@ print(json.dumps([answers, took_s, words[0]["text"] if words else None]))
 
 
 def shows_a_page(box: Container) -> str:
-    """Off until asked for; then its own user shows what was said to who has a link, and it ends."""
+    """The page is off until enabled; then it runs as its own user, shows transcripts to those who
+    have a link, and ends when idle."""
     state = box.run(f"systemctl is-enabled {SOCKET}; systemctl is-active {SOCKET}; true").split()
     expect(state == ["disabled", "inactive"], f"the page is {state} after the installation")
-    said = box.run("setpriv --reuid nobody --clear-groups roomscribe web enable; true")
-    expect("sudo" in said, f"a user who may not is not told what to do: {said}")
+    output = box.run("setpriv --reuid nobody --clear-groups roomscribe web enable; true")
+    expect("sudo" in output, f"the refusal does not say what to do: {output}")
     before = box.run(f"sha256sum {CONFIG}; stat -c '%a %U' {CONFIG}")
     box.run("roomscribe web enable")
     box.run(f"grep -qx 'enabled = true' {CONFIG} && roomscribe web enable")
     expect(not box.status(SERVICE)["MainPID"].strip("0"), "it runs before anybody looks")
-    said = box.run("setpriv --reuid nobody --clear-groups roomscribe web open; true")
-    expect("sudo" in said, f"a user who may not is not told what to do: {said}")
+    output = box.run("setpriv --reuid nobody --clear-groups roomscribe web open; true")
+    expect("sudo" in output, f"the refusal does not say what to do: {output}")
     link = box.run("roomscribe web open 2>/dev/null").strip().rpartition("#link=")[2]
     (box.share / "visitor.py").write_text(VISITOR, encoding="utf-8")
     first, second = box.run(f"python3 -I /share/visitor.py {link}").splitlines()
@@ -143,14 +144,14 @@ def shows_a_page(box: Container) -> str:
 
 
 def adds_a_model(box: Container) -> str:
-    """The page's user has a model added by a process of a user of its own, which reaches nothing
-    but the models folder and replaces what root's own command left there; one that is cancelled
-    ends, and a name that is none of the three is none. A broker is tried and its password kept from
-    within the daemon's sandbox."""
-    place = "/run/systemd/system/roomscribe-models@.service.d"
+    """The page adds a model through a process with a user of its own, which can write the models
+    folder only, and replaces what root's command left there. An addition can be cancelled; other
+    names are refused. The daemon tries a broker and keeps its password inside its sandbox."""
+    drop_in = "/run/systemd/system/roomscribe-models@.service.d"
     box.run(
-        f"install -d {place}; printf '[Service]\\nEnvironment=HF_ENDPOINT=%s\\n' $(cat /share/hub)"
-        f" > {place}/hub.conf; systemctl daemon-reload; roomscribe web enable"
+        f"install -d {drop_in};"
+        " printf '[Service]\\nEnvironment=HF_ENDPOINT=%s\\n' $(cat /share/hub)"
+        f" > {drop_in}/hub.conf; systemctl daemon-reload; roomscribe web enable"
     )
     socket = box.run("stat -c '%F %a %U %G' /run/roomscribe-models").strip()
     expect(socket == "socket 660 root roomscribe", f"the socket for models: {socket}")
@@ -182,7 +183,7 @@ def adds_a_model(box: Container) -> str:
     )
     expect(kept[:2] == ["600 roomscribe", "open sesame"], f"the password: {kept}")
     box.run(f"rm {STATE}/settings.toml {STATE}/mqtt-password-*")
-    box.run(f"roomscribe model remove tiny; roomscribe web disable; rm -r {place}")
+    box.run(f"roomscribe model remove tiny; roomscribe web disable; rm -r {drop_in}")
     box.run(f"systemctl daemon-reload; sed -i 's/^enabled = false$/#enabled = false/' {CONFIG}")
     box.run("systemctl reload roomscribe")
     box.wait("listening again", lambda: listens(box), 20)
@@ -190,8 +191,8 @@ def adds_a_model(box: Container) -> str:
 
 
 def first_sentence(box: Container, deb: str) -> str:
-    """From `apt install` to the first sentence on the page by `setup` alone, in five answers; what
-    the package depends on is there (`installs` says how long that takes)."""
+    """From `apt install` to the first sentence on the page with `setup` alone, in five answers.
+    The package's dependencies are installed already (`installs` measures them)."""
     box.run("dpkg --purge roomscribe")  # apt knows of none that is gone and in no repository
     box.run("apt-get install -y --no-download $(cat /root/later)", timeout_s=400)
     box.run("systemctl start mosquitto fakemic")
@@ -201,13 +202,13 @@ def first_sentence(box: Container, deb: str) -> str:
     box.run(f"apt-get install -y {deb}", timeout_s=400)
     installed_s = time.monotonic() - begun_s
     try:
-        said = box.run("python3 -I /share/person.py", timeout_s=150)
+        output = box.run("python3 -I /share/person.py", timeout_s=150)
     finally:
         box.run("systemctl stop room", check=False)
     took_s = time.monotonic() - begun_s
-    answers, setup_s, text = json.loads(said.splitlines()[0])
-    expect(text and is_alike(SPOKEN["00.flac"], text), f"on the page is {text!r}: {said}")
-    expect(answers <= 5, f"{answers} answers were asked for: {said}")
+    answers, setup_s, text = json.loads(output.splitlines()[0])
+    expect(text and is_alike(SPOKEN["00.flac"], text), f"on the page is {text!r}: {output}")
+    expect(answers <= 5, f"{answers} answers were asked for: {output}")
     expect(took_s < FIRST_WITHIN_S, f"it took {took_s:.0f} s")
     box.run("apt-get purge -y roomscribe")
     return (

@@ -44,11 +44,11 @@ SPEAK = "PULSE_SERVER=unix:/run/fakemic/native paplay --device=" + SINK
 
 
 class CheckError(Exception):
-    """A check did not find what it wanted; the message says what it found."""
+    """A check failed; the message says what it found."""
 
 
 class Container:
-    """A fresh copy of the test root, booted; everything written to it is gone after `close`."""
+    """A booted copy of the test root; everything written to it is deleted with its folder."""
 
     def __init__(self, tools: Path, root: Path, work: Path) -> None:
         self.share = work / "share"
@@ -58,7 +58,7 @@ class Container:
         self._leader = 0
 
     def boot(self) -> float:
-        """Boots; seconds until systemd says that it runs."""
+        """Boot and return the seconds until systemd reports that the system runs."""
         begun_s = time.monotonic()
         self._write("etc/asound.conf", ASOUND)
         self._write("etc/fakemic.pa", PULSE)
@@ -87,7 +87,7 @@ class Container:
         return time.monotonic() - begun_s
 
     def close(self) -> None:
-        """Ends it, at once."""
+        """End the container at once."""
         if self._nspawn and self._nspawn.poll() is None:
             self._nspawn.terminate()
             try:
@@ -97,7 +97,7 @@ class Container:
                 self._nspawn.wait()
 
     def run(self, command: str, *, check: bool = True, timeout_s: float = 120) -> str:
-        """Output (both streams) of a shell command inside, as root."""
+        """Run a shell command inside as root and return its output (both streams)."""
         done = subprocess.run(
             self._enter(command), capture_output=True, text=True, timeout=timeout_s, check=False,
             stdin=subprocess.DEVNULL,
@@ -108,27 +108,27 @@ class Container:
         return output
 
     def begin(self, command: str) -> subprocess.Popen[bytes]:
-        """A shell command inside, running beside the test."""
+        """Start a shell command inside and return its process."""
         quiet = subprocess.DEVNULL
         return subprocess.Popen(self._enter(command), stdin=quiet, stdout=quiet, stderr=quiet)
 
     def speak(self, *names: str) -> None:
-        """Plays recordings of tests/speech into the microphone, a second apart."""
+        """Play recordings of tests/speech into the microphone, with a second between them."""
         for name in names:
             self.run(f"{SPEAK} /share/speech/{name}; sleep 1")
 
     def status(self, unit: str = "roomscribe") -> dict[str, str]:
-        """What `systemctl show` says of a unit."""
+        """Return the properties of a unit as `systemctl show` prints them."""
         names = "ActiveState,SubState,Result,MainPID,NRestarts,StatusText,ExecMainStatus"
         lines = self.run(f"systemctl show {unit} -p {names},InvocationID").splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
     def journal(self, extra: str = "") -> str:
-        """The unit's journal, messages alone."""
+        """Return the messages of the unit's journal."""
         return self.run(f"journalctl --sync; journalctl -u roomscribe -o cat --no-pager {extra}")
 
     def heard(self, topic: str = "transcript") -> list[Any]:
-        """Payloads that the subscriber got on a topic so far."""
+        """Return the payloads that the subscriber has received on a topic."""
         file = self.share / "heard"
         found = []
         for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
@@ -137,12 +137,15 @@ class Container:
                 found.append(json.loads(payload) if payload.startswith("{") else payload)
         return found
 
-    def wait(self, what: str, there: Callable[[], object], within_s: float = 15) -> float:
-        """Waits until `there()` is true; seconds it took. Raises CheckError."""
+    def wait(self, event: str, condition: Callable[[], object], within_s: float = 15) -> float:
+        """Wait until `condition()` is true and return the seconds.
+
+        Raises CheckError if it takes longer than `within_s`.
+        """
         begun_s = time.monotonic()
-        while not there():
+        while not condition():
             if time.monotonic() - begun_s > within_s:
-                raise CheckError(f"{what} did not come within {within_s:g} s")
+                raise CheckError(f"{event} did not happen within {within_s:g} s")
             time.sleep(0.1)
         return time.monotonic() - begun_s
 
@@ -161,7 +164,7 @@ class Container:
         file.write_text(text, encoding="utf-8")
 
     def _find_leader(self) -> bool:
-        """Notes the container's process 1 as the host sees it."""
+        """Find the container's process 1 as the host sees it, and return whether it exists."""
         assert self._nspawn is not None
         if self._nspawn.poll() is not None:
             raise CheckError(f"nspawn ended: {self._console.read_text(errors='replace')[-2000:]}")

@@ -1,6 +1,6 @@
-"""Run by the container test: a hub on which whisper-tiny is a small one with random weights.
+"""A hub for scripts/test-deb, whose whisper-tiny is a small model with random weights.
 
-python hub.py FILE    writes the hub's address to FILE, and answers until it is ended.
+python hub.py FILE    writes the hub's address to FILE and serves until it is ended
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from rigs.models import random_weights, sized, write_checkpoint
 
 
 def main() -> None:
-    """Serves openai/whisper-tiny."""
+    """Serve the model under its own name, and under that of a fine-tuned one in docs/."""
     config = sized(16, (1, 1), 2, 140, 500, 60)
     with tempfile.TemporaryDirectory() as scratch, local_hub() as hub:
         folder = write_checkpoint(Path(scratch) / "tiny", config, random_weights(config, 6))
-        hub.add_folder("openai/whisper-tiny", folder)
+        for name in ("openai/whisper-tiny", "somebody/whisper-fine-tune"):
+            hub.add_folder(name, folder)
         Path(sys.argv[1]).write_text(hub.endpoint, encoding="ascii")
         signal.pause()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from deb import (
     checks as daily,
+    checks_docs as docs,
     checks_ear as ears,
     checks_life as life,
     checks_user as user,
@@ -27,7 +28,7 @@ NEXT = "+next"
 
 
 def newer_package(deb: Path, version: str, folder: Path) -> Path:
-    """The same package as a newer version, with another default configuration."""
+    """Return the path of the same package with a newer version and default configuration."""
     tree = folder / "tree"
     subprocess.run(["dpkg-deb", "-R", str(deb), str(tree)], check=True)
     control = tree / "DEBIAN" / "control"
@@ -44,15 +45,19 @@ def newer_package(deb: Path, version: str, folder: Path) -> Path:
 
 
 def field(deb: Path, name: str) -> str:
-    """A field of the package's control file."""
+    """Return a field of the package's control file."""
     done = subprocess.run(
         ["dpkg-deb", "-f", str(deb), name], capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
 
 
-def plan(deb: str, ear: str, newer: str, version: str) -> dict[str, Callable[[Container], str]]:
-    """Every check by its name, in an order in which each finds what it needs."""
+def plan(
+    deb: Path, ear: Path, newer: Path, version: str
+) -> tuple[dict[str, Callable[[Container], str]], dict[str, Callable[[Container], str]]]:
+    """Return all checks by name: those that share a container, in the order in which they depend on
+    each other, and those that need a container of their own."""
+    whole_deb, ear_deb, newer_deb = (f"/share/{file.name}" for file in (deb, ear, newer))
     checks = [
         daily.is_whole,
         daily.is_sandboxed,
@@ -81,24 +86,26 @@ def plan(deb: str, ear: str, newer: str, version: str) -> dict[str, Callable[[Co
         life.has_password,
         life.respects_state,
     ]
-    return {
-        "installs": lambda box: daily.installs(box, deb),
+    shared = {
+        "installs": lambda box: daily.installs(box, whole_deb),
         **{check.__name__: check for check in checks},
-        "upgrades": lambda box: life.upgrades(box, newer),
-        "downgrades": lambda box: life.downgrades(box, deb),
-        "leaves": lambda box: life.leaves(box, deb),
-        "first_sentence": lambda box: web.first_sentence(box, deb),
-        "awaits_a_brain": lambda box: ears.awaits_a_brain(box, ear),
-        "has_another_transcribe": lambda box: ears.has_another_transcribe(box, deb),
-        "changes_places": lambda box: ears.changes_places(box, deb, ear),
+        "upgrades": lambda box: life.upgrades(box, newer_deb),
+        "downgrades": lambda box: life.downgrades(box, whole_deb),
+        "leaves": lambda box: life.leaves(box, whole_deb),
+        "first_sentence": lambda box: web.first_sentence(box, whole_deb),
+        "awaits_a_brain": lambda box: ears.awaits_a_brain(box, ear_deb),
+        "has_another_transcribe": lambda box: ears.has_another_transcribe(box, whole_deb),
+        "changes_places": lambda box: ears.changes_places(box, whole_deb, ear_deb),
         "comes_from_repository": lambda box: life.comes_from_repository(
             box, version + NEXT, version
         ),
     }
+    own = {"keeps_to_docs": lambda box: docs.keeps_to_docs(box, deb, ear)}
+    return shared, own
 
 
 def main() -> int:
-    """Runs the checks in order, all of them whatever fails; 1 when one did."""
+    """Run all chosen checks and return 1 if any failed, 2 if a name is unknown."""
     deb, ear, tools, root, work = (Path(argument).resolve() for argument in sys.argv[1:6])
     version = field(deb, "Version")
     share = work / "share"
@@ -106,39 +113,52 @@ def main() -> int:
     shutil.copy(deb, share)
     shutil.copy(ear, share)
     newer = newer_package(deb, version, share)
-    checks = plan(f"/share/{deb.name}", f"/share/{ear.name}", f"/share/{newer.name}", version)
-    chosen = sys.argv[6:] or list(checks)
-    repository = [str(ROOT / "scripts" / "build-repo"), str(share / "repository")]
+    shared, own = plan(deb, ear, newer, version)
+    chosen = sys.argv[6:] or [*shared, *own]
+    if unknown := set(chosen) - shared.keys() - own.keys():
+        print(f"test-deb: no such check: {', '.join(unknown)}; there are {', '.join(shared | own)}")
+        return 2
     if "comes_from_repository" in chosen:
+        repository = [str(ROOT / "scripts" / "build-repo"), str(share / "repository")]
         address = ["--url", "http://127.0.0.1:8000"]
         subprocess.run([*repository, *address, str(deb), str(newer), str(ear)], check=True)
-    box = Container(tools, root, work)
-    failed = []
     begun_s = time.monotonic()
-    try:
-        print(f"booted in {box.boot():.1f} s", flush=True)
-        for name in chosen:
-            started_s = time.monotonic()
-            try:
-                said = checks[name](box)
-            except Exception as error:
-                failed.append(name)
-                said = f"FAILED: {error}"
-                if not isinstance(error, CheckError):
-                    traceback.print_exc()
-                print(box.run("journalctl -n 40 --no-pager -o short-monotonic", check=False))
-            took_s = time.monotonic() - started_s
-            print(
-                f"{'FAIL' if name in failed else 'ok':4} {name} ({took_s:.0f} s) {said}", flush=True
-            )
-    finally:
-        box.close()
+    failed = run_checks(
+        Container(tools, root, work), {name: shared[name] for name in chosen if name in shared}
+    )
+    for name in own.keys() & set(chosen):
+        failed += run_checks(Container(tools, root, work / name), {name: own[name]})
     total = f"{len(chosen)} checks in {time.monotonic() - begun_s:.0f} s"
     if failed:
         print(f"test-deb: FAILED: {', '.join(failed)} of {total}")
     else:
         print(f"test-deb: passed: {total}, {deb.name}")
     return bool(failed)
+
+
+def run_checks(box: Container, checks: dict[str, Callable[[Container], str]]) -> list[str]:
+    """Run the checks in the container, which is ended then, and return the names of the failed."""
+    failed: list[str] = []
+    if not checks:
+        return failed
+    try:
+        print(f"booted in {box.boot():.1f} s", flush=True)
+        for name, check in checks.items():
+            started_s = time.monotonic()
+            try:
+                result = check(box)
+            except Exception as error:
+                failed.append(name)
+                result = f"FAILED: {error}"
+                if not isinstance(error, CheckError):
+                    traceback.print_exc()
+                print(box.run("journalctl -n 40 --no-pager -o short-monotonic", check=False))
+            took_s = time.monotonic() - started_s
+            mark = "FAIL" if name in failed else "ok"
+            print(f"{mark:4} {name} ({took_s:.0f} s) {result}", flush=True)
+    finally:
+        box.close()
+    return failed
 
 
 if __name__ == "__main__":

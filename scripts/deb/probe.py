@@ -1,4 +1,4 @@
-"""Run by the container test in a unit's own sandbox: tries what must not be possible.
+"""Tries what must be impossible in a unit's sandbox; scripts/test-deb runs it there.
 
 python probe.py            in the daemon's
 python probe.py models     in that of the process that adds a model for the page
@@ -26,13 +26,13 @@ ORDERS = (
     ("systemctl", "--no-ask-password", "stop", "victim.service"),
     ("systemd-run", "--no-ask-password", "touch", "/etc/probe-escaped"),
 )
-"""What root may have systemd do."""
+"""Requests that systemd obeys only for root."""
 MODELS = Path("/var/lib/roomscribe-models")
 
 
 @contextlib.contextmanager
 def refused(what: str) -> Iterator[None]:
-    """Notes `what` unless the block raises OSError."""
+    """Record `what` as possible unless the block raises OSError."""
     try:
         yield
     except OSError:
@@ -41,7 +41,7 @@ def refused(what: str) -> Iterator[None]:
 
 
 def try_files(*closed: str) -> None:
-    """Writes into others' folders and reads others' files."""
+    """Try to write to other folders and to read secrets."""
     for path in (*CLOSED_FOLDERS, *closed):
         with refused(f"writing to {path}"):
             (Path(path) / "probe").write_text("x")
@@ -51,7 +51,7 @@ def try_files(*closed: str) -> None:
 
 
 def try_memory() -> None:
-    """Memory that is written and then run."""
+    """Try to get memory that is writable and executable."""
     with refused("memory that is writable and executable"):
         mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     page = mmap.mmap(-1, 4096)
@@ -62,7 +62,7 @@ def try_memory() -> None:
 
 
 def try_kernel(own: Path) -> None:
-    """Namespaces, raw sockets, rights of root; `own` is the folder that may be written."""
+    """Try namespaces, raw sockets and root's rights; `own` is the writable folder."""
     libc = ctypes.CDLL(None, use_errno=True)
     for name, flag in (("user", 0x10000000), ("mount", 0x00020000), ("network", 0x40000000)):
         if libc.unshare(flag) == 0:
@@ -85,8 +85,8 @@ def try_kernel(own: Path) -> None:
 
 
 def try_others() -> None:
-    """Processes of others, and systemd."""
-    others = {one.name for one in Path("/proc").iterdir() if one.name.isdigit()}
+    """Try to see other processes and to command systemd."""
+    others = {path.name for path in Path("/proc").iterdir() if path.name.isdigit()}
     others.discard(str(os.getpid()))
     if others:
         open_doors.append(f"seeing the processes {sorted(others)}")
@@ -96,7 +96,7 @@ def try_others() -> None:
 
 
 def main() -> int:
-    """Tries everything; 1 when something is possible."""
+    """Try everything and return 1 if anything is possible."""
     adding = sys.argv[1:] == ["models"]
     own = MODELS if adding else Path(os.environ["STATE_DIRECTORY"])
     try_files(*(("/run", "/var/lib/roomscribe") if adding else ["/run", str(MODELS)]))
@@ -112,7 +112,7 @@ def main() -> int:
     if not adding:
         word = (Path(os.environ["CREDENTIALS_DIRECTORY"]) / "roomscribe.probe").read_text()
         if word != "word\n":
-            open_doors.append("the credential is not there")
+            open_doors.append("the credential is missing")
     for door in open_doors:
         print(f"PROBE: possible: {door}")
     print("PROBE: all closed" if not open_doors else "PROBE: open")

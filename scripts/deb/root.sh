@@ -12,9 +12,9 @@ BUILD_PACKAGES=(debhelper dh-python python3 python3-argparse-manpage python3-num
 LINT_PACKAGES=(lintian)
 REPOSITORY_PACKAGES=(apt-utils gnupg)
 TOOLS_PACKAGES=(systemd-container)
-TEST_PACKAGES=(mosquitto mosquitto-clients nats-server bash-completion man-db sudo jq)
+TEST_PACKAGES=(mosquitto mosquitto-clients nats-server bash-completion man-db sudo jq netcat-openbsd)
 # these bring libraries that the package must bring by itself: libsndfile1, numpy
-LATER_PACKAGES=(pulseaudio pulseaudio-utils libasound2-plugins python3-pytest python3-safetensors)
+LATER_PACKAGES=(alsa-utils pulseaudio pulseaudio-utils libasound2-plugins python3-pytest python3-safetensors)
 HOST_PACKAGES=(debootstrap debian-archive-keyring)
 
 say() { printf '%s\n' "$*" >&2; }

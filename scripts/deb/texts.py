@@ -40,7 +40,7 @@ The local log, for the daemon and root alone.
 The installed models.
 """
 GROUP = r"\[[^][]*\]"
-"""An argument of a usage that can be left out."""
+"""An optional argument in a usage line."""
 STATUS = (
     (0, "done"),
     (1, "nothing found"),
@@ -54,7 +54,7 @@ STATUS = (
 
 
 def escaped(text: str) -> str:
-    """Plain text as roff prints it unchanged."""
+    """Return text escaped for roff."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return "\n".join(
         "\\&" + line if line.startswith((".", "'")) else line for line in text.split("\n")
@@ -62,7 +62,7 @@ def escaped(text: str) -> str:
 
 
 def command_page() -> str:
-    """roomscribe(1), without a date, so that equal sources give equal pages."""
+    """Return roomscribe(1), without a date: builds are reproducible."""
     top = cli.parser()
     examples, top.epilog = str(top.epilog), None
     page = Manpage(top, format="single-commands-section")
@@ -83,17 +83,17 @@ def command_page() -> str:
 
 
 def unbroken(group: re.Match[str]) -> str:
-    """The group with spaces at which roff breaks no line."""
+    """Return the group with spaces at which roff does not break the line."""
     return group[0].replace(" ", "\\ ")
 
 
 def listed(pairs: Iterable[Sequence[str]]) -> str:
-    """Words and what they mean, in roff."""
+    """Return a list of terms and their meanings in roff."""
     return "\n".join(f".TP\n.B {escaped(word)}\n{escaped(text)}" for word, text in pairs)
 
 
 def file_page() -> str:
-    """roomscribe.toml(5)"""
+    """Return roomscribe.toml(5)."""
     lines = [f'.TH ROOMSCRIBE.TOML 5 "" "roomscribe {__version__}" "File formats"']
     lines += [".SH NAME", "roomscribe.toml \\- configuration of roomscribe"]
     lines += [".SH SYNOPSIS", ".I /etc/roomscribe/roomscribe.toml", ".SH DESCRIPTION"]
@@ -119,7 +119,7 @@ def file_page() -> str:
 
 
 def shown(value: object) -> str:
-    """A default as TOML writes it."""
+    """Return a default value in TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -128,7 +128,7 @@ def shown(value: object) -> str:
 
 
 def completion(shell: str) -> str:
-    """What makes `shell` complete commands, options, choices and files."""
+    """Return the script with which `shell` completes commands, options, choices and files."""
     top = cli.parser()
     prepare(top)
     text = str(shtab.complete(top, shell))
@@ -137,7 +137,7 @@ def completion(shell: str) -> str:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """Marks what is a file or a folder, and gives the commands their short descriptions."""
+    """Mark arguments that are files or folders, and describe each command."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for choice in action._choices_actions:
@@ -151,7 +151,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> int:
-    """Writes all four."""
+    """Write the two pages and the two completions."""
     os.environ["COLUMNS"] = "10000"  # a paragraph is a line: breaking it is left to man
     share = Path(sys.argv[1])
     texts = {

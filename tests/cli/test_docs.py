@@ -1,9 +1,9 @@
-"""docs/commands.md is what the command line says of itself.
+"""docs/commands.md is made from the command line; blocks and links of all pages are right.
 
     python tests/cli/test_docs.py --write     writes the page anew
 
-The page is made from the parser's actions, not from print_help: argparse lays help out differently
-from one Python to the next.
+The page is made from the parser's actions, because the layout of print_help depends on the version
+of Python.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deb import checks_docs, documented
+
+from appliance.config import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "commands.md"
@@ -52,7 +55,7 @@ EXIT_STATUS = """\
 
 
 def page() -> str:
-    """The whole page: head, one section a command in the order of --help, exit status."""
+    """Return the page: head, one section per command in the order of --help, exit statuses."""
     from appliance.cli.main import parser
 
     top = parser()
@@ -62,7 +65,7 @@ def page() -> str:
 
 
 def _what_there_is(top: argparse.ArgumentParser) -> str:
-    """What `roomscribe` itself says, and a list of the commands."""
+    """Return the description of `roomscribe` and the list of commands."""
     lines = [*_about(top), "| command | what it does |", "|---|---|"]
     for one, help_text in _named(top):
         lines.append(f"| [`{one.prog}`](#{one.prog.replace(' ', '-')}) | {_cell(help_text)} |")
@@ -70,7 +73,7 @@ def _what_there_is(top: argparse.ArgumentParser) -> str:
 
 
 def _about(one: argparse.ArgumentParser) -> list[str]:
-    """Description, usage and examples."""
+    """Return description, usage and examples."""
     lines = []
     if one.description:
         lines += [textwrap.fill(" ".join(one.description.split()), 100), ""]
@@ -79,7 +82,7 @@ def _about(one: argparse.ArgumentParser) -> list[str]:
 
 
 def _section(one: argparse.ArgumentParser) -> str:
-    """A command: what it does, how it is typed, and a table of its arguments."""
+    """Return the section of a command: description, usage and a table of arguments."""
     rows = [
         f"| `{_written(action).replace('|', chr(92) + '|')}` | {_cell(_meaning(one, action))} |"
         for action in _arguments(one)
@@ -89,7 +92,7 @@ def _section(one: argparse.ArgumentParser) -> str:
 
 
 def _below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The commands right below `parser`, by their names."""
+    """Return the direct subcommands by name."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)
@@ -97,14 +100,14 @@ def _below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser
 
 
 def _all_below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Every command and the commands below it, in the order of --help."""
+    """Yield all commands, each followed by its subcommands, in the order of --help."""
     for one in _below(parser).values():
         yield one
         yield from _all_below(one)
 
 
 def _named(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
-    """Every command that does something, with the line that --help has for it."""
+    """Yield every command without subcommands, with its line in --help."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             lines = {choice.dest: choice.help or "" for choice in action._choices_actions}
@@ -116,13 +119,13 @@ def _named(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentP
 
 
 def _arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """All but --help and the list of commands."""
+    """Return all arguments except --help and the list of commands."""
     hidden = (argparse._HelpAction, argparse._SubParsersAction)
     return [action for action in parser._actions if not isinstance(action, hidden)]
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    """The command as it is typed, at most WIDTH wide."""
+    """Return the usage, at most WIDTH columns wide."""
     parts, done = [parser.prog], set[int]()
     for action in sorted(_arguments(parser), key=lambda one: not one.option_strings):
         if id(action) in done:
@@ -147,7 +150,7 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 
 
 def _written(action: argparse.Action) -> str:
-    """How an argument is typed: `--limit N`, `FILE [FILE ...]`."""
+    """Return an argument as in a usage: `--limit N`, `FILE [FILE ...]`."""
     value = _value(action)
     if action.option_strings:
         return " ".join(filter(None, (", ".join(action.option_strings), value)))
@@ -155,7 +158,7 @@ def _written(action: argparse.Action) -> str:
 
 
 def _value(action: argparse.Action) -> str:
-    """What stands for the value; empty for a switch."""
+    """Return the placeholder of the value; "" for a switch."""
     if action.nargs == 0:
         return ""
     name = str(action.metavar or "")
@@ -167,12 +170,12 @@ def _value(action: argparse.Action) -> str:
 
 
 def _meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """Its help text with argparse's placeholders filled in."""
+    """Return the help text with argparse's placeholders filled in."""
     return (action.help or "") % {**vars(action), "prog": parser.prog}
 
 
 def _cell(text: str) -> str:
-    """Text as a cell of a Markdown table."""
+    """Return text escaped for a cell of a Markdown table."""
     return re.sub(r"([|<>*_])", r"\\\1", " ".join(text.split()))
 
 
@@ -210,19 +213,55 @@ def test_messages_that_troubleshooting_quotes_are_those_of_the_code() -> None:
             assert quoted in known, f"docs/troubleshooting.md: no message has {quoted!r}"
 
 
+def test_every_block_of_a_page_is_commands_settings_or_output() -> None:
+    """scripts/test-deb runs these commands, but for those that deb.checks_docs lists."""
+    steps = [step for file in documented.page_files() for step in documented.steps_of(file)]
+    commands = [step.text for step in steps if step.kind == documented.COMMANDS]
+    assert len(commands) > 100
+    assert not checks_docs.unused_patterns(commands)
+
+
+def test_the_settings_that_a_page_shows_are_valid_together() -> None:
+    for file in documented.page_files():
+        config = (ROOT / "config" / "roomscribe.toml").read_text(encoding="utf-8")
+        for step in documented.steps_of(file):
+            if step.kind == documented.SETTINGS and not documented.target_of(step):
+                config = documented.with_settings(config, step.text)
+                parse(config, str(step))
+
+
+def test_commands_are_read_without_comments_and_joined_over_lines(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Text.\n\n    first  # a comment\n\n```sh\n# a comment\nsecond |\n  third \\\n"
+        "  fourth\nfifth\n```\n\n```toml\n# /etc/file\nkey = 1\n```\n\n```text\nsixth\n```\n",
+        encoding="utf-8",
+    )
+    steps = documented.steps_of(page)
+    assert [(step.line, step.text) for step in steps[:3]] == [
+        (3, "first"),
+        (7, "second |\n  third \\\n  fourth"),
+        (10, "fifth"),
+    ]
+    assert documented.target_of(steps[3]) == "/etc/file"
+    page.write_text("```\nseventh\n```\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="no language"):
+        documented.steps_of(page)
+
+
 def test_every_file_in_the_table_of_contributing_exists() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text.partition("| If you change")[2].partition("\n\n")[0]
     named = 0
     for cell in re.split(r"[|\n]", table):
         folder = ROOT
-        for place in re.findall(r"`([\w./-]+)[^`]*`", cell):
-            if "/" not in place and not place.endswith(".py"):
+        for path in re.findall(r"`([\w./-]+)[^`]*`", cell):
+            if "/" not in path and not path.endswith(".py"):
                 continue
             found = [
-                one / place for one in (folder, ROOT, ROOT / "appliance") if (one / place).exists()
+                base / path for base in (folder, ROOT, ROOT / "appliance") if (base / path).exists()
             ]
-            assert found, f"CONTRIBUTING.md: {place} is not there"
+            assert found, f"CONTRIBUTING.md: {path} does not exist"
             folder = found[0] if found[0].is_dir() else found[0].parent
             named += 1
     assert named > 50
