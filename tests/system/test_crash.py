@@ -92,13 +92,13 @@ def house(tmp_path: Path, memory: Path) -> House:
 
 
 def test_what_a_killed_daemon_had_heard_is_transcribed_once_and_in_order(house: House) -> None:
-    heard = [window.id for window in house.hears(12)]
+    heard = [window.id for window in house.hears(8)]
     kills = 0
 
     def more_than(done: int) -> bool:
         return len(house.stored()) > done
 
-    while house.waiting() > 6:
+    while house.waiting() > 4:
         done = len(house.stored())
         with house.daemon() as running:
             until(partial(more_than, done), WITHIN_S)

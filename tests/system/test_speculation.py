@@ -13,14 +13,14 @@ from rigs.recordings import SHARED_AUDIO, manifest, sentences
 
 from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
-from appliance.capture.voice import VoiceDetector
+from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.backlog import Backlog
 from appliance.daemon.health import Health
 from appliance.daemon.transcription import TaskTranscriber
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
-from appliance.records import Samples, Transcript, Window
+from appliance.records import Frame, Transcript, Window
 from appliance.store.store import Store
 
 LONGEST_S = 40.0
@@ -42,8 +42,30 @@ def recordings() -> list[Path]:
     return found
 
 
+class Judged:
+    """Judgements of a voice detector, made once for both ways to transcribe."""
+
+    def __init__(self, judgements: list[Judgement]) -> None:
+        self._judgements = iter(judgements)
+
+    def push(self, frame: Frame) -> Judgement:
+        return next(self._judgements)
+
+    def reset(self) -> None:
+        raise AssertionError("no frame is missing")
+
+
+def judged(frames: list[Frame]) -> list[Judgement]:
+    detector = VoiceDetector(Settings().voice)
+    return [detector.push(frame) for frame in frames]
+
+
 def transcribed(
-    transcriber: Transcriber, sounds: list[Samples], folder: Path, *, speculate: bool
+    transcriber: Transcriber,
+    sounds: list[tuple[list[Frame], list[Judgement]]],
+    folder: Path,
+    *,
+    speculate: bool,
 ) -> tuple[list[bytes], list[dict[str, object]], dict[str, int]]:
     """What the stages make of the sounds, taking turns after each frame: each window's samples,
     each transcript but for its times and ids, and the counters."""
@@ -56,10 +78,10 @@ def transcribed(
     with Store.open(settings.store) as store:
         tasks = TaskTranscriber(settings, transcriber, store, health)
         backlog = Backlog(settings, health, tasks.discard)
-        for sound in sounds:
+        for frames, judgements in sounds:
             window_s = transcriber.bundle.window_s
-            segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
-            for frame in Framer().push(sound, 0.0):
+            segmenter = Segmenter(Judged(judgements), settings.segmenter, window_s)
+            for frame in frames:
                 for found in segmenter.push(frame):
                     if isinstance(found, Window):
                         windows.append(found.samples.tobytes())
@@ -88,7 +110,8 @@ def test_nothing_changes_but_the_time_it_takes(transcriber: Transcriber, tmp_pat
     sounds = []
     for file in recordings():
         parts = (quiet(rng, 1), read(file), quiet(rng, 2))
-        sounds.append(to_int16(np.concatenate(parts)))
+        frames = list(Framer().push(to_int16(np.concatenate(parts)), 0.0))
+        sounds.append((frames, judged(frames)))
     plain = transcribed(transcriber, sounds, tmp_path / "plain", speculate=False)
     ahead = transcribed(transcriber, sounds, tmp_path / "ahead", speculate=True)
     assert len(plain[0]) >= 40
