@@ -1,4 +1,4 @@
-"""What all tests share: the rigs' fixtures, the model they run with, and what coverage prints."""
+"""Shared by all tests: fixtures, the model, and the summaries below pytest's."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from rigs.command import stop_warm_python
 
 pytest_plugins = ["rigs.selection", "rigs.models", "rigs.disks", "rigs.hailo", "rigs.systemd"]
 
-# whatever model this machine's user has chosen, the tests run with the built-in one
+# the tests use the built-in model, whichever one this user has chosen
 os.environ["ROOMSCRIBE_MODELS"] = str(Path(tempfile.gettempdir()) / "roomscribe-tests-no-models")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_python() -> Iterator[None]:
-    """The process behind `rigs.command.roomscribe` ends before coverage joins its files."""
+    """End the process behind `rigs.command.roomscribe` before coverage joins its files."""
     yield
     stop_warm_python()
 
 
 @pytest.fixture(autouse=True)
 def handlers_of_one_test() -> Iterator[None]:
-    """A command that a test runs in this process sets logging up for the streams of that test."""
+    """Undo the logging setup of commands that a test runs in this process."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
-    root.handlers[:] = [one for one in root.handlers if one in handlers]
+    root.handlers[:] = [handler for handler in root.handlers if handler in handlers]
     root.setLevel(level)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Before `--cov` joins the processes' files: those of processes that died writing them go."""
+    """Delete coverage files that a killed process left unfinished, before `--cov` joins all."""
     result = yield
     a_worker = hasattr(session.config, "workerinput")  # of pytest-xdist, while others still write
     if session.config.getoption("--cov", default=None) and not a_worker:
@@ -51,7 +51,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 
 
 def is_whole(file: Path) -> bool:
-    """True for a database that has all its pages and the last table that coverage makes."""
+    """Return whether a database has all its pages and the last table that coverage makes."""
     with contextlib.closing(sqlite3.connect(file)) as connection:
         try:
             connection.execute("SELECT 1 FROM tracer")
@@ -63,14 +63,14 @@ def is_whole(file: Path) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Below pytest's own summaries: the coverage of lab/, and the skipped tests by reason."""
+    """Print the coverage of lab/ and the skipped tests by reason."""
     if terminalreporter.config.getoption("--cov", default=None):
         show_coverage_of_lab(terminalreporter)
     show_skipped(terminalreporter)
 
 
 def show_skipped(reporter: pytest.TerminalReporter) -> None:
-    """Counts the skipped tests of each reason; the reason names what to install."""
+    """Print how many tests were skipped for each reason, which names what to install."""
     reasons = Counter(
         report.longrepr[2].removeprefix("Skipped: ")
         for report in reporter.stats.get("skipped", [])
@@ -83,7 +83,7 @@ def show_skipped(reporter: pytest.TerminalReporter) -> None:
 
 
 def show_coverage_of_lab(reporter: pytest.TerminalReporter) -> None:
-    """The share of lab/, which the appliance itself never runs and the table of `--cov` omits."""
+    """Print the coverage of lab/, which the daemon never runs and the table of `--cov` omits."""
     from coverage import Coverage
     from coverage.exceptions import NoDataError
 

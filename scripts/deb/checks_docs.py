@@ -182,9 +182,10 @@ class Reader:
         if typed:
             keys = f"while sleep 2; do echo {shlex.quote(typed)}; done"
             started = f"({keys}) | script -qec {shlex.quote(started)} /dev/null"
+        whole = shlex.quote(f"{started}; echo status $?")
         done = self._box.run(
             f"systemd-run -q --wait --pipe --collect -p User={USER} -p RuntimeMaxSec={limit_s}"
-            f" -p TimeoutStopSec=5 bash -c {shlex.quote(started + '; echo status $?')} 2>&1",
+            f" -p TimeoutStopSec=5 -p IgnoreSIGPIPE=no bash -c {whole} 2>&1",
             check=False,
             timeout_s=limit_s + 30,
         )

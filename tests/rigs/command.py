@@ -1,4 +1,4 @@
-"""Runs the command as its user does: another process, from the command line."""
+"""Run `roomscribe` as its users do: in another process, with a command line."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rigs.warm import WarmPython
 PROGRAM = ("-m", "appliance")
 LINE_WITHIN_S = 60.0
 OBEYING_MODES = () if os.geteuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
-"""What keeps root to the modes of files, as other users are."""
+"""Prefix of a command that makes root obey the modes of files."""
 ANOTHER_USER = (
     *("setpriv", "--reuid=65534", "--clear-groups"),
     *("--inh-caps=+dac_override", "--ambient-caps=+dac_override"),
 )
-"""What makes root another user, for whom access(2) obeys the modes of files. It can open all files,
-so that the interpreter and the checkout may be below a folder that is root's alone, as /root is."""
+"""Prefix of a command that makes root another user, for whom access(2) obeys the modes of files. It
+can open all files, so the interpreter and the checkout may be below root's private home."""
 
 
 def roomscribe(
@@ -39,12 +39,12 @@ def roomscribe(
     streams: Mapping[int, str | int | None] | None = None,
     fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Exit status and output of `roomscribe ARGUMENTS`, run by the command `wrapper`, if any;
-    `program` is what Python runs.
+    """Run `roomscribe ARGUMENTS` and return its exit status and output.
 
-    `streams` replaces standard streams: by their number the path or number of a file, or None for
-    a closed one. The process is a fork of rigs.warm unless it has to be a `fresh` interpreter, as
-    it is for a wrapper, another program, or a variable that the interpreter's start depends on.
+    wrapper: a command that runs it. program: what Python runs in place of the package.
+    streams: replaces standard streams by number: the path or number of a file, None for a closed
+    one. fresh: start an interpreter in place of a fork of rigs.warm; a wrapper, another program and
+    variables that an interpreter reads at its start imply it.
     """
     variables = dict(environment or {})
     streams = streams or {}
@@ -81,7 +81,7 @@ def _run_fresh(
     closed: Sequence[int],
     timeout_s: float,
 ) -> int:
-    """Exit status of a new process with these standard streams, of which some are closed."""
+    """Run a new process with these standard streams, some of them closed; return its status."""
     if closed:
         closing = " ".join(f"{number}{'>' if number else '<'}&-" for number in closed)
         command = ["sh", "-c", f'exec "$@" {closing}', "sh", *command]
@@ -100,12 +100,12 @@ def _run_fresh(
 
 @functools.cache
 def _warm_python() -> WarmPython:
-    """The one of this test process; the fixture `warm_python` in conftest.py stops it."""
+    """Return this process's WarmPython; the fixture `warm_python` of conftest.py stops it."""
     return WarmPython()
 
 
 def stop_warm_python() -> None:
-    """Ends the process behind `roomscribe`, if there is one."""
+    """End the process behind `roomscribe`, if there is one."""
     if _warm_python.cache_info().currsize:
         _warm_python().stop()
         _warm_python.cache_clear()
@@ -120,8 +120,7 @@ def start(
     program: Sequence[str] = PROGRAM,
     root: Path = ROOT,
 ) -> subprocess.Popen[bytes]:
-    """A running `roomscribe ARGUMENTS`; `program` is what Python runs in its place, `root` the
-    checkout whose package it is."""
+    """Start `roomscribe ARGUMENTS`. program: what Python runs in its place; root: its checkout."""
     return subprocess.Popen(
         [sys.executable, *program, *map(str, arguments)],
         stdin=stdin,
@@ -133,12 +132,12 @@ def start(
 
 
 def errors(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """The command's own lines on standard error."""
+    """Return the command's own lines on standard error."""
     return [line for line in done.stderr.splitlines() if line.startswith("roomscribe: ")]
 
 
 def is_gone(pid: int) -> bool:
-    """True when no such process lives; one that nobody has reaped yet is dead all the same."""
+    """Return whether the process has ended; a zombie has."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:
@@ -150,7 +149,8 @@ def is_gone(pid: int) -> bool:
 def following(
     config: Path, *arguments: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
-    """`roomscribe log --follow`, and what gives its next line's text."""
+    """Run `roomscribe log --follow`; yields the process and a function that returns the text of its
+    next line."""
     with start(
         "log",
         "--follow",

@@ -1,4 +1,4 @@
-"""What a test needs of its machine. Without it the test is skipped, with a reason in one form.
+"""Marks that skip a test if the machine lacks something, with a reason in one form.
 
     pytestmark = needs_broker
     jsonschema = module("jsonschema")
@@ -21,32 +21,32 @@ from appliance.store.folders import SHARED_MEMORY, is_in_memory
 
 
 def unless(reason: str) -> pytest.MarkDecorator:
-    """Skip a test for this reason; without a reason it runs."""
+    """Return the mark that skips a test for this reason; with an empty reason it runs."""
     return pytest.mark.skipif(bool(reason), reason=reason or "nothing is missing")
 
 
 def absent(*programs: str, package: str = "") -> str:
-    """Reason to skip: which programs are not installed, and the Debian package; "" if none."""
+    """Return which programs are missing and their Debian package; "" if none is."""
     missing = [name for name in programs if not shutil.which(name, path=PATHS)]
     package = package or " ".join(missing)
     return f"not installed: {' '.join(missing)} (apt install {package})" if missing else ""
 
 
 def program(*names: str, package: str = "") -> pytest.MarkDecorator:
-    """Skip a test on a machine without these programs; `package` is Debian's, if not named so."""
+    """Return the mark that skips a test without these programs; `package` is Debian's name."""
     return unless(absent(*names, package=package))
 
 
 def require(*names: str, package: str = "") -> None:
-    """Skip the test that calls this on a machine without these programs."""
+    """Skip the calling test if one of these programs is missing."""
     if reason := absent(*names, package=package):
         pytest.skip(reason)
 
 
 def module(name: str, package: str = "") -> Any:
-    """A module; skips the caller, a test or a whole file, where it is not installed.
+    """Return a module; skip the calling test or file if it is not installed.
 
-    `package` is PyPI's, if it is not named as the module is.
+    package: its name on PyPI, if that is not the module's.
     """
     reason = f"not installed: {name} (pip install {package or name})"
     return pytest.importorskip(name, reason=reason)
@@ -71,5 +71,5 @@ needs_memory = unless(
 
 
 def needs_root(purpose: str) -> pytest.MarkDecorator:
-    """Skip a test for an ordinary user; `purpose` completes "not root: "."""
+    """Return the mark that skips a test for an ordinary user; `purpose` completes "not root: "."""
     return unless(NOT_ROOT.format(purpose) if os.geteuid() else "")

@@ -12,7 +12,7 @@ WITHIN_S = 30.0
 
 
 class Systemd:
-    """Receives what a daemon tells."""
+    """Receives a daemon's notifications."""
 
     def __init__(self, folder: Path) -> None:
         self.address = str(folder / "notify")
@@ -21,14 +21,14 @@ class Systemd:
         self._socket.settimeout(WITHIN_S)
 
     def told(self, beginning: str) -> str:
-        """The next message that begins so; TimeoutError when none comes."""
+        """Return the next message that starts with `beginning`. Raises TimeoutError."""
         while True:
             message = self._socket.recv(4096).decode()
             if message.startswith(beginning):
                 return message
 
     def everything(self) -> list[str]:
-        """What is waiting to be read, without waiting for more."""
+        """Return the messages that have arrived, without waiting for more."""
         self._socket.setblocking(False)
         found = []
         try:
@@ -44,7 +44,7 @@ class Systemd:
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[Systemd]:
-    """A notification socket; what is to be told of it needs its address in $NOTIFY_SOCKET."""
+    """A notification socket; its address belongs into the daemon's $NOTIFY_SOCKET."""
     listener = Systemd(tmp_path)
     yield listener
     listener.close()

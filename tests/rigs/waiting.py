@@ -1,4 +1,4 @@
-"""Waiting for what happens in another thread or process."""
+"""Wait for a condition that another thread or process fulfils."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def holds(condition: Callable[[], object], within_s: float, every_s: float = 0.02) -> bool:
-    """Waits until `condition` holds; False when it does not in time."""
+    """Wait until `condition` holds; return False if it does not within `within_s`."""
     deadline_s = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline_s:
@@ -17,5 +17,5 @@ def holds(condition: Callable[[], object], within_s: float, every_s: float = 0.0
 
 
 def until(condition: Callable[[], object], within_s: float = 8.0) -> None:
-    """The same, and fails the test when it does not."""
-    assert holds(condition, within_s), f"what was waited for did not happen in {within_s:g} s"
+    """Wait until `condition` holds, and fail the test if it does not within `within_s`."""
+    assert holds(condition, within_s), f"the condition did not hold within {within_s:g} s"

@@ -1,8 +1,8 @@
-"""A Python process that has imported the commands and forks a child for each command to run.
+"""A Python process that has imported the commands and forks a child for each command.
 
-Most commands take less time than the start of an interpreter and its imports. A child has the
-caller's arguments, environment and standard streams, and ends as any interpreter does. Not copied
-are the caller's working directory (ROOT for all), its umask and its limits.
+Most commands take less time than the start of an interpreter and its imports. A child gets the
+caller's arguments, environment and standard streams, and ends like any interpreter. It does not get
+the caller's working directory (always ROOT), umask and limits.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PRELOADED = (
     "appliance.web.server", "appliance.wyoming.server",
     "numpy", "onnx", "requests", "rich.progress", "soundfile", "soxr",
 )  # fmt: skip
-"""onnxruntime is not among them: its import starts a thread, which a fork does not have."""
+"""Without onnxruntime, whose import starts a thread: a fork has no threads."""
 MESSAGE_BYTES = 200_000
-"""The largest request: arguments and environment."""
+"""Maximum size of a request: arguments and environment."""
 STREAMS = (("stdin", "strict"), ("stdout", "strict"), ("stderr", "backslashreplace"))
 
 
 class WarmPython:
-    """The process; `run` may be called from several threads."""
+    """The process. `run` is thread-safe."""
 
     def __init__(self) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -60,10 +60,11 @@ class WarmPython:
         closed: Sequence[int],
         timeout_s: float,
     ) -> int:
-        """Exit status of `python -m appliance ARGUMENTS`; the negative number of a signal.
+        """Run `python -m appliance ARGUMENTS` and return its exit status, or the negative number of
+        the signal that ended it.
 
-        `files` are its standard streams. `closed` are the numbers of those it begins without.
-        Raises TimeoutExpired, with the child killed.
+        files: its standard streams; closed: the numbers of streams that it does not get.
+        Raises TimeoutExpired after killing the child.
         """
         request = {"arguments": arguments, "environment": dict(environment), "closed": closed}
         numbers = [file if isinstance(file, int) else file.fileno() for file in files]
@@ -81,15 +82,15 @@ class WarmPython:
                 raise subprocess.TimeoutExpired(list(arguments), timeout_s) from None
 
     def stop(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._line.close()
         self._process.wait(30)
 
 
 def serve(line: socket.socket) -> int | None:
-    """Forks for each request; in the child returns the command's exit status, in the parent None.
+    """Fork for each request; return the command's exit status in the child, None in the parent.
 
-    The parent answers a request with the child's number, and with its exit status when it ends.
+    The parent answers a request with the child's process id, and with its exit status at its end.
     """
     waiting = selectors.DefaultSelector()
     waiting.register(line, selectors.EVENT_READ)
@@ -112,8 +113,8 @@ def serve(line: socket.socket) -> int | None:
                 for descriptor, (_pid, other) in children.items():
                     os.close(descriptor)
                     other.close()
-                for one in (answer, waiting, line):
-                    one.close()
+                for resource in (answer, waiting, line):
+                    resource.close()
                 return _command(json.loads(message), numbers)
             for number in numbers:
                 os.close(number)
@@ -124,7 +125,7 @@ def serve(line: socket.socket) -> int | None:
 
 
 def _send(answer: socket.socket, number: int) -> None:
-    """Sends a number to a caller that may have stopped waiting."""
+    """Send a number to a caller, which may have given up."""
     try:
         answer.send(str(number).encode())
     except OSError:
@@ -132,7 +133,7 @@ def _send(answer: socket.socket, number: int) -> None:
 
 
 def _command(request: dict[str, Any], numbers: Sequence[int]) -> int:
-    """The exit status of the command, in a process that is as `python -m appliance` begins."""
+    """Set the process up like a new `python -m appliance`, run the command, return its status."""
     for number, given in enumerate(numbers):
         os.dup2(given, number)
         os.close(given)
