@@ -112,7 +112,7 @@ def file_page() -> str:
             notes.append("one of " + ", ".join(limits["choices"]))
         if limits["low"] is not None:
             notes.append(f"{limits['low']} to {limits['high']} {limits['unit']}".rstrip())
-        sentence = f"{limits['sentence']} {'; '.join(notes)}."
+        sentence = f"{limits['description']} {'; '.join(notes)}."
         lines += [".TP", f".B {escaped(entry.name)}", escaped(sentence)]
     lines += [".SH SEE ALSO", ".BR roomscribe (1)"]
     return "\n".join(lines) + "\n"
