@@ -321,7 +321,7 @@ WITH_VERBS = set(
 """Modules that still use them. Take a module out once it is free of them; add none."""
 TWICE = set(
     """
-    Asked Limits Network RefusedError
+    Limits Network RefusedError
     """.split()  # noqa: SIM905
 )
 """Classes whose name still has two meanings. Take a name out once it has one; add none."""

@@ -26,7 +26,7 @@ from appliance.daemon.partials import Partials
 from appliance.daemon.parts import Parts, report_backend
 from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, transcribe_apart
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
-from appliance.daemon.single_instance import claims
+from appliance.daemon.single_instance import lock_instance
 from appliance.daemon.stages import Sentinel, StageQueue
 from appliance.daemon.transcription import TaskTranscriber, open_transcriber
 from appliance.fleet import Brain, EarTranscriber, Link
@@ -105,7 +105,7 @@ class _Assembly:
     def build(self, read: ReadConfiguration, installer: ModelInstaller, day: Day) -> Parts:
         """Build the parts in an order in which each finds those that it needs at once."""
         settings, factories, opened = self.settings, self.factories, self.opened
-        opened.enter_context(claims(settings))
+        opened.enter_context(lock_instance(settings))
         self.node, self.mute, self.day = (
             node_name(settings),
             Mute(store_folder(settings.store)),
@@ -134,7 +134,7 @@ class _Assembly:
         self.supervisor = CaptureSupervisor(
             settings.capture, self.health, self.mute, self.put, lose, source=factories.source
         )
-        self.mute.on_change = self.supervisor.obey
+        self.mute.on_change = self.supervisor.apply_mute
         self.open_control()
         self.health.on_change = self.report_change
         self.parts = self.finish()

@@ -1,6 +1,6 @@
-"""The capture supervisor: reads the source and opens it again when it is lost.
+"""The capture supervisor: reads the source, and opens it again after a loss.
 
-While the appliance is muted no source is open.
+No source is open while the appliance is muted.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from appliance.records import Frame
 log = logging.getLogger("roomscribe.daemon")
 
 REOPEN_PAUSE_S = 1.0
-"""Between two attempts to open a microphone that is not there; one costs some 10 ms of CPU."""
+"""Seconds between two attempts to open a missing microphone; one costs about 10 ms of CPU."""
 REOPEN_AT_ONCE_S = 0.1
-"""The same after sound has come: what was lost for a moment is back after a moment."""
+"""The same after a microphone that worked was lost, because it may be back at once."""
 REST_S = 1.0
-"""While muted the thread shows this often that it is not stuck."""
+"""The thread reports progress this often while muted."""
 
 Opener = Callable[[CaptureSettings, Recorder], Source]
-"""Opens the configured source; raises DeviceError, and AudioError for a recording."""
+"""Opens the configured source. Raises DeviceError, and AudioError for a recording."""
 
 
 class CaptureSupervisor:
-    """Keeps a source open. `listen` is one thread's; all else is any thread's."""
+    """Keeps a source open. One thread calls `listen`; any thread calls the rest."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class CaptureSupervisor:
         source: Opener = open_source,
         reopen_pause_s: float = REOPEN_PAUSE_S,
     ) -> None:
-        """Opens the source unless muted. A microphone that is not there is a trouble, waited for.
+        """Open the source unless muted. A missing microphone is a trouble, and is waited for.
 
-        `put` is called with each frame, `lose` when the source was lost or muted; both by the
-        thread that listens. Raises AudioError for a recording.
+        The thread that listens calls `put` with each frame, and `lose` when the source was lost or
+        muted. Raises AudioError for a recording.
         """
         self._settings, self._health, self._mute = settings, health, mute
         self._put, self._lose = put, lose
@@ -57,13 +57,13 @@ class CaptureSupervisor:
         self._recorder = Recorder()
         self._source: Source | None = None
         self.listens = settings.device != NO_DEVICE or bool(settings.recording)
-        """False where there is no microphone and is to be none."""
+        """False if the configuration says that there is no microphone."""
         self._muted = mute.on
         self._silenced = self._ended = False
         self._logged: set[str] = set()
-        """Troubles of the microphone since sound last came."""
-        self._untold = self._muted
-        """Sound that comes is news: it did not for a while."""
+        """Troubles that were logged since the last sound."""
+        self._is_silent = self._muted
+        """True after a time without sound: the next sound is logged."""
         if self._muted or not self.listens:
             return
         try:
@@ -73,17 +73,17 @@ class CaptureSupervisor:
 
     @property
     def description(self) -> str | None:
-        """The open source's name; None while there is none."""
+        """The name of the open source; None without one."""
         source = self._source
         return source.description if source and not self._muted else None
 
     @property
     def muted(self) -> bool:
-        """True while the source is closed, and stays so, because of the mute."""
+        """True while the mute keeps the source closed."""
         return self._mute.on if self._ended else self._muted
 
-    def listen(self, moved: Callable[[], None]) -> None:
-        """Reads until the source ends or `stop` is called; calls `moved` at every progress."""
+    def listen(self, heartbeat: Callable[[], None]) -> None:
+        """Read until the source ends or `stop` is called; call `heartbeat` at every progress."""
         try:
             while True:
                 self._woken.clear()
@@ -91,15 +91,15 @@ class CaptureSupervisor:
                 if self._stopping.is_set():
                     break
                 if self._mute.on or not self.listens:
-                    self._rest(moved)
-                elif self._read(moved):
+                    self._rest(heartbeat)
+                elif self._read(heartbeat):
                     break
         finally:
             self._recorder.kill()
             self._ended = True
 
-    def obey(self) -> None:
-        """The mute was turned: the source is closed, or opened, in a moment."""
+    def apply_mute(self) -> None:
+        """Close or open the source soon, because the mute has changed."""
         with self._lock:
             if self._mute.on:
                 self._silenced = True
@@ -108,20 +108,20 @@ class CaptureSupervisor:
         self._health.on_change()
 
     def stop(self) -> None:
-        """Makes `listen` end soon."""
+        """Make `listen` end soon."""
         self._stopping.set()
         with self._lock:
             self._interrupt()
         self._woken.set()
 
     def _interrupt(self) -> None:
-        """Ends the reading, or the opening. Under the lock."""
+        """End the reading or the opening. Holds the lock."""
         if self._source:
             self._source.stop()
         self._recorder.interrupt()
 
-    def _rest(self, moved: Callable[[], None]) -> None:
-        """Keeps the source closed until the mute is turned or `stop` is called."""
+    def _rest(self, heartbeat: Callable[[], None]) -> None:
+        """Keep the source closed until it is unmuted or `stop` is called."""
         with self._lock:
             source, self._source = self._source, None
         if source:  # opened before, and never read
@@ -133,12 +133,12 @@ class CaptureSupervisor:
             self._woken.clear()
             if self._muted != self._mute.on and not self.listens:
                 self._become(muted=self._mute.on)
-            moved()
+            heartbeat()
         if not self._stopping.is_set():
             self._become(muted=False)
 
     def _become(self, *, muted: bool) -> None:
-        """Notes and logs the change; a microphone that is not wanted has no trouble."""
+        """Set and log whether it is muted. A closed microphone has no trouble."""
         if self._muted != muted:
             self._muted = muted
             position = "closed" if muted else "to be opened" if self.listens else "not there"
@@ -146,8 +146,8 @@ class CaptureSupervisor:
         self._health.trouble("microphone", None)
         self._health.on_change()
 
-    def _read(self, moved: Callable[[], None]) -> bool:
-        """Reads until the source is closed, and waits if it was lost; True when it has ended."""
+    def _read(self, heartbeat: Callable[[], None]) -> bool:
+        """Read until the source is closed, and wait if it was lost; return True if it has ended."""
         with self._lock:
             self._silenced = self._mute.on
         sound = False
@@ -156,7 +156,7 @@ class CaptureSupervisor:
                 for frame in source.frames():
                     if self._silenced:
                         break
-                    moved()
+                    heartbeat()
                     self._judge(source)
                     self._put(frame)
                     sound = True
@@ -166,7 +166,7 @@ class CaptureSupervisor:
                 self._trouble(str(error))
                 self._forget()
                 self._woken.wait(REOPEN_AT_ONCE_S if sound else self._reopen_pause_s)
-                moved()
+                heartbeat()
                 return False
         if not self._silenced:
             return True
@@ -175,7 +175,7 @@ class CaptureSupervisor:
         return False
 
     def _opened(self) -> Source:
-        """The source, opened unless it is. Raises DeviceError."""
+        """Return the source, and open it if it is not. Raises DeviceError."""
         source = self._source or self._open(self._settings, self._recorder)
         with self._lock:
             self._source = source
@@ -184,31 +184,31 @@ class CaptureSupervisor:
         return source
 
     def _judge(self, source: Source) -> None:
-        """Sets what is wrong with the sound that comes."""
+        """Set what is wrong with the sound, if anything."""
         if source.silence:
             self._trouble(source.silence)
         else:
-            told = self._health.trouble("microphone", None)
-            if self._untold:
-                self._untold = False
+            cleared = self._health.trouble("microphone", None)
+            if self._is_silent:
+                self._is_silent = False
                 self._logged.clear()
                 log.info("listening to %s", source.description)
-                if not told:
+                if not cleared:
                     self._health.on_change()
         if self._health.trouble("sound", source.trouble or None) and source.trouble:
             log.warning("%s", source.trouble)
 
     def _forget(self) -> None:
-        """The source is closed; whoever was speaking is cut short."""
+        """Forget the closed source, which ends an utterance at once."""
         with self._lock:
             self._source = None
-        self._untold = True
+        self._is_silent = True
         self._health.trouble("sound", None)
         self._lose()
 
     def _trouble(self, trouble: str) -> None:
-        """Sets what is wrong, and logs it once, however often it is met."""
-        self._untold = True
+        """Set the microphone's trouble, and log it once, however often it occurs."""
+        self._is_silent = True
         self._health.trouble("microphone", trouble)
         if trouble not in self._logged:
             self._logged.add(trouble)

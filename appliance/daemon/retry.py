@@ -1,8 +1,8 @@
-"""A window that was there when the process died, twice: tried once more in a process of its own.
+"""Transcribes a window in a process of its own, after two processes died with it.
 
-Innocent windows are transcribed there, in their turn; one that kills that process, too, or does not
-let it end, is set aside. The child is a fresh interpreter, since a process with threads must not be
-forked; it uses the CPU, since the NPU is its parent's.
+A harmless window is transcribed there. One that kills that process, too, or makes it hang, is set
+aside. The child is a fresh interpreter, since a process with threads must not be forked. It uses
+the CPU, since its parent holds the NPU.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from appliance.system import Child, ChildDiedError, ChildFailedError
 log = logging.getLogger("roomscribe.daemon")
 
 WITHIN_S = 60.0
-"""For loading the model and transcribing one window, at low priority."""
+"""Seconds for loading the model and transcribing one window, at low priority."""
 HOPELESS = DEATHS_IN_PROCESS + 3
-"""So many deaths set a window aside where no process of its own can try it."""
+"""After so many deaths a window is set aside if no process of its own can be started."""
 ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Whoever ends every process of the daemon means no window by it."""
+"""Signals that end all processes of the daemon, so they are no fault of the window."""
 
 
 class _StoppedError(Exception):
@@ -106,7 +106,7 @@ def _transcribe(
     within_s: float,
     transcriber: Callable[[Settings], AnyTranscriber],
 ) -> Transcription:
-    """The child's work. Its first message says that its death is the window's from now on."""
+    """Transcribe in the child. After its first message its death is the window's fault."""
     signal.alarm(math.ceil(within_s))  # should its parent die
     with suppress(OSError):  # systemd's sandbox forbids one or the other
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
@@ -117,7 +117,7 @@ def _transcribe(
         decoder=replace(settings.decoder, backend="cpu"),
         # not by a brain: this process is there to see what the model here makes of it
         fleet=replace(settings.fleet, role="alone"),
-        # a server that is slow leaves the time for the model here
+        # a slow server must leave time for the model here
         transcriber=replace(
             settings.transcriber, timeout_s=min(settings.transcriber.timeout_s, 10)
         ),

@@ -1,4 +1,4 @@
-"""The daemon's life: signals, systemd's notifications, a watchdog fed by progress."""
+"""The life of the daemon: signals, notifications to systemd, a watchdog fed by progress."""
 
 from __future__ import annotations
 
@@ -27,58 +27,60 @@ log = logging.getLogger("roomscribe.daemon")
 
 STUCK_S = 25.0
 """A stage without a heartbeat for so long is stuck; the slowest window takes a few seconds."""
-LOOK_S = 0.2
-"""Between two looks at the stages, at the mute's file, and at what was asked."""
+POLL_S = 0.2
+"""Between two checks of the stages, the mute's file and the signals."""
 
 
-class Asked:
-    """What signals ask for: SIGTERM and SIGINT to stop, SIGHUP to read the configuration again.
+class Signals:
+    """Signals received: SIGTERM and SIGINT stop, SIGHUP reads the configuration again, SIGUSR1
+    toggles the mute.
 
-    SIGUSR1 turns the mute over. A handler runs in the midst of whatever the main thread does, which
-    may hold the very lock that the handler would wait for (threading.Event's, the log's): it sets
-    a flag and rings, in a queue whose `put` may be called so.
+    A handler interrupts the main thread, which may hold the very lock that the handler would wait
+    for (threading.Event's, the log's). So it only sets a flag, and wakes the main thread through a
+    queue whose `put` is safe there.
     """
 
     def __init__(self) -> None:
         self.stop = self.reload = self.toggle_mute = False
-        self._bell: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-            signal.signal(number, self._hear)
+            signal.signal(number, self._handle)
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.stop |= number in (signal.SIGTERM, signal.SIGINT)
         self.reload |= number == signal.SIGHUP
         self.toggle_mute |= number == signal.SIGUSR1
-        self._bell.put(number)
+        self._received.put(number)
 
-    def to_stop(self, seconds: float) -> bool:
-        """Waits for a signal, for so long at most; whether one has asked to stop."""
+    def wait_for_stop(self, seconds: float) -> bool:
+        """Wait for a signal for so long at most; return True if one has requested a stop."""
         with suppress(queue.Empty):
-            number = self._bell.get(timeout=seconds)
+            number = self._received.get(timeout=seconds)
             if number in (signal.SIGTERM, signal.SIGINT):
                 log.info("%s: stopping", signal.Signals(number).name)
         return self.stop
 
 
 class Announcer:
-    """Tells systemd what the appliance does: READY once, STATUS whenever that changes, and
-    WATCHDOG as long as every stage of the pipeline moves.
+    """Notifies systemd: READY once, STATUS whenever it changes, and WATCHDOG while every stage of
+    the pipeline makes progress.
     """
 
     def __init__(self, pipeline: Pipeline, begun_s: float, stuck_s: float = STUCK_S) -> None:
         """`begun_s` is when starting began, on time.monotonic()'s clock."""
         self._pipeline, self._begun_s, self._stuck_s = pipeline, begun_s, stuck_s
         self.trouble = ""
-        """What else is wrong; put in front of STATUS."""
+        """A further problem, put in front of STATUS."""
         self.ready = False
-        """READY has been said."""
+        """True once READY was sent."""
         self._status = ""
         self._period_s = min(10.0, int(os.environ.get("WATCHDOG_USEC", "0")) / 3e6 or 10.0)
         self._fed_s = -math.inf
-        """The watchdog is fed at once: pipelines may follow each other faster than it is due."""
+        """When it was last fed; at first it is due at once, since pipelines may follow quickly."""
 
-    def look(self) -> None:
-        """Says READY when sound has come, or when it is known that it has to be waited for."""
+    def announce(self) -> None:
+        """Send STATUS if it has changed. Send READY once sound has come, or once it is known that
+        the appliance has to wait for a microphone."""
         state = self._pipeline.state()
         if not self.ready:
             if state.microphone_online and not self._pipeline.sounding.is_set():
@@ -98,7 +100,7 @@ class Announcer:
             notify(f"STATUS={text}")
 
     def feed(self) -> None:
-        """Feeds the watchdog when that is due; raises DeviceError when a stage is stuck."""
+        """Feed the watchdog if it is due; raises DeviceError if a stage is stuck."""
         idle_s, stage = self._pipeline.idle_s()
         if idle_s > self._stuck_s:
             raise DeviceError(f"the {stage} has been stuck for {idle_s:.0f} s; restarting")
@@ -139,19 +141,18 @@ def run(
     stuck_s: float = STUCK_S,
     lacking: Callable[[Settings], str] = lacking_model,
 ) -> None:
-    """Runs the appliance until SIGTERM, SIGINT or the end of a recording.
+    """Run the appliance until SIGTERM, SIGINT or the end of a recording.
 
-    On SIGHUP the settings are those of `reread` from then on, if they are right. Raises whatever
-    ended it otherwise; what was said until then has been published. `pipeline` makes one for
-    settings; one with a stage without a heartbeat for `stuck_s` is stuck. Where `lacking` says why
-    no model can be used, and nobody else is to transcribe, it waits for a configuration in which
-    somebody is.
+    SIGHUP uses the settings of `reread` from then on, if they are valid. Raises whatever else ended
+    it, after finished speech was published. `pipeline` makes a pipeline for settings. A stage
+    without a heartbeat for `stuck_s` is stuck. If `lacking` says why no model can be used, and no
+    other machine transcribes, it waits for a configuration that changes this.
     """
-    asked = Asked()
-    joined = _await_brain(settings, asked, reread, lacking)
+    signals = Signals()
+    joined = _await_transcriber(settings, signals, reread, lacking)
     if joined is None:
         return
-    process = _Process(asked, reread, pipeline, stuck_s, MemoryLimits())
+    process = _Process(signals, reread, pipeline, stuck_s, MemoryLimits())
     wanted: Settings | None = joined
     former = joined
     while wanted is not None:
@@ -163,7 +164,7 @@ def run(
 class _Process:
     """What stays the same from one pipeline to the next: see `run`."""
 
-    asked: Asked
+    signals: Signals
     reread: Callable[[], Settings]
     pipeline: Factory
     stuck_s: float
@@ -189,8 +190,8 @@ def _run_once(
         if renewed is None:
             notify("STOPPING=1\nSTATUS=publishing what was heard")
         running.stop()
-    # asked for after the configuration was read, and already acknowledged
-    process.asked.reload |= running.reload.is_set()
+    # requested after the configuration was read, and already acknowledged
+    process.signals.reload |= running.reload.is_set()
     running.check()
     return settings, renewed
 
@@ -201,22 +202,22 @@ def _free_memory() -> None:
     gc.collect()
 
 
-def _await_brain(
+def _await_transcriber(
     settings: Settings,
-    asked: Asked,
+    signals: Signals,
     reread: Callable[[], Settings],
     lacking: Callable[[Settings], str],
 ) -> Settings | None:
-    """The settings with which somebody transcribes, at once or after a SIGHUP; None when it is to
-    stop before. To end instead would have systemd say that the package's installation failed."""
+    """Return settings with which something can transcribe, at once or after a SIGHUP; None if it is
+    to stop before. To exit instead would make systemd report a failed installation."""
     while (line := lacking(settings)) and not transcribed_elsewhere(settings):
         log.warning("%s", line)
         notify(f"READY=1\nSTATUS=waiting, nothing is heard; {line}")
-        while not asked.reload:
+        while not signals.reload:
             notify("WATCHDOG=1")
-            if asked.to_stop(LOOK_S):
+            if signals.wait_for_stop(POLL_S):
                 return None
-        asked.reload = False
+        signals.reload = False
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
         try:
             settings = reread()
@@ -227,8 +228,8 @@ def _await_brain(
 
 
 def status(pipeline: Pipeline) -> str:
-    """What the appliance does and lacks, on one line: `listening, 128 transcripts, CPU` (or NPU, or
-    server)."""
+    """Return in one line what the appliance does, and its problems: `listening, 128 transcripts,
+    CPU` (or NPU, or server)."""
     state = pipeline.state()
     transcripts = pipeline.health.counters().get("transcripts", 0)
     unit = {"cpu": "CPU", "wyoming": "server", "fleet": "fleet"}.get(state.encoder, "NPU")
@@ -249,23 +250,23 @@ def _doing(state: ApplianceState) -> str:
 def _supervise(
     pipeline: Pipeline, settings: Settings, announcer: Announcer, process: _Process
 ) -> Settings | None:
-    """Feeds the watchdog while every stage moves, until this pipeline is to end.
+    """Feed the watchdog while every stage makes progress, until this pipeline is to end.
 
-    Returns the settings to go on with, None when nothing is to follow. Raises DeviceError when a
-    stage is stuck, or when something eats the memory.
+    Return the settings to go on with, None to end. Raises DeviceError if a stage is stuck, or if
+    the process uses too much memory.
     """
-    asked = process.asked
+    signals = process.signals
     ceiling_mb = process.limits.limit_mb(pipeline.state().model, settings.appliance.memory_mb)
-    while not asked.to_stop(LOOK_S if announcer.ready else LOOK_S / 4):
+    while not signals.wait_for_stop(POLL_S if announcer.ready else POLL_S / 4):
         if pipeline.ended.is_set():
             return None
         announcer.feed()
         pipeline.mute.look()
-        if asked.toggle_mute:
-            asked.toggle_mute = False
+        if signals.toggle_mute:
+            signals.toggle_mute = False
             pipeline.mute.toggle("SIGUSR1")
-        if asked.reload or pipeline.reload.is_set():
-            asked.reload = False
+        if signals.reload or pipeline.reload.is_set():
+            signals.reload = False
             pipeline.reload.clear()
             renewed = _read_again(settings, process.reread, announcer)
             if renewed is not None:
@@ -277,14 +278,14 @@ def _supervise(
                 f"memory: expected at most {ceiling_mb:.0f} MB, found {memory_mb:.0f} MB; "
                 "restarting, what waits to be transcribed is kept"
             )
-        announcer.look()
+        announcer.announce()
     return None
 
 
 def _read_again(
     settings: Settings, reread: Callable[[], Settings], announcer: Announcer
 ) -> Settings | None:
-    """The configuration as it is now; None when it is wrong or the same as before."""
+    """Return the configuration as it is now; None if it is invalid or the same as before."""
     announcer.trouble = ""
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
     try:
@@ -315,8 +316,8 @@ def _read_again(
 
 
 def _open(wanted: Settings, former: Settings, pipeline: Factory) -> tuple[Settings, Pipeline]:
-    """A pipeline for `wanted`, or for `former` if `wanted` differs and cannot be run, and the
-    settings that it was made with. Raises RoomscribeError."""
+    """Return the settings used, and a pipeline for them: for `wanted`, or for `former` if `wanted`
+    differs and cannot be run. Raises RoomscribeError."""
     if wanted is not former:  # at the start the command line decides what is logged
         journal.set_up(wanted.journal)
     try:

@@ -1,7 +1,7 @@
-"""One daemon at a time: the log, and the client id at the broker, are claimed by one process.
+"""The single-instance lock: one process at a time owns the log and the client id at the broker.
 
-Two daemons would tell every sentence twice, and throw each other off the broker. A second appliance
-on another machine is the broker's to notice (mqtt/connection).
+Two daemons would publish every sentence twice, and disconnect each other from the broker. A second
+appliance on another machine is noticed at the broker (mqtt/connection).
 """
 
 from __future__ import annotations
@@ -26,56 +26,56 @@ from appliance.system import Holder, shorten
 
 log = logging.getLogger("roomscribe.daemon")
 
-ASKED = 4096
-"""So often a claim can be asked for its holder; then it has no name."""
+OWNER_QUERIES = 4096
+"""How often others can ask who owns a lock; after that the owner is unknown."""
 
 
 @contextmanager
-def claims(settings: Settings) -> Iterator[None]:
-    """The log, and with MQTT the client id at the broker, are this process's as long as it lasts.
+def lock_instance(settings: Settings) -> Iterator[None]:
+    """Own the log, and with MQTT the client id at the broker.
 
-    Raises StoreError or BrokerError, naming the process that has them.
+    Raises StoreError or BrokerError, which name the process that owns them.
     """
     folder, broker = store_folder(settings.store), settings.mqtt
     client = client_id(broker, node_name(settings))
-    with ExitStack() as held:
+    with ExitStack() as locks:
         try:
-            held.enter_context(claim(f"log {os.path.realpath(folder)}"))
-        except ClaimedError as error:
+            locks.enter_context(acquire(f"log {os.path.realpath(folder)}"))
+        except OwnedError as error:
             raise StoreError(
-                f"{folder}: expected a log that no other process keeps, found {error}: end that "
-                "one (`systemctl stop roomscribe`), or give this one its own [store] path"
+                f"{folder}: another process uses this log: {error}. Stop it (`systemctl stop "
+                "roomscribe`), or give this one its own [store] path"
             ) from None
         try:
             if broker.enabled:
-                held.enter_context(claim(f"client {client} {broker.host.lower()}:{broker.port}"))
-        except ClaimedError as error:
+                locks.enter_context(acquire(f"client {client} {broker.host.lower()}:{broker.port}"))
+        except OwnedError as error:
             raise BrokerError(
-                f"broker {broker.host}:{broker.port}: expected nobody else on this machine with "
-                f"the client id {client!r}, found {error}: end that one (`systemctl stop "
-                "roomscribe`), or give this one its own [appliance] node"
+                f"broker {broker.host}:{broker.port}: another process on this machine uses the "
+                f"client id {client!r}: {error}. Stop it (`systemctl stop roomscribe`), or give "
+                "this one its own [appliance] node"
             ) from None
         yield
 
 
-class ClaimedError(Exception):
-    """Another process has it; the text names that one."""
+class OwnedError(Exception):
+    """Another process owns the name; the text says which."""
 
 
-def claim(name: str, proc: Path = Path("/proc")) -> socket.socket:
-    """Makes `name` this process's until what is returned is closed, or the process ends, however.
+def acquire(name: str, proc: Path = Path("/proc")) -> socket.socket:
+    """Own `name` until the returned socket is closed or the process ends in any way.
 
-    For all users of the machine (of the network namespace): the name is that of an abstract Unix
-    socket (unix(7)), which needs no file, no permission and no disk, and leaves nothing behind. A
-    holder that has been killed and hangs in the kernel counts for nothing. Raises ClaimedError
-    while another process has it. Where the system allows no such socket, nothing is claimed.
+    This holds for all users of the machine (of the network namespace): the name is that of an
+    abstract Unix socket (unix(7)), which needs no file, permission or disk, and leaves nothing
+    behind. An owner that was killed and hangs in the kernel does not count. Raises OwnedError while
+    another process owns it. If the system allows no such socket, there is no lock.
     """
     address = "\0roomscribe/" + hashlib.sha256(name.encode(errors="replace")).hexdigest()[:32]
     for _ in range(5):
         own = socket.socket(socket.AF_UNIX)
         try:
             own.bind(address)
-            own.listen(ASKED)
+            own.listen(OWNER_QUERIES)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 log.warning("cannot see whether another daemon runs: %s", error.strerror)
@@ -88,27 +88,27 @@ def claim(name: str, proc: Path = Path("/proc")) -> socket.socket:
         own.close()
         if pid:
             words = _text(proc / str(pid) / "cmdline").replace("\0", " ").strip()
-            raise ClaimedError(str(Holder(pid, shorten(words or "a program", 120))))
-        time.sleep(0.05)  # it has just begun, or ended
-    raise ClaimedError("a process that does not say which")
+            raise OwnedError(str(Holder(pid, shorten(words or "a program", 120))))
+        time.sleep(0.05)  # it has just started, or ended
+    raise OwnedError("a process that does not say which")
 
 
 def _listener(address: str) -> int:
-    """The process that listens there; 0 when nobody does, or it is not to be known."""
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.setblocking(False)
+    """Return the process that listens there; 0 if none does or it is unknown."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
         try:
-            asking.connect(address)
+            client.connect(address)
         except OSError:
             return 0
-        credentials = asking.getsockopt(
+        credentials = client.getsockopt(
             socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
         )
     return int(struct.unpack("3i", credentials)[0])
 
 
 def _is_ending(process: Path) -> bool:
-    """True for a process that was killed and is there because the kernel does not let it go."""
+    """Return True for a process that was killed and that the kernel does not let go."""
     status = _text(process / "status")
     pending = re.findall(r"^(?:Sig|Shd)Pnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
     killed = any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)

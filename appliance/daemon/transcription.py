@@ -1,7 +1,7 @@
-"""Windows in, stored transcripts out: the encoder's and the transcriber's work, without threads.
+"""Tasks to transcriptions, and windows of the microphone to stored transcripts; no threads.
 
 A transcript is committed to the store before any listener is notified. While the store refuses
-(disk full), transcripts wait here, in order and bounded.
+(disk full), transcripts wait here in order, up to a limit.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ log = logging.getLogger("roomscribe.daemon")
 UNSTORED_LIMIT = 1000
 """Transcripts kept in memory while the store refuses; about a day of commands."""
 EXPIRE_EVERY_S = 3600.0
-"""Between two looks for transcripts that are older than the retention."""
+"""Seconds between two deletions of transcripts that are older than the retention."""
 MEMORY_WAITS_S = (0.1, 0.5, 1.5, 4.0)
-"""Pauses before a window that met too little memory is tried again; in all less than the watchdog
+"""Pauses before a window is tried again if memory was short; their sum is less than the watchdog
 allows a stage (service.STUCK_S)."""
 
 Made = TypeVar("Made")
@@ -193,7 +193,7 @@ class TaskTranscriber:
         self.flush()
 
     def keep(self, window: Window, result: Transcription, queue_ms: float) -> None:
-        """Has `flush` store the text of a window that was not heard here. Any thread."""
+        """Let `flush` store the text of a window that another program sent. Any thread."""
         if len(self._waiting) >= UNSTORED_LIMIT:
             self._health.count("lost_store_refused")
             return
@@ -201,7 +201,7 @@ class TaskTranscriber:
         self._waiting.append((None, replace(transcript, source="wyoming")))
 
     def flush(self) -> int:
-        """Stores what waits; how many transcripts still do because the store refuses."""
+        """Store the waiting transcripts; return how many the store still refuses."""
         while self._waiting:
             lease, transcript = self._waiting[0]
             try:
@@ -222,7 +222,7 @@ class TaskTranscriber:
         return 0
 
     def tidy(self) -> None:
-        """What there is time for while nobody speaks: stores what waits, deletes what is old."""
+        """Store waiting transcripts and delete old ones, while nobody speaks."""
         if self.flush() or time.monotonic() < self._expire_s:
             return
         self._expire_s = time.monotonic() + EXPIRE_EVERY_S
@@ -235,7 +235,7 @@ class TaskTranscriber:
             log.info("deleted %d transcripts older than the retention", deleted)
 
     def discard(self, discarded: Discarded) -> None:
-        """Counts and reports speech that gave no transcript."""
+        """Count and report speech that gave no transcript."""
         self._health.count(f"discarded_{discarded.reason}")
         log.info(
             "discarded %.1f s of sound: %s (utterance %s)",
@@ -255,7 +255,7 @@ class TaskTranscriber:
         return self._transcriber.bundle.name
 
     def _text_before(self, window: Window) -> str:
-        """The stored text of the window before, which an earlier process transcribed; else none."""
+        """Return the text of the window before, if an earlier process stored it; else ""."""
         try:
             newest = [row.transcript for row in self._store.query(limit=1)]
         except StoreError:
@@ -273,7 +273,7 @@ def open_transcriber(settings: Settings) -> AnyTranscriber:
 
 
 def with_memory(work: Callable[[], Made]) -> Made:
-    """What `work` returns; it is tried again after each of MEMORY_WAITS_S while memory is short.
+    """Return what `work` returns; try again after each of MEMORY_WAITS_S while memory is short.
 
     Raises what `work` raises.
     """
@@ -290,7 +290,7 @@ def with_memory(work: Callable[[], Made]) -> Made:
 
 
 def compose(window: Window, result: Transcription, model: str, queue_ms: float) -> Transcript:
-    """The transcript of a window on time.monotonic()'s clock."""
+    """Return the transcript of a window, whose times are on time.monotonic()'s clock."""
     probability = result.language_probability
     return Transcript(
         id=window.id,

@@ -58,7 +58,7 @@ class Listener:
             self._lose,
             source=microphones.open,
         )
-        self.mute.on_change = self.supervisor.obey
+        self.mute.on_change = self.supervisor.apply_mute
         self.thread = threading.Thread(
             target=self.supervisor.listen, args=(lambda: None,), daemon=True
         )
@@ -364,7 +364,7 @@ def test_an_appliance_without_a_microphone_is_muted_and_unmuted_all_the_same(
     supervisor = CaptureSupervisor(
         CaptureSettings(device=NO_DEVICE), Health(), mute, lambda _: None, lambda: None
     )
-    mute.on_change = supervisor.obey
+    mute.on_change = supervisor.apply_mute
     thread = threading.Thread(target=supervisor.listen, args=(lambda: None,), daemon=True)
     thread.start()
     try:

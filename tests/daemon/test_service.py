@@ -76,16 +76,16 @@ def test_ready_is_told_when_sound_has_come_and_not_before(
     monkeypatch.setenv("NOTIFY_SOCKET", systemd.address)
     pipeline = SilentPipeline()
     announcer = service.Announcer(pipeline, 0.0)  # type: ignore[arg-type]
-    announcer.look()
+    announcer.announce()
     assert systemd.everything() == []
     pipeline.sounding.set()
-    announcer.look()
+    announcer.announce()
     status = "STATUS=listening, 0 transcripts, NPU; broker is away"
     assert systemd.everything() == ["READY=1", status]
-    announcer.look()
+    announcer.announce()
     assert systemd.everything() == [], "nothing is told twice"
     pipeline.health.count("transcripts", 128)
-    announcer.look()
+    announcer.announce()
     assert systemd.everything() == [status.replace(" 0 ", " 128 ")]
 
 
@@ -150,12 +150,12 @@ def test_a_reload_uses_a_changed_configuration_in_the_same_process(
 def test_a_signal_may_come_at_any_moment() -> None:
     """Among them those in which the main thread holds what a handler may not wait for."""
     waiting = (
-        "from appliance.daemon.service import Asked\n"
-        "asked, reloads = Asked(), 0\n"
+        "from appliance.daemon.service import Signals\n"
+        "signals, reloads = Signals(), 0\n"
         "print(flush=True)\n"
-        "while not asked.to_stop(0.0003):\n"
-        "    reloads += asked.reload\n"
-        "    asked.reload = False\n"
+        "while not signals.wait_for_stop(0.0003):\n"
+        "    reloads += signals.reload\n"
+        "    signals.reload = False\n"
         "print(reloads)\n"
     )
     with subprocess.Popen(
@@ -267,10 +267,10 @@ def test_a_reload_that_is_asked_for_while_the_pipeline_stops_is_not_lost(
     monkeypatch.setattr(service, "Announcer", lambda *_: None)
     monkeypatch.setattr(service, "_supervise", lambda *_: second)
     process = SimpleNamespace(
-        asked=SimpleNamespace(reload=False), pipeline=None, stuck_s=1.0, limits=None, reread=None
+        signals=SimpleNamespace(reload=False), pipeline=None, stuck_s=1.0, limits=None, reread=None
     )
     ran, following = service._run_once(first, first, cast("service._Process", process))
-    assert (ran, following, process.asked.reload) == (first, second, True)
+    assert (ran, following, process.signals.reload) == (first, second, True)
 
 
 def test_a_reload_does_not_raise_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from appliance.daemon.single_instance import ClaimedError, claim
+from appliance.daemon.single_instance import OwnedError, acquire
 
 CLAIMS = """
 import sys
-from appliance.daemon.single_instance import claim
-held = claim(sys.argv[1])
+from appliance.daemon.single_instance import acquire
+held = acquire(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -28,14 +28,14 @@ def test_a_claim_is_one_processs_and_names_it_until_that_ends_however(tmp_path: 
         assert other.stdout
         assert other.stdout.readline() == "held\n"
         for _ in range(3):
-            with pytest.raises(ClaimedError, match=rf"{sys.executable} .*process {other.pid}\)"):
-                claim(name)
-        claim(name + " other").close()
+            with pytest.raises(OwnedError, match=rf"{sys.executable} .*process {other.pid}\)"):
+                acquire(name)
+        acquire(name + " other").close()
         other.kill()
         other.wait()
-        with claim(name), pytest.raises(ClaimedError, match="this very process"):
-            claim(name)
-    claim(name).close()
+        with acquire(name), pytest.raises(OwnedError, match="this very process"):
+            acquire(name)
+    acquire(name).close()
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_a_killed_process_that_hangs_in_the_kernel_keeps_nobody_out(
     process = tmp_path / str(os.getpid())
     process.mkdir()
     (process / "status").write_text(status)
-    with claim(f"test {tmp_path}"):
+    with acquire(f"test {tmp_path}"):
         if counts:
-            with pytest.raises(ClaimedError):
-                claim(f"test {tmp_path}", tmp_path)
+            with pytest.raises(OwnedError):
+                acquire(f"test {tmp_path}", tmp_path)
         else:
-            claim(f"test {tmp_path}", tmp_path).close()
+            acquire(f"test {tmp_path}", tmp_path).close()
