@@ -236,6 +236,13 @@ def test_a_door_names_what_is_there_and_imports_nothing_heavy(name: str) -> None
     assert not problems_of_doors()[name]
 
 
+@pytest.mark.parametrize("name", sorted(ROOMS))
+def test_a_door_names_nothing_like_its_module(name: str) -> None:
+    source = (PACKAGE / name / "__init__.py").read_text(encoding="utf-8")
+    hidden = [taken for module, taken in imports(source) if module.endswith(f".{name}.{taken}")]
+    assert hidden == [], "once the module is imported, the package has it under that name"
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_only_stages_are_threads_with_queues(module: str) -> None:
     source = (PACKAGE / module).read_text(encoding="utf-8")
